@@ -1,0 +1,435 @@
+# SPDX-License-Identifier: MIT
+"""Stored results: tidy tables with a schema version, read as pandas, xarray, Parquet or CSV.
+
+This module needs neither torch nor transformers: a run folder can be read wherever pandas and pyarrow are.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+    import xarray as xr
+
+SCHEMA_VERSION = 1
+
+CHECKPOINT_KEYS = ("model", "revision", "step")
+HEAD_KEYS = (*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol")
+
+#: Key columns of every table of a run, in order; measured columns stand after them.
+KEYS: dict[str, tuple[str, ...]] = {
+    "samples": (*CHECKPOINT_KEYS, "sample"),
+    "heads": HEAD_KEYS,
+    "graphs": (*HEAD_KEYS, "threshold"),
+    "layers": (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),
+    "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
+    "frames": (*CHECKPOINT_KEYS, "protocol"),
+    "fisher": (*CHECKPOINT_KEYS, "layer", "protocol"),
+    "emergence": ("model", "layer", "head", "protocol", "metric"),
+    "baselines": ("n_tokens", "metric", "kind", "threshold"),
+}
+
+#: MIGRATIONS[v] takes a table of schema version v to version v + 1: (table name, Arrow table) -> Arrow table.
+MIGRATIONS: dict[int, Callable[[str, pa.Table], pa.Table]] = {}
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Words that help after a wrong name: ``; did you mean 'x'?``, else the list of right names."""
+    right = list(names)
+    close = difflib.get_close_matches(name, right, n=1, cutoff=0.5)
+    if close:
+        return f"; did you mean {close[0]!r}?"
+    return f"; there are: {', '.join(right)}" if right else "; there are none"
+
+
+class Results:
+    """The tables of one run, with the study and the provenance they come from.
+
+    Args:
+        tables: DataFrames or Arrow tables by name; key columns first, as in `KEYS`.
+        study: the resolved configuration, as plain data.
+        provenance: what made the tables: versions, model commits, machine, seeds.
+        path: the run folder, or None for results that live in memory only.
+
+    >>> import pandas as pd
+    >>> heads = pd.DataFrame({"model": ["m"], "revision": [""], "step": [-1], "sample": [0], "layer": [0],
+    ...                       "head": [0], "protocol": ["exact"], "fiedler_value": [0.5]})
+    >>> results = Results({"heads": heads})
+    >>> results.tables(), float(results.to_xarray()["fiedler_value"].sel(layer=0, head=0).item())
+    (['heads'], 0.5)
+    """
+
+    def __init__(
+        self,
+        tables: Mapping[str, pd.DataFrame | pa.Table] | None = None,
+        *,
+        study: Mapping[str, Any] | None = None,
+        provenance: Mapping[str, Any] | None = None,
+        path: str | Path | None = None,
+    ) -> None:
+        self.study: dict[str, Any] = dict(study or {})
+        self.provenance: dict[str, Any] = dict(provenance or {})
+        self.path = None if path is None else Path(path)
+        self._tables: dict[str, Any] = dict(tables or {})
+
+    def __repr__(self) -> str:
+        rows = ", ".join(f"{name} {self._rows(name):,}" for name in self.tables())
+        return f"Results({str(self.path) if self.path else 'in memory'}: {rows or 'no tables'} rows)"
+
+    def tables(self) -> list[str]:
+        """Names of the stored tables, in the order of `KEYS`, then the others by name."""
+        names = set(self._tables)
+        if self.path is not None:
+            names |= {file.stem for file in (self.path / "tables").glob("*.parquet")}
+        known = [name for name in KEYS if name in names]
+        return known + sorted(names - set(known))
+
+    def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """One table as a DataFrame, keys first.
+
+        Args:
+            name: a name from `tables()`.
+            columns: only these columns; None reads all.
+
+        Raises:
+            KeyError: no such table or column; the message carries the nearest right name.
+        """
+        import pandas as pd
+
+        stored = self._tables.get(name)
+        if not isinstance(stored, pd.DataFrame):
+            return cast("pd.DataFrame", self.arrow(name, columns).to_pandas())
+        self._check_columns(name, columns or (), stored.columns)
+        return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
+
+    def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
+        """One table as an Arrow table, brought to the present schema version.
+
+        Args:
+            name: a name from `tables()`.
+            columns: only these columns; None reads all.
+
+        Raises:
+            KeyError: no such table or column; the message carries the nearest right name.
+            ValueError: the file was written by a newer schema or is damaged.
+        """
+        import pyarrow as pa
+
+        if name in self._tables:
+            stored = self._tables[name]
+            table = (
+                stored if isinstance(stored, pa.Table) else pa.Table.from_pandas(stored, preserve_index=False)
+            )
+        else:
+            table = self._read(name, columns)
+        if columns is not None:
+            self._check_columns(name, columns, table.column_names)
+            table = table.select(list(columns))
+        return table
+
+    def to_xarray(
+        self, table: str = "heads", *, metrics: Sequence[str] | None = None, protocol: str = "exact"
+    ) -> xr.Dataset:
+        """The numeric columns of a table as arrays with named axes.
+
+        Axes: model, revision, sample, layer, head (those that the table has; `graphs` adds threshold); `step`
+        is a second index along revision, so `.sel(step=512)` works. Cells that the table lacks are NaN.
+
+        Args:
+            table: which table.
+            metrics: only these columns; None takes every numeric one.
+            protocol: the rows of this protocol.
+
+        Raises:
+            KeyError: no such table or column.
+            ValueError: the table has no rows of this protocol, or two rows share one cell.
+        """
+        import numpy as np
+        import pandas as pd
+        import xarray as xr
+
+        frame = self.table(table)
+        if "protocol" in frame:
+            kinds = list(frame["protocol"].unique())
+            frame = frame[frame["protocol"] == protocol]
+            if frame.empty:
+                raise ValueError(
+                    f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
+                )
+        axes = [key for key in KEYS.get(table, ()) if key in frame and key not in ("protocol", "step")]
+        if metrics is None:
+            metrics = [
+                name
+                for name in frame.columns
+                if name not in (*axes, "step", "protocol") and pd.api.types.is_numeric_dtype(frame[name])
+            ]
+        else:
+            self._check_columns(table, metrics, frame.columns)
+        codes, coords = [], {}
+        for axis in axes:
+            steps = axis == "revision" and "step" in frame
+            if steps:
+                order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
+                values = order["revision"].drop_duplicates().to_numpy(dtype=object)
+            else:
+                values = np.asarray(sorted(frame[axis].unique()))
+            codes.append(pd.Index(values).get_indexer(frame[axis]))
+            coords[axis] = (axis, values)
+            if steps and len(order) == len(values):
+                coords["step"] = ("revision", order["step"].to_numpy())
+        shape = tuple(len(coords[axis][1]) for axis in axes)
+        flat = np.ravel_multi_index(codes, shape) if axes else np.zeros(len(frame), int)
+        if len(np.unique(flat)) != len(flat):
+            raise ValueError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
+        data = {}
+        for name in metrics:
+            cube = np.full(int(np.prod(shape)), np.nan)
+            cube[flat] = frame[name].to_numpy(dtype=float, na_value=np.nan)
+            data[name] = (tuple(axes), cube.reshape(shape))
+        dataset = xr.Dataset(
+            data, coords=coords, attrs={"protocol": protocol, "schema_version": SCHEMA_VERSION}
+        )
+        return dataset.set_xindex("step") if "step" in coords else dataset
+
+    def to_csv(self, folder: str | Path) -> list[Path]:
+        """Writes every table as `folder/NAME.csv`; lists (tokens) become JSON text.
+
+        Args:
+            folder: made when missing.
+
+        Returns:
+            the files written.
+        """
+        import pandas as pd
+
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        files = []
+        for name in self.tables():
+            frame = self.table(name)
+            for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
+                frame[column] = frame[column].map(
+                    lambda cell: (
+                        json.dumps(list(map(_plain, cell)), ensure_ascii=False)
+                        if hasattr(cell, "__len__") and not isinstance(cell, str)
+                        else cell
+                    )
+                )
+            files.append(target / f"{name}.csv")
+            frame.to_csv(files[-1], index=False)
+        return files
+
+    def to_parquet(self, folder: str | Path) -> list[Path]:
+        """Writes every table as `folder/NAME.parquet` with the schema version in its metadata.
+
+        Args:
+            folder: made when missing.
+
+        Returns:
+            the files written.
+        """
+        import pyarrow.parquet as pq
+
+        target = Path(folder)
+        target.mkdir(parents=True, exist_ok=True)
+        files = []
+        for name in self.tables():
+            files.append(target / f"{name}.parquet")
+            pq.write_table(stamped(self.arrow(name)), files[-1])
+        return files
+
+    def save(self, path: str | Path) -> Results:
+        """Writes a run folder (`tables/`, `study.yaml`, `provenance.json`) that `attnscope.load` reads.
+
+        Args:
+            path: a folder that does not exist yet, or is empty.
+
+        Raises:
+            FileExistsError: the folder has something in it.
+        """
+        import yaml
+
+        target = Path(path)
+        if target.exists() and any(target.iterdir()):
+            raise FileExistsError(f"save: {target} exists and is not empty")
+        self.to_parquet(target / "tables")
+        (target / "study.yaml").write_text(
+            yaml.safe_dump(self.study, sort_keys=False, allow_unicode=True), "utf-8"
+        )
+        stamp = {**self.provenance, "schema_version": SCHEMA_VERSION}
+        (target / "provenance.json").write_text(
+            json.dumps(stamp, indent=2, ensure_ascii=False) + "\n", "utf-8"
+        )
+        return load(target)
+
+    def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
+        """Two runs, metric by metric, over the rows that both have.
+
+        Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
+
+        Args:
+            other: the run to compare with.
+            table: which table.
+
+        Returns:
+            one row per numeric metric: rows matched, rows only here, rows only there, both means, the mean
+            and the largest absolute difference, the correlation, and whether all matched values are equal.
+
+        Raises:
+            ValueError: no rows match.
+        """
+        import numpy as np
+        import pandas as pd
+
+        mine, theirs = self.table(table), other.table(table)
+        keys = [key for key in KEYS.get(table, ()) if key in mine and key in theirs]
+        one_model_each = "model" in keys and mine["model"].nunique() == theirs["model"].nunique() == 1
+        if one_model_each and not set(mine["model"]) & set(theirs["model"]):
+            keys.remove("model")
+        both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
+        if both.empty:
+            raise ValueError(
+                f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs"
+            )
+        rows = []
+        for name in mine.columns:
+            if name in keys or f"{name}\0other" not in both or not pd.api.types.is_numeric_dtype(mine[name]):
+                continue
+            a, b = both[name].to_numpy(float), both[f"{name}\0other"].to_numpy(float)
+            good = np.isfinite(a) & np.isfinite(b)
+            x, y = a[good], b[good]
+            varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
+            rows.append(
+                {
+                    "metric": name,
+                    "rows": len(both),
+                    "only_here": len(mine) - len(both),
+                    "only_there": len(theirs) - len(both),
+                    "finite": int(good.sum()),
+                    "mean_here": float(x.mean()) if len(x) else np.nan,
+                    "mean_there": float(y.mean()) if len(y) else np.nan,
+                    "mean_difference": float((y - x).mean()) if len(x) else np.nan,
+                    "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
+                    "correlation": float(np.corrcoef(x, y)[0, 1]) if varies else np.nan,
+                    "equal": bool(np.array_equal(a, b, equal_nan=True)),
+                }
+            )
+        return cast("pd.DataFrame", pd.DataFrame(rows))
+
+    def figures(
+        self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
+    ) -> Any:
+        """Draws the study's figures from the stored tables; see `attnscope.figures`."""
+        from attnscope.figures import figures
+
+        return figures(self, folder, names, **options)
+
+    def report(self, path: str | Path | None = None, **options: Any) -> Any:
+        """Writes the self-contained report; see `attnscope.report`."""
+        from attnscope.report import report
+
+        return report(self, path, **options)
+
+    def _rows(self, name: str) -> int:
+        if name in self._tables:
+            return len(self._tables[name])
+        import pyarrow.parquet as pq
+
+        return int(pq.read_metadata(self._file(name)).num_rows)
+
+    def _file(self, name: str) -> Path:
+        if self.path is None or not (file := self.path / "tables" / f"{name}.parquet").is_file():
+            raise KeyError(
+                f"no table {name!r} in {self.path or 'these results'}{nearest(name, self.tables())}"
+            )
+        return file
+
+    def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        file = self._file(name)
+        try:
+            schema = pq.read_schema(file)
+            version = int((schema.metadata or {}).get(b"attnscope_schema", b"1"))
+            if columns is not None and version == SCHEMA_VERSION:
+                self._check_columns(name, columns, schema.names)
+                return pq.read_table(file, columns=list(columns))
+            return migrated(name, pq.read_table(file), version)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise ValueError(f"{file} is not a readable Parquet file: {error}") from error
+
+    @staticmethod
+    def _check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
+        names = list(present)
+        for column in columns:
+            if column not in names:
+                raise KeyError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
+
+
+def stamped(table: pa.Table) -> pa.Table:
+    """The table with the schema version as its only metadata: the same data is then always the same bytes."""
+    return table.replace_schema_metadata({"attnscope_schema": str(SCHEMA_VERSION)})
+
+
+def migrated(name: str, table: pa.Table, version: int) -> pa.Table:
+    """Brings a table from its schema version to the present one, one step at a time.
+
+    Args:
+        name: the table's name.
+        table: as it was stored.
+        version: the schema version it was stored with.
+
+    Raises:
+        ValueError: the version is newer than this package, or no path leads on from it.
+    """
+    if version > SCHEMA_VERSION:
+        raise ValueError(
+            f"table {name!r} has schema version {version}; this attnscope reads up to {SCHEMA_VERSION}: "
+            "install a newer attnscope"
+        )
+    for step in range(version, SCHEMA_VERSION):
+        if step not in MIGRATIONS:
+            raise ValueError(f"table {name!r} has schema version {version}; no migration from version {step}")
+        table = MIGRATIONS[step](name, table)
+    return table
+
+
+def load(path: str | Path) -> Results:
+    """Opens the results of a run folder; tables are read when asked for.
+
+    Args:
+        path: a folder with `tables/*.parquet`, as `attnscope run` writes it.
+
+    Raises:
+        FileNotFoundError: no such folder, or it holds no tables (yet): the message says how to go on.
+        ValueError: `study.yaml` or `provenance.json` cannot be read.
+    """
+    import yaml
+
+    folder = Path(path)
+    if not folder.is_dir():
+        raise FileNotFoundError(f"load: there is no folder {folder}")
+    if not any((folder / "tables").glob("*.parquet")):
+        hint = f"; the run is not finished: attnscope resume {folder}" if (folder / "shards").is_dir() else ""
+        raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
+    study: dict[str, Any] = {}
+    provenance: dict[str, Any] = {}
+    try:
+        if (file := folder / "study.yaml").is_file():
+            study = yaml.safe_load(file.read_text("utf-8")) or {}
+        if (file := folder / "provenance.json").is_file():
+            provenance = json.loads(file.read_text("utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError, json.JSONDecodeError) as error:
+        raise ValueError(f"load: {file} is damaged: {error}") from error
+    return Results(study=study, provenance=provenance, path=folder)
+
+
+def _plain(value: Any) -> Any:
+    return value.item() if hasattr(value, "item") else value

@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Studies: a config in, stored results out."""

@@ -1,0 +1,193 @@
+# SPDX-License-Identifier: MIT
+"""Results: tables in and out, xarray axes, compare, schema versions, loading without torch."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope import results as module
+from attnscope.results import KEYS, SCHEMA_VERSION, Results, load
+
+
+def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
+    rows = [
+        {
+            "model": model, "revision": f"step{step}", "step": step, "sample": sample, "layer": layer,
+            "head": head, "protocol": "exact",
+            "fiedler_value": 100.0 * step + 10 * sample + layer + head / 10,
+            "sink_position": head, "sink_token": "<s>",
+        }
+        for step in steps
+        for sample in range(samples)
+        for layer in range(layers)
+        for head in range(-1, n_heads)
+    ]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+def samples():
+    return pd.DataFrame(
+        {
+            "model": ["toy"], "revision": ["step0"], "step": [0], "sample": [0], "group": ["text"],
+            "text": ['He said "a, b"\nand <script>'], "tokens": [["<s>", "ä", ","]], "token_ids": [[1, 2, 3]],
+            "n_tokens": [3], "truncated": [False],
+        }
+    )  # fmt: skip
+
+
+@pytest.fixture
+def run(tmp_path):
+    results = Results({"heads": heads(), "samples": samples()}, study={"name": "toy"}, provenance={"seed": 0})
+    return results.save(tmp_path / "run")
+
+
+def test_a_saved_run_comes_back_equal(run):
+    again = load(run.path)
+    assert again.tables() == ["samples", "heads"]
+    assert again.study == {"name": "toy"}
+    assert again.provenance == {"seed": 0, "schema_version": SCHEMA_VERSION}
+    pd.testing.assert_frame_equal(again.table("heads"), heads(), check_dtype=False)
+    assert list(again.table("heads").columns[:7]) == list(KEYS["heads"])
+    assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
+    assert list(again.table("heads", ["step", "fiedler_value"]).columns) == ["step", "fiedler_value"]
+    assert "heads 36" in repr(again)
+
+
+def test_save_refuses_a_folder_with_something_in_it(run):
+    with pytest.raises(FileExistsError, match="not empty"):
+        Results({"heads": heads()}).save(run.path)
+
+
+def test_wrong_names_are_answered_with_the_nearest(run):
+    with pytest.raises(KeyError, match="did you mean 'heads'"):
+        run.table("head")
+    with pytest.raises(KeyError, match="did you mean 'fiedler_value'"):
+        run.table("heads", ["fiedler"])
+    in_memory = Results({"heads": heads()})
+    with pytest.raises(KeyError, match="did you mean 'heads'"):
+        in_memory.table("headz")
+    with pytest.raises(KeyError, match="did you mean 'fiedler_value'"):
+        in_memory.table("heads", ["fiedler_val"])
+
+
+def test_a_table_handed_out_is_a_copy(run):
+    in_memory = Results({"heads": heads()})
+    mine = in_memory.table("heads")
+    mine.loc[:, "fiedler_value"] = -5.0
+    assert (in_memory.table("heads")["fiedler_value"] > -1.0).all()
+
+
+def test_xarray_axes_and_integer_steps(run):
+    cube = run.to_xarray()
+    assert dict(cube.sizes) == {"model": 1, "revision": 3, "sample": 2, "layer": 2, "head": 3}
+    assert list(cube["revision"].values) == ["step0", "step2", "step10"]
+    assert list(cube["step"].values) == [0, 2, 10]
+    assert cube["fiedler_value"].sel(model="toy", step=10, sample=1, layer=1, head=-1).item() == 1010.9
+    assert set(cube.data_vars) == {"fiedler_value", "sink_position"}
+
+
+def test_xarray_leaves_cells_without_rows_nan():
+    both = pd.concat([heads(n_heads=1), heads(model="wide", n_heads=2)])
+    cube = Results({"heads": both}).to_xarray(metrics=["fiedler_value"])
+    assert np.isnan(cube["fiedler_value"].sel(model="toy", head=1)).all()
+    assert np.isfinite(cube["fiedler_value"].sel(model="wide", head=1)).all()
+
+
+def test_xarray_refuses_two_rows_in_one_cell_and_an_absent_protocol():
+    with pytest.raises(ValueError, match="share the same"):
+        Results({"heads": pd.concat([heads(), heads()])}).to_xarray()
+    with pytest.raises(ValueError, match="no rows of protocol 'ruscio2025'"):
+        Results({"heads": heads()}).to_xarray(protocol="ruscio2025")
+
+
+def test_csv_keeps_lists_quotes_and_newlines(run, tmp_path):
+    files = run.to_csv(tmp_path / "csv")
+    assert [file.name for file in files] == ["samples.csv", "heads.csv"]
+    row = pd.read_csv(files[0]).iloc[0]
+    assert row["text"] == 'He said "a, b"\nand <script>'
+    assert json.loads(row["tokens"]) == ["<s>", "ä", ","]
+    assert json.loads(row["token_ids"]) == [1, 2, 3]
+
+
+def test_parquet_bytes_depend_on_the_data_alone(run, tmp_path):
+    first = run.to_parquet(tmp_path / "a")
+    second = Results({"heads": heads(), "samples": samples()}).to_parquet(tmp_path / "b")
+    again = load(run.path).to_parquet(tmp_path / "c")
+    assert [file.read_bytes() for file in first] == [file.read_bytes() for file in again]
+    assert pq.read_table(second[1]).num_rows == 36
+
+
+def test_compare_states_the_difference_and_the_unmatched_rows():
+    other = heads(steps=(0, 2))
+    other["fiedler_value"] += 1.5
+    table = Results({"heads": heads()}).compare(Results({"heads": other})).set_index("metric")
+    row = table.loc["fiedler_value"]
+    assert (row["rows"], row["only_here"], row["only_there"]) == (24, 12, 0)
+    assert row["mean_difference"] == pytest.approx(1.5)
+    assert row["max_difference"] == pytest.approx(1.5)
+    assert row["correlation"] == pytest.approx(1.0)
+    assert not row["equal"]
+    assert table.loc["sink_position", "equal"]
+
+
+def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common():
+    same = Results({"heads": heads()}).compare(Results({"heads": heads(model="twin")})).set_index("metric")
+    assert same.loc["fiedler_value", "equal"]
+    with pytest.raises(ValueError, match="no row of table 'heads'"):
+        Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))
+
+
+def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
+    file = run.path / "tables" / "heads.parquet"
+    table = pq.read_table(file).rename_columns(
+        ["lambda2" if name == "fiedler_value" else name for name in pq.read_schema(file).names]
+    )
+    pq.write_table(table.replace_schema_metadata({"attnscope_schema": "0"}), file)
+    with pytest.raises(ValueError, match="schema version 0; no migration"):
+        load(run.path).table("heads")
+
+    def renamed(name: str, old: pa.Table) -> pa.Table:
+        return old.rename_columns(["fiedler_value" if c == "lambda2" else c for c in old.column_names])
+
+    monkeypatch.setitem(module.MIGRATIONS, 0, renamed)
+    assert load(run.path).table("heads", ["fiedler_value"])["fiedler_value"].max() == 1011.1
+    pq.write_table(table.replace_schema_metadata({"attnscope_schema": "99"}), file)
+    with pytest.raises(ValueError, match="schema version 99; this attnscope reads up to"):
+        load(run.path).table("heads")
+
+
+def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
+    with pytest.raises(FileNotFoundError, match="there is no folder"):
+        load(tmp_path / "nowhere")
+    (tmp_path / "begun" / "shards").mkdir(parents=True)
+    with pytest.raises(FileNotFoundError, match=r"attnscope resume .*begun"):
+        load(tmp_path / "begun")
+    (run.path / "tables" / "heads.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(ValueError, match=r"heads\.parquet is not a readable Parquet file"):
+        load(run.path).table("heads")
+    (run.path / "provenance.json").write_text("{", "utf-8")
+    with pytest.raises(ValueError, match=r"provenance\.json is damaged"):
+        load(run.path)
+
+
+def test_reading_a_run_needs_neither_torch_nor_transformers(run):
+    source = Path(module.__file__)
+    code = f"""
+import importlib.util, sys
+sys.modules["torch"] = sys.modules["transformers"] = None       # any import of them raises
+spec = importlib.util.spec_from_file_location("results", {str(source)!r})
+results = importlib.util.module_from_spec(spec)
+sys.modules["results"] = results
+spec.loader.exec_module(results)
+run = results.load({str(run.path)!r})
+assert len(run.table("heads")) == 36 and run.to_xarray().sizes["head"] == 3
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
