@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#include "bindings/batched.h"
+
+#ifndef _OPENMP
+#error "attnscope must be compiled with OpenMP: at::parallel_for is a header template and would run serially"
+#endif
+
+#include <ATen/Parallel.h>
+
+#include <chrono>
+#include <exception>
+#include <mutex>
+#include <thread>
+
+namespace attnscope {
+
+int worker_count(Index count) {
+  if (at::in_parallel_region()) return 1;
+  return static_cast<int>(std::max<Index>(1, std::min<Index>(count, at::get_num_threads())));
+}
+
+void run_blocks(Index count, Index grain,
+                const std::function<void(Index begin, Index end, int worker)>& work) {
+  if (count <= 0) return;
+  const int workers = worker_count(count);
+  std::atomic<Index> next{0};
+  std::atomic<bool> stop{false};
+  std::exception_ptr failure;
+  std::mutex failure_lock;
+  bool interrupted = false;
+  const auto calling_thread = std::this_thread::get_id();
+
+  {
+    // Safe without the GIL: from here on only memory that the caller's frame keeps alive is touched.
+    py::gil_scoped_release release;
+    const auto drain = [&](int worker) {
+      const bool listens = std::this_thread::get_id() == calling_thread;
+      auto heard = std::chrono::steady_clock::now();
+      while (!stop.load(std::memory_order_relaxed)) {
+        const Index begin = next.fetch_add(grain, std::memory_order_relaxed);
+        if (begin >= count) return;
+        try {
+          work(begin, std::min(begin + grain, count), worker);
+        } catch (...) {
+          const std::lock_guard<std::mutex> guard(failure_lock);
+          if (!failure) failure = std::current_exception();
+          stop.store(true);
+        }
+        const auto now = std::chrono::steady_clock::now();
+        if (!listens || now - heard < std::chrono::milliseconds(100)) continue;
+        heard = now;
+        const py::gil_scoped_acquire acquire;
+        if (PyErr_CheckSignals() != 0) {
+          // The error stays set on this thread and is thrown once every worker has stopped.
+          interrupted = true;
+          stop.store(true);
+        }
+      }
+    };
+    if (workers == 1) {
+      drain(0);
+    } else {
+      at::parallel_for(0, workers, 1, [&](Index begin, Index end) {
+        for (Index worker = begin; worker < end; ++worker) drain(static_cast<int>(worker));
+      });
+    }
+  }
+  if (interrupted) throw py::error_already_set();
+  if (failure) std::rethrow_exception(failure);
+}
+
+}  // namespace attnscope

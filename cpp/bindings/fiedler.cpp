@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/fiedler.h"
+
+#include "bindings/batched.h"
+#include "bindings/graph_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple value(const py::object& attention, const py::object& lengths,
+                const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  const Index spoiled =
+      per_matrix<LaplacianWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+        result.data[index] = fiedler_value(view, options, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+py::tuple vector(const py::object& attention, const py::object& lengths,
+                 const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
+  const Index spoiled =
+      per_matrix<LaplacianWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+        fiedler_vector(view, options, result.data + index * batch.n, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_fiedler(py::module_& module) {
+  module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+  module.def("fiedler_vector", &vector, py::arg("attention"), py::arg("lengths"),
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+}
+
+}  // namespace attnscope

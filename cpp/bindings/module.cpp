@@ -1,0 +1,18 @@
+// SPDX-License-Identifier: MIT
+#include <pybind11/pybind11.h>
+
+namespace py = pybind11;
+
+namespace attnscope {
+void bind_fiedler(py::module_&);
+void bind_laplacian(py::module_&);
+void bind_validity(py::module_&);
+}  // namespace attnscope
+
+PYBIND11_MODULE(_core, module) {
+  module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
+  // one concept a line, in alphabetical order
+  attnscope::bind_fiedler(module);
+  attnscope::bind_laplacian(module);
+  attnscope::bind_validity(module);
+}

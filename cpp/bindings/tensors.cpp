@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "bindings/tensors.h"
+
+#include <ATen/core/Tensor.h>
+#include <ATen/ops/empty.h>
+#include <ATen/ops/full.h>
+#include <torch/csrc/autograd/python_variable.h>
+
+#include <algorithm>
+#include <limits>
+#include <stdexcept>
+#include <string>
+
+namespace attnscope {
+namespace {
+
+const at::Tensor& unwrap(const py::object& object, const char* what) {
+  if (!THPVariable_Check(object.ptr())) {
+    throw py::type_error(std::string(what) + " must be a torch.Tensor, got " +
+                         std::string(py::str(py::type::of(object))));
+  }
+  return THPVariable_Unpack(object.ptr());
+}
+
+py::object wrap(const at::Tensor& tensor) {
+  return py::reinterpret_steal<py::object>(THPVariable_Wrap(tensor));
+}
+
+Dtype dtype_of(const at::Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case at::kHalf:
+      return Dtype::float16;
+    case at::kBFloat16:
+      return Dtype::bfloat16;
+    case at::kFloat:
+      return Dtype::float32;
+    case at::kDouble:
+      return Dtype::float64;
+    default:
+      throw py::value_error("attention must be float16, bfloat16, float32 or float64");
+  }
+}
+
+template <class T>
+Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill,
+                 at::ScalarType dtype) {
+  std::vector<Index> shape = leading;
+  shape.insert(shape.end(), trailing.begin(), trailing.end());
+  at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
+  T* data = static_cast<T*>(tensor.data_ptr());
+  std::fill(data, data + tensor.numel(), fill);
+  return {wrap(tensor), data};
+}
+
+template <class T>
+py::object copied(const std::vector<T>& values, const std::vector<Index>& shape,
+                  at::ScalarType dtype) {
+  at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
+  std::copy(values.begin(), values.end(), static_cast<T*>(tensor.data_ptr()));
+  return wrap(tensor);
+}
+
+}  // namespace
+
+Batch make_batch(const py::object& attention, const py::object& lengths) {
+  const at::Tensor& tensor = unwrap(attention, "attention");
+  const Index rank = tensor.dim();
+  if (rank < 2 || tensor.size(rank - 1) != tensor.size(rank - 2)) {
+    throw py::value_error("attention must be square in its last two dimensions");
+  }
+  if (!tensor.device().is_cpu()) throw py::value_error("attention must be on the CPU");
+  Batch batch;
+  batch.owner = attention;
+  batch.data = tensor.const_data_ptr();
+  batch.dtype = dtype_of(tensor);
+  batch.n = tensor.size(rank - 1);
+  batch.row_stride = tensor.stride(rank - 2);
+  batch.column_stride = tensor.stride(rank - 1);
+  batch.count = 1;
+  for (Index axis = 0; axis + 2 < rank; ++axis) {
+    batch.sizes.push_back(tensor.size(axis));
+    batch.strides.push_back(tensor.stride(axis));
+    batch.count *= tensor.size(axis);
+  }
+  if (!lengths.is_none()) {
+    const at::Tensor& entries = unwrap(lengths, "lengths");
+    if (entries.scalar_type() != at::kLong || !entries.is_contiguous() ||
+        entries.numel() != batch.count) {
+      throw py::value_error("lengths must be a contiguous int64 tensor with one entry per matrix");
+    }
+    batch.lengths_owner = lengths;
+    batch.lengths = entries.const_data_ptr<std::int64_t>();
+    for (Index i = 0; i < batch.count; ++i) {
+      if (batch.lengths[i] < 1 || batch.lengths[i] > batch.n) {
+        throw py::value_error("lengths must be between 1 and n = " + std::to_string(batch.n) +
+                              ", got " + std::to_string(batch.lengths[i]));
+      }
+    }
+  }
+  return batch;
+}
+
+SupportBatch make_support(const Batch& batch, const py::object& support) {
+  SupportBatch result;
+  if (py::isinstance<py::str>(support)) {
+    const auto rule = support.cast<std::string>();
+    result.automatic = rule == "auto";
+    if (rule == "causal") {
+      result.rule.kind = Support::Kind::causal;
+    } else if (rule != "auto" && rule != "full") {
+      throw py::value_error("support must be 'auto', 'causal', 'full' or a boolean tensor, got '" +
+                            rule + "'");
+    }
+    return result;
+  }
+  const at::Tensor& mask = unwrap(support, "support");
+  std::vector<Index> shape = batch.sizes;
+  shape.push_back(batch.n);
+  shape.push_back(batch.n);
+  const at::Tensor expanded = mask.expand(shape);
+  const Index rank = expanded.dim();
+  if (expanded.scalar_type() != at::kBool || !expanded.device().is_cpu()) {
+    throw py::value_error("support must be a boolean CPU tensor");
+  }
+  result.owner = support;
+  result.automatic = false;
+  result.data = expanded.const_data_ptr<bool>();
+  result.row_stride = expanded.stride(rank - 2);
+  result.column_stride = expanded.stride(rank - 1);
+  for (Index axis = 0; axis + 2 < rank; ++axis) {
+    result.sizes.push_back(expanded.size(axis));
+    result.strides.push_back(expanded.stride(axis));
+  }
+  return result;
+}
+
+Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                           double fill) {
+  return filled<double>(leading, trailing, fill, at::kDouble);
+}
+
+Result<std::int64_t> make_result(const std::vector<Index>& leading,
+                                 const std::vector<Index>& trailing, std::int64_t fill) {
+  return filled<std::int64_t>(leading, trailing, fill, at::kLong);
+}
+
+Result<bool> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                         bool fill) {
+  return filled<bool>(leading, trailing, fill, at::kBool);
+}
+
+py::object to_tensor(const std::vector<double>& values) {
+  return copied(values, {static_cast<Index>(values.size())}, at::kDouble);
+}
+
+py::object to_tensor(const std::vector<std::int64_t>& values) {
+  return copied(values, {static_cast<Index>(values.size())}, at::kLong);
+}
+
+py::object to_tensor(const std::vector<std::int8_t>& values) {
+  return copied(values, {static_cast<Index>(values.size())}, at::kChar);
+}
+
+py::object to_tensor(const std::vector<std::int32_t>& values, Index columns) {
+  return copied(values, {static_cast<Index>(values.size()) / columns, columns}, at::kInt);
+}
+
+}  // namespace attnscope

@@ -1,0 +1,107 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <pybind11/pybind11.h>
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/base/matrix_view.h"
+#include "kernels/base/support.h"
+
+// What the bindings know of tensors. Only tensors.cpp and batched.cpp include torch, so the other files
+// here compile in seconds.
+namespace attnscope {
+
+namespace py = pybind11;
+
+enum class Dtype { float16, bfloat16, float32, float64 };
+
+// A [..., n, n] tensor seen as `count` matrices in the caller's memory: nothing is copied, and the
+// Python tensor is kept alive by `owner`. Each matrix may be cut to its leading lengths[index] tokens.
+struct Batch {
+  py::object owner;
+  const void* data = nullptr;
+  Dtype dtype = Dtype::float32;
+  Index n = 0;
+  Index row_stride = 0;
+  Index column_stride = 0;
+  std::vector<Index> sizes;    // leading axes
+  std::vector<Index> strides;  // in elements
+  Index count = 0;
+  py::object lengths_owner;
+  const std::int64_t* lengths = nullptr;
+
+  Index length(Index index) const { return lengths == nullptr ? n : lengths[index]; }
+  Index offset(Index index) const;  // of a matrix, in elements
+};
+
+// A boolean [n, n] or [..., n, n] tensor beside a batch, or a rule.
+struct SupportBatch {
+  py::object owner;
+  bool automatic = true;
+  Support rule;  // used where neither automatic nor a mask
+  const bool* data = nullptr;
+  Index row_stride = 0;
+  Index column_stride = 0;
+  std::vector<Index> sizes;
+  std::vector<Index> strides;
+
+  // The support of matrix `index`, judged on `matrix` where the caller asked for "auto".
+  template <class Scalar>
+  Support of(Index index, const MatrixView<Scalar>& matrix) const;
+};
+
+// A result tensor, filled with the value that a spoiled matrix keeps.
+template <class T>
+struct Result {
+  py::object tensor;
+  T* data = nullptr;
+};
+
+// `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64 contiguous
+// tensor with one entry per matrix. attnscope._checks makes both so.
+Batch make_batch(const py::object& attention, const py::object& lengths);
+
+// `support`: "auto", "causal", "full", or a boolean tensor broadcast to the batch's shape.
+SupportBatch make_support(const Batch& batch, const py::object& support);
+
+// New contiguous tensors of shape leading + trailing, filled.
+Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                           double fill);
+Result<std::int64_t> make_result(const std::vector<Index>& leading,
+                                 const std::vector<Index>& trailing, std::int64_t fill);
+Result<bool> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                         bool fill);
+
+// Contiguous one- or two-dimensional tensors that own a copy of `values`.
+py::object to_tensor(const std::vector<double>& values);
+py::object to_tensor(const std::vector<std::int64_t>& values);
+py::object to_tensor(const std::vector<std::int8_t>& values);
+py::object to_tensor(const std::vector<std::int32_t>& values, Index columns);
+
+inline Index offset_of(Index index, const std::vector<Index>& sizes,
+                       const std::vector<Index>& strides) {
+  Index offset = 0;
+  for (std::size_t axis = sizes.size(); axis-- > 0;) {
+    offset += (index % sizes[axis]) * strides[axis];
+    index /= sizes[axis];
+  }
+  return offset;
+}
+
+inline Index Batch::offset(Index index) const { return offset_of(index, sizes, strides); }
+
+template <class Scalar>
+Support SupportBatch::of(Index index, const MatrixView<Scalar>& matrix) const {
+  if (automatic) return auto_support(matrix);
+  if (data == nullptr) return rule;
+  Support support;
+  support.kind = Support::Kind::mask;
+  support.mask = data + offset_of(index, sizes, strides);
+  support.mask_row_stride = row_stride;
+  support.mask_column_stride = column_stride;
+  return support;
+}
+
+}  // namespace attnscope

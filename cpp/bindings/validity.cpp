@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#include <cmath>
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+// The first entry, in index order, that is not finite or lies outside [0, upper]: (matrix, row, column,
+// value), or None. Reads in place.
+py::object first_invalid(const py::object& attention, const py::object& lengths, double upper) {
+  const Batch batch = make_batch(attention, lengths);
+  std::atomic<Index> first{batch.count};
+  run_blocks(batch.count, 1, [&](Index begin, Index, int) {
+    if (begin > first.load(std::memory_order_relaxed)) return;
+    visit_matrix(batch, begin, [&](const auto& view, Index index) {
+      for (Index i = 0; i < view.rows(); ++i) {
+        for (Index j = 0; j < view.cols(); ++j) {
+          const double entry = static_cast<double>(view(i, j));
+          if (entry >= 0.0 && entry <= upper) continue;
+          Index seen = first.load();
+          while (index < seen && !first.compare_exchange_weak(seen, index)) {
+          }
+          return;
+        }
+      }
+    });
+  });
+  const Index matrix = first.load();
+  if (matrix == batch.count) return py::none();
+  py::object found = py::none();
+  visit_matrix(batch, matrix, [&](const auto& view, Index) {
+    for (Index i = 0; i < view.rows() && found.is_none(); ++i) {
+      for (Index j = 0; j < view.cols() && found.is_none(); ++j) {
+        const double entry = static_cast<double>(view(i, j));
+        if (!(entry >= 0.0 && entry <= upper)) found = py::make_tuple(matrix, i, j, entry);
+      }
+    }
+  });
+  return found;
+}
+
+}  // namespace
+
+void bind_validity(py::module_& module) {
+  module.def("first_invalid", &first_invalid, py::arg("attention"), py::arg("lengths"),
+             py::arg("upper"));
+}
+
+}  // namespace attnscope

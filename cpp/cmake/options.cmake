@@ -1,0 +1,24 @@
+# SPDX-License-Identifier: MIT
+set(CMAKE_CXX_STANDARD 20)
+set(CMAKE_CXX_STANDARD_REQUIRED ON)
+set(CMAKE_CXX_EXTENSIONS OFF)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_CXX_VISIBILITY_PRESET hidden)
+set(CMAKE_VISIBILITY_INLINES_HIDDEN ON)
+set(CMAKE_EXPORT_COMPILE_COMMANDS ON)
+if(NOT CMAKE_BUILD_TYPE)
+  set(CMAKE_BUILD_TYPE Release)
+endif()
+# Never -ffast-math: NaN and infinity are inputs with a defined answer here.
+set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
+
+if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(ATTNSCOPE_CCACHE ccache)
+  if(ATTNSCOPE_CCACHE)
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${ATTNSCOPE_CCACHE})
+  endif()
+endif()
+
+add_library(attnscope_warnings INTERFACE)
+target_compile_options(attnscope_warnings INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion
+  $<$<BOOL:${ATTNSCOPE_WERROR}>:-Werror>)

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <Eigen/Core>
+#include <optional>
+#include <vector>
+
+#include "kernels/base/matrix_view.h"
+
+namespace attnscope {
+
+enum class Symmetrize { mean, max, min };
+
+// How a head becomes an undirected graph. Without a threshold the graph is weighted, W = (A + Aᵀ)/2 or
+// max(A, Aᵀ); with one it is simple, W_ij = 1[max(A_ij, A_ji) >= threshold], whatever `symmetrize`
+// says. The diagonal is dropped. `normalized`: I − D^{-1/2} W D^{-1/2}, an isolated node's row being 0.
+struct GraphOptions {
+  Symmetrize symmetrize = Symmetrize::mean;
+  std::optional<double> threshold;
+  bool normalized = false;
+};
+
+// Scratch that a thread reuses over a batch.
+struct LaplacianWorkspace {
+  Eigen::MatrixXd weights;
+  Eigen::VectorXd degree;
+  std::vector<Index> parent;
+};
+
+// Writes W of the options' graph (symmetric, zero diagonal) to workspace.weights and its row sums to
+// workspace.degree. Entries are widened to float64 before they are compared or added.
+template <class Scalar>
+void graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                   LaplacianWorkspace& workspace);
+
+// Turns workspace.weights into the Laplacian of the options' kind, in place.
+void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace);
+
+// Number of connected components of the graph with an edge wherever workspace.weights > 0.
+Index count_components(LaplacianWorkspace& workspace);
+
+// The k smallest eigenvalues of the Laplacian, ascending, to `out`; 1 <= k <= n. As many of them are
+// exactly 0 as the graph has components. Range: [0, 2·max degree], normalized [0, 2]. n = 1: {0}.
+// Cost O(n³).
+template <class Scalar>
+void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
+                           double* out, LaplacianWorkspace& workspace);
+
+}  // namespace attnscope

@@ -1,0 +1,48 @@
+# SPDX-License-Identifier: MIT
+"""attnscope: a microscope for transformer attention.
+
+Metrics take attention tensors [..., n, n] (rows are queries, columns keys) and return tensors [...]; `capture`
+streams attention out of a Hugging Face model one layer at a time; `run` does whole studies from a config.
+Importing the package loads torch and NumPy, and nothing that was not asked for.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from attnscope import _isa
+
+_isa.load_core()
+
+from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
+from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
+
+if TYPE_CHECKING:
+    pass
+
+__version__ = "0.1.0"
+
+# Names that pull in pandas, transformers or matplotlib are imported when they are first used.
+_LAZY: dict[str, str] = {}
+
+__all__ = [
+    "__version__",
+    "fiedler_value",
+    "fiedler_vector",
+    "laplacian_eigenvalues",
+    "laplacian_gap",
+    *_LAZY,
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _LAZY:
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
+    value = getattr(importlib.import_module(_LAZY[name]), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

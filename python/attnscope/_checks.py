@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: MIT
+"""What every metric asks of its arguments: errors with the value in them, made before any work starts."""
+
+from __future__ import annotations
+
+import math
+import warnings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from attnscope import _core, _device
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
+LARGEST_ENTRY = 1.0 + 1e-2
+
+Lengths = torch.Tensor | Sequence[int] | int | None
+
+
+@dataclass(frozen=True)
+class Attention:
+    """A checked argument: the tensor as the core reads it, and one length per matrix or None."""
+
+    tensor: torch.Tensor
+    lengths: torch.Tensor | None
+
+    @property
+    def n(self) -> int:
+        return int(self.tensor.shape[-1])
+
+    @property
+    def leading(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape[:-2])
+
+
+def attention_argument(
+    function: str, attention: Any, lengths: Lengths = None, *, validate: bool = False, name: str = "attention"
+) -> Attention:
+    """Checks `attention` [..., n, n] and `lengths`, without a copy.
+
+    Raises:
+        TypeError: `attention` is not an array.
+        ValueError: wrong rank, not square, empty, integer or complex, a length outside 1..n; with
+            `validate`, an entry that is NaN, infinite, negative or above 1.01.
+    """
+    tensor = _device.to_host(float_tensor(function, name, attention))
+    if tensor.ndim < 2:
+        raise ValueError(
+            f"{function}: {name} must have at least two dimensions [..., n, n], got shape {tuple(tensor.shape)}"
+        )
+    if tensor.shape[-1] != tensor.shape[-2]:
+        raise ValueError(
+            f"{function}: {name} must be square in its last two dimensions, got shape {tuple(tensor.shape)}"
+        )
+    if tensor.shape[-1] == 0:
+        raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
+    checked = Attention(tensor, _lengths(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1])))
+    if validate:
+        _validate(function, name, checked)
+    return checked
+
+
+def heads_argument(
+    function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
+) -> tuple[Attention, torch.Tensor | None]:
+    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer.
+
+    Returns the batch with a length per matrix, and the lengths per layer.
+    """
+    checked = attention_argument(function, heads, None, validate=False, name="heads")
+    if checked.tensor.ndim < 3 or checked.tensor.shape[-3] == 0:
+        raise ValueError(
+            f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
+            f"got shape {tuple(checked.tensor.shape)}"
+        )
+    layers = _lengths(function, lengths, checked.leading[:-1], checked.n)
+    each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
+    checked = Attention(checked.tensor, each)
+    if validate:
+        _validate(function, "heads", checked)
+    return checked, layers
+
+
+def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
+    """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
+    if not isinstance(value, torch.Tensor):
+        if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
+            raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}")
+        with warnings.catch_warnings():
+            # The core only reads, so a read-only NumPy array is as good as any.
+            warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
+            value = torch.as_tensor(value)
+    if value.dtype not in FLOATS:
+        raise ValueError(
+            f"{function}: {name} must be float16, bfloat16, float32 or float64, got {value.dtype}"
+        )
+    if value.layout != torch.strided:
+        raise ValueError(f"{function}: {name} must be a dense tensor, got layout {value.layout}")
+    return value.detach()
+
+
+def thresholds_argument(function: str, thresholds: Any, n: int) -> torch.Tensor:
+    """Thresholds as a float64 vector in (0, 1).
+
+    Strings ``"k/n"`` stand for k divided by the number of tokens; such a value of 1 or more is allowed and
+    gives the empty graph.
+
+    Raises:
+        ValueError: no threshold, or a number outside (0, 1).
+    """
+    if isinstance(thresholds, torch.Tensor):
+        thresholds = thresholds.tolist()
+    if isinstance(thresholds, (int, float, str)):
+        thresholds = [thresholds]
+    values: list[float] = []
+    for entry in thresholds:
+        if isinstance(entry, str):
+            values.append(_fraction_of_n(function, entry) / n)
+            continue
+        value = float(entry)
+        if not 0.0 < value < 1.0:
+            raise ValueError(f"{function}: thresholds must lie strictly between 0 and 1, got {value!r}")
+        values.append(value)
+    if not values:
+        raise ValueError(f"{function}: thresholds must hold at least one value, got none")
+    return torch.tensor(values, dtype=torch.float64)
+
+
+def threshold_argument(function: str, threshold: float | None) -> float | None:
+    """One threshold in (0, 1), or None."""
+    if threshold is not None and not 0.0 < float(threshold) < 1.0:
+        raise ValueError(f"{function}: threshold must lie strictly between 0 and 1, got {threshold!r}")
+    return None if threshold is None else float(threshold)
+
+
+def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]) -> str:
+    """`value` where it is one of `choices`."""
+    if value not in choices:
+        raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
+    return str(value)
+
+
+def support_argument(function: str, support: Any, attention: Attention) -> Any:
+    """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor.
+
+    Raises:
+        ValueError: an unknown word, a tensor that is not boolean or does not broadcast.
+    """
+    if isinstance(support, str):
+        return choice_argument(function, "support", support, ("auto", "causal", "full"))
+    if not isinstance(support, torch.Tensor):
+        support = torch.as_tensor(support)
+    if support.dtype != torch.bool:
+        raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
+    try:
+        torch.broadcast_shapes(support.shape, attention.tensor.shape)
+        support.expand(attention.tensor.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: support of shape {tuple(support.shape)} does not broadcast to attention of shape "
+            f"{tuple(attention.tensor.shape)}"
+        ) from None
+    return _device.to_host(support)
+
+
+def finished(function: str, attention: Attention, result: Any, spoiled: int, unit: str = "matrices") -> Any:
+    """`result`, after one warning when some inputs were not finite."""
+    if spoiled:
+        total = math.prod(attention.leading)
+        warnings.warn(
+            f"{function}: {spoiled} of {total} {unit} hold NaN or infinite entries; their results are NaN "
+            "(counts -1, flags False)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return result
+
+
+def _fraction_of_n(function: str, text: str) -> float:
+    numerator, slash, denominator = text.partition("/")
+    try:
+        value = float(numerator)
+    except ValueError:
+        value = math.nan
+    if slash != "/" or denominator.strip() != "n" or not value > 0.0 or not math.isfinite(value):
+        raise ValueError(f'{function}: a threshold in words must read "k/n" with k > 0, got {text!r}')
+    return value
+
+
+def _lengths(function: str, lengths: Lengths, leading: tuple[int, ...], n: int) -> torch.Tensor | None:
+    if lengths is None:
+        return None
+    values = torch.as_tensor(lengths)
+    if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
+        raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
+    values = values.to(device="cpu", dtype=torch.int64)
+    try:
+        expanded = values.expand(leading)
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: lengths of shape {tuple(values.shape)} do not broadcast to the leading shape {leading}"
+        ) from None
+    outside = (values < 1) | (values > n)
+    if bool(outside.any()):
+        first = int(values[outside].flatten()[0])
+        raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {first}")
+    return expanded.contiguous()
+
+
+def _validate(function: str, name: str, attention: Attention) -> None:
+    found = _core.first_invalid(attention.tensor, attention.lengths, LARGEST_ENTRY)
+    if found is None:
+        return
+    matrix, row, column, value = found
+    index = (*_unravel(matrix, attention.leading), row, column)
+    raise ValueError(
+        f"{function}: {name} must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
+    )
+
+
+def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
+    index: list[int] = []
+    for size in reversed(shape):
+        index.append(flat % size)
+        flat //= size
+    return tuple(reversed(index))

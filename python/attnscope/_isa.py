@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""Loads the build of the compiled core that this processor runs best."""
+
+from __future__ import annotations
+
+import importlib.machinery
+import importlib.util
+import os
+import sys
+from types import ModuleType
+
+import torch
+
+# Best first. torch's own detection decides what the processor runs; its AVX512 level asks for the F, DQ,
+# BW and VL subsets, which is what x86-64-v4 adds.
+_RUNS_ON = {
+    "x86_64_v4": ("AVX512", "AVX512_VNNI", "AMX"),
+    "x86_64_v3": ("AVX512", "AVX512_VNNI", "AMX", "AVX2"),
+    "x86_64_v2": None,
+    "portable": None,
+}
+
+
+def _capability() -> str:
+    return str(torch.backends.cpu.get_cpu_capability())
+
+
+def available() -> list[str]:
+    """Names of the builds of the core that are installed, best first."""
+    return [isa for isa in _RUNS_ON if importlib.util.find_spec(f"attnscope._core_{isa}") is not None]
+
+
+def runnable() -> list[str]:
+    """Names of the installed builds that this processor runs, best first."""
+    capability = _capability()
+    return [isa for isa in available() if (runs_on := _RUNS_ON[isa]) is None or capability in runs_on]
+
+
+def choose() -> str:
+    """The build to load: ATTNSCOPE_ISA where it is set (e.g. ``x86-64-v2``), else the best that runs."""
+    usable = runnable()
+    if not usable:
+        raise ImportError(
+            f"attnscope: no compiled core for this Python and processor (installed: {available() or 'none'}, "
+            f"torch reports {_capability()}). Build it beside your torch: pip install --no-build-isolation attnscope"
+        )
+    wanted = os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
+    if not wanted:
+        return usable[0]
+    if wanted not in usable:
+        raise ImportError(f"attnscope: ATTNSCOPE_ISA={wanted} is not one of the builds that run here: {usable}")
+    return wanted
+
+
+def _check_torch() -> None:
+    from attnscope import _build
+
+    # Patch releases and local tags (+cpu, +cu130) share one C++ interface; minor releases do not.
+    built, running = _build.TORCH_VERSION, str(torch.__version__)
+    if built.split("+")[0].split(".")[:2] != running.split("+")[0].split(".")[:2]:
+        raise ImportError(
+            f"attnscope was built against torch {built}, but torch {running} is installed now. Rebuild it: "
+            "pip install --no-build-isolation --force-reinstall --no-deps attnscope"
+        )
+
+
+def load_core() -> ModuleType:
+    """The module ``attnscope._core``, from the chosen build.
+
+    Raises:
+        ImportError: no build runs here, or torch was changed since the build.
+    """
+    if "attnscope._core" in sys.modules:
+        return sys.modules["attnscope._core"]
+    if importlib.util.find_spec("attnscope._build") is None:
+        raise ImportError(
+            "attnscope: the compiled core is missing. Build it beside your torch (>= 2.6): "
+            "pip install --no-build-isolation ."
+        )
+    _check_torch()
+    found = importlib.util.find_spec(f"attnscope._core_{choose()}")
+    assert found is not None and found.origin is not None
+    # The builds share one initialiser, so each is loaded under the name _core.
+    loader = importlib.machinery.ExtensionFileLoader("attnscope._core", found.origin)
+    spec = importlib.util.spec_from_file_location("attnscope._core", found.origin, loader=loader)
+    assert spec is not None
+    core = importlib.util.module_from_spec(spec)
+    loader.exec_module(core)
+    sys.modules["attnscope._core"] = core
+    setattr(sys.modules["attnscope"], "_core", core)  # noqa: B010  as the import system does for submodules
+    return core
+
+
+def live() -> str:
+    """The name of the build in use, e.g. ``x86_64_v3``."""
+    origin = getattr(load_core(), "__file__", "")
+    return next(isa for isa in _RUNS_ON if f"_core_{isa}." in origin)

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""Algebraic connectivity of a head seen as an undirected graph, and its eigenvector."""
+
+from __future__ import annotations
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics.laplacian import Symmetrize
+
+
+def fiedler_value(
+    attention: torch.Tensor,
+    *,
+    symmetrize: Symmetrize = "mean",
+    threshold: float | None = None,
+    normalized: bool = False,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """λ2 of each head's graph Laplacian: how hard the graph is to cut in two.
+
+    The second smallest eigenvalue of L = D − W, W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max") without its
+    diagonal. It is exactly 0 when the graph is disconnected.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        symmetrize: how a directed head becomes a graph. Under "mean" a causal map is capped by
+            n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: look at `normalized` beside it.
+        threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
+        normalized: the symmetric normalised Laplacian instead.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [...] float64, in [0, n/(n−1)·min degree] ([0, n/(n−1)] when normalized); one token gives 0.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, threshold outside (0, 1), lengths outside 1..n.
+
+    Example:
+        The causal star, every query on key 0: its mean-symmetrised weights are 1/2 and λ2 = 1/2.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(6, 6, dtype=torch.float64); star[:, 0] = 1
+        >>> round(asc.fiedler_value(star).item(), 12)
+        0.5
+
+    References:
+        Fiedler, Algebraic connectivity of graphs, 1973. Ruscio et al., What are you sinking?, 2025.
+    """
+    name = "fiedler_value"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.fiedler_value(
+        checked.tensor,
+        checked.lengths,
+        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
+        _checks.threshold_argument(name, threshold),
+        bool(normalized),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def fiedler_vector(
+    attention: torch.Tensor,
+    *,
+    symmetrize: Symmetrize = "mean",
+    threshold: float | None = None,
+    normalized: bool = False,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The eigenvector of λ2: the smoothest way to split the tokens of each head in two.
+
+    Unit norm, orthogonal to the null vector; its component of largest magnitude (the first on ties) is
+    positive. Where λ2 is degenerate it is one unit vector of that eigenspace.
+
+    Args:
+        attention: attention maps [..., n, n].
+        symmetrize: as in `fiedler_value`.
+        threshold: as in `fiedler_value`.
+        normalized: as in `fiedler_value`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [..., n] float64, NaN past a map's own length and for one token.
+
+    Raises:
+        ValueError: as `fiedler_value`.
+
+    Example:
+        A path of three nodes is cut between its ends.
+
+        >>> import torch, attnscope as asc
+        >>> path = torch.tensor([[0, 1, 0], [1, 0, 1], [0, 1, 0]], dtype=torch.float64)
+        >>> (asc.fiedler_vector(path) * 2**0.5).round().abs()
+        tensor([1., 0., 1.], dtype=torch.float64)
+
+    References:
+        Fiedler, A property of eigenvectors of nonnegative symmetric matrices, 1975.
+    """
+    name = "fiedler_vector"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.fiedler_vector(
+        checked.tensor,
+        checked.lengths,
+        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
+        _checks.threshold_argument(name, threshold),
+        bool(normalized),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

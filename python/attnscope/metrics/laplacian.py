@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""Laplacian spectrum of a head seen as an undirected graph."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from attnscope import _checks, _core
+
+Symmetrize = Literal["mean", "max"]
+
+
+def laplacian_eigenvalues(
+    attention: torch.Tensor,
+    k: int | None = None,
+    *,
+    symmetrize: Symmetrize = "mean",
+    threshold: float | None = None,
+    normalized: bool = False,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    r"""The `k` smallest eigenvalues of the graph Laplacian of each head, ascending.
+
+    L = D − W with W = (A + Aᵀ)/2 ("mean") or max(A, Aᵀ) ("max"), zero diagonal. As many eigenvalues are
+    exactly 0 as the graph has connected components.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        k: how many; all n when None.
+        symmetrize: how a directed head becomes a graph. Under "mean" causal maps are capped near 0.5.
+        threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
+        normalized: I − D^{-1/2} W D^{-1/2} instead of D − W; the row of an isolated node is 0.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [..., k] float64, in [0, 2·max degree] ([0, 2] when normalized); NaN past a map's own length.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, `k` outside 1..n, threshold outside (0, 1).
+
+    Example:
+        A complete graph on n nodes has one zero and n − 1 times n; here every weight is 1/5.
+
+        >>> import torch, attnscope as asc
+        >>> asc.laplacian_eigenvalues(torch.full((5, 5), 0.2, dtype=torch.float64))
+        tensor([0., 1., 1., 1., 1.], dtype=torch.float64)
+
+    References:
+        Fiedler, Algebraic connectivity of graphs, 1973. Ruscio et al., What are you sinking?, 2025.
+    """
+    name = "laplacian_eigenvalues"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    count = checked.n if k is None else int(k)
+    if not 1 <= count <= checked.n:
+        raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
+    result, spoiled = _core.laplacian_eigenvalues(
+        checked.tensor,
+        checked.lengths,
+        count,
+        _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
+        _checks.threshold_argument(name, threshold),
+        bool(normalized),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def laplacian_gap(
+    attention: torch.Tensor,
+    *,
+    symmetrize: Symmetrize = "mean",
+    threshold: float | None = None,
+    normalized: bool = False,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The gap λ3 − λ2 of the graph Laplacian of each head.
+
+    Args:
+        attention: attention maps [..., n, n].
+        symmetrize: as in `laplacian_eigenvalues`.
+        threshold: as in `laplacian_eigenvalues`.
+        normalized: as in `laplacian_eigenvalues`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, >= 0; NaN for maps of fewer than three tokens, which have no third eigenvalue.
+
+    Raises:
+        ValueError: as `laplacian_eigenvalues`.
+
+    Example:
+        A star with edges of weight 1 has the spectrum {0, 1, …, 1, n}.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(4, 4); star[:, 0] = 1
+        >>> asc.laplacian_gap(star, symmetrize="max").item()
+        0.0
+
+    References:
+        Ruscio et al., What are you sinking?, 2025, section on spectral graph analysis.
+    """
+    checked = _checks.attention_argument("laplacian_gap", attention, lengths, validate=validate)
+    if checked.n < 3:
+        return torch.full(checked.leading, torch.nan, dtype=torch.float64)
+    values = laplacian_eigenvalues(
+        checked.tensor, 3, symmetrize=symmetrize, threshold=threshold, normalized=normalized, lengths=lengths
+    )
+    return gap_of(values)
+
+
+def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
+    """λ3 − λ2 of ascending eigenvalues [..., k]; NaN where there are fewer than three."""
+    if eigenvalues.shape[-1] < 3:
+        return torch.full(eigenvalues.shape[:-1], torch.nan, dtype=torch.float64)
+    return eigenvalues[..., 2] - eigenvalues[..., 1]

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/fiedler.h"
+
+#include <gtest/gtest.h>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+TEST(FiedlerValue, CausalStarIsHalf) {
+  RowMatrix<double> a = RowMatrix<double>::Zero(12, 12);
+  a.col(0).setOnes();
+  LaplacianWorkspace workspace;
+  EXPECT_NEAR(fiedler_value(view(a), {}, workspace), 0.5, 1e-14);
+  GraphOptions larger;
+  larger.symmetrize = Symmetrize::max;
+  EXPECT_NEAR(fiedler_value(view(a), larger, workspace), 1.0, 1e-14);
+}
+
+TEST(FiedlerValue, DisconnectedIsExactlyZero) {
+  const RowMatrix<double> identity = RowMatrix<double>::Identity(7, 7);
+  LaplacianWorkspace workspace;
+  EXPECT_EQ(fiedler_value(view(identity), {}, workspace), 0.0);
+  EXPECT_EQ(fiedler_value(view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), {}, workspace), 0.0);
+}
+
+TEST(FiedlerVector, SatisfiesItsEquationAndSign) {
+  for (bool causal : {true, false}) {
+    for (bool normalized : {true, false}) {
+      const RowMatrix<double> a = testing::random_attention(20, causal, 3);
+      GraphOptions options;
+      options.normalized = normalized;
+      LaplacianWorkspace workspace;
+      const double value = fiedler_value(view(a), options, workspace);
+      Eigen::VectorXd vector(20);
+      fiedler_vector(view(a), options, vector.data(), workspace);
+      graph_weights(view(a), options, workspace);
+      laplacian_from_weights(normalized, workspace);
+      EXPECT_LT((workspace.weights * vector - value * vector).norm(), 1e-12);
+      EXPECT_NEAR(vector.norm(), 1.0, 1e-12);
+      Index at = 0;
+      vector.cwiseAbs().maxCoeff(&at);
+      EXPECT_GT(vector[at], 0.0);
+    }
+  }
+}
+
+TEST(FiedlerVector, OneTokenIsNaN) {
+  const RowMatrix<double> one = RowMatrix<double>::Ones(1, 1);
+  LaplacianWorkspace workspace;
+  double out = 0.0;
+  fiedler_vector(view(one), {}, &out, workspace);
+  EXPECT_TRUE(std::isnan(out));
+}
+
+}  // namespace
+}  // namespace attnscope

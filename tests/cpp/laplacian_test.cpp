@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/laplacian.h"
+
+#include <gtest/gtest.h>
+
+#include <numbers>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+std::vector<double> spectrum(const RowMatrix<double>& a, const GraphOptions& options = {}) {
+  LaplacianWorkspace workspace;
+  std::vector<double> values(static_cast<std::size_t>(a.rows()));
+  laplacian_eigenvalues(view(a), options, a.rows(), values.data(), workspace);
+  return values;
+}
+
+TEST(Laplacian, StarCompletePathCycle) {
+  constexpr Index n = 9;
+  const auto star = spectrum(testing::star(n));
+  const auto complete = spectrum(testing::complete(n));
+  const auto path = spectrum(testing::path(n));
+  EXPECT_EQ(star[0], 0.0);
+  for (Index k = 1; k < n; ++k) {
+    EXPECT_NEAR(star[k], k + 1 < n ? 1.0 : n, 1e-12);
+    EXPECT_NEAR(complete[k], n, 1e-12);
+    EXPECT_NEAR(path[k], 2.0 - 2.0 * std::cos(std::numbers::pi * double(k) / n), 1e-12);
+  }
+  std::vector<double> expected;
+  for (Index k = 0; k < n; ++k) {
+    expected.push_back(2.0 - 2.0 * std::cos(2.0 * std::numbers::pi * double(k) / n));
+  }
+  std::sort(expected.begin(), expected.end());
+  const auto cycle = spectrum(testing::cycle(n));
+  for (Index k = 0; k < n; ++k) EXPECT_NEAR(cycle[k], expected[k], 1e-12);
+}
+
+TEST(Laplacian, ZerosCountComponents) {
+  RowMatrix<double> a = RowMatrix<double>::Zero(9, 9);
+  a.topLeftCorner(4, 4) = testing::complete(4);
+  a.block(4, 4, 3, 3) = testing::path(3);
+  const auto values = spectrum(a);
+  for (Index k = 0; k < 4; ++k) EXPECT_EQ(values[k], 0.0) << k;
+  EXPECT_GT(values[4], 0.5);
+}
+
+TEST(Laplacian, NormalizedCompleteGraphAndIsolatedNode) {
+  GraphOptions options;
+  options.normalized = true;
+  const auto values = spectrum(testing::complete(5), options);
+  for (Index k = 1; k < 5; ++k) EXPECT_NEAR(values[k], 5.0 / 4.0, 1e-12);
+  RowMatrix<double> a = RowMatrix<double>::Zero(4, 4);
+  a.topLeftCorner(3, 3) = testing::complete(3);
+  const auto isolated = spectrum(a, options);
+  EXPECT_EQ(isolated[1], 0.0);
+  EXPECT_NEAR(isolated[3], 1.5, 1e-12);
+}
+
+TEST(Laplacian, ThresholdGraphComparesTheLargerEntry) {
+  RowMatrix<double> a = RowMatrix<double>::Zero(3, 3);
+  a(1, 0) = 0.25;
+  a(0, 2) = 0.1;
+  GraphOptions options;
+  options.threshold = 0.25;
+  LaplacianWorkspace workspace;
+  graph_weights(view(a), options, workspace);
+  EXPECT_EQ(workspace.weights(0, 1), 1.0);
+  EXPECT_EQ(workspace.weights(2, 0), 0.0);
+  EXPECT_EQ(count_components(workspace), 2);
+}
+
+TEST(Laplacian, OneToken) { EXPECT_EQ(spectrum(RowMatrix<double>::Ones(1, 1))[0], 0.0); }
+
+}  // namespace
+}  // namespace attnscope
