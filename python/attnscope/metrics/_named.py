@@ -1,0 +1,38 @@
+# SPDX-License-Identifier: MIT
+"""How named results print: their fields with dtype and shape, never pages of numbers."""
+
+from __future__ import annotations
+
+from typing import Any, TypeVar
+
+import torch
+
+Named = TypeVar("Named", bound=tuple[Any, ...])
+
+
+def shown_by_shape(result: type[Named]) -> type[Named]:
+    """Class decorator for a NamedTuple of tensors: its repr names every field's dtype and shape.
+
+    Example:
+        >>> from typing import NamedTuple
+        >>> import torch
+        >>> @shown_by_shape
+        ... class Pair(NamedTuple):
+        ...     value: torch.Tensor
+        ...     count: torch.Tensor
+        >>> Pair(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
+        Pair(value=float32[2, 3], count=int64[2])
+    """
+
+    def shapes(self: Named) -> str:
+        fields = zip(self._fields, self, strict=True)  # type: ignore[attr-defined]
+        return f"{type(self).__name__}({', '.join(f'{name}={_shape(value)}' for name, value in fields)})"
+
+    result.__repr__ = shapes  # type: ignore[assignment,method-assign]
+    return result
+
+
+def _shape(value: Any) -> str:
+    if not isinstance(value, torch.Tensor):
+        return repr(value)
+    return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"
