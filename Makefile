@@ -1,0 +1,32 @@
+# SPDX-License-Identifier: MIT
+# Every command sets itself up: .ci/setup makes .venv, installs what is missing and builds.
+BIN := .venv/bin
+BUILD = $$(ls -d build/cp*-linux_* | head -1)
+.PHONY: demo test test-cpp test-all install bench lint format clean
+
+demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
+	@.ci/setup demo && $(BIN)/attnscope demo
+
+test: test-cpp  ## everything that is quick
+	@$(BIN)/python -m pytest -m "not slow"
+
+test-all: test-cpp  ## everything
+	@$(BIN)/python -m pytest
+
+test-cpp:       ## GoogleTest, every instruction set this processor runs
+	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
+
+install:        ## .venv with attnscope, editable, and the tools to work on it
+	@.ci/setup dev
+
+bench:          ## every kernel against its peers -> benchmarks/results/*.json
+	@.ci/setup dev && $(BIN)/python -m pip install -q -c .ci/constraints.txt ".[bench]" --no-build-isolation && $(BIN)/python benchmarks/run.py
+
+lint:
+	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy
+
+format:
+	@$(BIN)/ruff check --fix-only . ; $(BIN)/ruff format python tests benchmarks && clang-format -i $$(git ls-files '*.cpp' '*.h')
+
+clean:
+	rm -rf build .venv

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""The rules of the house that a test can hold: stems, arrows, what an import costs."""
+
+import ast
+import inspect
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import attnscope as asc
+
+ROOT = Path(__file__).resolve().parents[2]
+KERNELS = sorted(path.stem for path in (ROOT / "cpp/kernels").glob("*.h"))
+PACKAGE = ROOT / "python/attnscope"
+
+
+def python_files():
+    return sorted(path for path in PACKAGE.rglob("*.py") if path.name != "_build.py")
+
+
+@pytest.mark.parametrize("stem", KERNELS)
+@pytest.mark.parametrize(
+    "room",
+    [
+        "cpp/kernels/{}.cpp",
+        "cpp/bindings/{}.cpp",
+        "tests/cpp/{}_test.cpp",
+        "tests/python/test_{}.py",
+        "python/attnscope/metrics/{}.py",
+        "benchmarks/{}.py",
+    ],
+)
+def test_a_concept_has_its_file_in_every_room(stem, room):
+    assert (ROOT / room.format(stem)).exists(), f"{stem} lacks {room.format(stem)}"
+
+
+def test_kernels_know_eigen_and_std_only():
+    for path in sorted((ROOT / "cpp/kernels").rglob("*.[hc]*")):
+        for include in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text()):
+            allowed = include.startswith(("Eigen/", "kernels/")) or re.fullmatch(r"[a-z_]+|immintrin\.h", include)
+            assert allowed, f"{path.relative_to(ROOT)} includes {include}"
+
+
+def test_torch_headers_stay_in_one_place():
+    heavy = {
+        path.name
+        for path in (ROOT / "cpp/bindings").glob("*.*")
+        if re.search(r'#\s*include\s*[<"](ATen|torch|c10)/', path.read_text())
+    }
+    assert heavy <= {"batched.cpp", "tensors.cpp"}
+
+
+@pytest.mark.parametrize("module", ["transformers", "matplotlib", "pandas", "pyarrow", "pydantic", "typer", "scipy"])
+def test_importing_the_package_loads_nothing_heavy(module):
+    script = f"import sys, attnscope; sys.exit({module!r} in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0, f"attnscope imports {module}"
+
+
+def test_files_stay_small():
+    for path in [*python_files(), *(ROOT / "cpp").rglob("*.cpp"), *(ROOT / "cpp").rglob("*.h")]:
+        lines = len(path.read_text().splitlines())
+        assert lines <= 520, f"{path.relative_to(ROOT)} has {lines} lines: a concept inside wants a name"
+
+
+def test_no_room_is_called_utils():
+    assert not [path for path in ROOT.rglob("*") if re.fullmatch(r"(utils?|helpers?|misc|common)(\.\w+)?", path.name)
+                and ".venv" not in path.parts and "build" not in path.parts]
+
+
+@pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_no_exception_is_swallowed(path):
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ExceptHandler):
+            empty = all(isinstance(child, ast.Pass) for child in node.body)
+            assert not (empty and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))), (
+                f"{path.name}:{node.lineno}"
+            )
+
+
+@pytest.mark.parametrize("name", sorted(set(asc.__all__) - {"__version__"}))
+def test_public_functions_document_themselves(name):
+    value = getattr(asc, name)
+    if not inspect.isfunction(value):
+        pytest.skip(f"{name} is not a function")
+    document = inspect.getdoc(value) or ""
+    for part in ("Args:", "Returns:", ">>>"):
+        assert part in document or part == "Args:" and not inspect.signature(value).parameters, f"{name} lacks {part}"
