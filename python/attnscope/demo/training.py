@@ -1,0 +1,254 @@
+# SPDX-License-Identifier: MIT
+"""Trains the demo's language model and keeps Pythia-style early checkpoints."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnscope.demo.texts import (
+    GROUPS,
+    WINDOW,
+    copying_sequences,
+    documentation,
+    text_windows,
+    training_batch,
+)
+from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
+
+_OPTIMIZER = "optimizer.pt"
+_LOSSES_SEED = 10_000
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
+
+    steps: int = 768
+    layers: int = 3
+    heads: int = 4
+    width: int = 128
+    inner_width: int = 344
+    batch: int = 32
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+def checkpoint_steps(last: int) -> list[int]:
+    """The steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
+
+    Args:
+        last: the number of steps trained.
+
+    Returns:
+        Increasing step numbers from 0 to `last`.
+
+    >>> checkpoint_steps(700)
+    [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 700]
+    """
+    early = [0, *(2**k for k in range(10))]
+    return [step for step in early if step < last] + [*range(640, last, 128)] + [last]
+
+
+def build_model(recipe: Recipe) -> Any:
+    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed.
+
+    Args:
+        recipe: sizes and seed. The global random state is left as it was.
+
+    Returns:
+        The model, in training mode, float32.
+
+    Raises:
+        ValueError: when the width is not an even multiple of the number of heads.
+    """
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    if recipe.width % (2 * recipe.heads):
+        raise ValueError(
+            f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
+        )
+    config = LlamaConfig(
+        vocab_size=VOCABULARY_SIZE,
+        hidden_size=recipe.width,
+        intermediate_size=recipe.inner_width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        num_key_value_heads=recipe.heads,
+        max_position_embeddings=WINDOW + 2,
+        tie_word_embeddings=False,
+        bos_token_id=0,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return LlamaForCausalLM(config).train()
+
+
+def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
+    """Mean next-token loss on held-out text and on the second, copyable half of copying sequences.
+
+    Args:
+        model: the language model; its mode is restored.
+        samples: sequences per group.
+
+    Returns:
+        Nats per token by group.
+    """
+    tokenizer = byte_tokenizer()
+    losses = {}
+    was_training = model.training
+    model.eval()
+    for group, lines in zip(
+        GROUPS, (text_windows(samples, _LOSSES_SEED), copying_sequences(samples, _LOSSES_SEED)), strict=True
+    ):
+        ids = torch.tensor(tokenizer(lines)["input_ids"])
+        with torch.no_grad():
+            logits = model(input_ids=ids).logits[:, :-1]
+        per_token = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
+        # The second half's first byte is a guess too: that the string starts again shows only after it.
+        scored = per_token[:, WINDOW // 2 + 1 :] if group == "copying" else per_token
+        losses[group] = float(scored.mean())
+    model.train(was_training)
+    return losses
+
+
+def train(
+    directory: str | os.PathLike[str], recipe: Recipe | None = None, *, progress: bool | None = None
+) -> Path:
+    """Trains the recipe and writes `checkpoints/step{N}`; goes on where an earlier call was stopped.
+
+    Each checkpoint is a Hugging Face folder (safetensors, `tokenizer.json`) written under a temporary name
+    and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
+
+    Args:
+        directory: where to write; made when absent.
+        recipe: what to train; the default shows a sink emerging in a few minutes on two cores.
+        progress: a progress bar always, never, or (None) when standard error is a terminal.
+
+    Returns:
+        The `checkpoints` folder.
+
+    Raises:
+        ValueError: when the directory holds checkpoints of another recipe.
+    """
+    recipe = recipe or Recipe()
+    if recipe.steps < 1:
+        raise ValueError(f"train: steps must be at least 1, got {recipe.steps}")
+    root = Path(directory)
+    checkpoints = root / "checkpoints"
+    kept = checkpoint_steps(recipe.steps)
+    _claim(root, recipe)
+    if all((checkpoints / f"step{step}").is_dir() for step in kept):
+        (root / _OPTIMIZER).unlink(missing_ok=True)
+        return checkpoints
+
+    checkpoints.mkdir(exist_ok=True)
+    model, start, state = _last_saved(root, recipe)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
+    if state is not None:
+        optimizer.load_state_dict(state)
+    else:
+        _save(root, model, optimizer, 0)
+
+    from tqdm.auto import tqdm
+
+    hidden = None if progress is None else not progress
+    with tqdm(total=recipe.steps, initial=start, desc="training", unit="step", disable=hidden) as bar:
+        for step in range(start, recipe.steps):
+            ids = training_batch(recipe.batch, recipe.seed, step)
+            logits = model(input_ids=ids).logits[:, :-1]
+            loss = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            bar.update()
+            if step + 1 in kept:
+                losses = _save(root, model, optimizer, step + 1)
+                bar.set_postfix({f"loss {group}": f"{value:.2f}" for group, value in losses.items()})
+    (root / _OPTIMIZER).unlink()
+    return checkpoints
+
+
+def _claim(root: Path, recipe: Recipe) -> None:
+    """Writes the recipe, or checks that the one already there is the same."""
+    text = "".join(documentation())
+    wanted = asdict(recipe) | {"documentation": hashlib.sha256(text.encode()).hexdigest()[:16]}
+    path = root / "recipe.json"
+    if path.exists():
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if found != wanted:
+            different = sorted(key for key in {*found, *wanted} if found.get(key) != wanted.get(key))
+            shown = ", ".join(f"{key}: {found.get(key)} there, {wanted.get(key)} wanted" for key in different)
+            raise ValueError(
+                f"train: {root} holds the checkpoints of another recipe ({shown}); "
+                "take another directory or delete that one"
+            )
+        return
+    root.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+
+
+def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:
+    """The model, the steps it has taken and its optimizer's state; untrained when nothing can be resumed."""
+    from transformers import LlamaForCausalLM
+
+    path = root / _OPTIMIZER
+    if path.exists():
+        saved = torch.load(path, weights_only=True)
+        folder = root / "checkpoints" / f"step{saved['step']}"
+        if folder.is_dir():
+            with _without_progress_bars():
+                model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+            return model.train(), int(saved["step"]), saved["optimizer"]
+    (root / "training.jsonl").unlink(missing_ok=True)
+    return build_model(recipe), 0, None
+
+
+@contextmanager
+def _without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            logging.enable_progress_bar()
+
+
+def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -> dict[str, float]:
+    """Writes checkpoint `step` whole or not at all, then the optimizer's state that continues from it."""
+    losses = evaluate_loss(model)
+    lines = root / "training.jsonl"
+    earlier = lines.read_text(encoding="utf-8").splitlines() if lines.exists() else []
+    earlier = [line for line in earlier if json.loads(line)["step"] < step]
+    record = {"step": step} | {f"loss_{group}": value for group, value in losses.items()}
+    lines.write_text("\n".join([*earlier, json.dumps(record)]) + "\n", encoding="utf-8")
+
+    folder = root / "checkpoints" / f"step{step}"
+    half_written = folder.with_name(f".{folder.name}.part")
+    shutil.rmtree(half_written, ignore_errors=True)
+    with _without_progress_bars():
+        model.save_pretrained(half_written)
+    byte_tokenizer(WINDOW + 2).save_pretrained(half_written)
+    shutil.rmtree(folder, ignore_errors=True)
+    half_written.replace(folder)
+
+    partial = root / f".{_OPTIMIZER}.part"
+    torch.save({"step": step, "optimizer": optimizer.state_dict()}, partial)
+    partial.replace(root / _OPTIMIZER)
+    return losses

@@ -1,0 +1,169 @@
+# SPDX-License-Identifier: MIT
+"""The demo's model: what it reads, that it trains, stops, goes on, and loads as any Hugging Face folder."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("transformers")
+
+from attnscope.demo.texts import copying_sequences, documentation, text_windows, training_batch
+from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
+
+TINY = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
+
+
+def weights(folder: Path) -> dict[str, torch.Tensor]:
+    from safetensors.torch import load_file
+
+    return load_file(folder / "model.safetensors")
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("trained")
+    train(root, TINY, progress=False)
+    return root
+
+
+@pytest.mark.parametrize(
+    ("last", "expected"),
+    [
+        (1, [0, 1]),
+        (6, [0, 1, 2, 4, 6]),
+        (512, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512]),
+        (768, [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 768]),
+    ],
+)
+def test_checkpoint_steps_are_pythias(last: int, expected: list[int]) -> None:
+    assert checkpoint_steps(last) == expected
+
+
+def test_tokens_are_bytes_after_bos() -> None:
+    tokenizer = byte_tokenizer()
+    text = "def f(x):\n\treturn  'ß…' \x00"
+    ids = tokenizer(text)["input_ids"]
+    assert ids == [0] + [byte + 1 for byte in text.encode()]
+    assert tokenizer.decode(ids, skip_special_tokens=True) == text
+    assert len(tokenizer) == 257
+
+
+def test_inputs_are_seeded_disjoint_and_of_one_length() -> None:
+    windows, copies = text_windows(8, seed=1), copying_sequences(8, seed=1)
+    assert windows == text_windows(8, seed=1) != text_windows(8, seed=2)
+    assert copies == copying_sequences(8, seed=1) != copying_sequences(8, seed=2)
+    assert {len(line) for line in windows + copies} == {126}
+    assert all(line[:63] == line[63:] and " " not in line for line in copies)
+    train_part, held_out = documentation()
+    assert all(window in held_out and window not in train_part for window in windows)
+    assert len({line[:63] for line in copies}) == 8
+
+
+def test_training_batch_depends_on_seed_and_step_only() -> None:
+    batch = training_batch(6, seed=5, step=9)
+    assert batch.shape == (6, 127)
+    assert torch.equal(batch, training_batch(6, seed=5, step=9))
+    assert not torch.equal(batch, training_batch(6, seed=5, step=10))
+    assert not torch.equal(batch, training_batch(6, seed=6, step=9))
+    assert (batch[:, 0] == 0).all()
+    assert (batch[:, 1:] >= 1).all()
+    assert (batch < 257).all()
+    repeats = (batch[:, 1:64] == batch[:, 64:]).all(dim=1)
+    assert repeats.tolist() == [False] * 3 + [True] * 3
+    assert bytes((batch[0, 1:] - 1).tolist()) in documentation()[0].encode()
+
+
+def test_checkpoints_load_offline_as_hugging_face_folders(
+    trained: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folders = sorted(path.name for path in (trained / "checkpoints").iterdir())
+    assert folders == sorted(f"step{step}" for step in (0, 1, 2, 4, 6))
+    last = trained / "checkpoints" / "step6"
+    tokenizer = AutoTokenizer.from_pretrained(last)
+    ids = tokenizer("ab", return_tensors="pt")["input_ids"]
+    assert ids.tolist() == [[0, 98, 99]]
+    model = AutoModelForCausalLM.from_pretrained(last, attn_implementation="eager")
+    attention = model(ids, output_attentions=True).attentions
+    assert len(attention) == 1
+    assert attention[0].shape == (1, 2, 3, 3)
+    assert not list(last.glob("*.bin"))
+
+
+def test_training_learns_and_says_what_it_measured(trained: Path) -> None:
+    lines = [json.loads(line) for line in (trained / "training.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 4, 6]
+    assert lines[0]["loss_text"] == pytest.approx(torch.log(torch.tensor(257.0)).item(), abs=0.2)
+    assert lines[-1]["loss_text"] < lines[0]["loss_text"]
+    first, last = (weights(trained / "checkpoints" / f"step{step}") for step in (0, 6))
+    assert all(not torch.equal(first[name], last[name]) for name in first)
+
+
+def test_step_zero_is_the_untrained_model_and_the_global_seed_is_left_alone(trained: Path) -> None:
+    torch.manual_seed(11)
+    expected = torch.rand(3)
+    torch.manual_seed(11)
+    model = build_model(TINY)
+    assert torch.equal(torch.rand(3), expected)
+    stored = weights(trained / "checkpoints" / "step0")
+    assert all(torch.equal(stored[name], value) for name, value in model.state_dict().items())
+
+
+def test_a_killed_training_resumes_bit_for_bit(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attnscope.demo.training as training
+
+    def killed(batch: int, seed: int, step: int) -> torch.Tensor:
+        if step == 3:
+            raise KeyboardInterrupt
+        return training_batch(batch, seed, step)
+
+    monkeypatch.setattr(training, "training_batch", killed)
+    with pytest.raises(KeyboardInterrupt):
+        train(tmp_path, TINY, progress=False)
+    assert {path.name for path in (tmp_path / "checkpoints").iterdir()} == {"step0", "step1", "step2"}
+    seen: list[int] = []
+
+    def watched(batch: int, seed: int, step: int) -> torch.Tensor:
+        seen.append(step)
+        return training_batch(batch, seed, step)
+
+    monkeypatch.setattr(training, "training_batch", watched)
+    train(tmp_path, TINY, progress=False)
+    assert seen == [2, 3, 4, 5]
+    assert (tmp_path / "training.jsonl").read_text() == (trained / "training.jsonl").read_text()
+    for step in (2, 4, 6):
+        ours, theirs = (weights(root / "checkpoints" / f"step{step}") for root in (tmp_path, trained))
+        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_a_finished_training_is_skipped_and_a_missing_checkpoint_made_again(
+    trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import attnscope.demo.training as training
+
+    root = tmp_path / "copy"
+    shutil.copytree(trained, root)
+    monkeypatch.setattr(training, "build_model", lambda recipe: pytest.fail("trained again"))
+    assert train(root, TINY, progress=False) == root / "checkpoints"
+    monkeypatch.undo()
+    shutil.rmtree(root / "checkpoints" / "step4")
+    train(root, TINY, progress=False)
+    ours, theirs = (weights(folder / "checkpoints" / "step4") for folder in (root, trained))
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
+
+
+def test_another_recipe_is_refused_with_its_differences(trained: Path) -> None:
+    with pytest.raises(ValueError, match=r"another recipe \(steps: 6 there, 7 wanted\)"):
+        train(trained, Recipe(**(TINY.__dict__ | {"steps": 7})), progress=False)
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        train(trained, Recipe(steps=0), progress=False)
+    with pytest.raises(ValueError, match="twice the heads, got 18 and 4"):
+        build_model(Recipe(width=18))
