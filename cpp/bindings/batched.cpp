@@ -10,9 +10,23 @@
 #include <chrono>
 #include <exception>
 #include <mutex>
+#include <numeric>
 #include <thread>
 
 namespace attnscope {
+
+BatchOrder::BatchOrder(const Batch& batch) {
+  if (batch.lengths == nullptr) return;
+  order_.resize(static_cast<std::size_t>(batch.count));
+  std::iota(order_.begin(), order_.end(), Index{0});
+  std::stable_sort(order_.begin(), order_.end(),
+                   [&](Index a, Index b) { return batch.lengths[a] > batch.lengths[b]; });
+}
+
+Index block_size(const Batch& batch, Index width) {
+  const Index matrices = (Index{1} << 16) / std::max<Index>(1, batch.n * batch.n);
+  return std::max<Index>(1, matrices / width) * width;
+}
 
 int worker_count(Index count) {
   if (at::in_parallel_region()) return 1;

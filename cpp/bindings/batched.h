@@ -5,6 +5,7 @@
 #include <atomic>
 #include <functional>
 #include <limits>
+#include <span>
 #include <vector>
 
 #include "bindings/tensors.h"
@@ -25,56 +26,109 @@ void run_blocks(Index count, Index grain,
 // Number of workers that run_blocks will use for `count` items.
 int worker_count(Index count);
 
-// Calls visit(view, index) with matrix `index` of the batch as a MatrixView of its own element type.
+// Calls visit(data) with the batch's memory as a pointer of its own element type.
 template <class Visit>
-void visit_matrix(const Batch& batch, Index index, Visit&& visit) {
-  const Index offset = batch.offset(index);
-  const auto call = [&](auto* typed) {
-    visit(matrix_view(typed + offset, batch.length(index), batch.row_stride, batch.column_stride),
-          index);
-  };
+void visit_scalar(const Batch& batch, Visit&& visit) {
   switch (batch.dtype) {
     case Dtype::float16:
-      return call(static_cast<const Eigen::half*>(batch.data));
+      return visit(static_cast<const Eigen::half*>(batch.data));
     case Dtype::bfloat16:
-      return call(static_cast<const Eigen::bfloat16*>(batch.data));
+      return visit(static_cast<const Eigen::bfloat16*>(batch.data));
     case Dtype::float32:
-      return call(static_cast<const float*>(batch.data));
+      return visit(static_cast<const float*>(batch.data));
     case Dtype::float64:
-      return call(static_cast<const double*>(batch.data));
+      return visit(static_cast<const double*>(batch.data));
   }
 }
 
+// Matrix `index` of the batch, whose memory starts at `data`.
+template <class Scalar>
+MatrixView<Scalar> view_of(const Batch& batch, const Scalar* data, Index index) {
+  return matrix_view(data + batch.offset(index), batch.length(index), batch.row_stride,
+                     batch.column_stride);
+}
+
+// Calls visit(view, index) with matrix `index` of the batch as a MatrixView of its own element type.
+template <class Visit>
+void visit_matrix(const Batch& batch, Index index, Visit&& visit) {
+  visit_scalar(batch, [&](const auto* data) { visit(view_of(batch, data, index), index); });
+}
+
+// The order in which a batch is worked off: as it lies, or longest matrix first where lengths differ, so
+// that no worker is left with the largest piece at the end and equal lengths stand together.
+class BatchOrder {
+ public:
+  explicit BatchOrder(const Batch& batch);
+  Index operator[](Index position) const {
+    return order_.empty() ? position : order_[static_cast<std::size_t>(position)];
+  }
+
+ private:
+  std::vector<Index> order_;
+};
+
+// Matrices in a block of work, a multiple of `width`: about 64k entries, small enough to share out and to
+// answer Ctrl-C, large enough that handing it out costs nothing.
+Index block_size(const Batch& batch, Index width);
+
 // Calls kernel(view, index, workspace) for every matrix whose entries are finite, each worker with a
 // Workspace of its own that lives as long as the call. Returns how many matrices were not finite; their
-// results keep what they were filled with. Ragged batches start with their longest matrix, so that no
-// worker is left with the largest piece at the end.
+// results keep what they were filled with.
 template <class Workspace, class Kernel>
 Index per_matrix(const Batch& batch, Kernel&& kernel) {
-  std::vector<Index> order;
-  if (batch.lengths != nullptr) {
-    order.resize(static_cast<std::size_t>(batch.count));
-    for (Index i = 0; i < batch.count; ++i) order[i] = i;
-    std::stable_sort(order.begin(), order.end(),
-                     [&](Index a, Index b) { return batch.lengths[a] > batch.lengths[b]; });
-  }
-  // A block is about 64k entries: small enough to share out and to answer Ctrl-C, large enough that
-  // handing it out costs nothing.
-  const Index grain = std::max<Index>(1, (Index{1} << 16) / std::max<Index>(1, batch.n * batch.n));
+  const BatchOrder order(batch);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
   std::atomic<Index> spoiled{0};
-  run_blocks(batch.count, grain, [&](Index begin, Index end, int worker) {
+  run_blocks(batch.count, block_size(batch, 1), [&](Index begin, Index end, int worker) {
     Workspace& workspace = workspaces[static_cast<std::size_t>(worker)];
     for (Index position = begin; position < end; ++position) {
-      const Index index = order.empty() ? position : order[static_cast<std::size_t>(position)];
-      visit_matrix(batch, index, [&](const auto& view, Index at) {
+      visit_matrix(batch, order[position], [&](const auto& view, Index index) {
         if (all_finite(view)) {
-          kernel(view, at, workspace);
+          kernel(view, index, workspace);
         } else {
           spoiled.fetch_add(1, std::memory_order_relaxed);
         }
       });
     }
+  });
+  return spoiled.load();
+}
+
+// Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size, which
+// the kernel interleaves; otherwise as per_matrix. Which matrices meet in a pack depends on the batch and
+// never on the threads, and a kernel must give each matrix the result that it has alone.
+template <class Workspace, class Kernel>
+Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
+  const BatchOrder order(batch);
+  std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
+  std::atomic<Index> spoiled{0};
+  run_blocks(batch.count, block_size(batch, width), [&](Index begin, Index end, int worker) {
+    Workspace& workspace = workspaces[static_cast<std::size_t>(worker)];
+    visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
+      std::vector<MatrixView<Scalar>> views;
+      std::vector<Index> indices;
+      views.reserve(static_cast<std::size_t>(width));
+      indices.reserve(static_cast<std::size_t>(width));
+      const auto flush = [&] {
+        if (views.empty()) return;
+        kernel(std::span<const MatrixView<Scalar>>(views), std::span<const Index>(indices), workspace);
+        views.clear();
+        indices.clear();
+      };
+      for (Index position = begin; position < end; ++position) {
+        const Index index = order[position];
+        const MatrixView<Scalar> view = view_of(batch, data, index);
+        if (!all_finite(view)) {
+          spoiled.fetch_add(1, std::memory_order_relaxed);
+          continue;
+        }
+        if (!views.empty() && views.front().rows() != view.rows()) flush();
+        views.push_back(view);
+        indices.push_back(index);
+        if (static_cast<Index>(views.size()) == width) flush();
+      }
+      flush();
+    });
   });
   return spoiled.load();
 }

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cmath>
+
+#include "kernels/base/aligned_buffer.h"
+
+// Packs: equal-sized matrices interleaved entry by entry, one matrix a lane, so that one vector
+// instruction does the same step of kPackWidth matrices and no lane ever sees another.
+//
+// The width follows the instruction set that a file is compiled for, so only kernel .cpp files include
+// this header; a kernel's own header offers the width as a function.
+namespace attnscope {
+
+#if defined(__AVX512F__)
+inline constexpr Index kPackWidth = 8;
+#elif defined(__AVX__)
+inline constexpr Index kPackWidth = 4;
+#else
+inline constexpr Index kPackWidth = 2;
+#endif
+
+// One float64 entry of every matrix of a pack, and the mask that comparing two of them gives: all bits
+// set in a lane where the comparison holds. Masks choose lanes: `mask ? a : b`.
+typedef double Lanes __attribute__((vector_size(kPackWidth * sizeof(double)), may_alias));
+typedef long LaneMask __attribute__((vector_size(kPackWidth * sizeof(long))));
+static_assert(sizeof(long) == sizeof(double));
+
+inline Lanes broadcast(double value) { return Lanes{} + value; }
+
+inline Lanes square_root(Lanes x) {
+  Lanes root;
+  for (Index lane = 0; lane < kPackWidth; ++lane) root[lane] = std::sqrt(x[lane]);
+  return root;
+}
+
+inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
+inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
+inline Lanes magnitude(Lanes x) { return x < 0.0 ? -x : x; }
+
+inline bool any(LaneMask mask) {
+  long bits = 0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) bits |= mask[lane];
+  return bits != 0;
+}
+
+// `size` entries of a pack in `buffer`, not initialised.
+inline Lanes* lane_buffer(AlignedBuffer& buffer, Index size) {
+  return reinterpret_cast<Lanes*>(buffer.resize(size * kPackWidth));
+}
+
+}  // namespace attnscope
