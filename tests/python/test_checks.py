@@ -1,0 +1,115 @@
+# SPDX-License-Identifier: MIT
+"""What every metric refuses, and the words it uses; provoked through one metric of each kind."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope import _checks
+
+
+def refuses(message, attention, error=ValueError, **options):
+    with pytest.raises(error, match=re.escape(message)):
+        asc.fiedler_value(attention, **options)
+
+
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (torch.zeros(3), "must have at least two dimensions [..., n, n], got shape (3,)"),
+        (torch.zeros(2, 4, 7, 8), "must be square in its last two dimensions, got shape (2, 4, 7, 8)"),
+        (torch.zeros(2, 0, 0), "must hold at least one token, got shape (2, 0, 0)"),
+        (torch.zeros(3, 3, dtype=torch.int64), "must be float16, bfloat16, float32 or float64, got torch.int64"),
+        (torch.zeros(3, 3, dtype=torch.complex64), "got torch.complex64"),
+        (torch.zeros(3, 3, dtype=torch.bool), "got torch.bool"),
+        (torch.eye(3).to_sparse(), "must be a dense tensor, got layout torch.sparse_coo"),
+        (torch.zeros(3, 3, device="meta"), "meta device"),
+    ],
+)
+def test_shapes_and_dtypes(attention, message):
+    refuses(message, attention)
+
+
+def test_what_is_no_array_is_a_type_error():
+    refuses("attention must be a torch.Tensor or an array, got str", "attention", TypeError)
+    refuses("got list", [[1.0]], TypeError)
+
+
+@pytest.mark.parametrize("lengths", [0, 6, -1, [3, 9]])
+def test_lengths_out_of_range(lengths):
+    refuses("lengths must lie between 1 and n = 5", torch.rand(2, 5, 5), lengths=lengths)
+
+
+def test_lengths_of_the_wrong_kind_or_shape():
+    refuses("lengths must be integers, got torch.float32", torch.rand(2, 5, 5), lengths=[2.0, 3.0])
+    refuses("lengths of shape (3,) do not broadcast to the leading shape (2,)", torch.rand(2, 5, 5), lengths=[1, 2, 3])
+
+
+@pytest.mark.parametrize("threshold", [0.0, 1.0, -0.5, 2.0, float("nan"), float("inf")])
+def test_threshold_outside_the_open_interval(threshold):
+    refuses("threshold must lie strictly between 0 and 1", torch.rand(5, 5), threshold=threshold)
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -0.25, 1.5])
+def test_validate_names_the_first_offending_entry(value):
+    attention = torch.full((2, 3, 4, 4), 0.25)
+    attention[1, 0, 2, 3] = value
+    attention[1, 2, 0, 0] = value
+    refuses(f"got {value} at index (1, 0, 2, 3)", attention, validate=True)
+
+
+def test_validate_looks_inside_lengths_only_and_forgives_rounding():
+    attention = torch.full((4, 4), 0.25)
+    attention[3, 3] = torch.nan
+    attention[0, 0] = 1.004
+    assert asc.fiedler_value(attention, lengths=3, validate=True).isfinite()
+
+
+def test_one_bad_matrix_spoils_itself_only_and_is_counted_once():
+    good = torch.softmax(torch.randn(6, 5, 5), -1)
+    bad = good.clone()
+    bad[1, 0, 0], bad[4, 4, 4] = torch.nan, torch.inf
+    with pytest.warns(RuntimeWarning, match="fiedler_value: 2 of 6 matrices hold NaN") as record:
+        result = asc.fiedler_value(bad)
+    assert len(record) == 1
+    assert result.isnan().tolist() == [False, True, False, False, True, False]
+    expected = asc.fiedler_value(good)
+    assert torch.equal(result[[0, 2, 3, 5]], expected[[0, 2, 3, 5]])
+
+
+def test_numpy_arrays_are_taken_in_place_even_when_read_only():
+    array = np.full((5, 5), 0.2)
+    array.setflags(write=False)
+    assert asc.fiedler_value(array).item() == pytest.approx(1.0)
+
+
+def test_no_matrices_give_an_empty_result():
+    assert asc.fiedler_value(torch.zeros(0, 3, 4, 4)).shape == (0, 3)
+
+
+@pytest.mark.parametrize(
+    ("thresholds", "expected"),
+    [([0.1, 0.5], [0.1, 0.5]), (0.25, [0.25]), ("1/n", [0.125]), (["4/n", "8/n"], [0.5, 1.0]), (["2.5/n"], [0.3125])],
+)
+def test_thresholds(thresholds, expected):
+    assert _checks.thresholds_argument("f", thresholds, 8).tolist() == expected
+
+
+@pytest.mark.parametrize("thresholds", [[], [0.0], [1.0], ["n/2"], ["0/n"], ["x/n"], ["-1/n"], [0.5, 1.2]])
+def test_bad_thresholds(thresholds):
+    with pytest.raises(ValueError, match="threshold"):
+        _checks.thresholds_argument("f", thresholds, 8)
+
+
+def test_support_words_and_shapes():
+    checked = _checks.attention_argument("f", torch.rand(3, 4, 4))
+    assert _checks.support_argument("f", "causal", checked) == "causal"
+    with pytest.raises(ValueError, match="support must be one of 'auto', 'causal', 'full', got 'lower'"):
+        _checks.support_argument("f", "lower", checked)
+    with pytest.raises(ValueError, match="support must be boolean, got torch.float32"):
+        _checks.support_argument("f", torch.ones(4, 4), checked)
+    with pytest.raises(ValueError, match=re.escape("support of shape (5, 5) does not broadcast")):
+        _checks.support_argument("f", torch.ones(5, 5, dtype=torch.bool), checked)
