@@ -17,6 +17,7 @@ _isa.load_core()
 
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
+from attnscope.metrics.measure import measure  # noqa: E402
 
 if TYPE_CHECKING:
     pass
@@ -32,6 +33,7 @@ __all__ = [
     "fiedler_vector",
     "laplacian_eigenvalues",
     "laplacian_gap",
+    "measure",
     *_LAZY,
 ]
 

@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""Many metrics of the same maps at once, with the work they share done once."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from difflib import get_close_matches
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _device
+
+# Metrics that are functions of another public result: metric -> (that result, module, function of it).
+# The function's first argument is the shared result; the rest are the metric's own options.
+DERIVED: dict[str, tuple[str, str, str]] = {
+    "laplacian_gap": ("laplacian_eigenvalues", "laplacian", "gap_of"),
+    "stable_rank": ("singular_values", "singular_values", "stable_rank_of"),
+    "effective_rank": ("singular_values", "singular_values", "effective_rank_of"),
+    "spectral_gap": ("singular_values", "singular_values", "spectral_gap_of"),
+    "spectral_ratio": ("singular_values", "singular_values", "spectral_ratio_of"),
+    "marchenko_pastur_deviation": ("marchenko_pastur", "marchenko_pastur", "deviation_of"),
+    "betti_curve": ("persistence", "barcodes", "betti_curve"),
+    "bar_count": ("persistence", "barcodes", "bar_count"),
+    "total_persistence": ("persistence", "barcodes", "total_persistence"),
+    "max_persistence": ("persistence", "barcodes", "max_persistence"),
+    "persistent_entropy": ("persistence", "barcodes", "persistent_entropy"),
+}
+
+# Metric -> module in attnscope.metrics, for those that read attention themselves.
+DIRECT: dict[str, str] = {
+    "fiedler_value": "fiedler",
+    "fiedler_vector": "fiedler",
+    "laplacian_eigenvalues": "laplacian",
+    "graph_statistics": "graph_statistics",
+    "singular_values": "singular_values",
+    "participation_ratio": "participation_ratio",
+    "marchenko_pastur": "marchenko_pastur",
+    "persistence": "persistence",
+    "betti_numbers": "betti",
+    "attention_entropy": "entropy",
+    "incoming_attention": "sinks",
+    "sink_rate": "sinks",
+    "sink_tokens": "sinks",
+    "sink_share": "sinks",
+    "top_mass": "sinks",
+    "head_divergence": "divergence",
+    "sink_removal": "divergence",
+    "geometric_semantic_alignment": "alignment",
+    "reference_influence": "reference_influence",
+}
+
+# Functions of all heads of a layer: [..., h, n, n], with one length per layer.
+OF_LAYERS = frozenset({"head_divergence", "sink_removal"})
+
+# What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
+THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+
+@dataclass(frozen=True)
+class _Request:
+    key: str
+    metric: str
+    options: dict[str, Any]
+
+
+def measure(
+    attention: torch.Tensor,
+    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]],
+    *,
+    lengths: _checks.Lengths = None,
+    **options: Any,
+) -> dict[str, Any]:
+    """Several metrics of the same maps, with shared intermediates computed once.
+
+    `stable_rank`, `effective_rank`, `spectral_gap` and `spectral_ratio` share one singular value
+    decomposition, the statistics of bars one persistent homology, and so on; every value equals what the
+    function of that name returns.
+
+    Args:
+        attention: attention maps [..., n, n]; a CUDA tensor is brought over once. For metrics of all heads
+            of a layer (`head_divergence`, `sink_removal`) the axis before the last two is the head.
+        metrics: a name, names, or a mapping from the key wanted in the result to that metric's own options;
+            the option ``metric`` names the function where the key is not its name.
+        lengths: tokens per map, broadcast against the leading axes.
+        options: given to every metric that takes an option of that name.
+
+    Returns:
+        A dict in the order asked for: tensors, or the named results of the functions.
+
+    Raises:
+        ValueError: an unknown metric (the nearest name is suggested), or a bad argument of one of them.
+        TypeError: an option that none of the metrics takes, or a missing one.
+
+    Example:
+        Uniform attention among four tokens: connectivity 1, and one direction carries everything.
+
+        >>> import torch, attnscope as asc
+        >>> asc.measure(torch.full((4, 4), 0.25), ["fiedler_value", "stable_rank"])["stable_rank"].item()
+        1.0
+        >>> found = asc.measure(torch.full((4, 4), 0.25), {
+        ...     "mean": {"metric": "fiedler_value"},
+        ...     "normalized": {"metric": "fiedler_value", "normalized": True},
+        ... })
+        >>> {key: round(value.item(), 6) for key, value in found.items()}
+        {'mean': 1.0, 'normalized': 1.333333}
+    """
+    requests = _requests(metrics, options)
+    tensor = _device.to_host(_checks.float_tensor("measure", "attention", attention))
+    shared: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+    results: dict[str, Any] = {}
+    for request in requests:
+        source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
+        function = _function(source)
+        given = _given(function, request, tensor)
+        # An option's repr tells two different settings apart; tensors are told apart by identity.
+        identity = tuple(sorted((name, _identity(value)) for name, value in given.items()))
+        if (source, identity) not in shared:
+            each = _layer_lengths(lengths, tensor) if source in OF_LAYERS else lengths
+            shared[source, identity] = function(tensor, lengths=each, **given)
+        result = shared[source, identity]
+        if request.metric in DERIVED:
+            derive = _derivation(request.metric)
+            own = {name: value for name, value in request.options.items() if name in _options(derive)}
+            result = derive(result, **own)
+        results[request.key] = result
+    return results
+
+
+def metric_names() -> list[str]:
+    """Every name that `measure` knows, in alphabetical order."""
+    return sorted({*DIRECT, *DERIVED})
+
+
+def _requests(
+    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+) -> list[_Request]:
+    if isinstance(metrics, str):
+        metrics = [metrics]
+    asked: Mapping[str, Mapping[str, Any]]
+    asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+    requests, taken = [], set()
+    for key, own in asked.items():
+        metric = str(own.get("metric", key))
+        if metric not in DIRECT and metric not in DERIVED:
+            near = get_close_matches(metric, metric_names(), 1)
+            hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(metric_names())}"
+            raise ValueError(f"measure: unknown metric {metric!r}{hint}")
+        accepted = _accepted(metric)
+        unknown = [name for name in own if name != "metric" and name not in accepted]
+        if unknown:
+            raise TypeError(f"measure: {metric} takes no option {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+        common = {name: value for name, value in options.items() if name in accepted}
+        taken |= set(common)
+        requests.append(_Request(key, metric, {**common, **{k: v for k, v in own.items() if k != "metric"}}))
+    if unused := sorted(set(options) - taken):
+        raise TypeError(f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}")
+    return requests
+
+
+def _accepted(metric: str) -> set[str]:
+    accepted = set(_options(_function(DERIVED[metric][0] if metric in DERIVED else metric)))
+    if metric in DERIVED:
+        accepted |= set(_options(_derivation(metric)))
+    return accepted
+
+
+def _function(metric: str) -> Callable[..., Any]:
+    module = importlib.import_module(f"attnscope.metrics.{DIRECT[metric]}")
+    function: Callable[..., Any] = getattr(module, metric)
+    return function
+
+
+def _derivation(metric: str) -> Callable[..., Any]:
+    _, module, name = DERIVED[metric]
+    function: Callable[..., Any] = getattr(importlib.import_module(f"attnscope.metrics.{module}"), name)
+    return function
+
+
+def _options(function: Callable[..., Any]) -> list[str]:
+    return [name for name in list(inspect.signature(function).parameters)[1:] if name != "lengths"]
+
+
+def _identity(value: Any) -> str:
+    return f"tensor {id(value)}" if isinstance(value, torch.Tensor) else repr(value)
+
+
+def _given(function: Callable[..., Any], request: _Request, tensor: torch.Tensor) -> dict[str, Any]:
+    """The options of one call with its defaults filled in, so that equal calls are seen to be equal."""
+    given = {}
+    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
+        if name == "lengths":
+            continue
+        if name in request.options:
+            given[name] = request.options[name]
+        elif name == "thresholds":
+            given[name] = THRESHOLDS
+        elif parameter.default is not inspect.Parameter.empty:
+            given[name] = parameter.default
+    if function.__name__ == "laplacian_eigenvalues" and given.get("k") is None:
+        n = int(tensor.shape[-1])
+        given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
+    return given
+
+
+def _layer_lengths(lengths: _checks.Lengths, heads: torch.Tensor) -> torch.Tensor | None:
+    """One length per layer out of lengths that broadcast against [..., h]."""
+    if lengths is None:
+        return None
+    each = torch.as_tensor(lengths).expand(heads.shape[:-2])
+    if each.ndim == 0 or not bool((each == each[..., :1]).all()):
+        raise ValueError("measure: metrics of a whole layer need one length for all its heads")
+    return each[..., 0].contiguous()
