@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: MIT
+"""A Hugging Face model in, one layer's tensors at a time out.
+
+``capture`` is the only door; ``Layer`` is what comes through it. transformers is imported when a model
+arrives, never before.
+"""
+
+from attnscope.capture.layer import SITES, Layer
+from attnscope.capture.tape import Tape, capture
+
+__all__ = ["SITES", "Layer", "Tape", "capture"]

@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: MIT
+"""The first tier: an attention function and a mask function of our own, under one name in transformers.
+
+Equal to eager attention, operation by operation, so that probabilities agree to the last bit where a model's
+own code works in float32; computed tile by tile straight into the captured layer.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from attnscope.capture.recorder import Recorder
+
+# A name that transformers reads nothing into: "flash" and "a/b" would make it look for kernels.
+NAME = "attnscope"
+
+# Arguments that change nothing once the mask is there and dropout is off. Anything else is refused.
+INERT = frozenset(
+    {
+        "cache_position",
+        "cache_params",
+        "decoder_input_ids",
+        "deterministic",
+        "dropout",
+        "encoder_hidden_states",
+        "is_causal",
+        "layer_idx",
+        "logits_to_keep",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "past_key_values",
+        "return_dict",
+        "sliding_window",
+        "token_type_ids",
+        "use_cache",
+    }
+)
+TILE_ELEMENTS = 1 << 22
+_registration = threading.Lock()
+_registered = False
+
+
+def register() -> None:
+    """Enters both functions in transformers' tables, once per process.
+
+    They stay there: a deep copy of a model taken during a run keeps the name, and an unknown name is an error.
+    The mask function matters most: under a name without one, transformers passes no mask at all.
+    """
+    global _registered
+    with _registration:
+        if _registered:
+            return
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(NAME, attention_function)
+        AttentionMaskInterface.register(NAME, mask_function)
+        _registered = True
+
+
+def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
+    """The float mask of eager attention, which is never left out for causal models.
+
+    A boolean mask would break models that do arithmetic on their masks.
+    """
+    from transformers.masking_utils import eager_mask
+
+    from attnscope.capture.recorder import LIVE
+
+    mask: Tensor | None = eager_mask(*args, **kwargs)
+    recorder = LIVE.get()
+    if recorder is not None:
+        keys = kwargs.get("kv_length", mask.shape[-1] if mask is not None else None)
+        if keys is not None:
+            recorder.note_key_offset(int(keys), int(kwargs.get("kv_offset", 0)))
+    return mask
+
+
+def attention_function(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    position_bias: Tensor | None = None,
+    **kwargs: Any,
+) -> tuple[Tensor, None]:
+    """What a model calls in place of its own attention while it is being captured."""
+    from attnscope.capture.recorder import LIVE
+
+    recorder = LIVE.get()
+    if recorder is None or not recorder.owns(module):
+        return _bystander(
+            module,
+            query,
+            key,
+            value,
+            attention_mask,
+            scaling=scaling,
+            softcap=softcap,
+            s_aux=s_aux,
+            position_bias=position_bias,
+            **kwargs,
+        )
+    unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
+    if unknown:
+        raise NotImplementedError(
+            f"capture: {type(module).__name__} passes arguments to its attention that capture does not know: {unknown}"
+        )
+    recorder.check_mask(module, query, key, attention_mask)
+    with torch.autocast(query.device.type, enabled=False):
+        return (
+            _captured(recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias),
+            None,
+        )
+
+
+def _captured(
+    recorder: Recorder,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    position_bias: Tensor | None,
+) -> Tensor:
+    batch, heads, queries, width = query.shape
+    keys, group = key.shape[2], query.shape[1] // key.shape[1]
+    dtype = torch.promote_types(torch.float32, query.dtype)
+    scale = width**-0.5 if scaling is None else scaling
+    out = value.new_empty(batch, queries, heads, value.shape[-1])
+    draft = recorder.begin_layer(module, query, key, value, mask, dtype)
+    for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk):
+        shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
+        p = draft.storage(samples, span, shape)
+        flat = p.view(-1, queries, keys)
+        torch.bmm(
+            query[samples, span].to(dtype).reshape(-1, queries, width),
+            _repeat(key[samples], span, group).to(dtype).reshape(-1, keys, width).mT,
+            out=flat,
+        )
+        p.mul_(scale)  # after the product, as eager attention does it: then the bits agree
+        if softcap is not None:
+            p.div_(softcap).tanh_().mul_(softcap)
+        for bias in (position_bias, mask):
+            if bias is not None:
+                _add(p, bias, samples, span)
+        if s_aux is None:
+            torch.softmax(p, -1, out=p)
+        else:  # a learned sink is one more logit without a value: rows sum to less than 1
+            sink = s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
+            top = torch.maximum(p.amax(-1, keepdim=True), sink)
+            p.sub_(top).exp_()
+            p.div_(p.sum(-1, keepdim=True) + (sink - top).exp())
+        draft.keep(samples, span, p)
+        mixed = torch.bmm(flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1]))
+        out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
+    recorder.end_attention(draft)
+    return out
+
+
+def _tiles(batch: int, heads: int, size: int, chunk: int | None) -> Iterator[tuple[slice, slice]]:
+    """Blocks of samples x heads, each contiguous in a ``[B, H, q, k]`` tensor and of bounded size."""
+    limit = max(1, TILE_ELEMENTS // max(1, size)) if chunk is None else chunk
+    if limit >= heads:
+        together = max(1, limit // max(1, heads)) if chunk is None else 1
+        for b in range(0, batch, together):
+            yield slice(b, min(batch, b + together)), slice(0, heads)
+        return
+    for b in range(batch):
+        for h in range(0, heads, limit):
+            yield slice(b, b + 1), slice(h, min(heads, h + limit))
+
+
+def _repeat(states: Tensor, span: slice, group: int) -> Tensor:
+    """The key or value heads that the query heads in ``span`` read."""
+    if group == 1:
+        return states[:, span]
+    return states[:, torch.arange(span.start, span.stop, device=states.device) // group]
+
+
+def _add(p: Tensor, bias: Tensor, samples: slice, span: slice) -> None:
+    bias = bias[..., : p.shape[-1]]  # a static cache may bring a longer mask
+    bias = bias if bias.shape[0] == 1 else bias[samples]
+    bias = bias if bias.shape[1] == 1 else bias[:, span]
+    if bias.dtype == torch.bool:
+        p.masked_fill_(~bias, torch.finfo(p.dtype).min)
+    else:
+        p.add_(bias)
+
+
+def _bystander(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
+    """A forward pass that nobody captures (another thread's, or one inside the consumer) while the name is set.
+
+    It gets what it would have got: the implementation the model had. The name may have changed under it between
+    its mask and its attention, so a four-dimensional mask goes to a function that reads one.
+    """
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    from attnscope.capture.implementation import original_implementation
+
+    name = original_implementation(module)
+    own: Callable[..., Any] | None = getattr(
+        sys.modules[type(module).__module__], "eager_attention_forward", None
+    )
+    dense_mask = torch.is_tensor(mask) and mask.ndim == 4
+    if name not in (None, "eager", "sdpa") and dense_mask:
+        name = "sdpa"
+    if name not in (None, "eager") and not (own is not None and any(kwargs.get(a) is not None for a in ("softcap", "s_aux"))):
+        kwargs = {k: v for k, v in kwargs.items() if v is not None or k in ("scaling", "dropout")}
+        return ALL_ATTENTION_FUNCTIONS[name](module, query, key, value, mask, **kwargs)
+    if own is None:
+        raise RuntimeError(
+            f"capture: a forward pass of {type(module).__name__} outside the capture needs eager attention, "
+            f"and {type(module).__module__} has none; run it before or after the capture"
+        )
+    if dense_mask and mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
+    kwargs = {k: v for k, v in kwargs.items() if v is not None or k in ("scaling", "dropout")}
+    return own(module, query, key, value, mask, **kwargs)

@@ -1,0 +1,235 @@
+# SPDX-License-Identifier: MIT
+"""One attention layer of one forward pass: its tensors, and the same tensors with the padding cut away."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+from torch import Tensor
+
+SITES = (
+    "attention",
+    "query",
+    "key",
+    "value",
+    "hidden",
+    "attention_input",
+    "attention_output",
+    "mlp_output",
+)
+PER_HEAD = frozenset({"query", "key", "value"})
+
+
+class Layer:
+    """What one attention module did in one forward pass.
+
+    | tensor | shape | meaning |
+    |---|---|---|
+    | ``attention`` | ``[B, h, q, k]`` | probabilities, rows = queries; float32 (float64 of a float64 model) |
+    | ``query`` | ``[B, h, q, d]`` | after the rotary embedding, as multiplied with the keys |
+    | ``key``, ``value`` | ``[B, kv, k, d]`` | not repeated for grouped queries; cached positions included |
+    | ``hidden`` | ``[B, q, D]`` | residual stream entering the layer |
+    | ``attention_input`` | ``[B, q, D]`` | what the attention module reads (after a pre-norm) |
+    | ``attention_output`` | ``[B, q, D]`` | output of the projection W_O, before norm, scaling and residual sum |
+    | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, before norm, scaling and residual sum |
+
+    A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.
+
+    Attributes:
+        index: layer number inside its stack, from 0.
+        stack: qualified name of the attention module with numbers starred, e.g. ``model.layers.*.self_attn``.
+        call: 0, or how often this very module ran before in the same forward pass.
+        step: forward pass inside the run: 0 for ``run``, 0, 1, 2, ... for ``generate``.
+        cross: whether keys come from another sequence (encoder-decoder attention).
+        heads: numbers of the captured query heads, in the order of the tensors' head axis.
+        kv_heads: for each captured head the index of its key/value head.
+        valid: ``[B, k]`` bool, True at real keys, False at padding and unused cache slots.
+        key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
+    """
+
+    def __init__(
+        self,
+        index: int,
+        stack: str,
+        call: int,
+        *,
+        step: int,
+        cross: bool,
+        heads: Sequence[int],
+        kv_heads: Sequence[int],
+        valid: Tensor,
+        key_offset: int,
+        tensors: Mapping[str, Tensor],
+    ) -> None:
+        self.index = index
+        self.stack = stack
+        self.call = call
+        self.step = step
+        self.cross = cross
+        self.heads = tuple(heads)
+        self.kv_heads = tuple(kv_heads)
+        self.valid = valid
+        self.key_offset = key_offset
+        self.tensors = dict(tensors)
+        self._spans: list[Tensor] | None = None
+
+    def _site(self, name: str) -> Tensor:
+        try:
+            return self.tensors[name]
+        except KeyError:
+            raise AttributeError(
+                f"layer {self.index} ({self.stack}) holds {sorted(self.tensors)}, not {name!r}: "
+                f"ask for it with capture(model, sites=({name!r}, ...))"
+            ) from None
+
+    @property
+    def attention(self) -> Tensor:
+        """Attention probabilities ``[B, h, q, k]``."""
+        return self._site("attention")
+
+    @property
+    def query(self) -> Tensor:
+        """Queries ``[B, h, q, d]``, after the rotary embedding."""
+        return self._site("query")
+
+    @property
+    def key(self) -> Tensor:
+        """Keys ``[B, kv, k, d]``, after the rotary embedding, cached ones included."""
+        return self._site("key")
+
+    @property
+    def value(self) -> Tensor:
+        """Values ``[B, kv, k, d]``, cached ones included."""
+        return self._site("value")
+
+    @property
+    def hidden(self) -> Tensor:
+        """Residual stream entering the layer ``[B, q, D]``."""
+        return self._site("hidden")
+
+    @property
+    def attention_input(self) -> Tensor:
+        """Input of the attention module ``[B, q, D]``."""
+        return self._site("attention_input")
+
+    @property
+    def attention_output(self) -> Tensor:
+        """Output of the attention's projection W_O ``[B, q, D]``."""
+        return self._site("attention_output")
+
+    @property
+    def mlp_output(self) -> Tensor:
+        """Output of the feed-forward part ``[B, q, D]``."""
+        return self._site("mlp_output")
+
+    # Padding -----------------------------------------------------------------------------------------------
+
+    @property
+    def lengths(self) -> Tensor:
+        """Number of real keys of each sample, int64 ``[B]``."""
+        return self.valid.sum(-1, dtype=torch.int64).cpu()
+
+    def _real(self) -> list[Tensor]:
+        """The positions of each sample's real keys, ascending."""
+        if self._spans is None:
+            self._spans = [row.nonzero().flatten() for row in self.valid.cpu()]
+        return self._spans
+
+    def _require_square(self, what: str) -> None:
+        queries, keys = self._size()
+        if queries != keys or self.cross:
+            kind = "cross attention" if self.cross else "a decoding step with cached keys"
+            raise ValueError(
+                f"{what}: layer {self.index} ({self.stack}) is {kind}, {queries} queries x {keys} keys; "
+                "only self-attention over the whole sequence is one n x n matrix per head"
+            )
+
+    def _size(self) -> tuple[int, int]:
+        keys = self.valid.shape[-1]
+        for name in ("attention", "query", "hidden", "attention_input", "attention_output", "mlp_output"):
+            if name in self.tensors:
+                return self.tensors[name].shape[-2], keys
+        return keys, keys
+
+    def matrices(self) -> Tensor:
+        """The maps with every sample's padding removed: real tokens in the leading block, zeros behind.
+
+        Left padding is cut away (its rows are meaningless: a query that sees no key is uniform over all of
+        them), right padding stays behind ``lengths``. Without left padding this is a view of ``attention``.
+
+        Returns:
+            ``[B, h, m, m]``, m = the largest of ``lengths``; pass ``lengths=layer.lengths[:, None]`` to a
+            metric.
+
+        Raises:
+            ValueError: for cross attention and for decoding steps, which are not square.
+        """
+        self._require_square("matrices")
+        return self._leading(self.attention, square=True)
+
+    def states(self, site: str, *, per_head: bool = False) -> Tensor:
+        """The tensor of another site with every sample's padding removed, as ``matrices`` does it.
+
+        Args:
+            site: any of ``SITES`` but ``attention``.
+            per_head: repeat key/value heads so that axis 1 runs over ``heads``, as in ``matrices``.
+
+        Returns:
+            ``[B, m, D]``, or ``[B, h, m, d]`` for ``query``, ``key``, ``value`` (``[B, kv, m, d]`` of the
+            latter two when ``per_head`` is False).
+
+        Raises:
+            ValueError: for cross attention, for decoding steps, and for the site ``attention``.
+        """
+        if site == "attention":
+            raise ValueError("states: 'attention' has two token axes, use matrices()")
+        self._require_square("states")
+        tensor = self._site(site)
+        if per_head and site in ("key", "value"):
+            tensor = tensor[:, list(self.kv_heads)]
+        return self._leading(tensor, square=False)
+
+    def samples(self) -> list[Tensor]:
+        """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy only where the padding has holes)."""
+        self._require_square("samples")
+        return [self._select(self.attention[b], real, square=True) for b, real in enumerate(self._real())]
+
+    @staticmethod
+    def _select(tensor: Tensor, real: Tensor, *, square: bool) -> Tensor:
+        m = len(real)
+        start = int(real[0]) if m else 0
+        if m == 0 or int(real[-1]) - start == m - 1:
+            tensor = tensor.narrow(-2, start, m)
+            return tensor.narrow(-1, start, m) if square else tensor
+        real = real.to(tensor.device)
+        tensor = tensor.index_select(-2, real)
+        return tensor.index_select(-1, real) if square else tensor
+
+    def _leading(self, tensor: Tensor, *, square: bool) -> Tensor:
+        spans = self._real()
+        longest = max((len(real) for real in spans), default=0)
+        if all(len(real) == 0 or int(real[-1]) == len(real) - 1 for real in spans):
+            tensor = tensor.narrow(-2, 0, longest)
+            return tensor.narrow(-1, 0, longest) if square else tensor
+        if all(torch.equal(real, spans[0]) for real in spans):
+            return self._select(tensor, spans[0], square=square)
+        tail = (longest, longest) if square else (longest, tensor.shape[-1])
+        out = tensor.new_zeros((*tensor.shape[:-2], *tail))
+        for b, real in enumerate(spans):
+            m = len(real)
+            target = out[b, ..., :m, :m] if square else out[b, ..., :m, :]
+            target.copy_(self._select(tensor[b], real, square=square))
+        return out
+
+    def __repr__(self) -> str:
+        parts = [f"index={self.index}", f"stack={self.stack!r}", f"call={self.call}"]
+        if self.step:
+            parts.append(f"step={self.step}")
+        parts += [
+            f"{name}={list(self.tensors[name].shape)} {str(self.tensors[name].dtype).removeprefix('torch.')}"
+            for name in SITES
+            if name in self.tensors
+        ]
+        parts += [f"valid={list(self.valid.shape)}", f"key_offset={self.key_offset}"]
+        return f"Layer({', '.join(parts)})"

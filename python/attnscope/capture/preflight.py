@@ -1,0 +1,382 @@
+# SPDX-License-Identifier: MIT
+"""Finds out how a model's attention can be captured: by trying it, never by the model's name.
+
+Sixteen tokens in three paddings (none, left, right) go through eager attention with hooks and through our own
+attention function. Where maps, number of maps and output agree, our function is used; else the hooks, where
+they agree with what ``output_attentions=True`` returns; else that; else an error with the reasons.
+"""
+
+from __future__ import annotations
+
+import inspect
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from attnscope.capture import anatomy
+from attnscope.capture.implementation import implementation
+from attnscope.capture.interface import NAME, register
+from attnscope.capture.layer import Layer
+from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.stream import uncompiled
+
+INTERFACE, HOOKS, OUTPUTS = 1, 2, 3
+TOKENS = 16
+
+
+@dataclass
+class Plan:
+    """How to capture one model.
+
+    Attributes:
+        tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``.
+        stacks: number of layers of each stack of attention modules.
+        heads: number of heads of each stack (the smallest over its layers).
+        parts: block, output projection and feed-forward module of each attention module, by name.
+        weights: second tier: position of the weights in the output of each attention module, by name.
+        ask: pass ``output_attentions=True``, without which some old models return no weights.
+        unmasked: causal stacks that run without a mask even in eager attention.
+        reasons: why a lower tier was not taken.
+    """
+
+    tier: int
+    stacks: dict[str, int] = field(default_factory=dict)
+    heads: dict[str, int] = field(default_factory=dict)
+    parts: dict[str, tuple[str | None, str | None, str | None]] = field(default_factory=dict)
+    weights: dict[str, int] = field(default_factory=dict)
+    ask: bool = False
+    unmasked: frozenset[str] = frozenset()
+    reasons: tuple[str, ...] = ()
+
+
+@dataclass
+class _Print:
+    """A map, small enough to keep: its rows times four fixed vectors, the first of ones."""
+
+    rows: Tensor
+    keep: Tensor
+    shape: tuple[int, ...]
+
+
+@dataclass
+class _Pass:
+    prints: list[_Print]
+    output: Tensor | None
+    recorder: Recorder
+    weights: dict[str, int]
+    heads: dict[str, int]
+
+
+_plans: weakref.WeakKeyDictionary[nn.Module, tuple[tuple[Any, ...], Plan]] = weakref.WeakKeyDictionary()
+
+
+def known_plan(model: nn.Module) -> Plan | None:
+    """The plan made earlier for this model, unless it was changed since."""
+    entry = _plans.get(model)
+    return entry[1] if entry is not None and entry[0] == _signature(model) else None
+
+
+def plan_for(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
+    """Tries the tiers on ``inputs`` and remembers the outcome for this model object."""
+    found = known_plan(model)
+    if found is None:
+        found = _make(model, inputs)
+        _plans[model] = (_signature(model), found)
+    return found
+
+
+def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
+    """Sixteen seeded tokens, thrice: no padding, left padding, right padding. None for models of other inputs."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    vocabulary = getattr(text, "vocab_size", None)
+    if getattr(model, "main_input_name", None) != "input_ids" or not isinstance(vocabulary, int):
+        return None
+    longest = getattr(text, "max_position_embeddings", None)
+    n = min(TOKENS, longest // 2) if isinstance(longest, int) and longest > 1 else TOKENS
+    generator = torch.Generator().manual_seed(0)
+    device = next(model.parameters()).device
+    low = min(5, vocabulary - 1)
+    ids = torch.randint(low, vocabulary, (3, n), generator=generator).to(device)
+    mask = torch.ones_like(ids)
+    mask[1, : n // 4] = 0
+    mask[2, n - n // 4 :] = 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if getattr(config, "is_encoder_decoder", False):
+        inputs["decoder_input_ids"] = ids.flip(1)
+    return inputs
+
+
+def _signature(model: nn.Module) -> tuple[Any, ...]:
+    parameter = next(model.parameters(), None)
+    kind = (parameter.dtype, parameter.device) if parameter is not None else ()
+    return (*kind, sum(1 for _ in model.modules()))
+
+
+def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
+    register()
+    reasons: list[str] = []
+    name = type(model).__name__
+
+    def attempt(label: str, **options: Any) -> _Pass | None:
+        try:
+            return _run(model, inputs, **options)
+        except Exception as error:  # noqa: BLE001  (the reason is kept, and told when no tier is left)
+            reasons.append(f"{label}: {type(error).__name__}: {error}")
+            return None
+
+    own = attempt("own attention function", tier=INTERFACE)
+    hooked = attempt("hooks on eager attention", tier=HOOKS)
+    if own and not own.prints:
+        reasons.append("own attention function: never called")
+    if hooked and own and own.prints:
+        difference = _difference(own, hooked)
+        if not difference:
+            return _plan(INTERFACE, own, reasons)
+        reasons.append(f"own attention function: {difference}")
+    ask = False
+    if not (hooked and hooked.prints):
+        again = attempt("hooks on eager attention, output_attentions=True", tier=HOOKS, ask=True)
+        if again and again.prints:
+            hooked, ask = again, True
+    reference = attempt("output_attentions=True", tier=OUTPUTS)
+    maps = reference.prints if reference else []
+    if own and own.prints and reference and maps and not _difference(own, reference, ordered=False):
+        return _plan(INTERFACE, own, reasons)
+    if hooked and hooked.prints:
+        difference = _difference(hooked, reference, ordered=False) if reference and maps else ""
+        if not difference:
+            return _plan(HOOKS, hooked, reasons, ask=ask)
+        reasons.append(f"hooks on eager attention: {difference}")
+    if reference and maps:
+        return _plan(OUTPUTS, reference, reasons)
+    reasons.append("output_attentions=True: no attention map came back")
+    raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
+
+
+def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
+    recorder = found.recorder
+    parts: dict[str, tuple[str | None, str | None, str | None]] = {}
+    log = recorder.log or []
+    stacks = recorder.stacks
+    for core, module in recorder.modules.items():
+        if anatomy.starred(core) not in stacks or not core:
+            continue
+        block = anatomy.block_of(core, recorder.modules)
+        if block is None:
+            parts[core] = (None, None, None)
+            continue
+        parts[core] = (
+            block,
+            anatomy.output_projection(core, log, block, recorder.modules),
+            anatomy.feed_forward(block, core, recorder.modules),
+        )
+    return Plan(
+        tier,
+        stacks=dict(stacks),
+        heads=found.heads,
+        parts=parts,
+        weights=found.weights,
+        ask=ask,
+        unmasked=frozenset(recorder.unmasked),
+        reasons=tuple(reasons),
+    )
+
+
+def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = False) -> _Pass:
+    prints: list[_Print] = []
+    heads: dict[str, int] = {}
+
+    def collect(layer: Layer) -> None:
+        heads[layer.stack] = min(heads.get(layer.stack, 1 << 30), layer.attention.shape[1])
+        prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
+
+    recorder = Recorder(model, collect)
+    recorder.log = []
+    weights: dict[str, int] = {}
+    arguments = dict(inputs)
+    if (ask or tier == OUTPUTS) and "output_attentions" not in arguments:
+        arguments["output_attentions"] = True
+    if "use_cache" in inspect.signature(model.forward).parameters:
+        arguments.setdefault("use_cache", False)
+    token = LIVE.set(recorder)
+    try:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            stack.enter_context(uncompiled(model))
+            stack.enter_context(implementation(model, NAME if tier == INTERFACE else "eager"))
+            stack.enter_context(recorder.listening())
+            stack.enter_context(_tracing(recorder))
+            if tier == HOOKS:
+                stack.enter_context(taking(recorder, weights, discover=True))
+                stack.enter_context(_SoftmaxWatch(recorder))
+            output = model(**arguments)
+    finally:
+        LIVE.reset(token)
+    if tier == OUTPUTS:
+        mask = inputs.get("attention_mask")
+        for stack_name, _, tensor in attention_outputs(output):
+            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
+            if torch.is_tensor(mask) and mask.shape == valid.shape and not stack_name.startswith("decoder"):
+                valid = mask.to(torch.bool)
+            heads[stack_name] = min(heads.get(stack_name, 1 << 30), tensor.shape[1])
+            prints.append(_print(tensor, valid, cross=stack_name == "cross_attentions"))
+            recorder.stacks[stack_name] = recorder.stacks.get(stack_name, 0) + 1
+    return _Pass(prints, _output_tensor(output, inputs), recorder, weights, heads)
+
+
+def attention_outputs(output: Any) -> Iterator[tuple[str, int, Tensor]]:
+    """Field, layer number and map of everything that ``output_attentions=True`` returned."""
+    for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
+        for index, tensor in enumerate(getattr(output, name, None) or ()):
+            if _looks_like_weights(tensor):
+                yield name, index, tensor
+
+
+def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
+    keys = attention.shape[-1]
+    vectors = torch.rand(keys, 4, generator=torch.Generator().manual_seed(keys), dtype=torch.float64)
+    vectors[:, 0] = 1.0
+    rows = attention.double() @ vectors.to(attention.device)
+    square = attention.shape[-2] == keys and not cross
+    keep = valid if square else torch.ones(attention.shape[0], attention.shape[-2], dtype=torch.bool)
+    return _Print(rows.cpu(), keep.cpu(), tuple(attention.shape))
+
+
+def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
+    found = output if torch.is_tensor(output) else next((v for v in _values(output) if torch.is_tensor(v)), None)
+    if found is None or not found.is_floating_point():
+        return None
+    mask = inputs.get("attention_mask")
+    if torch.is_tensor(mask) and found.shape[:2] == mask.shape and "decoder_input_ids" not in inputs:
+        found = found[mask.to(found.device, torch.bool)]
+    return found.double().cpu()
+
+
+def _values(output: Any) -> Any:
+    return output.values() if hasattr(output, "values") else output
+
+
+def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
+    """What tells two passes apart beyond rounding; empty when nothing does."""
+    if len(one.prints) != len(two.prints):
+        return f"{len(one.prints)} maps against {len(two.prints)}"
+    half = next((p.dtype for p in one.recorder.root.parameters()), torch.float32).itemsize < 4
+    largest, mean, relative = (0.15, 1e-2, 0.1) if half else (1e-3, 1e-4, 1e-3)
+    others = list(two.prints)
+    for nth, mine in enumerate(one.prints):
+        pairs = others[:1] if ordered else [p for p in others if p.shape == mine.shape]
+        distances = [_distance(mine, p) for p in pairs]
+        if not distances:
+            return f"map {nth} of shape {list(mine.shape)} has no counterpart"
+        best = min(range(len(distances)), key=lambda i: distances[i])
+        if not (distances[best][0] <= largest and distances[best][1] <= mean):
+            return f"map {nth} differs by {distances[best][0]:.2g}"
+        others.remove(pairs[best])
+    if one.output is not None and two.output is not None:
+        scale = max(1.0, float(two.output.abs().max()))
+        gap = float((one.output - two.output).abs().max())
+        if not gap <= relative * scale:
+            return f"output differs by {gap:.2g}"
+    return ""
+
+
+def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
+    if mine.shape != other.shape:
+        return float("inf"), float("inf")
+    keep = mine.keep & other.keep
+    a, b = mine.rows.transpose(1, 2)[keep], other.rows.transpose(1, 2)[keep]
+    if a.numel() == 0:
+        return 0.0, 0.0
+    gaps = [(a - b).abs()]
+    # A learned sink takes part of each row; some models leave it out of the weights that they return.
+    gaps.append((a / a[..., :1].clamp_min(1e-30) - b).abs())
+    return min((float(g.max()), float(g.mean())) for g in gaps)
+
+
+def _looks_like_weights(tensor: Any) -> bool:
+    if not (torch.is_tensor(tensor) and tensor.ndim == 4 and tensor.is_floating_point() and tensor.numel()):
+        return False
+    sums = tensor.sum(-1, dtype=torch.float32)
+    return bool(tensor.min() >= 0) and bool(sums.max() < 1.02) and bool(sums.max() > 0.01)
+
+
+@contextmanager
+def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = False) -> Iterator[None]:
+    """Second tier: hooks that take the weights out of an eager module's output and leave None in their place.
+
+    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module that
+    returns weights is the attention. Without it, only the modules in ``weights`` are.
+    """
+    handles = []
+
+    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
+        if LIVE.get() is not recorder or not isinstance(output, tuple | list):
+            return None
+        name = recorder.names[id(module)]
+        places = range(len(output) - 1, 0, -1) if discover else (weights[name],)
+        for place in places:
+            tensor = output[place] if place < len(output) else None
+            if discover and not _looks_like_weights(tensor):
+                continue
+            if not torch.is_tensor(tensor):
+                raise RuntimeError(f"capture: {name} returned no attention weights this time")
+            weights[name] = place
+            recorder.take_weights(module, tensor, _mask_argument(module, args, kwargs))
+            return type(output)([*output[:place], None, *output[place + 1 :]])
+        return None
+
+    try:
+        for name, module in recorder.modules.items():
+            if name in weights or (discover and name and any(True for _ in module.children())):
+                handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
+    names = list(inspect.signature(module.forward).parameters)
+    given = {**dict(zip(names, args, strict=False)), **kwargs}
+    for name in ("attention_mask", "mask"):
+        mask = given.get(name)
+        if torch.is_tensor(mask) and mask.ndim == 4:
+            return mask
+    return None
+
+
+@contextmanager
+def _tracing(recorder: Recorder) -> Iterator[None]:
+    """Logs which module runs when, so that the projection after the softmax can be told from those before."""
+    handles = []
+
+    def note(event: str, name: str) -> None:
+        if LIVE.get() is recorder and recorder.log is not None:
+            recorder.log.append((event, name))
+
+    try:
+        for name, module in recorder.modules.items():
+            handles.append(module.register_forward_pre_hook(lambda *_, name=name: note("enter", name)))
+            handles.append(module.register_forward_hook(lambda *_, name=name: note("exit", name), prepend=True))
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+class _SoftmaxWatch(TorchDispatchMode):
+    def __init__(self, recorder: Recorder) -> None:
+        super().__init__()
+        self._recorder = recorder
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "softmax" in str(func) and self._recorder.log is not None:
+            self._recorder.log.append(("softmax", ""))
+        return func(*args, **(kwargs or {}))

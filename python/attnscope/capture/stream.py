@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""A forward pass in a thread of its own, one layer at a time: computed while the last one is being measured.
+
+The worker hands a layer over and goes on at once, so that at any time at most two layers are alive: the one the
+consumer holds and the one that is being computed or waits to be taken. It ends before the generator does, in
+every case: at the end of the pass, when the consumer leaves the loop, and when either side raises.
+"""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+from collections.abc import Callable, Generator, Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+import torch
+from torch import nn
+
+from attnscope.capture.layer import Layer
+
+
+class Abandoned(BaseException):
+    """Raised in the worker when nobody waits for its layers; not an Exception, so that no model swallows it."""
+
+
+class Stream:
+    """The hand-over between one worker and one consumer."""
+
+    def __init__(self) -> None:
+        self._turn = threading.Condition()
+        self._slot: Layer | None = None
+        self._ended = False
+        self._abandoned = False
+        self._error: BaseException | None = None
+
+    def pulse(self) -> None:
+        """Called by the worker between layers: stops it when nobody is waiting any more."""
+        if self._abandoned:
+            raise Abandoned
+
+    def emit(self, layer: Layer) -> None:
+        """Called by the worker: waits until the layer is taken."""
+        with self._turn:
+            self._slot = layer
+            del layer
+            self._turn.notify_all()
+            self._turn.wait_for(lambda: self._slot is None or self._abandoned)
+        self.pulse()
+
+    def _work(self, forward: Callable[[], None]) -> None:
+        error: BaseException | None = None
+        try:
+            forward()
+        except Abandoned:
+            pass
+        except BaseException as raised:  # noqa: BLE001  (raised again in the consumer's thread)
+            error = raised
+        with self._turn:
+            self._error, self._ended = error, True
+            self._turn.notify_all()
+
+    def _take(self) -> Layer | None:
+        with self._turn:
+            self._turn.wait_for(lambda: self._slot is not None or self._ended)
+            if self._slot is None:
+                if self._error is not None:
+                    raise self._error
+                return None
+            layer, self._slot = self._slot, None
+            self._turn.notify_all()
+            return layer
+
+    def layers(self, forward: Callable[[], None]) -> Generator[Layer, None, None]:
+        """Runs ``forward`` in a worker and yields what it emits."""
+        context = contextvars.copy_context()
+        worker = threading.Thread(
+            target=context.run, args=(self._work, surroundings(forward)), name="attnscope-capture", daemon=True
+        )
+        worker.start()
+        try:
+            # No name may hold the layer here: the consumer's own is the only one.
+            yield from iter(self._take, None)
+        finally:
+            self._dismiss(worker)
+
+    def _dismiss(self, worker: threading.Thread) -> None:
+        interrupt: KeyboardInterrupt | None = None
+        while worker.is_alive():
+            try:
+                with self._turn:
+                    self._abandoned = True
+                    self._slot = None
+                    self._turn.notify_all()
+                worker.join()
+            except KeyboardInterrupt as pressed:  # the model must be whole again before it goes on
+                interrupt = pressed
+        self._error = None
+        if interrupt is not None:
+            raise interrupt
+
+
+def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
+    """``forward`` under this thread's autocast, device and stream settings, which torch keeps per thread."""
+    autocast = [
+        (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
+    ]
+    cuda = torch.cuda.current_stream() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+
+    def run() -> None:
+        with ExitStack() as stack:
+            stack.enter_context(torch.no_grad())
+            for kind, dtype in autocast:
+                stack.enter_context(torch.autocast(kind, dtype=dtype))
+            if cuda is not None:
+                stack.enter_context(torch.cuda.device(cuda.device))
+                stack.enter_context(torch.cuda.stream(cuda))
+            forward()
+
+    return run
+
+
+@contextmanager
+def uncompiled(model: nn.Module) -> Iterator[None]:
+    """Lets compiled parts of the model run as written: compiled code does not look at hooks added later."""
+    compiled = any(
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod") for m in model.modules()
+    )
+    if not compiled:
+        yield
+        return
+    stance: Any = torch.compiler.set_stance("force_eager")
+    with stance:
+        yield
