@@ -72,7 +72,8 @@ def feed_forward(block: str, core: str, modules: Mapping[str, nn.Module]) -> str
         children = [
             (f"{name}.{child_name}", child)
             for child_name, child in module.named_children()
-            if has_matrices(child) and not any(id(m) in attention for m in child.modules())
+            if has_matrices(child)
+            and not any(id(m) in attention for m in child.modules())
             and not _CROSS.search(child_name)
         ]
         lists = [

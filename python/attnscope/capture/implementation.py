@@ -32,11 +32,13 @@ _held: dict[int, _Held] = {}
 def configs(model: nn.Module) -> list[Any]:
     """Every configuration object that decides about attention in ``model``, each once.
 
-    They are saved one by one: ``set_attn_implementation`` would flatten mixed sub-configurations, and only logs on
-    legacy models.
+    They are saved one by one: ``set_attn_implementation`` would flatten mixed sub-configurations, and only
+    logs on legacy models.
     """
     found: dict[int, Any] = {}
-    queue = [m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")]
+    queue: list[Any] = [
+        m.config for m in model.modules() if hasattr(getattr(m, "config", None), "sub_configs")
+    ]
     while queue:
         config = queue.pop()
         if id(config) in found or not hasattr(config, "_attn_implementation_internal"):
@@ -81,8 +83,8 @@ def _acquire(mine: list[Any], name: str, model: str) -> None:
             held = _held.get(id(config))
             if held is not None and held.current != name:
                 raise RuntimeError(
-                    f"capture: {model} is being run with attention {held.current!r} further up in this thread; "
-                    f"finish that run before one with {name!r}"
+                    f"capture: {model} is being run with attention {held.current!r} further up in this "
+                    f"thread; finish that run before one with {name!r}"
                 )
         for config in mine:
             held = _held.get(id(config))

@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+
+from attnscope.capture.implementation import original_implementation
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
@@ -54,8 +56,8 @@ _registered = False
 def register() -> None:
     """Enters both functions in transformers' tables, once per process.
 
-    They stay there: a deep copy of a model taken during a run keeps the name, and an unknown name is an error.
-    The mask function matters most: under a name without one, transformers passes no mask at all.
+    They stay there: a deep copy of a model taken during a run keeps the name, and an unknown name is an
+    error. The mask function matters most: under a name without one, transformers passes no mask at all.
     """
     global _registered
     with _registration:
@@ -97,7 +99,7 @@ def attention_function(
     s_aux: Tensor | None = None,
     position_bias: Tensor | None = None,
     **kwargs: Any,
-) -> tuple[Tensor, None]:
+) -> tuple[Tensor, Tensor | None]:
     """What a model calls in place of its own attention while it is being captured."""
     from attnscope.capture.recorder import LIVE
 
@@ -118,14 +120,14 @@ def attention_function(
     unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
     if unknown:
         raise NotImplementedError(
-            f"capture: {type(module).__name__} passes arguments to its attention that capture does not know: {unknown}"
+            f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
     recorder.check_mask(module, query, key, attention_mask)
     with torch.autocast(query.device.type, enabled=False):
-        return (
-            _captured(recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias),
-            None,
+        out = _captured(
+            recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias
         )
+    return out, None
 
 
 def _captured(
@@ -169,7 +171,9 @@ def _captured(
             p.sub_(top).exp_()
             p.div_(p.sum(-1, keepdim=True) + (sink - top).exp())
         draft.keep(samples, span, p)
-        mixed = torch.bmm(flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1]))
+        mixed = torch.bmm(
+            flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
+        )
         out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
     recorder.end_attention(draft)
     return out
@@ -205,32 +209,31 @@ def _add(p: Tensor, bias: Tensor, samples: slice, span: slice) -> None:
         p.add_(bias)
 
 
-def _bystander(module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any) -> Any:
-    """A forward pass that nobody captures (another thread's, or one inside the consumer) while the name is set.
+def _bystander(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Any, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    """A forward pass that nobody captures (another thread's, or the consumer's own) in spite of the name.
 
-    It gets what it would have got: the implementation the model had. The name may have changed under it between
-    its mask and its attention, so a four-dimensional mask goes to a function that reads one.
+    It gets the implementation that the model had. The name may have come between its mask and its attention,
+    so a four-dimensional mask goes to a function that reads one.
     """
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-    from attnscope.capture.implementation import original_implementation
-
     name = original_implementation(module)
-    own: Callable[..., Any] | None = getattr(
-        sys.modules[type(module).__module__], "eager_attention_forward", None
-    )
-    dense_mask = torch.is_tensor(mask) and mask.ndim == 4
-    if name not in (None, "eager", "sdpa") and dense_mask:
+    dense = torch.is_tensor(mask) and mask.ndim == 4
+    if name not in (None, "eager", "sdpa") and dense:
         name = "sdpa"
-    if name not in (None, "eager") and not (own is not None and any(kwargs.get(a) is not None for a in ("softcap", "s_aux"))):
-        kwargs = {k: v for k, v in kwargs.items() if v is not None or k in ("scaling", "dropout")}
-        return ALL_ATTENTION_FUNCTIONS[name](module, query, key, value, mask, **kwargs)
-    if own is None:
+    own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is not None and (kwargs.get("softcap") is not None or kwargs.get("s_aux") is not None):
+        name = "eager"
+    kwargs = {k: v for k, v in kwargs.items() if v is not None or k == "scaling"}
+    function = own if name in (None, "eager") else ALL_ATTENTION_FUNCTIONS[name]
+    if function is None:
         raise RuntimeError(
-            f"capture: a forward pass of {type(module).__name__} outside the capture needs eager attention, "
-            f"and {type(module).__module__} has none; run it before or after the capture"
+            f"capture: a forward pass of {type(module).__name__} outside the capture needs eager "
+            f"attention, and {type(module).__module__} has none; run it before or after the capture"
         )
-    if dense_mask and mask.dtype == torch.bool:
+    if function is own and dense and mask.dtype == torch.bool:
         mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, torch.finfo(query.dtype).min)
-    kwargs = {k: v for k, v in kwargs.items() if v is not None or k in ("scaling", "dropout")}
-    return own(module, query, key, value, mask, **kwargs)
+    result: tuple[Tensor, Tensor | None] = function(module, query, key, value, mask, **kwargs)
+    return result

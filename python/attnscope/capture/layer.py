@@ -31,8 +31,8 @@ class Layer:
     | ``key``, ``value`` | ``[B, kv, k, d]`` | not repeated for grouped queries; cached positions included |
     | ``hidden`` | ``[B, q, D]`` | residual stream entering the layer |
     | ``attention_input`` | ``[B, q, D]`` | what the attention module reads (after a pre-norm) |
-    | ``attention_output`` | ``[B, q, D]`` | output of the projection W_O, before norm, scaling and residual sum |
-    | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, before norm, scaling and residual sum |
+    | ``attention_output`` | ``[B, q, D]`` | output of the projection W_O, before any norm and the residual |
+    | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, likewise |
 
     A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.
 
@@ -123,7 +123,7 @@ class Layer:
         """Output of the feed-forward part ``[B, q, D]``."""
         return self._site("mlp_output")
 
-    # Padding -----------------------------------------------------------------------------------------------
+    # Padding -------------------------------------------------------------------------------------------
 
     @property
     def lengths(self) -> Tensor:
@@ -191,7 +191,7 @@ class Layer:
         return self._leading(tensor, square=False)
 
     def samples(self) -> list[Tensor]:
-        """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy only where the padding has holes)."""
+        """One view ``[h, m_b, m_b]`` per sample, padding removed (a copy where the padding has holes)."""
         self._require_square("samples")
         return [self._select(self.attention[b], real, square=True) for b, real in enumerate(self._real())]
 

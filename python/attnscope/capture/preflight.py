@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -92,7 +93,7 @@ def plan_for(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
 
 def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
-    """Sixteen seeded tokens, thrice: no padding, left padding, right padding. None for models of other inputs."""
+    """Sixteen seeded tokens: no padding, left padding, right padding. None for models of other inputs."""
     config: Any = getattr(model, "config", None)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     vocabulary = getattr(text, "vocab_size", None)
@@ -165,7 +166,7 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
     parts: dict[str, tuple[str | None, str | None, str | None]] = {}
     log = recorder.log or []
     stacks = recorder.stacks
-    for core, module in recorder.modules.items():
+    for core in recorder.modules:
         if anatomy.starred(core) not in stacks or not core:
             continue
         block = anatomy.block_of(core, recorder.modules)
@@ -250,7 +251,9 @@ def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
 
 
 def _output_tensor(output: Any, inputs: Mapping[str, Any]) -> Tensor | None:
-    found = output if torch.is_tensor(output) else next((v for v in _values(output) if torch.is_tensor(v)), None)
+    found = (
+        output if torch.is_tensor(output) else next((v for v in _values(output) if torch.is_tensor(v)), None)
+    )
     if found is None or not found.is_floating_point():
         return None
     mask = inputs.get("attention_mask")
@@ -311,8 +314,8 @@ def _looks_like_weights(tensor: Any) -> bool:
 def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = False) -> Iterator[None]:
     """Second tier: hooks that take the weights out of an eager module's output and leave None in their place.
 
-    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module that
-    returns weights is the attention. Without it, only the modules in ``weights`` are.
+    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module
+    that returns weights is the attention. Without it, only the modules in ``weights`` are.
     """
     handles = []
 
@@ -357,23 +360,23 @@ def _tracing(recorder: Recorder) -> Iterator[None]:
     """Logs which module runs when, so that the projection after the softmax can be told from those before."""
     handles = []
 
-    def note(event: str, name: str) -> None:
+    def note(event: str, name: str, *_: Any) -> None:
         if LIVE.get() is recorder and recorder.log is not None:
             recorder.log.append((event, name))
 
     try:
         for name, module in recorder.modules.items():
-            handles.append(module.register_forward_pre_hook(lambda *_, name=name: note("enter", name)))
-            handles.append(module.register_forward_hook(lambda *_, name=name: note("exit", name), prepend=True))
+            handles.append(module.register_forward_pre_hook(partial(note, "enter", name)))
+            handles.append(module.register_forward_hook(partial(note, "exit", name), prepend=True))
         yield
     finally:
         for handle in handles:
             handle.remove()
 
 
-class _SoftmaxWatch(TorchDispatchMode):
+class _SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def __init__(self, recorder: Recorder) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self._recorder = recorder
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,12 +15,12 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy
 from attnscope.capture.layer import Layer
 
-# The consumer of the forward pass under way. A context variable: another thread's forward pass on the same model,
-# or one that the consumer runs between two layers, does not see it and is left alone.
+# The consumer of the forward pass under way. A context variable: another thread's forward pass on the same
+# model, or one that the consumer runs between two layers, does not see it and is left alone.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
 
 LATE = frozenset({"attention_output", "mlp_output"})
-# Additive masks range from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
+# Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
 MASKED_BELOW = -9000.0
 
 
@@ -65,7 +66,9 @@ class Recorder:
         stacks: number of layers of each stack, from the preflight.
         chunk: heads per tile; None lets the size of the maps decide.
         emit: receives each finished layer; may block, may raise.
-        late: names of output projection and feed-forward module by attention module.
+        parts: block, output projection and feed-forward module by attention module, for the sites that need
+            them.
+        unmasked: causal stacks that are known to run without a mask.
     """
 
     def __init__(
@@ -104,16 +107,18 @@ class Recorder:
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._buffer = torch.empty(0)
 
-    # Which layer is this ---------------------------------------------------------------------------------------
+    # Which layer is this -------------------------------------------------------------------------------
 
     def owns(self, module: nn.Module) -> bool:
         """Whether the module belongs to the captured model."""
         return id(module) in self.names
 
-    def begin_forward(self, name: str, kwargs: dict[str, Any]) -> None:
+    def _enter_model(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
         prefix = f"{name}." if name else ""
-        self.count = {k: c for k, c in self.count.items() if not str(k[0]).startswith(anatomy.starred(prefix))}
+        self.count = {
+            k: c for k, c in self.count.items() if not str(k[0]).startswith(anatomy.starred(prefix))
+        }
         if not name:
             self.step += 1
             self.offsets.clear()
@@ -124,8 +129,8 @@ class Recorder:
     def locate(self, module: nn.Module) -> tuple[str, str, int, int]:
         """Name, stack, layer number and call number of an attention module that has just run.
 
-        The layer number is the module's own ``layer_idx``; without one, the order of calls in the stack (shared
-        modules, as in ALBERT, make one layer of every call).
+        The layer number is the module's own ``layer_idx``; without one, the order of calls in the stack
+        (shared modules, as in ALBERT, make one layer of every call).
         """
         self.pulse()
         name = self.names[id(module)]
@@ -141,10 +146,10 @@ class Recorder:
         """Position of the first key of a cache that holds ``keys`` of them, told by the mask function."""
         self.offsets[keys] = offset
 
-    # Masks -----------------------------------------------------------------------------------------------------
+    # Masks ---------------------------------------------------------------------------------------------
 
     def check_mask(self, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-        """Refuses a causal module without a mask, unless the preflight found its eager attention to be full."""
+        """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
         if mask is None and query.shape[2] > 1 and getattr(module, "is_causal", False) is True:
             stack = anatomy.starred(self.names[id(module)])
             if self.log is not None:
@@ -170,7 +175,7 @@ class Recorder:
         self._masks = [*self._masks[-3:], (mask, valid)]
         return valid
 
-    # Assembling a layer ----------------------------------------------------------------------------------------
+    # Assembling a layer --------------------------------------------------------------------------------
 
     def _draft(self, module: nn.Module, heads: int, kv_heads: int) -> Draft:
         name, stack, index, call = self.locate(module)
@@ -184,7 +189,13 @@ class Recorder:
         return draft
 
     def begin_layer(
-        self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None, dtype: torch.dtype
+        self,
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: Tensor | None,
+        dtype: torch.dtype,
     ) -> Draft:
         """A layer's attention starts (first tier)."""
         batch, heads, queries, _ = query.shape
@@ -251,7 +262,9 @@ class Recorder:
     @staticmethod
     def _found(tensors: dict[str, Tensor], key: str, draft: Draft, site: str = "") -> Tensor:
         if key not in tensors:
-            raise RuntimeError(f"capture: site {site or key!r} was not seen in {draft.stack}, layer {draft.index}")
+            raise RuntimeError(
+                f"capture: site {site or key!r} was not seen in {draft.stack}, layer {draft.index}"
+            )
         return tensors[key]
 
     def _send(self, draft: Draft) -> None:
@@ -271,7 +284,7 @@ class Recorder:
             )
         )
 
-    # Hooks -----------------------------------------------------------------------------------------------------
+    # Hooks ---------------------------------------------------------------------------------------------
 
     @contextmanager
     def listening(self) -> Iterator[None]:
@@ -280,38 +293,36 @@ class Recorder:
 
         handles: list[Any] = []
 
-        def before(module: nn.Module, act: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
+        def before(name: str, act: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
                 if LIVE.get() is self:
                     act(args, kwargs)
 
-            handles.append(module.register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+            handles.append(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
 
-        def after(module: nn.Module, act: Callable[[Any], None]) -> None:
+        def after(name: str, act: Callable[[Any], None]) -> None:
             def hook(_: nn.Module, args: Any, output: Any) -> None:
                 if LIVE.get() is self:
                     act(output)
 
-            handles.append(module.register_forward_hook(hook))
+            handles.append(self.modules[name].register_forward_hook(hook))
 
         try:
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
-                    before(module, lambda args, kwargs, name=name: self.begin_forward(name, kwargs))  # type: ignore[misc]
-            for block in dict.fromkeys(p[0] for p in self.parts.values() if p[0]):
-                if "hidden" in self.sites:
-                    before(self.modules[block], lambda args, kwargs, block=block: self._enter_block(block, args, kwargs))  # type: ignore[misc]
-                if self.sites & LATE or "hidden" in self.sites:
-                    after(self.modules[block], lambda output, block=block: self._leave_block(block))  # type: ignore[misc]
-            for core, (block, projection, forward) in self.parts.items():
+                    before(name, partial(self._enter_model, name))
+            for core, (block, projection, _) in self.parts.items():
                 if "attention_input" in self.sites:
-                    before(self.modules[core], lambda args, kwargs, core=core: self._enter_core(core, args, kwargs))  # type: ignore[misc]
-                if "attention_output" in self.sites and projection:
-                    after(self.modules[projection], lambda output, core=core, block=block: self._projected(core, block, output))  # type: ignore[misc]
-            if "mlp_output" in self.sites:
-                for block, _, forward in dict.fromkeys(self.parts.values()):
-                    if block and forward:
-                        after(self.modules[forward], lambda output, block=block: self._fed(block, output))  # type: ignore[misc]
+                    before(core, partial(self._enter_core, core))
+                if "attention_output" in self.sites and block and projection:
+                    after(projection, partial(self._projected, core, block))
+            for block, forward in dict.fromkeys((b, f) for b, _, f in self.parts.values()):
+                if block and "hidden" in self.sites:
+                    before(block, partial(self._enter_block, block))
+                if block and forward and "mlp_output" in self.sites:
+                    after(forward, partial(self._fed, block))
+                if block and self.sites & (LATE | {"hidden", "attention_input"}):
+                    after(block, partial(self._leave_block, block))
             yield
         finally:
             for handle in handles:
@@ -332,7 +343,7 @@ class Recorder:
         tensor = _first(output).detach().clone()
         self.blocks.setdefault(block, {})["mlp_output"] = tensor
 
-    def _leave_block(self, block: str) -> None:
+    def _leave_block(self, block: str, output: Any) -> None:
         extra = self.blocks.pop(block, {})
         for core, parts in self.parts.items():
             if parts[0] == block:
@@ -350,7 +361,9 @@ def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
     for candidate in (*args[:1], kwargs.get("hidden_states"), *kwargs.values()):
         if torch.is_tensor(candidate):
             return candidate
-    raise RuntimeError(f"capture: no tensor among the arguments {[type(a).__name__ for a in args]}, {sorted(kwargs)}")
+    raise RuntimeError(
+        f"capture: no tensor among the arguments {[type(a).__name__ for a in args]}, {sorted(kwargs)}"
+    )
 
 
 def _first(output: Any) -> Tensor:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A forward pass in a thread of its own, one layer at a time: computed while the last one is being measured.
 
-The worker hands a layer over and goes on at once, so that at any time at most two layers are alive: the one the
-consumer holds and the one that is being computed or waits to be taken. It ends before the generator does, in
-every case: at the end of the pass, when the consumer leaves the loop, and when either side raises.
+The worker hands a layer over and goes on at once, so that at any time at most two layers are alive: the one
+the consumer holds and the one that is being computed or waits to be taken. The worker ends before the
+generator does, in every case: at the end of the pass, when the consumer leaves the loop, and when either side raises.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from attnscope.capture.layer import Layer
 
 
 class Abandoned(BaseException):
-    """Raised in the worker when nobody waits for its layers; not an Exception, so that no model swallows it."""
+    """Raised in the worker when nobody waits for its layers; no Exception, so that no model swallows it."""
 
 
 class Stream:
@@ -75,7 +75,10 @@ class Stream:
         """Runs ``forward`` in a worker and yields what it emits."""
         context = contextvars.copy_context()
         worker = threading.Thread(
-            target=context.run, args=(self._work, surroundings(forward)), name="attnscope-capture", daemon=True
+            target=context.run,
+            args=(self._work, surroundings(forward)),
+            name="attnscope-capture",
+            daemon=True,
         )
         worker.start()
         try:
@@ -105,7 +108,7 @@ def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
     autocast = [
         (kind, torch.get_autocast_dtype(kind)) for kind in ("cpu", "cuda") if torch.is_autocast_enabled(kind)
     ]
-    cuda = torch.cuda.current_stream() if torch.cuda.is_available() and torch.cuda.is_initialized() else None
+    cuda = torch.cuda.current_stream() if torch.cuda.is_available() else None
 
     def run() -> None:
         with ExitStack() as stack:
@@ -124,7 +127,8 @@ def surroundings(forward: Callable[[], None]) -> Callable[[], None]:
 def uncompiled(model: nn.Module) -> Iterator[None]:
     """Lets compiled parts of the model run as written: compiled code does not look at hooks added later."""
     compiled = any(
-        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod") for m in model.modules()
+        getattr(m, "_compiled_call_impl", None) is not None or hasattr(m, "_orig_mod")
+        for m in model.modules()
     )
     if not compiled:
         yield

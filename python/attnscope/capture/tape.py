@@ -46,8 +46,8 @@ def capture(
     Raises:
         TypeError: when there is no transformers model in ``model``.
         ValueError: for an unknown site, or layers or heads out of range.
-        RuntimeError: when the model's attention cannot be captured (with the reasons), when a site is out of reach
-            for it, or when it is in training mode.
+        RuntimeError: when the model's attention cannot be captured (with the reasons), when a site is out of
+            reach for it, or when it is in training mode.
 
     Example:
         >>> import torch, attnscope as asc
@@ -70,8 +70,8 @@ class Tape:
 
     Attributes:
         output: what the model returned in the last finished run (logits and so on); None before.
-        tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``; None for a model
-            whose first run has to show it.
+        tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``; None for a
+            model whose first run has to show it.
     """
 
     def __init__(
@@ -117,10 +117,14 @@ class Tape:
             )
         self._check_mode()
         if not configs(self._model):
-            raise RuntimeError(f"capture: {type(self._model).__name__} has no configuration that names its attention")
+            raise RuntimeError(
+                f"capture: {type(self._model).__name__} has no configuration that names its attention"
+            )
         register()
         trial = preflight.trial_inputs(self._model)
-        self._settle(preflight.known_plan(self._model) or (preflight.plan_for(self._model, trial) if trial else None))
+        self._settle(
+            preflight.known_plan(self._model) or (preflight.plan_for(self._model, trial) if trial else None)
+        )
         self._inside = True
         return self
 
@@ -134,9 +138,9 @@ class Tape:
     def run(self, **inputs: Any) -> Iterator[Layer]:
         """Runs the model on ``inputs`` and yields its layers in the order they are computed.
 
-        The next layer is computed while the last one is in the loop's body; at most two are alive, unless the caller
-        keeps them. Leaving the loop early stops the model. Gradients are off. The key/value cache is off unless
-        ``use_cache`` or ``past_key_values`` is given.
+        The next layer is computed while the last one is in the loop's body; at most two are alive, unless the
+        caller keeps them. Leaving the loop early stops the model. Gradients are off. The key/value cache is
+        off unless ``use_cache`` or ``past_key_values`` is given.
 
         Args:
             inputs: what the model takes, e.g. ``**tokenizer(text, return_tensors="pt")``.
@@ -149,15 +153,18 @@ class Tape:
             raise ValueError("run: output_attentions is what the tape is for, leave it out")
         if self._plan is None:
             self._settle(preflight.plan_for(self._model, inputs))
-        if "past_key_values" not in inputs and "use_cache" in inspect.signature(self._model.forward).parameters:
+        if (
+            "past_key_values" not in inputs
+            and "use_cache" in inspect.signature(self._model.forward).parameters
+        ):
             inputs.setdefault("use_cache", False)
         return self._start(self._model, inputs)
 
     def generate(self, **inputs: Any) -> Iterator[Layer]:
         """Runs ``model.generate`` and yields the layers of every step.
 
-        Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts them,
-        and ``layer.key_offset`` is the position of key 0 where a sliding cache has dropped the first ones.
+        Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
+        them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
         ``tape.output`` holds the generated tokens at the end.
         """
         self._check_inside("generate")
@@ -166,10 +173,10 @@ class Tape:
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
         if self._plan.tier == preflight.OUTPUTS:
-            raise RuntimeError(f"generate: {type(self._model).__name__} is captured by output_attentions, use run")
+            raise RuntimeError(
+                f"generate: {type(self._model).__name__} is captured by output_attentions, use run"
+            )
         return self._start(self._model.generate, inputs)  # type: ignore[arg-type]
-
-    # -------------------------------------------------------------------------------------------------------------
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:
@@ -179,8 +186,8 @@ class Tape:
     def _check_mode(self) -> None:
         if self._model.training:
             raise RuntimeError(
-                f"capture: {type(self._model).__name__} is in training mode, where dropout changes what it attends to; "
-                "call model.eval() first"
+                f"capture: {type(self._model).__name__} is in training mode, where dropout changes its "
+                "attention; call model.eval() first"
             )
 
     def _settle(self, plan: preflight.Plan | None) -> None:
@@ -196,8 +203,8 @@ class Tape:
         if plan.tier == preflight.OUTPUTS:
             far = [s for s in self._sites if s != "attention"]
             warnings.warn(
-                f"capture: the attention of {name} only comes out all at once (output_attentions=True): every layer's "
-                f"maps are in memory together. {'; '.join(plan.reasons)}",
+                f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
+                f"every layer's maps are in memory together. {'; '.join(plan.reasons)}",
                 stacklevel=3,
             )
         if far:
@@ -209,7 +216,9 @@ class Tape:
 
     def _start(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Layer]:
         assert self._plan is not None
-        stream = self._outputs(inputs) if self._plan.tier == preflight.OUTPUTS else self._streamed(forward, inputs)
+        stream = (
+            self._outputs(inputs) if self._plan.tier == preflight.OUTPUTS else self._streamed(forward, inputs)
+        )
         self._open.add(stream)
         return stream
 
@@ -250,7 +259,7 @@ class Tape:
             yield from stream.layers(work)
         if not recorder.seen:
             raise RuntimeError(
-                f"capture: no attention of {type(self._model).__name__} was seen in this run (tier {plan.tier})"
+                f"capture: tier {plan.tier} saw no attention of {type(self._model).__name__} in this run"
             )
 
     def _outputs(self, inputs: dict[str, Any]) -> Generator[Layer, None, None]:
@@ -287,10 +296,10 @@ class Tape:
             )
 
 
-def _numbers(what: str, given: Sequence[int] | None) -> list[int] | None:
+def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
     if given is None:
         return None
-    numbers = [given] if isinstance(given, int) else list(given)
+    numbers: list[int] = [given] if isinstance(given, int) else list(given)
     wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int)]
     if wrong or not numbers:
         raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")

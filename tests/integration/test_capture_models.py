@@ -1,0 +1,114 @@
+# SPDX-License-Identifier: MIT
+"""Captured attention against eager ``output_attentions=True``, architecture by architecture."""
+
+import models
+import pytest
+import torch
+
+from attnscope.capture import capture
+
+INTERFACE, HOOKS = 1, 2
+# Bitwise where the architecture's own eager code works in float32 in the same order; rounding elsewhere
+# (learned sinks: one more logit; T5: unscaled logits in the hundreds).
+TOLERANCE = {"gpt_oss": 5e-6, "t5": 2e-4, "bart": 2e-6}
+EXPECTED_TIER = dict.fromkeys((*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ), INTERFACE) | dict.fromkeys(
+    models.LEGACY, HOOKS
+)
+PADDINGS = ("none", "left", "right")
+
+
+@pytest.fixture(scope="module", params=EXPECTED_TIER, ids=str)
+def pair(request):
+    """The same weights twice: as a user loads the model, and with eager attention."""
+    torch.set_num_threads(1)
+    return request.param, models.tiny(request.param), models.tiny(request.param, implementation="eager")
+
+
+def reference(model, inputs):
+    with torch.no_grad():
+        return model(**inputs, output_attentions=True, output_hidden_states=True)
+
+
+def stacks(output):
+    if getattr(output, "cross_attentions", None):
+        return {
+            "encoder": output.encoder_attentions,
+            "decoder": output.decoder_attentions,
+            "cross": output.cross_attentions,
+        }
+    return {"self": output.attentions}
+
+
+def stack_of(layer, output):
+    if not getattr(output, "cross_attentions", None):
+        return "self"
+    return "cross" if layer.cross else "encoder" if "encoder." in layer.stack else "decoder"
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_maps_and_output_equal_eager_attention(pair, padding):
+    name, model, eager = pair
+    inputs = models.text(model, padding=padding)
+    expected = reference(eager, inputs)
+    with capture(model) as tape:
+        layers = list(tape.run(**inputs))
+        assert tape.tier == EXPECTED_TIER[name]
+    tolerance = TOLERANCE.get(name, 0.0)
+    wanted = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
+    got = {(stack_of(layer, expected), layer.index): layer for layer in layers}
+    assert len(layers) == len(got)
+    assert got.keys() == wanted.keys()
+    for key, layer in got.items():
+        # A padding query of a left-padded sample sees no key: its row is uniform, in eager attention as here.
+        assert layer.attention.shape == wanted[key].shape
+        gap = float((layer.attention - wanted[key]).abs().max())
+        assert gap <= tolerance, f"{name}, {padding} padding, {key}: {gap}"
+        assert layer.call == 0
+        assert layer.key_offset == 0
+    keep = inputs["attention_mask"].bool()
+    ours, theirs = tape.output[0], expected[0]
+    if ours.shape[:2] == keep.shape:
+        ours, theirs = ours[keep], theirs[keep]
+    assert float((ours - theirs).abs().max()) <= tolerance
+
+
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_valid_is_the_attention_mask(pair, padding):
+    name, model, _ = pair
+    inputs = models.text(model, padding=padding)
+    keep = inputs["attention_mask"].bool()
+    with capture(model) as tape:
+        for layer in tape.run(**inputs):
+            own = layer.cross or "encoder." in layer.stack or not model.config.is_encoder_decoder
+            wanted = keep if own else torch.ones(2, 11, dtype=torch.bool)
+            assert torch.equal(layer.valid, wanted), (name, layer)
+
+
+def test_the_maps_are_sharp_enough_to_show_a_lost_mask(pair):
+    name, model, _ = pair
+    with capture(model) as tape:
+        largest = max(float(layer.attention.max()) for layer in tape.run(**models.text(model)))
+    assert largest > (0.25 if name == "deberta_v2" else 0.5)
+
+
+def test_only_causal_models_do_not_look_ahead(pair):
+    name, model, _ = pair
+    causal = name in models.CAUSAL or name in ("falcon", "falcon_alibi", "bloom", "gptj")
+    with capture(model) as tape:
+        for layer in tape.run(**models.text(model)):
+            ahead = float(layer.attention.triu(1).abs().max())
+            assert (ahead == 0.0) == (
+                causal or (name in models.SEQ2SEQ and "decoder." in layer.stack and not layer.cross)
+            )
+
+
+def test_captured_forward_leaves_the_model_as_it_was(pair):
+    _, model, _ = pair
+    inputs = models.text(model, padding="left")
+    with torch.no_grad():
+        before = model(**inputs)[0]
+        with capture(model) as tape:
+            for _layer in tape.run(**inputs):
+                pass
+        after = model(**inputs)[0]
+    assert torch.equal(before, after)

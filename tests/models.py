@@ -1,0 +1,232 @@
+# SPDX-License-Identifier: MIT
+"""Tiny random models of many architectures, built from their configurations with a fixed seed.
+
+Query and key weights are enlarged, so that maps are sharp: near-uniform attention would hide a lost mask.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+VOCABULARY = 97
+SHARPEN = 6.0
+_QUERY_KEY = ("q_proj", "k_proj", ".query.", ".key.", "q_lin", "k_lin", "query_proj", "key_proj")
+_FUSED = ("query_key_value", "c_attn", "qkv", "Wqkv")
+
+
+def _decoder(**changes: Any) -> dict[str, Any]:
+    return {
+        "vocab_size": VOCABULARY,
+        "hidden_size": 96,
+        "intermediate_size": 64,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        **changes,
+    }
+
+
+def _encoder(**changes: Any) -> dict[str, Any]:
+    return _decoder(num_key_value_heads=None, type_vocab_size=2, **changes)
+
+
+def _build(name: str) -> tuple[str, str, dict[str, Any]]:
+    gpt = {
+        "vocab_size": VOCABULARY,
+        "n_embd": 96,
+        "n_layer": 3,
+        "n_head": 4,
+        "n_positions": 128,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "pad_token_id": 0,
+    }
+    t5 = {
+        "vocab_size": VOCABULARY,
+        "d_model": 96,
+        "d_kv": 24,
+        "d_ff": 64,
+        "num_layers": 3,
+        "num_decoder_layers": 2,
+        "num_heads": 4,
+        "pad_token_id": 0,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 0,
+        "dropout_rate": 0.0,
+    }
+    bart = {
+        "vocab_size": VOCABULARY,
+        "d_model": 96,
+        "encoder_layers": 2,
+        "decoder_layers": 2,
+        "encoder_attention_heads": 4,
+        "decoder_attention_heads": 4,
+        "encoder_ffn_dim": 64,
+        "decoder_ffn_dim": 64,
+        "max_position_embeddings": 128,
+        "pad_token_id": 0,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+        "decoder_start_token_id": 2,
+        "forced_eos_token_id": None,
+    }
+    experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    table: dict[str, tuple[str, str, dict[str, Any]]] = {
+        "llama": ("LlamaConfig", "LlamaForCausalLM", _decoder()),
+        "mistral": ("MistralConfig", "MistralForCausalLM", _decoder(sliding_window=7)),
+        "mixtral": ("MixtralConfig", "MixtralForCausalLM", _decoder(**experts)),
+        "qwen2": ("Qwen2Config", "Qwen2ForCausalLM", _decoder()),
+        "qwen3": ("Qwen3Config", "Qwen3ForCausalLM", _decoder(head_dim=24)),
+        "gemma2": (
+            "Gemma2Config",
+            "Gemma2ForCausalLM",
+            _decoder(head_dim=24, sliding_window=7, num_hidden_layers=4),
+        ),
+        "gpt2": ("GPT2Config", "GPT2LMHeadModel", gpt),
+        "gpt2_scaled": ("GPT2Config", "GPT2LMHeadModel", {**gpt, "scale_attn_by_inverse_layer_idx": True}),
+        "gpt_neox": ("GPTNeoXConfig", "GPTNeoXForCausalLM", _decoder(num_key_value_heads=None)),
+        "phi": ("PhiConfig", "PhiForCausalLM", _decoder()),
+        "opt": (
+            "OPTConfig",
+            "OPTForCausalLM",
+            {**_decoder(), "ffn_dim": 64, "word_embed_proj_dim": 96},
+        ),
+        "olmo2": ("Olmo2Config", "Olmo2ForCausalLM", _decoder()),
+        "gpt_oss": (
+            "GptOssConfig",
+            "GptOssForCausalLM",
+            _decoder(head_dim=24, sliding_window=7, num_hidden_layers=2, **experts),
+        ),
+        "falcon": ("FalconConfig", "FalconForCausalLM", {**_decoder(), "alibi": False}),
+        "falcon_alibi": (
+            "FalconConfig",
+            "FalconForCausalLM",
+            {**_decoder(), "alibi": True, "new_decoder_architecture": False, "multi_query": False},
+        ),
+        "bloom": ("BloomConfig", "BloomForCausalLM", {**_decoder(), "n_head": 4, "n_layer": 3}),
+        "gptj": ("GPTJConfig", "GPTJForCausalLM", {**gpt, "rotary_dim": 16}),
+        "bert": ("BertConfig", "BertModel", _encoder()),
+        "roberta": ("RobertaConfig", "RobertaModel", _encoder()),
+        "albert": ("AlbertConfig", "AlbertModel", _encoder(embedding_size=32, num_hidden_layers=4)),
+        "distilbert": (
+            "DistilBertConfig",
+            "DistilBertModel",
+            {
+                "vocab_size": VOCABULARY,
+                "dim": 96,
+                "n_layers": 3,
+                "n_heads": 4,
+                "hidden_dim": 64,
+                "pad_token_id": 0,
+            },
+        ),
+        "deberta_v2": (
+            "DebertaV2Config",
+            "DebertaV2Model",
+            _encoder(relative_attention=True, pos_att_type=["p2c", "c2p"], position_buckets=16),
+        ),
+        "t5": ("T5Config", "T5ForConditionalGeneration", t5),
+        "bart": ("BartConfig", "BartForConditionalGeneration", bart),
+        "mamba": (
+            "MambaConfig",
+            "MambaForCausalLM",
+            {
+                "vocab_size": VOCABULARY,
+                "hidden_size": 32,
+                "num_hidden_layers": 2,
+                "state_size": 4,
+                "pad_token_id": 0,
+            },
+        ),
+    }
+    return table[name]
+
+
+CAUSAL = (
+    "llama",
+    "mistral",
+    "qwen2",
+    "qwen3",
+    "gemma2",
+    "gpt2",
+    "gpt2_scaled",
+    "gpt_neox",
+    "phi",
+    "opt",
+    "olmo2",
+    "mixtral",
+    "gpt_oss",
+)
+LEGACY = ("falcon", "falcon_alibi", "bloom", "gptj", "deberta_v2")
+ENCODERS = ("bert", "roberta", "albert", "distilbert")
+SEQ2SEQ = ("t5", "bart")
+
+
+def tiny(name: str, *, implementation: str | None = None, seed: int = 0, **changes: Any) -> Any:
+    """A random model in evaluation mode.
+
+    Args:
+        name: a key of the table above.
+        implementation: attention implementation to load it with; None leaves the default.
+        seed: of the weights.
+        changes: of the configuration.
+    """
+    import transformers
+
+    config_name, model_name, options = _build(name)
+    options = {key: value for key, value in {**options, **changes}.items() if value is not None}
+    config = getattr(transformers, config_name)(**options)
+    torch.manual_seed(seed)
+    keywords = {} if implementation is None else {"attn_implementation": implementation}
+    build: Callable[..., Any] = getattr(transformers, model_name)._from_config
+    model = build(config, **keywords).eval()
+    sharpen(model)
+    return model
+
+
+def sharpen(model: nn.Module) -> None:
+    """Enlarges what makes queries and keys."""
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if parameter.ndim != 2:
+                continue
+            dotted = f".{name}"
+            if (
+                any(part in dotted for part in _QUERY_KEY)
+                or dotted.endswith((".q.weight", ".k.weight"))
+                or any(part in dotted for part in _FUSED)
+            ):
+                parameter.mul_(SHARPEN)
+
+
+def text(
+    model: Any, *, padding: str = "none", batch: int = 2, n: int = 37, seed: int = 1
+) -> dict[str, torch.Tensor]:
+    """Random tokens; with padding, sample 1 has 9 padding tokens on the given side.
+
+    Args:
+        model: whose inputs they are; an encoder-decoder also gets decoder tokens.
+        padding: ``none``, ``left`` or ``right``.
+        batch: samples.
+        n: tokens of each.
+        seed: of the tokens.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    ids = torch.randint(3, VOCABULARY, (batch, n), generator=generator)
+    mask = torch.ones_like(ids)
+    if padding == "left":
+        ids[1:, :9], mask[1:, :9] = 0, 0
+    elif padding == "right":
+        ids[1:, -9:], mask[1:, -9:] = 0, 0
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if model.config.is_encoder_decoder:
+        inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (batch, 11), generator=generator)
+    return inputs
