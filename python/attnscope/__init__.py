@@ -15,6 +15,7 @@ from attnscope import _isa
 
 _isa.load_core()
 
+from attnscope.capture import capture  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
@@ -29,6 +30,7 @@ _LAZY: dict[str, str] = {}
 
 __all__ = [
     "__version__",
+    "capture",
     "fiedler_value",
     "fiedler_vector",
     "laplacian_eigenvalues",

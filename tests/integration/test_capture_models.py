@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
 """Captured attention against eager ``output_attentions=True``, architecture by architecture."""
 
-import models
 import pytest
 import torch
 
+import models
 from attnscope.capture import capture
 
 INTERFACE, HOOKS = 1, 2

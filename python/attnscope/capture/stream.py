@@ -3,7 +3,7 @@
 
 The worker hands a layer over and goes on at once, so that at any time at most two layers are alive: the one
 the consumer holds and the one that is being computed or waits to be taken. The worker ends before the
-generator does, in every case: at the end of the pass, when the consumer leaves the loop, and when either side raises.
+generator does in every case: at the end of the pass, when the consumer leaves the loop, when either raises.
 """
 
 from __future__ import annotations
