@@ -134,6 +134,21 @@ SupportBatch make_support(const Batch& batch, const py::object& support) {
   return result;
 }
 
+Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
+  const at::Tensor& tensor = unwrap(thresholds, "thresholds");
+  const bool each = tensor.dim() == 2;
+  if (tensor.scalar_type() != at::kDouble || !tensor.is_contiguous() ||
+      !(tensor.dim() == 1 || (each && tensor.size(0) == batch.count))) {
+    throw py::value_error("thresholds must be a contiguous float64 tensor [T] or [count, T]");
+  }
+  Thresholds result;
+  result.owner = thresholds;
+  result.data = tensor.const_data_ptr<double>();
+  result.size = tensor.size(tensor.dim() - 1);
+  result.stride = each ? result.size : 0;
+  return result;
+}
+
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
                            double fill) {
   return filled<double>(leading, trailing, fill, at::kDouble);

@@ -52,6 +52,16 @@ struct SupportBatch {
   Support of(Index index, const MatrixView<Scalar>& matrix) const;
 };
 
+// Numbers that every matrix of a batch is compared with: one list for all, or a list each.
+struct Thresholds {
+  py::object owner;
+  const double* data = nullptr;
+  Index size = 0;
+  Index stride = 0;  // from one matrix's list to the next
+
+  const double* of(Index index) const { return data + index * stride; }
+};
+
 // A result tensor, filled with the value that a spoiled matrix keeps.
 template <class T>
 struct Result {
@@ -65,6 +75,9 @@ Batch make_batch(const py::object& attention, const py::object& lengths);
 
 // `support`: "auto", "causal", "full", or a boolean tensor broadcast to the batch's shape.
 SupportBatch make_support(const Batch& batch, const py::object& support);
+
+// `thresholds`: a contiguous float64 tensor [T], or [count, T] with a row per matrix of the batch.
+Thresholds make_thresholds(const Batch& batch, const py::object& thresholds);
 
 // New contiguous tensors of shape leading + trailing, filled.
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,

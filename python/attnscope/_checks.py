@@ -102,31 +102,35 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return value.detach()
 
 
-def thresholds_argument(function: str, thresholds: Any, n: int) -> torch.Tensor:
-    """Thresholds as a float64 vector in (0, 1).
+def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
+    """Thresholds as float64 [T], or [count, T] with a row per matrix where they differ.
 
-    Strings ``"k/n"`` stand for k divided by the number of tokens; such a value of 1 or more is allowed and
-    gives the empty graph.
+    Strings ``"k/n"`` stand for k divided by each map's own number of tokens; such a value of 1 or more is
+    allowed and gives the empty graph.
 
     Raises:
         ValueError: no threshold, or a number outside (0, 1).
     """
     if isinstance(thresholds, torch.Tensor):
-        thresholds = thresholds.tolist()
+        thresholds = thresholds.flatten().tolist()
     if isinstance(thresholds, (int, float, str)):
         thresholds = [thresholds]
     values: list[float] = []
+    over_n: list[bool] = []
     for entry in thresholds:
-        if isinstance(entry, str):
-            values.append(_fraction_of_n(function, entry) / n)
-            continue
-        value = float(entry)
-        if not 0.0 < value < 1.0:
+        over_n.append(isinstance(entry, str))
+        value = _fraction_of_n(function, entry) if isinstance(entry, str) else float(entry)
+        if not isinstance(entry, str) and not 0.0 < value < 1.0:
             raise ValueError(f"{function}: thresholds must lie strictly between 0 and 1, got {value!r}")
         values.append(value)
     if not values:
         raise ValueError(f"{function}: thresholds must hold at least one value, got none")
-    return torch.tensor(values, dtype=torch.float64)
+    given = torch.tensor(values, dtype=torch.float64)
+    if not any(over_n):
+        return given
+    if attention.lengths is None:
+        return torch.where(torch.tensor(over_n), given / attention.n, given)
+    return torch.where(torch.tensor(over_n), given / attention.lengths.reshape(-1, 1), given)
 
 
 def threshold_argument(function: str, threshold: float | None) -> float | None:
