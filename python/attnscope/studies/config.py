@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: MIT
+"""The configuration of a study: the same in YAML, on the command line and in Python."""
+
+from __future__ import annotations
+
+import inspect
+import re
+import typing
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+
+from attnscope.results import nearest
+
+
+class ConfigError(ValueError):
+    """A study cannot be understood; the message says where, what was expected and what was given."""
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, (str, Mapping, Path)) else value
+
+
+def _as_mapping(value: object) -> object:
+    return {"path": str(value)} if isinstance(value, (str, Path)) else value
+
+
+def parse_bytes(value: int | str) -> int:
+    """Reads ``4GB``, ``512 MiB`` or a number of bytes.
+
+    Args:
+        value: units are powers of 1024, with or without the i; a bare number is bytes.
+
+    Raises:
+        ValueError: not a positive amount.
+
+    >>> parse_bytes("1.5GB"), parse_bytes(4096)
+    (1610612736, 4096)
+    """
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*([kmgt]?)i?b?\s*", str(value), re.IGNORECASE)
+    amount = int(float(match[1]) * 1024 ** " kmgt".index(match[2].lower() or " ")) if match else 0
+    if amount <= 0:
+        raise ValueError(f"expected an amount of memory such as 4GB, got {value!r}")
+    return amount
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+
+
+class ModelSource(_Strict):
+    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders."""
+
+    path: str = Field(min_length=1)
+    label: str = ""
+    revisions: Annotated[list[str], BeforeValidator(_as_list)] = []
+    tokenizer: str = ""
+    dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
+    device: str = "auto"
+    trust_remote_code: bool = False
+    free_disk: bool = False
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    @field_validator("revisions", mode="before")
+    @classmethod
+    def _revisions(cls, value: object) -> object:
+        items = _as_list(value)
+        # YAML reads an unquoted revision such as 1000 as a number
+        return (
+            [str(item) if isinstance(item, int) else item for item in items]
+            if isinstance(items, list)
+            else items
+        )
+
+
+class TextSource(_Strict):
+    """Which sentences: a file or the name of a data set, a column, and how many of them by which rule."""
+
+    path: str = Field(min_length=1)
+    column: str = ""
+    group: str = "text"
+    samples: int | None = Field(default=None, ge=1)
+    sampling: Literal["first", "random", "paper"] = "first"
+    focus: str = "focus_word"
+    encoding: str = "utf-8"
+    subset: str = ""
+    split: str = "train"
+
+    @field_validator("path", mode="before")
+    @classmethod
+    def _path(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+
+Models = Annotated[
+    list[Annotated[ModelSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
+]
+Texts = Annotated[
+    list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
+]
+
+
+class Study(_Strict):
+    """What to measure on which models and sentences; `attnscope.run` takes it.
+
+    Args:
+        study: the recipe: which sites are captured, which metrics taken, which tables filled.
+        name: the run's folder below `output`; empty: the recipe's name and the models' labels.
+        models: one or more models (a string is short for its `path`).
+        texts: one or more sources of sentences (a string is short for its `path`).
+        metrics: names of metrics; empty takes all that the recipe has.
+        protocols: "exact", "ruscio2025" or both; "both" is short for the two.
+        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
+        layers: only these layers; empty takes all.
+        max_tokens: longer sentences are cut to so many tokens; None: the model's context.
+        bos: "keep" what the tokenizer does, "drop" the beginning-of-sequence token, or "replace" it by an
+            ordinary token drawn with the seed.
+        bars: store every persistence bar.
+        block: sentences per unit of work; a killed run loses at most one unit.
+        max_memory: bound for the attention alive at a time, such as "4GB"; None: a quarter of what is free.
+        seed: of every draw: sampling, nulls, replacements.
+        output: the folder that run folders are made in.
+
+    Raises:
+        ConfigError: an unknown key (the nearest right name is given) or a value of the wrong type.
+
+    >>> study = Study(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
+    >>> study.models[0].path, study.texts[0].samples, study.protocols
+    ('gpt2', 10, ['exact'])
+    """
+
+    study: str = "sink_study"
+    name: str = Field(default="", pattern=r"^[^/\\\0]*$")
+    models: Models
+    texts: Texts
+    metrics: Annotated[list[str], BeforeValidator(_as_list)] = []
+    protocols: Annotated[list[Literal["exact", "ruscio2025"]], Field(min_length=1)] = ["exact"]
+    thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    layers: list[Annotated[int, Field(ge=0)]] = []
+    max_tokens: int | None = Field(default=None, ge=1)
+    bos: Literal["keep", "drop", "replace"] = "keep"
+    bars: bool = False
+    block: int = Field(default=16, ge=1)
+    max_memory: int | str | None = None
+    seed: int = Field(default=0, ge=0)
+    output: str = "runs"
+
+    def __init__(self, **values: Any) -> None:
+        try:
+            super().__init__(**values)
+        except ValidationError as error:
+            raise ConfigError(explain(error, type(self))) from None
+
+    @field_validator("protocols", mode="before")
+    @classmethod
+    def _protocols(cls, value: object) -> object:
+        return ["exact", "ruscio2025"] if value in ("both", ["both"]) else _as_list(value)
+
+    @field_validator("thresholds", mode="before")
+    @classmethod
+    def _thresholds(cls, value: object) -> object:
+        items = [value] if isinstance(value, (int, float, str)) else value
+        if isinstance(items, Sequence):
+            for item in items:
+                if isinstance(item, str) and not re.fullmatch(r"[1-9]\d*/n", item):
+                    raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {item!r}")
+                if isinstance(item, (int, float)) and not 0 < item < 1:
+                    raise ValueError(f"expected thresholds inside (0, 1), got {item!r}")
+        return items
+
+    @field_validator("max_memory")
+    @classmethod
+    def _max_memory(cls, value: int | str | None) -> int | None:
+        return None if value is None else parse_bytes(value)
+
+    @field_validator("output", mode="before")
+    @classmethod
+    def _output(cls, value: object) -> object:
+        return str(value) if isinstance(value, Path) else value
+
+    def to_dict(self) -> dict[str, Any]:
+        """The whole configuration, defaults included, as plain data."""
+        return self.model_dump(mode="json")
+
+    def to_yaml(self) -> str:
+        """The whole configuration as YAML that `Study.from_yaml` and `attnscope run` read."""
+        return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
+
+    @classmethod
+    def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> Study:
+        """Reads a YAML file or a packaged study.
+
+        Args:
+            source: a file, or the name of a packaged study.
+            overrides: `key=value` texts as `attnscope run --set` takes them, applied last.
+            values: keys that replace those of the file.
+
+        Raises:
+            ConfigError: no such file or name, not YAML, or the study cannot be understood.
+        """
+        data = read_config(source)
+        data.update(values)
+        for override in overrides:
+            set_key(data, override)
+        try:
+            return cls(**data)
+        except ConfigError as error:
+            raise ConfigError(f"{source}: {error}") from None
+        except TypeError as error:
+            raise ConfigError(f"{source}: keys must be names, got {list(data)}") from error
+
+
+def packaged() -> list[str]:
+    """Names of the studies that come with the package."""
+    from importlib.resources import files
+
+    names = (entry.name for entry in files("attnscope").joinpath("configs").iterdir())
+    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
+
+
+def read_config(source: str | Path) -> dict[str, Any]:
+    """The keys of a YAML file or of a packaged study, unchecked.
+
+    Args:
+        source: a file, or the name of a packaged study.
+
+    Raises:
+        ConfigError: no such file or name, another encoding, not YAML, or not a mapping.
+    """
+    from importlib.resources import files
+
+    path = Path(source)
+    try:
+        if path.is_file():
+            text = path.read_text("utf-8")
+        elif path.suffix in (".yaml", ".yml") or path.name != str(source):
+            raise ConfigError(f"there is no file {source}")
+        elif str(source) in packaged():
+            text = (files("attnscope") / "configs" / f"{source}.yaml").read_text("utf-8")
+        else:
+            raise ConfigError(
+                f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"
+            )
+        data = yaml.safe_load(text)
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{source} is not UTF-8 text: {error.reason} at byte {error.start}") from error
+    except (yaml.YAMLError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"{source} is not valid YAML: {' '.join(str(error).split())}") from error
+    if data is None:
+        return {}
+    if not isinstance(data, dict):
+        raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
+    return data
+
+
+def set_key(data: dict[str, Any], assignment: str) -> None:
+    """Applies one `key=value` to a configuration, in place.
+
+    The key may be a path (`texts.0.samples`); without the index the value goes to every entry
+    (`models.dtype=bfloat16`). The value is read as YAML.
+
+    Args:
+        data: the unchecked configuration.
+        assignment: for example `block=8`.
+
+    Raises:
+        ConfigError: no `=`, a value that is not YAML, or a path that leads nowhere.
+
+    >>> data = {"texts": ["a.txt", {"path": "b.csv"}]}
+    >>> set_key(data, "texts.samples=5")
+    >>> data["texts"]
+    [{'path': 'a.txt', 'samples': 5}, {'path': 'b.csv', 'samples': 5}]
+    """
+    key, equals, text = assignment.partition("=")
+    path = key.strip().split(".")
+    if not equals or not all(path):
+        raise ConfigError(f"--set: expected key=value, got {assignment!r}")
+    try:
+        value = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ConfigError(f"--set {key}: the value {text!r} is not valid YAML") from error
+    if len(path) == 1:
+        data[path[0]] = value
+        return
+    name, *rest = path
+    if name not in ("models", "texts") or len(rest) > 2:
+        raise ConfigError(f"--set: {key!r} leads nowhere; paths are models.N.KEY and texts.N.KEY")
+    given = _as_list(data.get(name) or [])
+    entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload, attr-defined]
+    chosen: Iterable[int] = range(len(entries))
+    if len(rest) == 2:
+        index = int(rest[0]) if rest[0].isdigit() else -1
+        if not 0 <= index < len(entries):
+            raise ConfigError(f"--set: {key!r}: there are {len(entries)} {name}, counted from 0")
+        chosen = [index]
+    if not entries:
+        raise ConfigError(f"--set: {key!r}: there are no {name} yet")
+    for index in chosen:
+        entries[index][rest[-1]] = value
+    data[name] = entries
+
+
+def explain(error: ValidationError, model: type[BaseModel]) -> str:
+    """One line per mistake: where it is, what was expected, what was given."""
+    lines = []
+    for item in error.errors(include_url=False):
+        where = ""
+        for part in item["loc"]:
+            where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
+        if item["type"] == "extra_forbidden":
+            *parents, key = item["loc"]
+            owner = _fields(model, parents)
+            inside = f" in {where.rpartition('.')[0]}" if parents else ""
+            lines.append(f"unknown key {str(key)!r}{inside}{nearest(str(key), owner)}")
+        elif item["type"] == "missing":
+            lines.append(f"{where} is missing")
+        else:
+            message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
+            given = "" if "got " in message else f", got {item['input']!r}"
+            lines.append(f"{where}: {message[0].lower()}{message[1:]}{given}")
+    return "; ".join(dict.fromkeys(lines))
+
+
+def _fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
+    """Names of the keys at a place of the configuration."""
+    here: Any = model
+    for part in path:
+        if isinstance(part, str) and part in here.model_fields:
+            here = _inner(here.model_fields[part].annotation)
+    return list(here.model_fields)
+
+
+def _inner(annotation: Any) -> Any:
+    """The model class inside list[...], Annotated[...] or a union."""
+    if inspect.isclass(annotation) and not typing.get_args(annotation):
+        return annotation
+    for part in typing.get_args(annotation):
+        found = _inner(part)
+        if inspect.isclass(found) and issubclass(found, BaseModel):
+            return found
+    return annotation

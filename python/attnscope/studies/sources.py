@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""Sentences of a study: read from files or data sets, chosen by a seeded rule, with their place of origin."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.results import nearest
+from attnscope.studies.config import ConfigError, TextSource
+
+#: Column names taken when a table has several and none is asked for.
+USUAL_COLUMNS = ("text", "sentence", "content", "token_ids")
+#: Columns of the `samples` table that a source's own column must not overwrite.
+RESERVED = (
+    "model", "revision", "step", "sample", "group", "text", "tokens", "token_ids", "n_tokens", "truncated",
+    "source", "source_row",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sentence:
+    """One input: text, or token ids that are taken as they are, and where it comes from."""
+
+    sample: int
+    group: str
+    text: str | None
+    token_ids: tuple[int, ...] | None
+    source: str
+    source_row: int
+    extra: dict[str, Any] = field(default_factory=dict)
+
+
+def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentence]:
+    """Reads every source, applies its sampling rule and numbers the chosen sentences from 0.
+
+    Args:
+        sources: in the order of the study.
+        seed: of the sampling rules; each source draws from its own stream.
+
+    Raises:
+        ConfigError: a missing file or column, another encoding, a damaged file, no sentence at all.
+    """
+    chosen: list[Sentence] = []
+    for position, source in enumerate(sources):
+        rows = [row for row in _rows(source) if row[1]]
+        if not rows:
+            raise ConfigError(f"texts[{position}]: {source.path} holds no sentence")
+        keep = choose(rows, source, np.random.default_rng([seed, position]))
+        for row, content, extra in (rows[index] for index in keep):
+            ids = None if isinstance(content, str) else tuple(content)
+            text = content if isinstance(content, str) else None
+            origin = Path(source.path).name if Path(source.path).exists() else source.path
+            chosen.append(Sentence(len(chosen), source.group, text, ids, origin, row, extra))
+    return chosen
+
+
+Row = tuple[int, Any, dict[str, Any]]
+
+
+def choose(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:
+    """Positions of the rows that the source's rule keeps, ascending.
+
+    `first` takes the first ones, `random` draws without replacement. `paper` is the rule of the sink paper:
+    the shortest sentence of every focus word; when more are wanted, the rest is drawn in equal parts from
+    the short, middle and long third of the other sentences; when fewer are wanted, the same draw is made
+    among the shortest ones.
+
+    Args:
+        rows: (row number, text or token ids, other columns).
+        source: gives the rule, the number and the name of the focus column.
+        draw: the seeded generator.
+
+    Raises:
+        ConfigError: the rule needs a focus column and there is none.
+    """
+    count = len(rows) if source.samples is None else min(source.samples, len(rows))
+    if source.sampling == "first":
+        return list(range(count))
+    if source.sampling == "random":
+        return sorted(draw.choice(len(rows), count, replace=False).tolist())
+    if source.focus not in rows[0][2]:
+        raise ConfigError(
+            f"{source.path}: the paper's sampling rule needs the column {source.focus!r}"
+            f"{nearest(source.focus, rows[0][2])}"
+        )
+    lengths = [
+        len(str(content).split()) if isinstance(content, str) else len(content) for _, content, _ in rows
+    ]
+    shortest: dict[Any, int] = {}
+    for index, (_, _, extra) in enumerate(rows):
+        word = extra[source.focus]
+        if word not in shortest or lengths[index] < lengths[shortest[word]]:
+            shortest[word] = index
+    first = sorted(shortest.values())
+    if len(first) >= count:
+        return sorted(_thirds(first, lengths, count, draw))
+    others = sorted(set(range(len(rows))) - set(first))
+    return sorted(first + _thirds(others, lengths, count - len(first), draw))
+
+
+def _thirds(pool: list[int], lengths: list[int], count: int, draw: np.random.Generator) -> list[int]:
+    """Draws `count` of the pool, evenly from its short, middle and long third."""
+    order = sorted(pool, key=lambda index: (lengths[index], index))
+    thirds = [draw.permutation(part).tolist() for part in np.array_split(np.asarray(order, dtype=int), 3)]
+    taken: list[int] = []
+    while len(taken) < count:
+        for third in thirds:
+            if third and len(taken) < count:
+                taken.append(third.pop())
+    return taken
+
+
+def _rows(source: TextSource) -> Iterator[Row]:
+    path = Path(source.path)
+    if source.path.startswith("builtin:"):
+        return _builtin(source)
+    if path.is_dir():
+        raise ConfigError(f"texts: {path} is a folder; a file is needed")
+    readers = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
+    if path.suffix.lower() in readers:
+        if not path.is_file():
+            raise ConfigError(f"texts: there is no file {path}")
+        return readers[path.suffix.lower()](path, source)
+    if path.is_file():
+        raise ConfigError(f"texts: {path}: the ending says what a file is; known: {', '.join(readers)}")
+    return _read_datasets(source)
+
+
+def _decoded(path: Path, encoding: str) -> str:
+    """The file's text; another encoding is named by place, never replaced by question marks."""
+    data = path.read_bytes()
+    try:
+        if encoding.lower().replace("-", "") == "utf8":
+            encoding = "utf-8-sig"
+        return data.decode(encoding)
+    except LookupError:
+        raise ConfigError(f"texts: {path}: unknown encoding {encoding!r}") from None
+    except UnicodeDecodeError as error:
+        line = data[: error.start].count(b"\n") + 1
+        guess = "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "latin-1"
+        raise ConfigError(
+            f"texts: {path} is not {encoding.replace('-sig', '')}: byte 0x{data[error.start]:02x} "
+            f"at line {line}; say its encoding, for example --set texts.encoding={guess}"
+        ) from None
+
+
+def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
+    if source.column:
+        raise ConfigError(f"texts: {path} has no columns, {source.column!r} was asked for")
+    text = _decoded(path, source.encoding)
+    for number, line in enumerate(re.split(r"\r\n|\n|\r", text)):
+        yield number, line.strip(), {}
+
+
+def _read_csv(path: Path, source: TextSource) -> Iterator[Row]:
+    text = _decoded(path, source.encoding)
+    limit = csv.field_size_limit(max(len(text), 131072))
+    try:
+        reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+        names = next(reader, [])
+        column = _column(source, names, path)
+        for number, row in enumerate(reader):
+            if not row:
+                continue
+            if len(row) != len(names):
+                raise ConfigError(
+                    f"texts: {path}, line {reader.line_num}: {len(row)} fields, the header names {len(names)}"
+                )
+            cells: dict[str, Any] = dict(zip(names, row, strict=True))
+            yield number, str(cells.pop(column)).strip(), cells
+    except csv.Error as error:
+        raise ConfigError(f"texts: {path}, line {reader.line_num}: {error}") from error
+    finally:
+        csv.field_size_limit(limit)
+
+
+def _read_jsonl(path: Path, source: TextSource) -> Iterator[Row]:
+    column = ""
+    # str.splitlines would also cut at U+2028 and other marks that JSON allows inside a text
+    for number, line in enumerate(_decoded(path, source.encoding).split("\n")):
+        if not line.strip():
+            continue
+        where = f"texts: {path}, line {number + 1}"
+        try:
+            cells = json.loads(line)
+        except (json.JSONDecodeError, RecursionError) as error:
+            raise ConfigError(f"{where} is not JSON: {error}") from error
+        if not isinstance(cells, dict):
+            raise ConfigError(f"{where}: expected an object, got a {type(cells).__name__}")
+        column = column or _column(source, list(cells), path)
+        if column not in cells:
+            raise ConfigError(f"{where}: no key {column!r}{nearest(column, cells)}")
+        yield number, _content(cells.pop(column), where, column), cells
+
+
+def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    try:
+        file = pq.ParquetFile(path)
+        column = _column(source, file.schema_arrow.names, path)
+        number = 0
+        for batch in file.iter_batches():
+            for cells in batch.to_pylist():
+                yield number, _content(cells.pop(column), f"texts: {path}, row {number}", column), cells
+                number += 1
+    except (pa.ArrowInvalid, OSError) as error:
+        raise ConfigError(f"texts: {path} is not a readable Parquet file: {error}") from error
+
+
+def _read_datasets(source: TextSource) -> Iterator[Row]:
+    try:
+        import datasets
+    except ImportError:
+        raise ConfigError(
+            f"texts: there is no file {source.path}; as a name of a data set it needs the package `datasets` "
+            "(pip install datasets)"
+        ) from None
+    try:
+        table = datasets.load_dataset(source.path, source.subset or None, split=source.split)
+    except (OSError, ValueError) as error:
+        raise ConfigError(f"texts: there is no file {source.path}, and as a data set: {error}") from error
+    column = _column(source, list(table.column_names), Path(source.path))
+    for number, row in enumerate(table):
+        cells = dict(row)
+        yield number, _content(cells.pop(column), f"texts: {source.path}, row {number}", column), cells
+
+
+def _builtin(source: TextSource) -> Iterator[Row]:
+    """Sentences of the Python manual: text that every Python carries."""
+    if source.path != "builtin:pydoc":
+        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, ['builtin:pydoc'])}")
+    from pydoc_data.topics import topics
+
+    number = 0
+    for topic in sorted(topics):
+        for paragraph in re.split(r"\n\s*\n", topics[topic]):
+            # indented paragraphs are code and grammar
+            if paragraph.startswith((" ", "*", "-", "+", "|")):
+                continue
+            for sentence in re.split(r"(?<=[.!?])\s+(?=[A-Z])", " ".join(paragraph.split())):
+                if 6 <= len(sentence.split()) <= 50 and sentence.endswith((".", "!", "?")):
+                    yield number, sentence, {"topic": topic}
+                    number += 1
+
+
+def _column(source: TextSource, names: list[str], path: Path) -> str:
+    if source.column:
+        if source.column not in names:
+            raise ConfigError(f"texts: no column {source.column!r} in {path}{nearest(source.column, names)}")
+        return source.column
+    for name in (*USUAL_COLUMNS, *(names if len(names) == 1 else ())):
+        if name in names:
+            return name
+    raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
+
+
+def _content(value: Any, where: str, column: str) -> str | list[int]:
+    if isinstance(value, str):
+        return value.strip()
+    if isinstance(value, list) and all(type(item) is int and item >= 0 for item in value):
+        return value
+    raise ConfigError(f"{where}: {column!r} must be a text or a list of token ids, got {value!r:.60}")
+
+
+def extra_columns(sentences: Sequence[Sentence]) -> dict[str, list[Any]]:
+    """The sources' own columns, one value per sentence, under names that are free in the `samples` table.
+
+    Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
+
+    Args:
+        sentences: of all sources.
+    """
+    names = dict.fromkeys(name for sentence in sentences for name in sentence.extra)
+    columns: dict[str, list[Any]] = {}
+    for name in names:
+        values = [sentence.extra.get(name) for sentence in sentences]
+        kinds = {type(value) for value in values if value is not None}
+        if not kinds <= {int} and not kinds <= {int, float} and not kinds <= {bool}:
+            values = [
+                value if value is None or isinstance(value, str) else json.dumps(value, default=str)
+                for value in values
+            ]
+        columns[f"source_{name}" if name in RESERVED else name] = values
+    return columns
