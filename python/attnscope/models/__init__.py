@@ -1,0 +1,21 @@
+# SPDX-License-Identifier: MIT
+"""Models and tokenizers from folders and from the hub, one checkpoint at a time.
+
+transformers is imported when something is loaded, never before.
+"""
+
+from attnscope.models.checkpoints import Checkpoint, find_checkpoints, step_of
+from attnscope.models.loading import LoadedModel, LoadError, load_model, load_tokenizer
+from attnscope.models.tokens import Encoded, Encoder
+
+__all__ = [
+    "Checkpoint",
+    "Encoded",
+    "Encoder",
+    "LoadError",
+    "LoadedModel",
+    "find_checkpoints",
+    "load_model",
+    "load_tokenizer",
+    "step_of",
+]

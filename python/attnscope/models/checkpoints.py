@@ -1,0 +1,137 @@
+# SPDX-License-Identifier: MIT
+"""Which checkpoints a model source names: one folder, a series of folders, or revisions on the hub."""
+
+from __future__ import annotations
+
+import glob
+import hashlib
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+_STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", re.IGNORECASE)
+_HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
+#: Folder names that say nothing about the model: the label then comes from the folder above.
+_PLAIN = frozenset({"hf", "model", "final", "checkpoints", "checkpoint", "main", "latest"})
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """One set of weights.
+
+    Attributes:
+        model: label of the model, the same for all its checkpoints.
+        revision: name of the checkpoint inside the model, "" when there is only one.
+        step: training step, -1 when the name does not say one.
+        path: folder, or hub id.
+        local: whether `path` is a folder.
+    """
+
+    model: str
+    revision: str
+    step: int
+    path: str
+    local: bool
+
+    @property
+    def title(self) -> str:
+        """For people: model and revision."""
+        return f"{self.model} {self.revision}".strip()
+
+
+def step_of(name: str) -> int:
+    """The training step that a revision or folder name states, -1 when it states none.
+
+    Args:
+        name: for example `step512`, `checkpoint-1000`, `stage1-step2000-tokens5B`.
+
+    >>> step_of("step512"), step_of("checkpoint-1000"), step_of("main")
+    (512, 1000, -1)
+    """
+    found = _STEP.search(name)
+    return int(found[1]) if found else -1
+
+
+def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") -> list[Checkpoint]:
+    """The checkpoints that a path and its revisions name, in the order of their training steps.
+
+    A folder with `config.json` is one model; a folder of such folders, or a pattern with `*`, is a series;
+    anything else that looks like a hub id is one, with its revisions.
+
+    Args:
+        path: folder, pattern or hub id.
+        revisions: of a hub id, or names of folders inside a series; empty takes what is there.
+        label: name of the model in tables; empty derives one.
+
+    Raises:
+        FileNotFoundError: no such folder, no model in it, or no such revision folder.
+    """
+    folder = Path(path).expanduser()
+    if folder.is_dir():
+        if (folder / "config.json").is_file() and not revisions:
+            return [Checkpoint(label or _label(folder), "", -1, str(folder), True)]
+        inside = [folder / name for name in revisions] or _models(folder.iterdir())
+        if not inside:
+            raise FileNotFoundError(
+                f"the folder {folder} holds no model: no config.json, and none in the folders inside it"
+            )
+        return _series(inside, label or _label(folder))
+    if glob.has_magic(path):
+        found = _models(Path(name) for name in glob.glob(str(folder)))
+        if not found:
+            raise FileNotFoundError(f"no folder with a config.json matches {path}")
+        return _series(found, label or _label(found[0].parent))
+    if folder.is_file():
+        raise FileNotFoundError(f"{path} is a file; a model is a folder with config.json and *.safetensors")
+    if path.startswith((".", "/", "~")) or not _HUB_ID.fullmatch(path):
+        raise FileNotFoundError(f"there is no model folder {path}")
+    hub = [Checkpoint(label or path, name, step_of(name), path, False) for name in revisions or [""]]
+    return sorted(hub, key=lambda one: one.step) if all(one.step >= 0 for one in hub) else hub
+
+
+def fingerprint(checkpoint: Checkpoint) -> str:
+    """Tells two sets of weights apart without reading gigabytes.
+
+    Of a folder: names, sizes, the head and evenly spaced samples of every weight file, and all of the config.
+    Of a hub id: the id and its revision.
+    """
+    digest = hashlib.sha256()
+    if not checkpoint.local:
+        digest.update(f"{checkpoint.path}@{checkpoint.revision}".encode())
+        return digest.hexdigest()[:16]
+    for file in sorted(Path(checkpoint.path).glob("*")):
+        if file.name != "config.json" and file.suffix != ".safetensors":
+            continue
+        size = file.stat().st_size
+        digest.update(f"{file.name}:{size}".encode())
+        with open(file, "rb") as data:
+            for offset in sorted({0, *range(0, size, max(1, size // 64))}):
+                data.seek(offset)
+                digest.update(data.read(65536 if offset == 0 else 4096))
+    return digest.hexdigest()[:16]
+
+
+def _models(folders: object) -> list[Path]:
+    return [folder for folder in folders if (folder / "config.json").is_file()]  # type: ignore[attr-defined]
+
+
+def _series(folders: Sequence[Path], label: str) -> list[Checkpoint]:
+    missing = [str(folder) for folder in folders if not folder.is_dir()]
+    if missing:
+        raise FileNotFoundError(f"there is no checkpoint folder {', '.join(missing)}")
+    names = [folder.name for folder in folders]
+    if len(set(names)) < len(names):
+        names = [str(folder) for folder in folders]
+    series = [
+        Checkpoint(label, name, step_of(folder.name), str(folder), True)
+        for name, folder in zip(names, folders, strict=True)
+    ]
+    return sorted(series, key=lambda one: (one.step, one.revision))
+
+
+def _label(folder: Path) -> str:
+    folder = folder.resolve()
+    while folder.name.lower() in _PLAIN and folder.parent != folder:
+        folder = folder.parent
+    return folder.name or "model"

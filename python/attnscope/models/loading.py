@@ -1,0 +1,218 @@
+# SPDX-License-Identifier: MIT
+"""One checkpoint into memory: safetensors only, no foreign code unless asked, nothing left random."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from attnscope.models.checkpoints import Checkpoint
+
+
+class LoadError(RuntimeError):
+    """A checkpoint cannot be loaded; the message names it and the reason in one line."""
+
+
+@dataclass(frozen=True)
+class LoadedModel:
+    """A model ready to be captured, and what the tables and the provenance need to know of it."""
+
+    model: Any
+    checkpoint: Checkpoint
+    commit: str
+    dtype: str
+    device: str
+    parameters: int
+    architecture: str
+
+
+def load_model(
+    checkpoint: Checkpoint, *, dtype: str = "auto", device: str = "auto", trust_remote_code: bool = False
+) -> LoadedModel:
+    """Loads the weights of one checkpoint, in evaluation mode.
+
+    Args:
+        checkpoint: from `find_checkpoints`.
+        dtype: "auto" keeps the one the weights are stored in.
+        device: "auto" takes CUDA where there is one.
+        trust_remote_code: run code that comes with the model; off means such a model is refused.
+
+    Raises:
+        LoadError: missing or broken files, weights that the architecture needs and the files lack, code that
+            was not allowed, no memory.
+    """
+    import transformers
+
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = _place(checkpoint, trust_remote_code)
+    with _errors_of(checkpoint), _quiet():
+        config = transformers.AutoConfig.from_pretrained(**place)
+        named = (getattr(config, "architectures", None) or [""])[0]
+        known = getattr(transformers, named, None) if named else None
+        cls = known if known is not None and not trust_remote_code else _auto_class(config, named)
+        model, info = cls.from_pretrained(
+            **place, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
+        )
+        # heads that a study never reads (BERT's pooler) may be absent; anything else would be random numbers
+        missing = sorted(name for name in info["missing_keys"] if "pooler" not in name)
+        broken = sorted(map(str, info.get("mismatched_keys") or ()))
+        if missing or broken:
+            kind, names = ("lack", missing) if missing else ("have another shape at", broken)
+            raise LoadError(
+                f"{checkpoint.title}: the weight files {kind} {len(names)} tensors of {type(model).__name__}, "
+                f"for example {names[0]}"
+            )
+        model = model.to(device).eval()
+    return LoadedModel(
+        model=model,
+        checkpoint=checkpoint,
+        commit=str(getattr(config, "_commit_hash", None) or ""),
+        dtype=str(model.dtype).removeprefix("torch."),
+        device=device,
+        parameters=sum(weights.numel() for weights in model.parameters()),
+        architecture=type(model).__name__,
+    )
+
+
+def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any:
+    """The configuration of a checkpoint, without its weights.
+
+    Raises:
+        LoadError: missing or broken `config.json`.
+    """
+    import transformers
+
+    with _errors_of(checkpoint), _quiet():
+        return transformers.AutoConfig.from_pretrained(**_place(checkpoint, trust_remote_code))
+
+
+def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code: bool = False) -> Any:
+    """The tokenizer of a checkpoint.
+
+    Args:
+        checkpoint: from `find_checkpoints`.
+        path: folder or hub id of another tokenizer; empty takes the checkpoint's own.
+        trust_remote_code: as in `load_model`.
+
+    Raises:
+        LoadError: there is none, or its files are broken.
+    """
+    import transformers
+
+    place = _place(checkpoint, trust_remote_code)
+    if path:
+        place = {"pretrained_model_name_or_path": path, "trust_remote_code": trust_remote_code}
+    with _errors_of(checkpoint, "tokenizer: "), _quiet():
+        return transformers.AutoTokenizer.from_pretrained(**place)
+
+
+def context_length(config: Any, tokenizer: Any) -> int | None:
+    """The most tokens a model takes, None where nothing bounds them.
+
+    Args:
+        config: of the model.
+        tokenizer: or None.
+    """
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    limits = []
+    positions = getattr(text, "max_position_embeddings", None)
+    if isinstance(positions, int) and positions > 0:
+        # RoBERTa counts positions from padding_idx + 1
+        offset = (text.pad_token_id or 0) + 1 if "roberta" in str(text.model_type) else 0
+        limits.append(positions - offset)
+    longest = getattr(tokenizer, "model_max_length", None)
+    if isinstance(longest, int) and 0 < longest < 10**9:
+        limits.append(longest)
+    return min(limits, default=None)
+
+
+def free_disk(loaded: LoadedModel) -> int:
+    """Removes a hub checkpoint from the local cache.
+
+    Returns:
+        the bytes freed, 0 for a folder.
+    """
+    if loaded.checkpoint.local or not loaded.commit:
+        return 0
+    from huggingface_hub import scan_cache_dir
+
+    strategy = scan_cache_dir().delete_revisions(loaded.commit)
+    strategy.execute()
+    return int(strategy.expected_freed_size)
+
+
+def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
+    place: dict[str, Any] = {
+        "pretrained_model_name_or_path": checkpoint.path,
+        "trust_remote_code": trust_remote_code,
+    }
+    if checkpoint.local:
+        place["local_files_only"] = True
+    elif checkpoint.revision:
+        place["revision"] = checkpoint.revision
+    return place
+
+
+def _auto_class(config: Any, architecture: str) -> Any:
+    import transformers
+
+    for ending, auto in (
+        ("ForCausalLM", transformers.AutoModelForCausalLM),
+        ("LMHeadModel", transformers.AutoModelForCausalLM),
+        ("ForMaskedLM", transformers.AutoModelForMaskedLM),
+    ):
+        if architecture.endswith(ending):
+            return auto
+    return transformers.AutoModel
+
+
+@contextlib.contextmanager
+def _errors_of(checkpoint: Checkpoint, what: str = "") -> Iterator[None]:
+    """Turns the many ways in which loading fails into one line that names the checkpoint."""
+    from safetensors import SafetensorError
+
+    try:
+        yield
+    except LoadError:
+        raise
+    except (
+        OSError,
+        ValueError,
+        KeyError,
+        TypeError,
+        AttributeError,
+        IndexError,
+        ImportError,
+        RuntimeError,
+        MemoryError,
+        SafetensorError,
+    ) as error:
+        reason = " ".join(str(error).split()) or type(error).__name__
+        if checkpoint.local and not any(Path(checkpoint.path).glob("*.safetensors")) and not what:
+            reason = f"{checkpoint.path} holds no *.safetensors file, and no other format is loaded"
+        if "trust_remote_code" in reason:
+            reason = (
+                "it comes with its own code, which is not run unless trust_remote_code is set for this model"
+            )
+        raise LoadError(f"{checkpoint.title}: {what}{reason[:400]}") from error
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """transformers' own progress bars and warnings off; ours say what matters."""
+    from transformers.utils import logging
+
+    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if bars:
+            logging.enable_progress_bar()

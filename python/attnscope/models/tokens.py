@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""Sentences into token ids: the tokenizer's way, cut to the context, with BOS kept, dropped or replaced."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+import numpy.typing as npt
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """One sentence as the model reads it."""
+
+    ids: npt.NDArray[np.int32]
+    truncated: bool
+    starts_with_bos: bool
+
+
+class Encoder:
+    """Encodes sentences for one model.
+
+    Args:
+        tokenizer: of transformers, or None when every sentence comes as token ids.
+        limit: longest input in tokens, None for no bound.
+        bos: what becomes of the beginning-of-sequence token.
+        vocabulary: number of token ids the model knows, None when unknown.
+        seed: of the tokens that replace BOS.
+    """
+
+    def __init__(
+        self,
+        tokenizer: Any,
+        limit: int | None = None,
+        bos: Literal["keep", "drop", "replace"] = "keep",
+        vocabulary: int | None = None,
+        seed: int = 0,
+    ) -> None:
+        self.tokenizer = tokenizer
+        self.limit = limit
+        self.bos = bos
+        self.vocabulary = vocabulary
+        self.seed = seed
+        self.bos_id: int | None = None
+        self.pad_id = 0
+        if tokenizer is not None:
+            self.bos_id = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+            self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
+
+    def encode(self, text: str | None, token_ids: Sequence[int] | None = None, sample: int = 0) -> Encoded:
+        """Encodes a text, or takes token ids as they are.
+
+        Args:
+            text: the sentence.
+            token_ids: instead of a text.
+            sample: number of the sentence; with the seed it fixes the token that replaces BOS.
+
+        Raises:
+            ValueError: a text without a tokenizer, or a token id outside the vocabulary.
+        """
+        room = None if self.limit is None else self.limit + (self.bos == "drop")
+        if token_ids is None:
+            if self.tokenizer is None or text is None:
+                raise ValueError("a text needs a tokenizer, and this model has none")
+            ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+            truncated = room is not None and len(ids) > room
+            if truncated:
+                # by the tokenizer, which keeps the special tokens at both ends
+                ids = list(self.tokenizer(text, truncation=True, max_length=room)["input_ids"])
+        else:
+            ids = list(token_ids)
+            truncated = room is not None and len(ids) > room
+            ids = ids[:room] if truncated else ids
+        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
+        if outside:
+            raise ValueError(
+                f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
+            )
+        starts = bool(ids) and self.bos_id is not None and ids[0] == self.bos_id
+        if starts and self.bos == "drop":
+            ids = ids[1:]
+        elif starts and self.bos == "replace":
+            ids = [self._ordinary(sample), *ids[1:]]
+        if self.limit is not None and len(ids) > self.limit:
+            ids, truncated = ids[: self.limit], True
+        return Encoded(np.asarray(ids, dtype=np.int32), truncated, starts and self.bos == "keep")
+
+    def names(self, ids: Sequence[int]) -> list[str]:
+        """The tokens of ids as texts; without a tokenizer, the ids themselves."""
+        if self.tokenizer is None:
+            return [str(one) for one in ids]
+        names = self.tokenizer.convert_ids_to_tokens([int(one) for one in ids])
+        return [str(one) if name is None else str(name) for name, one in zip(names, ids, strict=True)]
+
+    def _ordinary(self, sample: int) -> int:
+        special = set(self.tokenizer.all_special_ids)
+        draw = random.Random(f"{self.seed}:{sample}")
+        while (one := draw.randrange(len(self.tokenizer))) in special:
+            pass
+        return one

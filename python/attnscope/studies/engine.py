@@ -1,0 +1,476 @@
+# SPDX-License-Identifier: MIT
+"""The engine: unit after unit through capture and metrics into shards, resumable at any moment."""
+
+from __future__ import annotations
+
+import gc
+import json
+import shutil
+import time
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnscope.models import LoadedModel, LoadError, load_model
+from attnscope.models.loading import free_disk
+from attnscope.results import Results, load, stamped
+from attnscope.studies import recipe_of
+from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.lock import FolderLock
+from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan
+from attnscope.studies.provenance import provenance
+from attnscope.studies.recipe import Batch, Recipe, Rows
+from attnscope.studies.shards import DiskFull, Shards, atomic_file, disk_error, write_bytes
+from attnscope.studies.sources import extra_columns
+from attnscope.studies.stop import Interrupted, StopSignals
+
+Say = Callable[[str], None]
+
+
+def run(
+    config: str | Path | Study, *, progress: bool = True, say: Say | None = None, **overrides: Any
+) -> Results:
+    """Does a study and stores its results in `OUTPUT/NAME`.
+
+    Args:
+        config: a YAML file, the name of a packaged study, or a `Study`.
+        progress: bars on a terminal or in a notebook.
+        say: told what a person should know; None prints to standard error.
+        overrides: keys that replace those of the config.
+
+    Returns:
+        the stored results; `provenance["skipped"]` names checkpoints that could not be used.
+
+    Raises:
+        ConfigError: the study cannot be understood or done.
+        LoadError: no model could be loaded.
+        FileExistsError: the run folder exists; the message says whether and how to resume.
+        Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
+        DiskFull: no room; everything done before is intact.
+    """
+    if isinstance(config, Study):
+        study = Study(**{**config.to_dict(), **overrides}) if overrides else config
+    else:
+        study = Study.from_yaml(config, **overrides)
+    study = _resolved(study)
+    return Engine(study, progress=progress, say=say).run()
+
+
+def resume(folder: str | Path, *, progress: bool = True, say: Say | None = None) -> Results:
+    """Goes on with a run that was stopped, killed or cut off, from its first missing unit.
+
+    Args:
+        folder: the run folder.
+        progress: bars on a terminal or in a notebook.
+        say: told what a person should know.
+
+    Raises:
+        FileNotFoundError: the folder holds no run.
+        ConfigError: the texts, the weights or attnscope itself changed since the run began.
+    """
+    path = Path(folder)
+    if not (path / "study.yaml").is_file():
+        raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
+    study = Study.from_yaml(path / "study.yaml", output=str(path.resolve().parent), name=path.resolve().name)
+    return Engine(study, progress=progress, say=say).run(resume=True)
+
+
+@dataclass
+class Tally:
+    """Counts over a run that provenance and report tell."""
+
+    units: int = 0
+    forward_seconds: float = 0.0
+    metric_seconds: float = 0.0
+    spoiled: Counter[str] = field(default_factory=Counter)
+    commits: dict[str, str] = field(default_factory=dict)
+    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+
+
+class Engine:
+    """One run of one study.
+
+    Args:
+        study: the configuration, paths resolved.
+        progress: bars where someone can see them.
+        say: told what a person should know.
+    """
+
+    def __init__(self, study: Study, *, progress: bool = True, say: Say | None = None) -> None:
+        self.study = study
+        self.recipe: Recipe = recipe_of(study)
+        self.folder = Path(study.output) / (study.name or _default_name(study))
+        self.progress = progress
+        self.say: Say = say or _say
+        self.tally = Tally()
+        self._uniform: dict[tuple[int, bool], list[dict[str, Any]]] = {}
+
+    def run(self, resume: bool = False) -> Results:
+        """Plans, does what is missing, and writes the tables."""
+        made = not self.folder.exists()
+        if not resume:
+            self._refuse_existing()
+        plan = make_plan(self.study)
+        for note in plan.notes:
+            self.say(note)
+        for title, reason in plan.skipped:
+            self.say(f"skipped {title}: {reason}")
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with FolderLock(self.folder) as lock:
+                return self._locked(plan, lock, resume)
+        except OSError as error:
+            full = disk_error(error, self.folder)
+            if isinstance(full, DiskFull):
+                raise DiskFull(
+                    full.errno, f"{full.strerror}; what is done is intact: attnscope resume {self.folder}"
+                ) from error
+            raise
+        except LoadError:
+            if made and self.tally.units == 0:
+                shutil.rmtree(self.folder)
+            raise
+
+    def _refuse_existing(self) -> None:
+        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+            return
+        stored = self.folder / "study.yaml"
+        if not self.folder.is_dir() or not stored.is_file():
+            raise FileExistsError(f"{self.folder} exists and is no run folder; choose another --name")
+        try:
+            there = Study.from_yaml(stored)
+        except ConfigError as error:
+            raise FileExistsError(f"{self.folder} exists, and its study cannot be read: {error}") from error
+        changed = [
+            f"{key}: {old!r:.60} there, {new!r:.60} here"
+            for (key, old), new in zip(there.to_dict().items(), self.study.to_dict().values(), strict=True)
+            if old != new and key not in ("name", "output")
+        ]
+        if changed:
+            raise FileExistsError(
+                f"{self.folder} exists and holds another study ({'; '.join(changed)}); choose another --name"
+            )
+        raise FileExistsError(f"{self.folder} exists and holds this very study: attnscope resume {self.folder}")
+
+    def _locked(self, plan: Plan, lock: FolderLock, resume: bool) -> Results:
+        facts = provenance(self.study, plan.digest)
+        if resume:
+            self._refuse_changed(facts)
+        write_bytes(self.folder / "study.yaml", self.study.to_yaml().encode())
+        self._write_provenance(facts, plan, "running")
+        shards = Shards(self.folder)
+        done = set(shards.open({unit.id: unit.file for unit in plan.units}, self.say))
+        started = time.monotonic()
+        with StopSignals(self.say) as signals:
+            for unit, tables in self._measured(plan, done):
+                shards.write(unit.id, unit.file, tables)
+                done.add(unit.id)
+                self.tally.units += 1
+                lock.beat()
+                if signals.received is not None:
+                    self._write_provenance(facts, plan, "interrupted")
+                    raise Interrupted(signals.received, str(self.folder))
+        if not done:
+            raise LoadError("; ".join(reason for _, reason in plan.skipped))
+        self._write_tables(plan, shards, [unit.id for unit in plan.units if unit.id in done])
+        facts["seconds"] = round(time.monotonic() - started, 3)
+        self._write_provenance(facts, plan, "finished")
+        for metric, count in self.tally.spoiled.items():
+            self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
+        return load(self.folder)
+
+    def _refuse_changed(self, facts: dict[str, Any]) -> None:
+        stored = self.folder / "provenance.json"
+        before = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
+        if before.get("attnscope", facts["attnscope"]) != facts["attnscope"]:
+            raise ConfigError(
+                f"{self.folder} was begun by attnscope {before['attnscope']}, this is {facts['attnscope']}: "
+                "one table would hold numbers of both"
+            )
+        if before.get("plan", facts["plan"]) != facts["plan"]:
+            raise ConfigError(
+                f"{self.folder}: the texts or the weights have changed since the run began; "
+                "run the study under another name"
+            )
+
+    def _measured(self, plan: Plan, done: set[str]) -> Iterator[tuple[Unit, dict[str, Any]]]:
+        """Every missing unit with its tables, in the order of the plan."""
+        missing = [unit for unit in plan.units if unit.id not in done]
+        extras = _extra_arrow(plan)
+        with self._bar(len(plan.units), "units", len(plan.units) - len(missing)) as bar:
+            for checkpoint in dict.fromkeys(unit.checkpoint for unit in missing):
+                units = [unit for unit in missing if unit.checkpoint == checkpoint]
+                source = self.study.models[units[0].source]
+                bar.set_postfix_str(checkpoint.title)
+                try:
+                    loaded = load_model(
+                        checkpoint,
+                        dtype=source.dtype,
+                        device=source.device,
+                        trust_remote_code=source.trust_remote_code,
+                    )
+                except LoadError as error:
+                    plan.skipped.append((checkpoint.title, str(error)))
+                    self.say(f"skipped {checkpoint.title}: {error}")
+                    bar.update(len(units))
+                    continue
+                self._note_model(loaded)
+                for unit in units:
+                    yield unit, self.measure_unit(unit, loaded, plan, extras)
+                    bar.update(1)
+                if source.free_disk:
+                    freed = free_disk(loaded)
+                    self.say(f"{checkpoint.title}: {freed / 1024**2:.0f} MB of disk freed")
+                del loaded
+                gc.collect()
+
+    def measure_unit(
+        self, unit: Unit, loaded: LoadedModel, plan: Plan, extras: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """The tables of one unit.
+
+        Args:
+            unit: what to measure.
+            loaded: its checkpoint.
+            plan: the run's plan.
+            extras: the sources' own columns, one value per sentence of the study.
+        """
+        checkpoint = unit.checkpoint
+        rows = Rows({"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step})
+        encoder = plan.encoders[unit.source]
+        seen: set[tuple[int, bool]] = set()
+        with _counting_spoiled(self.tally.spoiled):
+            for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
+                batch = _batch(group, encoder)
+                causal = self._forward(loaded, batch, encoder.pad_id, rows)
+                seen |= {(n, causal) for n in batch.lengths}
+            for n, causal in sorted(seen):
+                if (n, causal) not in self._uniform:
+                    self._uniform[n, causal] = self.recipe.baselines(n, causal)
+                for row in self._uniform[n, causal]:
+                    rows.add("baselines", row)
+        tables = {"samples": _samples(unit, encoder, extras or {}), **rows.finish()}
+        return tables
+
+    def _forward(self, loaded: LoadedModel, batch: Batch, pad_id: int, rows: Rows) -> bool:
+        """One padded batch through the model; every layer is measured while it is alive."""
+        from attnscope.capture import capture
+
+        longest = max(batch.lengths)
+        ids = torch.full((len(batch.samples), longest), pad_id, dtype=torch.long)
+        mask = torch.zeros(len(batch.samples), longest, dtype=torch.long)
+        for row, one in enumerate(batch.token_ids):
+            ids[row, : len(one)] = torch.as_tensor(np.asarray(one), dtype=torch.long)
+            mask[row, : len(one)] = 1
+        model = _body(loaded.model)
+        stacks: dict[str, int] = {}
+        highest, causal = -1, True
+        began, inside = time.perf_counter(), 0.0
+        layers = self.study.layers or None
+        with capture(model, layers=layers, sites=self.recipe.sites()) as tape:
+            for layer in tape.run(input_ids=ids.to(loaded.device), attention_mask=mask.to(loaded.device)):
+                if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
+                    continue
+                measuring = time.perf_counter()
+                offset = stacks.setdefault(f"{layer.stack}#{layer.call}", highest + 1 if stacks else 0)
+                number = offset + layer.index
+                highest = max(highest, number)
+                # in a causal map the first query sees the first key alone
+                causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
+                self.recipe.measure(layer, number, batch, rows)
+                inside += time.perf_counter() - measuring
+        self.tally.metric_seconds += inside
+        self.tally.forward_seconds += time.perf_counter() - began - inside
+        return causal
+
+    def _note_model(self, loaded: LoadedModel) -> None:
+        self.tally.models[loaded.checkpoint.title] = {
+            "path": loaded.checkpoint.path,
+            "commit": loaded.commit,
+            "architecture": loaded.architecture,
+            "parameters": loaded.parameters,
+            "dtype": loaded.dtype,
+            "device": loaded.device,
+            "attention": str(getattr(loaded.model.config, "_attn_implementation", "")),
+        }
+
+    def _write_tables(self, plan: Plan, shards: Shards, done: Sequence[str]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        target = self.folder / "tables"
+        target.mkdir(exist_ok=True)
+        names = sorted(shards.rows(done[0]))
+        for name in names:
+            if name != "baselines":
+                shards.gather(done, name, target / f"{name}.parquet")
+        if "baselines" in names:
+            # every unit holds the baselines of its own lengths; here each is kept once
+            keys = ["n_tokens", "metric", "kind", "threshold"]
+            seen: dict[tuple[Any, ...], int] = {}
+            parts = [shards.read(unit, "baselines") for unit in done]
+            whole = pa.concat_tables(parts)
+            for position, key in enumerate(zip(*(_hashable(whole, name) for name in keys), strict=True)):
+                seen.setdefault(key, position)
+            order = [seen[key] for key in sorted(seen)]
+            with atomic_file(target / "baselines.parquet") as file:
+                pq.write_table(stamped(whole.take(order).combine_chunks()), file, compression="zstd")
+        for name, table in self.recipe.finish(load(self.folder)).items():
+            with atomic_file(target / f"{name}.parquet") as file:
+                pq.write_table(stamped(table), file, compression="zstd")
+
+    def _write_provenance(self, facts: dict[str, Any], plan: Plan, state: str) -> None:
+        whole = {
+            **facts,
+            "state": state,
+            "models": self.tally.models or self._stored_models(),
+            "sentences": plan.counts,
+            "notes": plan.notes,
+            "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
+            "units": {"planned": len(plan.units), "done_by_this_process": self.tally.units},
+            "forward_seconds": round(self.tally.forward_seconds, 3),
+            "metric_seconds": round(self.tally.metric_seconds, 3),
+            "spoiled": dict(self.tally.spoiled),
+        }
+        write_bytes(
+            self.folder / "provenance.json",
+            json.dumps(whole, indent=2, ensure_ascii=False, default=str).encode() + b"\n",
+        )
+
+    def _stored_models(self) -> dict[str, Any]:
+        stored = self.folder / "provenance.json"
+        if not stored.is_file():
+            return {}
+        models = json.loads(stored.read_text("utf-8")).get("models", {})
+        return models if isinstance(models, dict) else {}
+
+    def _bar(self, total: int, unit: str, initial: int = 0) -> Any:
+        from tqdm.auto import tqdm
+
+        return tqdm(
+            total=total, initial=initial, unit=f" {unit}", disable=None if self.progress else True, leave=True
+        )
+
+
+def _say(text: str) -> None:
+    from tqdm.auto import tqdm
+
+    import sys
+
+    tqdm.write(f"attnscope: {text}", file=sys.stderr)
+
+
+def _default_name(study: Study) -> str:
+    from attnscope.models import find_checkpoints
+
+    labels = []
+    for position, model in enumerate(study.models):
+        try:
+            found = find_checkpoints(model.path, model.revisions, model.label)
+        except FileNotFoundError as error:
+            raise ConfigError(f"models[{position}]: {error}") from None
+        labels.append(found[0].model.replace("/", "--"))
+    return "-".join([study.study, *labels[:3]])
+
+
+def _resolved(study: Study) -> Study:
+    """The same study with absolute paths, so that a run can be resumed from any folder."""
+    values = study.to_dict()
+    for entry in (*values["models"], *values["texts"]):
+        for key in ("path", "tokenizer"):
+            if entry.get(key) and Path(entry[key]).expanduser().exists():
+                entry[key] = str(Path(entry[key]).expanduser().resolve())
+    for entry in values["models"]:
+        folder = Path(entry["path"]).expanduser()
+        if any(mark in entry["path"] for mark in "*?[") and not folder.is_absolute():
+            entry["path"] = str(Path.cwd() / folder)
+    return Study(**values)
+
+
+def _body(model: Any) -> Any:
+    """The part that attends: without the vocabulary head, whose logits can outweigh all else."""
+    if getattr(model.config, "is_encoder_decoder", False):
+        return model.get_encoder()
+    return getattr(model, "base_model", model)
+
+
+def _layer_budget(study: Study) -> int | None:
+    """Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time."""
+    return None if study.max_memory is None else int(study.max_memory) // 4
+
+
+def _batch(group: Sequence[Input], encoder: Any) -> Batch:
+    ids = [one.encoded.ids.tolist() for one in group]
+    return Batch(
+        samples=[one.sentence.sample for one in group],
+        lengths=[one.n_tokens for one in group],
+        token_ids=ids,
+        tokens=[encoder.names(one) for one in ids],
+        groups=[one.sentence.group for one in group],
+    )
+
+
+def _extra_arrow(plan: Plan) -> dict[str, Any]:
+    """The sources' own columns, typed over all sentences so that every shard has the same schema."""
+    import pyarrow as pa
+
+    return {name: pa.array(values) for name, values in extra_columns(plan.sentences).items()}
+
+
+def _samples(unit: Unit, encoder: Any, extras: dict[str, Any]) -> Any:
+    import pyarrow as pa
+
+    inputs = unit.inputs
+    numbers = [one.sentence.sample for one in inputs]
+    ids = [one.encoded.ids.tolist() for one in inputs]
+    tokens = [encoder.names(one) for one in ids]
+    count, checkpoint = len(inputs), unit.checkpoint
+    texts = [one.sentence.text for one in inputs]
+    columns = {
+        "model": pa.array([checkpoint.model] * count, pa.string()),
+        "revision": pa.array([checkpoint.revision] * count, pa.string()),
+        "step": pa.array([checkpoint.step] * count, pa.int64()),
+        "sample": pa.array(numbers, pa.int64()),
+        "group": pa.array([one.sentence.group for one in inputs], pa.string()),
+        "text": pa.array(
+            [" ".join(tokens[at]) if text is None else text for at, text in enumerate(texts)], pa.string()
+        ),
+        "tokens": pa.array(tokens, pa.list_(pa.string())),
+        "token_ids": pa.array(ids, pa.list_(pa.int64())),
+        "n_tokens": pa.array([one.n_tokens for one in inputs], pa.int64()),
+        "truncated": pa.array([one.encoded.truncated for one in inputs], pa.bool_()),
+        "bos": pa.array([one.encoded.starts_with_bos for one in inputs], pa.bool_()),
+        "source": pa.array([one.sentence.source for one in inputs], pa.string()),
+        "source_row": pa.array([one.sentence.source_row for one in inputs], pa.int64()),
+    }
+    positions = pa.array(numbers, pa.int64())
+    columns.update({name: values.take(positions) for name, values in extras.items() if name not in columns})
+    return pa.table(columns)
+
+
+def _hashable(table: Any, name: str) -> list[Any]:
+    """Values that compare and hash; NaN, which equals nothing, becomes −1."""
+    return [-1.0 if value != value else value for value in table.column(name).to_pylist()]
+
+
+@contextmanager
+def _counting_spoiled(tally: Counter[str]) -> Iterator[None]:
+    """Gathers the metrics' warnings on NaN and infinite maps: one count per run instead of one line per layer."""
+    import re
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for warning in caught:
+        found = re.match(r"(\w+): (\d+) of \d+ \w+ hold NaN", str(warning.message))
+        if found:
+            tally[found[1]] += int(found[2])
+        else:
+            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)

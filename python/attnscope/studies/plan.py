@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""The plan of a run: every sentence encoded for every model, cut into units of work with stable names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnscope.models import Checkpoint, Encoded, Encoder, LoadError, find_checkpoints, load_tokenizer
+from attnscope.models.checkpoints import fingerprint
+from attnscope.models.loading import context_length, load_config
+from attnscope.results import SCHEMA_VERSION
+from attnscope.studies.config import ConfigError, ModelSource, Study
+from attnscope.studies.sources import Sentence, read_sentences
+
+#: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
+#: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
+LAYER_BYTES = 128 * 1024**2
+#: Padded tokens in one forward pass.
+BATCH_TOKENS = 2048
+
+
+@dataclass(frozen=True)
+class Input:
+    """A sentence as one model reads it."""
+
+    sentence: Sentence
+    encoded: Encoded
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.encoded.ids)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of work: one checkpoint and one block of sentences.
+
+    Attributes:
+        id: hash of everything that decides its numbers.
+        file: name of its shard.
+        checkpoint: which weights.
+        source: position of the model in the study.
+        inputs: the sentences.
+    """
+
+    id: str
+    file: str
+    checkpoint: Checkpoint
+    source: int
+    inputs: tuple[Input, ...]
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all sentences."""
+        return sum(one.n_tokens for one in self.inputs)
+
+
+@dataclass
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        study: the configuration.
+        units: in the order in which they are done and stored.
+        encoders: one per model of the study, by position.
+        heads: attention heads per layer of each model.
+        layers: layers of each model.
+        skipped: title and reason of checkpoints that cannot be used.
+        notes: what a person should know before trusting the numbers.
+        counts: sentences cut, of one token, empty, without BOS; per model label.
+    """
+
+    study: Study
+    units: list[Unit] = field(default_factory=list)
+    encoders: dict[int, Encoder] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+    layers: dict[int, int] = field(default_factory=dict)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    sentences: list[Sentence] = field(default_factory=list)
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all units."""
+        return sum(unit.tokens for unit in self.units)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint once, in order."""
+        return list(dict.fromkeys(unit.checkpoint for unit in self.units))
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything that changes a number of the run."""
+        return hashlib.sha256("".join(unit.id for unit in self.units).encode()).hexdigest()[:16]
+
+
+def make_plan(study: Study) -> Plan:
+    """Reads the sentences, finds the checkpoints, encodes, and cuts into units.
+
+    Args:
+        study: the configuration.
+
+    Raises:
+        ConfigError: the study cannot be done as it stands.
+        LoadError: no model can be used at all.
+    """
+    plan = Plan(study, sentences=read_sentences(study.texts, study.seed))
+    labels: dict[str, int] = {}
+    for position, source in enumerate(study.models):
+        try:
+            checkpoints = find_checkpoints(source.path, source.revisions, source.label)
+        except FileNotFoundError as error:
+            raise ConfigError(f"models[{position}]: {error}") from None
+        if labels.setdefault(checkpoints[0].model, position) != position:
+            raise ConfigError(
+                f"models[{position}]: two models would be called {checkpoints[0].model!r} in the tables; "
+                "give one of them a label"
+            )
+        try:
+            inputs = _encode(plan, position, source, checkpoints)
+        except LoadError as error:
+            plan.skipped += [(one.title, str(error)) for one in checkpoints]
+            continue
+        for checkpoint in checkpoints:
+            weights = fingerprint(checkpoint)
+            for start in range(0, len(inputs), study.block):
+                block = tuple(inputs[start : start + study.block])
+                name = _unit_id(study, source, checkpoint, weights, block)
+                file = f"{len(plan.units):06d}-{name[:12]}.parquet"
+                plan.units.append(Unit(name, file, checkpoint, position, block))
+    if not plan.units:
+        raise LoadError("; ".join(reason for _, reason in plan.skipped) or "no sentence is left to measure")
+    return plan
+
+
+def _encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> list[Input]:
+    study = plan.study
+    config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    context = context_length(config, tokenizer)
+    limit = min((one for one in (context, study.max_tokens) if one is not None), default=None)
+    encoder = Encoder(tokenizer, limit, study.bos, getattr(text, "vocab_size", None), study.seed)
+    inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
+    for sentence in plan.sentences:
+        try:
+            encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
+        except ValueError as error:
+            raise ConfigError(
+                f"{checkpoints[0].model}: {sentence.source}, row {sentence.source_row}: {error}"
+            ) from None
+        counts["sentences"] += 1
+        counts["cut"] += encoded.truncated
+        counts["of_one_token"] += len(encoded.ids) == 1
+        counts["empty"] += len(encoded.ids) == 0
+        counts["without_bos"] += not encoded.starts_with_bos
+        if len(encoded.ids):
+            inputs.append(Input(sentence, encoded))
+    model = checkpoints[0].model
+    plan.encoders[position] = encoder
+    plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
+    plan.layers[position] = int(getattr(text, "num_hidden_layers", None) or 1)
+    plan.counts[model] = counts
+    plan.notes += _notes(model, counts, study, limit)
+    return inputs
+
+
+def _config_and_tokenizer(plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> tuple[Any, Any]:
+    """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
+    reasons = []
+    needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
+    for checkpoint in checkpoints:
+        try:
+            config = load_config(checkpoint, trust_remote_code=source.trust_remote_code)
+        except LoadError as error:
+            reasons.append(str(error))
+            continue
+        try:
+            return config, load_tokenizer(
+                checkpoint, source.tokenizer, trust_remote_code=source.trust_remote_code
+            )
+        except LoadError as error:
+            if not needs_tokenizer and not source.tokenizer:
+                return config, None
+            reasons.append(str(error))
+    raise LoadError(reasons[0])
+
+
+def _notes(model: str, counts: dict[str, int], study: Study, limit: int | None) -> list[str]:
+    notes, total = [], counts["sentences"]
+    if counts["cut"]:
+        notes.append(f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut")
+    if counts["of_one_token"]:
+        notes.append(f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing")
+    if counts["empty"]:
+        notes.append(f"{model}: {counts['empty']} of {total} sentences have no token and are left out")
+    if study.bos == "keep" and counts["without_bos"]:
+        who = "no sentence starts" if counts["without_bos"] == total else f"{counts['without_bos']} do not start"
+        notes.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
+    return notes
+
+
+def _unit_id(
+    study: Study, source: ModelSource, checkpoint: Checkpoint, weights: str, block: Sequence[Input]
+) -> str:
+    from attnscope import __version__
+
+    decisive = study.model_dump(
+        include={"study", "metrics", "protocols", "thresholds", "layers", "bos", "bars", "max_memory", "seed"}
+    )
+    head = [__version__, SCHEMA_VERSION, decisive, source.dtype, source.device]
+    head += [checkpoint.model, checkpoint.revision, checkpoint.step, weights]
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for one in block:
+        sentence = one.sentence
+        about = [sentence.sample, sentence.group, sentence.text, sentence.source, sentence.source_row, sentence.extra]
+        digest.update(json.dumps(about, sort_keys=True, default=str).encode())
+        digest.update(one.encoded.ids.tobytes())
+    return digest.hexdigest()
+
+
+def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
+    """Sentences of similar length, padded together as far as the memory allows.
+
+    Args:
+        unit: whose sentences.
+        heads: attention heads of the model.
+        layer_bytes: bound for the attention of one layer; a single sentence may exceed it.
+    """
+    bound = layer_bytes or LAYER_BYTES
+    groups: list[list[Input]] = []
+    for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):
+        n = one.n_tokens
+        group = groups[-1] if groups else []
+        size = len(group) + 1
+        fits = size * heads * n * n * 4 <= bound and size * n <= BATCH_TOKENS
+        if group and fits and n <= 1.25 * group[0].n_tokens + 8:
+            group.append(one)
+        else:
+            groups.append([one])
+    return groups

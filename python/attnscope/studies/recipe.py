@@ -1,0 +1,153 @@
+# SPDX-License-Identifier: MIT
+"""What a study is to the engine: the sites it captures, what it measures on a layer, the tables it fills."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+
+from attnscope.results import KEYS, Results
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from attnscope.capture import Layer
+    from attnscope.studies.config import Study
+
+
+@dataclass(frozen=True)
+class Batch:
+    """The sentences of one forward pass, in the order of the batch axis."""
+
+    samples: Sequence[int]
+    lengths: Sequence[int]
+    token_ids: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[str]]
+    groups: Sequence[str]
+
+
+class Rows:
+    """Rows of tables, added as columns of equal length, sorted by their keys at the end.
+
+    Args:
+        constants: key columns that are the same in every row: model, revision, step.
+    """
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self.constants = dict(constants)
+        self._parts: dict[str, list[dict[str, np.ndarray[Any, Any]]]] = {}
+
+    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Adds rows to a table; single values are repeated.
+
+        Args:
+            table: name of the table.
+            columns: arrays, or tensors on the CPU, of one length; every call for a table gives the same columns.
+
+        Raises:
+            ValueError: columns of different lengths, or other columns than before.
+        """
+        arrays = {name: np.asarray(values) for name, values in columns.items()}
+        lengths = {len(values) for values in arrays.values() if values.ndim}
+        if len(lengths) > 1:
+            found = {name: values.shape for name, values in arrays.items()}
+            raise ValueError(f"table {table!r}: columns of different lengths: {found}")
+        length = lengths.pop() if lengths else 1
+        arrays = {
+            name: values if values.ndim else np.full(length, values.item(), dtype=_dtype(values))
+            for name, values in arrays.items()
+        }
+        parts = self._parts.setdefault(table, [])
+        if parts and list(parts[0]) != list(arrays):
+            raise ValueError(f"table {table!r}: columns {list(arrays)} after {list(parts[0])}")
+        parts.append(arrays)
+
+    def finish(self) -> dict[str, pa.Table]:
+        """The tables, keys first, rows in the order of their keys."""
+        import pyarrow as pa
+
+        tables = {}
+        for table, parts in self._parts.items():
+            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            length = len(next(iter(columns.values())))
+            constants = {} if table == "baselines" else self.constants
+            keys = [key for key in KEYS.get(table, ()) if key in columns]
+            if keys:
+                order = np.lexsort([columns[key] for key in reversed(keys)])
+                columns = {name: values[order] for name, values in columns.items()}
+            whole: dict[str, Any] = {
+                name: pa.array([value] * length, pa.string() if isinstance(value, str) else pa.int64())
+                for name, value in constants.items()
+            }
+            first = [*KEYS.get(table, ())]
+            whole.update({name: _arrow(columns[name]) for name in first if name in columns})
+            whole.update({name: _arrow(values) for name, values in columns.items() if name not in whole})
+            tables[table] = pa.table(whole)
+        return tables
+
+
+class Recipe(ABC):
+    """A study's own part; the engine does the rest.
+
+    Args:
+        study: the configuration.
+    """
+
+    #: Name in `Study.study` and in the registry.
+    name: ClassVar[str]
+
+    def __init__(self, study: Study) -> None:
+        self.study = study
+
+    @classmethod
+    @abstractmethod
+    def metrics(cls) -> list[str]:
+        """Names that `Study.metrics` may hold."""
+
+    @abstractmethod
+    def sites(self) -> tuple[str, ...]:
+        """What `attnscope.capture` is asked for."""
+
+    @abstractmethod
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+        """Measures one captured layer of a batch.
+
+        Args:
+            layer: self-attention over the whole sentences, valid during this call only.
+            number: of the layer, unique in the model.
+            batch: the sentences.
+            rows: takes the results.
+        """
+
+    def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
+        """The same metrics on uniform attention: rows of the table `baselines`.
+
+        Args:
+            n_tokens: size of the map.
+            causal: whether keys after the query are hidden.
+        """
+        return []
+
+    def finish(self, results: Results) -> dict[str, pa.Table]:
+        """Tables that are made from the stored ones when every unit is done.
+
+        Args:
+            results: the run's tables so far.
+        """
+        return {}
+
+
+def _dtype(value: np.ndarray[Any, Any]) -> Any:
+    return object if value.dtype.kind in "UO" else value.dtype
+
+
+def _arrow(values: np.ndarray[Any, Any]) -> pa.Array:
+    import pyarrow as pa
+
+    if values.dtype == object:
+        return pa.array(values.tolist())
+    return pa.array(values)

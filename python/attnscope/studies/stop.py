@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Ctrl-C and SIGTERM: the first one finishes the unit of work, the second one stops at once."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Callable
+from types import FrameType, TracebackType
+from typing import Any
+
+
+class Interrupted(KeyboardInterrupt):
+    """A run was asked to stop and stopped between two units; what is done is stored.
+
+    Attributes:
+        signal: number of the signal; a shell sees 128 + it as exit code.
+        folder: the run folder.
+    """
+
+    def __init__(self, number: int, folder: str) -> None:
+        super().__init__(f"interrupted; everything done so far is stored: attnscope resume {folder}")
+        self.signal = number
+        self.folder = folder
+
+
+class StopSignals:
+    """While inside, SIGINT and SIGTERM are noted instead of ending the process.
+
+    Python runs signal handlers in the main thread only; in another thread nothing is changed.
+
+    Args:
+        say: told once what will happen.
+    """
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self.say = say
+        self.received: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._note)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        if self.received is not None:
+            raise KeyboardInterrupt
+        self.received = number
+        self.say("stopping when the unit at work is stored; once more stops now and loses it")
