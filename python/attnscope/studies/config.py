@@ -137,7 +137,7 @@ class Study(_Strict):
     """
 
     study: str = "sink_study"
-    name: str = Field(default="", pattern=r"^[^/\\\0]*$")
+    name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
     models: Models
     texts: Texts
     metrics: Annotated[list[str], BeforeValidator(_as_list)] = []

@@ -1,0 +1,148 @@
+# SPDX-License-Identifier: MIT
+"""What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
+
+Every metric of every head and of the head mean (head −1), beside its value on uniform attention.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.measure import measure
+from attnscope.studies.recipe import Batch, Recipe, Rows
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One call of a metric and the columns that its result fills.
+
+    Attributes:
+        metric: name of the public function.
+        options: of the call.
+        columns: column name -> what of the result goes there, one number per map.
+    """
+
+    metric: str
+    columns: Mapping[str, Callable[[Any], Tensor]]
+    options: Mapping[str, Any]
+
+
+def _plain(metric: str, column: str = "", **options: Any) -> Reading:
+    return Reading(metric, {column or metric: lambda result: result}, options)
+
+
+#: What fills the table `heads`.
+HEADS: tuple[Reading, ...] = (
+    _plain("fiedler_value"),
+    _plain("fiedler_value", "fiedler_value_normalized", normalized=True),
+    _plain("laplacian_gap"),
+)
+
+#: What fills the table `graphs`, one row per threshold: metric -> columns.
+GRAPHS: tuple[str, ...] = ()
+
+
+class SinkStudy(Recipe):
+    """Captures attention; fills `heads`, `graphs`, `bars` when asked for, and `baselines`."""
+
+    name = "sink_study"
+
+    @classmethod
+    def metrics(cls) -> list[str]:
+        """Names of the metric functions that the study takes."""
+        return sorted({reading.metric for reading in HEADS} | set(GRAPHS))
+
+    def sites(self) -> tuple[str, ...]:
+        """Attention only."""
+        return ("attention",)
+
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+        """Every metric on every head of the layer and on their mean.
+
+        Args:
+            layer: captured self-attention.
+            number: of the layer.
+            batch: the sentences.
+            rows: takes the results.
+        """
+        heads = layer.matrices()
+        lengths = layer.lengths[:, None]
+        mean = heads.mean(dim=1, keepdim=True, dtype=torch.float64)
+        for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
+            keys = {
+                "sample": _each(batch.samples, len(names)),
+                "layer": number,
+                "head": names * len(batch.samples),
+                "protocol": "exact",
+            }
+            columns = self._heads(maps, lengths)
+            tokens = columns.get("sink_position")
+            if tokens is not None:
+                positions = tokens.reshape(len(batch.samples), len(names)).tolist()
+                columns["sink_token"] = [
+                    batch.tokens[sample][position] if position >= 0 else ""
+                    for sample, line in enumerate(positions)
+                    for position in line
+                ]
+            rows.add("heads", {**keys, "n_tokens": _each(batch.lengths, len(names)), **columns})
+
+    def _heads(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
+        """Columns of `heads`, one entry per map, in the order of the leading axes."""
+        chosen = [one for one in HEADS if not self.study.metrics or one.metric in self.study.metrics]
+        if not chosen:
+            return {}
+        requests = {str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)}
+        found = measure(maps, requests, lengths=lengths)
+        columns: dict[str, Any] = {}
+        for at, one in enumerate(chosen):
+            for column, take in one.columns.items():
+                values = take(found[str(at)])
+                kind = torch.int64 if not values.dtype.is_floating_point else torch.float64
+                columns[column] = values.to(kind).flatten().numpy()
+        return columns
+
+    def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
+        """Every number of `heads` and `graphs` on uniform attention among the visible keys.
+
+        Args:
+            n_tokens: size of the map.
+            causal: whether keys after the query are hidden.
+        """
+        kind = "uniform_causal" if causal else "uniform_full"
+        columns = self._heads(uniform_attention(n_tokens, causal=causal), None)
+        return [
+            {"n_tokens": n_tokens, "metric": name, "value": float(values[0]), "kind": kind, "threshold": math.nan}
+            for name, values in columns.items()
+        ]
+
+
+def uniform_attention(n: int, *, causal: bool) -> Tensor:
+    """Each query spreads its attention evenly over the keys it sees.
+
+    Args:
+        n: number of tokens.
+        causal: whether keys after the query are hidden.
+
+    >>> uniform_attention(2, causal=True)
+    tensor([[1.0000, 0.0000],
+            [0.5000, 0.5000]], dtype=torch.float64)
+    """
+    ones = torch.ones(n, n, dtype=torch.float64)
+    maps = ones.tril() if causal else ones
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def _each(values: Sequence[int], times: int) -> list[int]:
+    return [value for value in values for _ in range(times)]
+
+
+RECIPE = SinkStudy
