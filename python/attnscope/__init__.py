@@ -21,12 +21,22 @@ from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # 
 from attnscope.metrics.measure import measure  # noqa: E402
 
 if TYPE_CHECKING:
-    pass
+    from attnscope.results import Results as Results
+    from attnscope.results import load as load
+    from attnscope.studies.config import Study as Study
+    from attnscope.studies.engine import resume as resume
+    from attnscope.studies.engine import run as run
 
 __version__ = "0.1.0"
 
 # Names that pull in pandas, transformers or matplotlib are imported when they are first used.
-_LAZY: dict[str, str] = {}
+_LAZY: dict[str, str] = {
+    "Results": "attnscope.results",
+    "Study": "attnscope.studies.config",
+    "load": "attnscope.results",
+    "resume": "attnscope.studies.engine",
+    "run": "attnscope.studies.engine",
+}
 
 __all__ = [
     "__version__",

@@ -64,8 +64,8 @@ def load_model(
         if missing or broken:
             kind, names = ("lack", missing) if missing else ("have another shape at", broken)
             raise LoadError(
-                f"{checkpoint.title}: the weight files {kind} {len(names)} tensors of {type(model).__name__}, "
-                f"for example {names[0]}"
+                f"{checkpoint.title}: the weight files {kind} {len(names)} tensors of "
+                f"{type(model).__name__}, for example {names[0]}"
             )
         model = model.to(device).eval()
     return LoadedModel(
@@ -204,7 +204,7 @@ def _errors_of(checkpoint: Checkpoint, what: str = "") -> Iterator[None]:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """transformers' own progress bars and warnings off; ours say what matters."""
+    """Silences the progress bars and warnings of transformers; ours say what matters."""
     from transformers.utils import logging
 
     level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()

@@ -48,7 +48,9 @@ class Encoder:
         self.bos_id: int | None = None
         self.pad_id = 0
         if tokenizer is not None:
-            self.bos_id = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+            self.bos_id = (
+                tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+            )
             self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
     def encode(self, text: str | None, token_ids: Sequence[int] | None = None, sample: int = 0) -> Encoded:

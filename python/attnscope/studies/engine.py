@@ -5,7 +5,9 @@ from __future__ import annotations
 
 import gc
 import json
+import re
 import shutil
+import sys
 import time
 import warnings
 from collections import Counter
@@ -157,7 +159,9 @@ class Engine:
             raise FileExistsError(
                 f"{self.folder} exists and holds another study ({'; '.join(changed)}); choose another --name"
             )
-        raise FileExistsError(f"{self.folder} exists and holds this very study: attnscope resume {self.folder}")
+        raise FileExistsError(
+            f"{self.folder} exists and holds this very study: attnscope resume {self.folder}"
+        )
 
     def _locked(self, plan: Plan, lock: FolderLock, resume: bool) -> Results:
         facts = provenance(self.study, plan.digest)
@@ -362,8 +366,6 @@ class Engine:
 def _say(text: str) -> None:
     from tqdm.auto import tqdm
 
-    import sys
-
     tqdm.write(f"attnscope: {text}", file=sys.stderr)
 
 
@@ -462,9 +464,7 @@ def _hashable(table: Any, name: str) -> list[Any]:
 
 @contextmanager
 def _counting_spoiled(tally: Counter[str]) -> Iterator[None]:
-    """Gathers the metrics' warnings on NaN and infinite maps: one count per run instead of one line per layer."""
-    import re
-
+    """Gathers the metrics' warnings on NaN and infinite maps: a count per run, not a line per layer."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         yield

@@ -171,7 +171,9 @@ def _encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequenc
     return inputs
 
 
-def _config_and_tokenizer(plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> tuple[Any, Any]:
+def _config_and_tokenizer(
+    plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]
+) -> tuple[Any, Any]:
     """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
     reasons = []
     needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
@@ -195,13 +197,21 @@ def _config_and_tokenizer(plan: Plan, source: ModelSource, checkpoints: Sequence
 def _notes(model: str, counts: dict[str, int], study: Study, limit: int | None) -> list[str]:
     notes, total = [], counts["sentences"]
     if counts["cut"]:
-        notes.append(f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut")
+        notes.append(
+            f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut"
+        )
     if counts["of_one_token"]:
-        notes.append(f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing")
+        notes.append(
+            f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing"
+        )
     if counts["empty"]:
         notes.append(f"{model}: {counts['empty']} of {total} sentences have no token and are left out")
     if study.bos == "keep" and counts["without_bos"]:
-        who = "no sentence starts" if counts["without_bos"] == total else f"{counts['without_bos']} do not start"
+        who = (
+            "no sentence starts"
+            if counts["without_bos"] == total
+            else f"{counts['without_bos']} do not start"
+        )
         notes.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
     return notes
 
@@ -219,7 +229,14 @@ def _unit_id(
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for one in block:
         sentence = one.sentence
-        about = [sentence.sample, sentence.group, sentence.text, sentence.source, sentence.source_row, sentence.extra]
+        about = [
+            sentence.sample,
+            sentence.group,
+            sentence.text,
+            sentence.source,
+            sentence.source_row,
+            sentence.extra,
+        ]
         digest.update(json.dumps(about, sort_keys=True, default=str).encode())
         digest.update(one.encoded.ids.tobytes())
     return digest.hexdigest()

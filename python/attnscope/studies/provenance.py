@@ -84,4 +84,6 @@ def _version(name: str) -> str | None:
 
 def _blas() -> str:
     lines = torch.__config__.show().splitlines()
-    return next((line.strip(" -") for line in lines if "Math Kernel Library" in line or "BLAS_INFO" in line), "")
+    return next(
+        (line.strip(" -") for line in lines if "Math Kernel Library" in line or "BLAS_INFO" in line), ""
+    )

@@ -46,7 +46,7 @@ class Rows:
 
         Args:
             table: name of the table.
-            columns: arrays, or tensors on the CPU, of one length; every call for a table gives the same columns.
+            columns: arrays, or tensors on the CPU, of one length; the same columns in every call.
 
         Raises:
             ValueError: columns of different lengths, or other columns than before.

@@ -120,7 +120,13 @@ class SinkStudy(Recipe):
         kind = "uniform_causal" if causal else "uniform_full"
         columns = self._heads(uniform_attention(n_tokens, causal=causal), None)
         return [
-            {"n_tokens": n_tokens, "metric": name, "value": float(values[0]), "kind": kind, "threshold": math.nan}
+            {
+                "n_tokens": n_tokens,
+                "metric": name,
+                "value": float(values[0]),
+                "kind": kind,
+                "threshold": math.nan,
+            }
             for name, values in columns.items()
         ]
 

@@ -141,7 +141,7 @@ def _decoded(path: Path, encoding: str) -> str:
     try:
         if encoding.lower().replace("-", "") == "utf8":
             encoding = "utf-8-sig"
-        return data.decode(encoding)
+        return str(data.decode(encoding))
     except LookupError:
         raise ConfigError(f"texts: {path}: unknown encoding {encoding!r}") from None
     except UnicodeDecodeError as error:
@@ -220,7 +220,7 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
 
 def _read_datasets(source: TextSource) -> Iterator[Row]:
     try:
-        import datasets
+        import datasets  # type: ignore[import-not-found, unused-ignore]
     except ImportError:
         raise ConfigError(
             f"texts: there is no file {source.path}; as a name of a data set it needs the package `datasets` "
@@ -259,7 +259,8 @@ def _column(source: TextSource, names: list[str], path: Path) -> str:
         if source.column not in names:
             raise ConfigError(f"texts: no column {source.column!r} in {path}{nearest(source.column, names)}")
         return source.column
-    for name in (*USUAL_COLUMNS, *(names if len(names) == 1 else ())):
+    candidates: list[str] = [*USUAL_COLUMNS, *names] if len(names) == 1 else [*USUAL_COLUMNS]
+    for name in candidates:
         if name in names:
             return name
     raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
