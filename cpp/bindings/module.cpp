@@ -5,6 +5,7 @@ namespace py = pybind11;
 
 namespace attnscope {
 void bind_fiedler(py::module_&);
+void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
 void bind_validity(py::module_&);
 }  // namespace attnscope
@@ -13,6 +14,7 @@ PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
   // one concept a line, in alphabetical order
   attnscope::bind_fiedler(module);
+  attnscope::bind_graph_statistics(module);
   attnscope::bind_laplacian(module);
   attnscope::bind_validity(module);
 }

@@ -17,6 +17,7 @@ _isa.load_core()
 
 from attnscope.capture import capture  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
+from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
 
@@ -39,10 +40,12 @@ _LAZY: dict[str, str] = {
 }
 
 __all__ = [
+    "GraphStatistics",
     "__version__",
     "capture",
     "fiedler_value",
     "fiedler_vector",
+    "graph_statistics",
     "laplacian_eigenvalues",
     "laplacian_gap",
     "measure",

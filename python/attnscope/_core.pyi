@@ -20,3 +20,6 @@ def fiedler_value(
 def fiedler_vector(
     attention: Tensor, lengths: Tensor | None, symmetrize: str, threshold: float | None, normalized: bool
 ) -> tuple[Tensor, int]: ...
+def graph_statistics(
+    attention: Tensor, lengths: Tensor | None, thresholds: Tensor
+) -> tuple[tuple[Tensor, ...], int]: ...

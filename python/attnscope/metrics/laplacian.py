@@ -46,7 +46,7 @@ def laplacian_eigenvalues(
         A complete graph on n nodes has one zero and n − 1 times n; here every weight is 1/5.
 
         >>> import torch, attnscope as asc
-        >>> asc.laplacian_eigenvalues(torch.full((5, 5), 0.2, dtype=torch.float64))
+        >>> asc.laplacian_eigenvalues(torch.full((5, 5), 0.2, dtype=torch.float64)).round(decimals=12)
         tensor([0., 1., 1., 1., 1.], dtype=torch.float64)
 
     References:

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "kernels/laplacian.h"
+
+namespace attnscope {
+
+// Where graph_statistics writes: one number per threshold in each array.
+struct GraphStatisticsOut {
+  double* fiedler_value;
+  double* laplacian_gap;
+  std::int64_t* components;
+  double* density;
+  double* hub_share;
+  double* gini;
+  double* centralization;
+  double* degree_variance;
+  double* star_likeness;
+  double* in_degree_gini;
+  double* in_degree_centralization;
+  bool* effective;
+
+  GraphStatisticsOut at(Index threshold) const;
+};
+
+// Scratch that a thread reuses over a batch.
+struct GraphStatisticsWorkspace {
+  std::vector<std::uint8_t> directed;   // [n, n]: how many thresholds A_ij reaches
+  std::vector<std::uint8_t> level;      // [n, n]: how many thresholds max(A_ij, A_ji) reaches
+  std::vector<std::uint8_t> narrow;     // [2 T, n]: counters of at most 255 rows
+  std::vector<std::int64_t> degree;     // [T, n]
+  std::vector<std::int64_t> in_degree;  // [T, n]
+  std::vector<std::int64_t> components;
+  std::vector<std::int64_t> histogram;
+  std::vector<std::uint8_t> reached;
+  std::vector<Index> order;
+  std::vector<double> sorted;
+  std::vector<double> smallest;
+  LaplacianWorkspace laplacian;
+};
+
+// Statistics of the simple undirected graphs 1[max(A_ij, A_ji) >= t], i ≠ j, for each of `count`
+// thresholds in any order, and of the in-degrees of the directed graphs 1[A_ij >= t], i ≠ j. A is read
+// once for all thresholds; each entry is compared as the float64 number it stands for.
+// Ranges: shares, densities, gini and centralization in [0, 1]. Without a divisor (gap and
+// centralization for n < 3, hub share and density for n < 2, star likeness without two nodes beside the
+// hub) a statistic is NaN; gini of a graph without edges is 0.
+// Cost O(T n²) and one O(n³) spectrum for every graph with at most two components.
+template <class Scalar>
+void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
+                      const GraphStatisticsOut& out, GraphStatisticsWorkspace& workspace);
+
+}  // namespace attnscope

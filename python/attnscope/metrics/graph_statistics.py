@@ -1,0 +1,103 @@
+# SPDX-License-Identifier: MIT
+"""Shape of a head's thresholded graphs: connectivity, hubs, inequality of degrees."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.laplacian import Symmetrize
+
+
+@shown_by_shape
+class GraphStatistics(NamedTuple):
+    """One number per map and threshold in each field, all [..., T].
+
+    d_i is the degree of node i in the simple graph 1[max(A_ij, A_ji) >= t], d_(k) the k-th smallest.
+
+    Attributes:
+        fiedler_value: λ2 of D − W; 0 exactly when the graph is disconnected.
+        laplacian_gap: λ3 − λ2; NaN for n < 3.
+        components: number of connected components, int64 (−1 for a map that is not finite).
+        density: edges / (n(n−1)/2); NaN for n < 2.
+        hub_share: max d / (n−1); NaN for n < 2.
+        gini: Σ_k (2k−n−1) d_(k) / (n Σ d); 0 without edges.
+        centralization: Freeman's Σ (max d − d_i) / ((n−1)(n−2)); NaN for n < 3.
+        degree_variance: population variance of d.
+        star_likeness: hub_share · (1 − density among the other nodes); NaN for n < 3.
+        in_degree_gini: gini of the in-degrees of the directed graph 1[A_ij >= t], i ≠ j.
+        in_degree_centralization: Σ (max d − d_j) / (n−1)² of those in-degrees; NaN for n < 2.
+        effective: density within [0.05, 0.95], a flag and never a filter.
+    """
+
+    fiedler_value: torch.Tensor
+    laplacian_gap: torch.Tensor
+    components: torch.Tensor
+    density: torch.Tensor
+    hub_share: torch.Tensor
+    gini: torch.Tensor
+    centralization: torch.Tensor
+    degree_variance: torch.Tensor
+    star_likeness: torch.Tensor
+    in_degree_gini: torch.Tensor
+    in_degree_centralization: torch.Tensor
+    effective: torch.Tensor
+
+
+def graph_statistics(
+    attention: torch.Tensor,
+    thresholds: Sequence[float | str] | torch.Tensor | float | str,
+    *,
+    symmetrize: Symmetrize = "max",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> GraphStatistics:
+    """Statistics of the simple graphs that join tokens i and j where max(A_ij, A_ji) reaches a threshold.
+
+    One pass over the map serves all thresholds. The formulas are those of `GraphStatistics`.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        thresholds: numbers in (0, 1), or "k/n" for k over each map's own number of tokens, because uniform
+            attention is 1/n. 0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2 is the paper's list.
+        symmetrize: accepted for symmetry with `fiedler_value`; a thresholded graph always takes the larger
+            of the two entries, as the Betti numbers do, so that components are β0.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        GraphStatistics of [..., T] tensors in the order of `thresholds`: float64, `components` int64,
+        `effective` bool.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, a threshold outside (0, 1), lengths outside 1..n.
+
+    Example:
+        The star: every query attends to key 0 alone.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(6, 6); star[:, 0] = 1
+        >>> shape = asc.graph_statistics(star, [0.1, "2/n"])
+        >>> shape.hub_share
+        tensor([1., 1.], dtype=torch.float64)
+        >>> shape.centralization
+        tensor([1., 1.], dtype=torch.float64)
+        >>> shape.components
+        tensor([1, 1])
+        >>> asc.graph_statistics(torch.eye(4), 0.5).components
+        tensor([4])
+
+    References:
+        Freeman, Centrality in social networks, 1978. Fiedler, Algebraic connectivity of graphs, 1973.
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "graph_statistics"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max"))
+    levels = _checks.thresholds_argument(name, thresholds, checked)
+    result, spoiled = _core.graph_statistics(checked.tensor, checked.lengths, levels)
+    return _checks.finished(name, checked, GraphStatistics(*result), spoiled)  # type: ignore[no-any-return]

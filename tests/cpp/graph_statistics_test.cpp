@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/graph_statistics.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+// Holds what graph_statistics writes for a list of thresholds.
+struct Found {
+  template <class Scalar>
+  Found(const RowMatrix<Scalar>& a, const std::vector<double>& thresholds)
+      : numbers(10, std::vector<double>(thresholds.size())),
+        components(thresholds.size()),
+        effective(new bool[thresholds.size()]) {
+    GraphStatisticsWorkspace workspace;
+    graph_statistics(view(a), thresholds.data(), static_cast<Index>(thresholds.size()), out(),
+                     workspace);
+  }
+  GraphStatisticsOut out() {
+    return {numbers[0].data(), numbers[1].data(), components.data(),  numbers[2].data(),
+            numbers[3].data(), numbers[4].data(), numbers[5].data(),  numbers[6].data(),
+            numbers[7].data(), numbers[8].data(), numbers[9].data(),  effective.get()};
+  }
+  std::vector<std::vector<double>> numbers;
+  std::vector<std::int64_t> components;
+  std::unique_ptr<bool[]> effective;
+};
+
+TEST(GraphStatistics, StarAtItsOwnWeightAndAbove) {
+  constexpr Index n = 9;
+  Found found(testing::star(n, 0.25), {0.5, 0.25});
+  const GraphStatisticsOut at = found.out();
+  EXPECT_EQ(at.components[0], n);
+  EXPECT_EQ(at.components[1], 1);
+  EXPECT_EQ(at.fiedler_value[0], 0.0);
+  EXPECT_NEAR(at.fiedler_value[1], 1.0, 1e-12);
+  EXPECT_NEAR(at.laplacian_gap[1], 0.0, 1e-12);
+  EXPECT_EQ(at.hub_share[1], 1.0);
+  EXPECT_EQ(at.centralization[1], 1.0);
+  EXPECT_EQ(at.star_likeness[1], 1.0);
+  EXPECT_EQ(at.gini[0], 0.0);
+  EXPECT_TRUE(at.effective[1]);
+}
+
+TEST(GraphStatistics, FloatEntryBelowAThresholdThatRoundsToItDoesNotReachIt) {
+  RowMatrix<float> a = RowMatrix<float>::Zero(3, 3);
+  a(1, 0) = 0.1f;
+  const double exact = static_cast<double>(0.1f);
+  Found found(a, {exact, std::nextafter(exact, 1.0), std::nextafter(exact, 0.0)});
+  EXPECT_EQ(found.components, (std::vector<std::int64_t>{2, 3, 2}));
+}
+
+TEST(GraphStatistics, OneTokenHasNoShares) {
+  Found found(RowMatrix<double>(RowMatrix<double>::Ones(1, 1)), {0.5});
+  const GraphStatisticsOut at = found.out();
+  EXPECT_EQ(at.fiedler_value[0], 0.0);
+  EXPECT_EQ(at.components[0], 1);
+  EXPECT_TRUE(std::isnan(at.laplacian_gap[0]));
+  EXPECT_TRUE(std::isnan(at.density[0]));
+  EXPECT_EQ(at.in_degree_gini[0], 0.0);
+  EXPECT_FALSE(at.effective[0]);
+}
+
+}  // namespace
+}  // namespace attnscope
