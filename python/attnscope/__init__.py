@@ -16,10 +16,20 @@ from attnscope import _isa
 _isa.load_core()
 
 from attnscope.capture import capture  # noqa: E402
+from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
+from attnscope.metrics.sinks import (  # noqa: E402
+    SinkShare,
+    incoming_attention,
+    sink_position,
+    sink_rate,
+    sink_share,
+    sink_tokens,
+    top_mass,
+)
 
 if TYPE_CHECKING:
     from attnscope.results import Results as Results
@@ -40,15 +50,23 @@ _LAZY: dict[str, str] = {
 }
 
 __all__ = [
-    "GraphStatistics",
     "__version__",
+    "GraphStatistics",
+    "SinkShare",
+    "attention_entropy",
     "capture",
     "fiedler_value",
     "fiedler_vector",
     "graph_statistics",
+    "incoming_attention",
     "laplacian_eigenvalues",
     "laplacian_gap",
     "measure",
+    "sink_position",
+    "sink_rate",
+    "sink_share",
+    "sink_tokens",
+    "top_mass",
     *_LAZY,
 ]
 

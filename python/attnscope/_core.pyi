@@ -23,3 +23,26 @@ def fiedler_vector(
 def graph_statistics(
     attention: Tensor, lengths: Tensor | None, thresholds: Tensor
 ) -> tuple[tuple[Tensor, ...], int]: ...
+def attention_entropy(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, normalized: bool
+) -> tuple[Tensor, int]: ...
+def incoming_attention(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor
+) -> tuple[Tensor, int]: ...
+def sink_tokens(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    tau: float | None,
+    gamma: float,
+    min_visibility: float,
+) -> tuple[Tensor, int]: ...
+def sink_position(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, min_visibility: float
+) -> tuple[Tensor, int]: ...
+def sink_share(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, first: int, queries: int
+) -> tuple[Tensor, Tensor, int]: ...
+def top_mass(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, k: int
+) -> tuple[Tensor, int]: ...

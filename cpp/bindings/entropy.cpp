@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/entropy.h"
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple entropy(const py::object& attention, const py::object& lengths, const py::object& support,
+                  bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
+  const Index spoiled =
+      per_matrix<RowScratch>(batch, [&](const auto& view, Index index, auto& workspace) {
+        attention_entropy(view, supports.of(index, view), normalized, result.data + index * batch.n,
+                          workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_entropy(py::module_& module) {
+  module.def("attention_entropy", &entropy, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("normalized"));
+}
+
+}  // namespace attnscope

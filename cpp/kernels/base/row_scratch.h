@@ -1,0 +1,21 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <type_traits>
+#include <vector>
+
+#include "kernels/base/matrix_view.h"
+
+namespace attnscope {
+
+// The type a kernel computes with after reading a Scalar: exact for all four element types.
+template <class Scalar>
+using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
+
+// Scratch of for_each_row (base/rows.h): at most 16 rows of one matrix, never the matrix.
+struct RowScratch {
+  std::vector<float> floats;
+  std::vector<double> doubles;
+};
+
+}  // namespace attnscope

@@ -1,0 +1,69 @@
+# SPDX-License-Identifier: MIT
+"""How widely each query spreads its attention."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _core
+
+
+def attention_entropy(
+    attention: torch.Tensor,
+    *,
+    base: float = math.e,
+    normalized: bool = False,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Shannon entropy of every query's attention over the keys it can see.
+
+    H_i = −Σ_j A_ij log A_ij with 0·log 0 = 0. A head's value is the mean over its queries:
+    ``.mean(-1)``, or ``.nanmean(-1)`` when normalized or ragged.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
+        normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's own length and for a query
+        with a negative entry. Rows are never renormalised.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, a base that is not positive or is 1, an unknown support,
+            lengths outside 1..n.
+
+    Example:
+        Uniform causal attention: query i spreads over i + 1 keys.
+
+        >>> import torch, attnscope as asc
+        >>> uniform = torch.ones(4, 4, dtype=torch.float64).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> asc.attention_entropy(uniform, base=2)
+        tensor([0.0000, 1.0000, 1.5850, 2.0000], dtype=torch.float64)
+        >>> asc.attention_entropy(uniform, normalized=True).round(decimals=9)
+        tensor([nan, 1., 1., 1.], dtype=torch.float64)
+
+    References:
+        Shannon, A mathematical theory of communication, 1948. Ruscio et al., What are you sinking?, 2025.
+    """
+    name = "attention_entropy"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    base = float(base)
+    if not (0.0 < base < math.inf) or base == 1.0:
+        raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")
+    result, spoiled = _core.attention_entropy(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), bool(normalized)
+    )
+    if base != math.e and not normalized:
+        result /= math.log(base)
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

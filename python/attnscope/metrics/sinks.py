@@ -1,0 +1,326 @@
+# SPDX-License-Identifier: MIT
+"""Attention sinks: the keys on which a head rests, and how much of its mass they hold."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+
+
+@shown_by_shape
+class SinkShare(NamedTuple):
+    """Mass on the first keys, what uniform attention would put there, and their ratio; each [...]."""
+
+    share: torch.Tensor
+    uniform: torch.Tensor
+    boost: torch.Tensor
+
+
+def incoming_attention(
+    attention: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The mean attention each key receives from the queries that can see it.
+
+    α_j = (1/N_j) Σ_{i sees j} A_ij, where N_j queries can see key j.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [..., n] float64, in [0, 1]; NaN past a map's own length and for a key that no query sees. The last
+        keys of a causal map are seen by few queries, so their values are noisy.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, an unknown support, lengths outside 1..n.
+
+    Example:
+        Uniform causal attention gives key 0 the mean of 1, 1/2, …, 1/n, the harmonic number over n.
+
+        >>> import torch, attnscope as asc
+        >>> uniform = torch.ones(4, 4, dtype=torch.float64).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> asc.incoming_attention(uniform)
+        tensor([0.5208, 0.3611, 0.2917, 0.2500], dtype=torch.float64)
+
+    References:
+        Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
+    """
+    name = "incoming_attention"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.incoming_attention(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def sink_rate(
+    attention: torch.Tensor,
+    *,
+    epsilon: float = 0.3,
+    position: int = 0,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Whether a head has a sink at one position: 1[α_position > epsilon].
+
+    The mean over heads is the sink rate of a model. Short inputs make it look large: report
+    `incoming_attention` of uniform attention of the same n beside it (H_n/n at position 0).
+
+    Args:
+        attention: attention maps [..., n, n].
+        epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
+        position: the key, counted from 0.
+        support: as in `incoming_attention`.
+        lengths: tokens per map; a position past a map's own length is no sink.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] bool; False for a map with NaN or infinite entries.
+
+    Raises:
+        ValueError: epsilon outside (0, 1), position outside 0..n−1, and as `incoming_attention`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(5, 5); star[:, 0] = 1
+        >>> asc.sink_rate(torch.stack([star, torch.eye(5)])).double().mean().item()
+        0.5
+
+    References:
+        Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
+    """
+    name = "sink_rate"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    epsilon = _fraction(name, "epsilon", epsilon)
+    if not 0 <= int(position) < checked.n:
+        raise ValueError(f"{name}: position must lie between 0 and n - 1 = {checked.n - 1}, got {position}")
+    result, spoiled = _core.incoming_attention(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
+    )
+    return _checks.finished(name, checked, result[..., int(position)] > epsilon, spoiled)  # type: ignore[no-any-return]
+
+
+def sink_tokens(
+    attention: torch.Tensor,
+    *,
+    tau: float | None = None,
+    gamma: float = 0.4,
+    min_visibility: float = 0.3,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Which keys are sinks: those that enough queries attend to strongly.
+
+    Key j is a sink when at least the share `gamma` of the queries that see it give it `tau` or more, and at
+    least ⌈min_visibility·n⌉ queries see it.
+
+    Args:
+        attention: attention maps [..., n, n].
+        tau: how strong is strong, in (0, 1); None takes each map's own 90th percentile (linear
+            interpolation) of its visible entries, which every map has, a diffuse one too.
+        gamma: the share of queries, in (0, 1].
+        min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
+            by chance.
+        support: as in `incoming_attention`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
+
+    Raises:
+        ValueError: tau outside (0, 1), gamma outside (0, 1], min_visibility outside [0, 1], and as
+            `incoming_attention`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(5, 5); star[:, 0] = 1
+        >>> asc.sink_tokens(star)
+        tensor([ True, False, False, False, False])
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025, section 3.
+    """
+    name = "sink_tokens"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    tau = None if tau is None else _fraction(name, "tau", tau)
+    if not 0.0 < float(gamma) <= 1.0:
+        raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
+    result, spoiled = _core.sink_tokens(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        tau,
+        float(gamma),
+        _visibility(name, min_visibility),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def sink_position(
+    attention: torch.Tensor,
+    *,
+    min_visibility: float = 0.3,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The key that receives most: argmax of α_j over keys that enough queries see.
+
+    Args:
+        attention: attention maps [..., n, n].
+        min_visibility: only keys that at least ⌈min_visibility·n⌉ queries see compete, in [0, 1].
+        support: as in `incoming_attention`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] int64, the first such key on ties; −1 when no key competes or the map is not finite.
+
+    Raises:
+        ValueError: min_visibility outside [0, 1], and as `incoming_attention`.
+
+    Example:
+        Under the causal mask the identity gives key j all of one query out of the n − j that see it; the
+        last key, which one query sees, does not compete.
+
+        >>> import torch, attnscope as asc
+        >>> asc.sink_position(torch.eye(4)).item(), asc.sink_position(torch.eye(4), support="full").item()
+        (2, 0)
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "sink_position"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.sink_position(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        _visibility(name, min_visibility),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def sink_share(
+    attention: torch.Tensor,
+    *,
+    first: int = 1,
+    queries: int | None = None,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> SinkShare:
+    """The mass that queries put on the first keys, beside what uniform attention would put there.
+
+    share = mean over queries of Σ_{j<first} A_ij; uniform = mean over the same queries of (visible keys <
+    first)/(visible keys), for a causal map min(first, i+1)/(i+1); boost = share/uniform.
+
+    Args:
+        attention: attention maps [..., n, n].
+        first: how many leading keys count as the sink.
+        queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
+            Queries that see no key are left out.
+        support: as in `incoming_attention`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        SinkShare(share, uniform, boost), each [...] float64; share in [0, 1], boost 1 for uniform attention.
+
+    Raises:
+        ValueError: first outside 1..n, queries below 1, and as `incoming_attention`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(4, 4, dtype=torch.float64); star[:, 0] = 1
+        >>> asc.sink_share(star)
+        SinkShare(share=float64[], uniform=float64[], boost=float64[])
+        >>> round(asc.sink_share(star).uniform.item(), 6)  # (1 + 1/2 + 1/3 + 1/4)/4
+        0.520833
+
+    References:
+        Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
+    """
+    name = "sink_share"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    if not 1 <= int(first) <= checked.n:
+        raise ValueError(f"{name}: first must lie between 1 and n = {checked.n}, got {first}")
+    if queries is not None and int(queries) < 1:
+        raise ValueError(f"{name}: queries must be at least 1 or None, got {queries}")
+    share, uniform, spoiled = _core.sink_share(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        int(first),
+        checked.n if queries is None else int(queries),
+    )
+    result = SinkShare(share, uniform, share / uniform)
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def top_mass(
+    attention: torch.Tensor,
+    k: int = 1,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Share of a head's whole mass held by the k keys that receive most of it.
+
+    Args:
+        attention: attention maps [..., n, n].
+        k: how many keys.
+        support: as in `incoming_attention`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, in [k/n, 1] for rows that sum to 1; NaN for a map without mass.
+
+    Raises:
+        ValueError: k outside 1..n, and as `incoming_attention`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> asc.top_mass(torch.full((5, 5), 0.2, dtype=torch.float64), 2).item()
+        0.4
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "top_mass"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    if not 1 <= int(k) <= checked.n:
+        raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
+    result, spoiled = _core.top_mass(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), int(k)
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def _fraction(function: str, name: str, value: float) -> float:
+    if not 0.0 < float(value) < 1.0:
+        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
+    return float(value)
+
+
+def _visibility(function: str, value: float) -> float:
+    if not 0.0 <= float(value) <= 1.0:
+        raise ValueError(f"{function}: min_visibility must lie between 0 and 1, got {value!r}")
+    return float(value)
