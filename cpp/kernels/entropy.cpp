@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/entropy.h"
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
 
@@ -17,21 +18,22 @@ template <class WideType>
 double row_entropy(const WideType* row, Index end) {
   Lanes even{};
   Lanes odd{};
-  LaneMask negative{};
+  LaneMask signs{};  // the sign bit of every lane that met one
   Index j = 0;
   for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
     const Lanes a = load(row + j);
     const Lanes b = load(row + j + kPackWidth);
-    negative |= (a < 0.0) | (b < 0.0);
-    even += a * log_or_zero(a);
-    odd += b * log_or_zero(b);
+    signs |= reinterpret_cast<LaneMask>(a) | reinterpret_cast<LaneMask>(b);
+    even += a * bounded_log(a);
+    odd += b * bounded_log(b);
   }
   for (; j < end; j += kPackWidth) {
     const Lanes a = j + kPackWidth <= end ? load(row + j) : load_head(row + j, end - j);
-    negative |= a < 0.0;
-    even += a * log_or_zero(a);
+    signs |= reinterpret_cast<LaneMask>(a);
+    even += a * bounded_log(a);
   }
-  if (any(negative)) return kNaN;
+  // −0 has a sign too, and is no negative entry.
+  if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) return kNaN;
   return 0.0 - sum(even + odd);
 }
 

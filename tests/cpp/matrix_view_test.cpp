@@ -50,5 +50,33 @@ TEST(Support, AutoJudgesTheUpperTriangle) {
   EXPECT_EQ(auto_support(testing::view(one)).kind, Support::Kind::full);
 }
 
+template <class Scalar>
+void expect_judged_entry_by_entry() {
+  for (Index n : {2, 3, 9, 40}) {
+    testing::RowMatrix<Scalar> a = testing::random_attention(n, true, 5).cast<Scalar>();
+    const testing::RowMatrix<Scalar> turned = a.transpose();
+    a(0, n - 1) = static_cast<Scalar>(-0.0);
+    EXPECT_TRUE(is_causal(testing::view(a))) << n;
+    EXPECT_TRUE(is_causal(matrix_view(turned.data(), n, 1, n))) << n;
+    EXPECT_FALSE(is_causal(testing::view(turned))) << n;
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = i + 1; j < n; ++j) {
+        testing::RowMatrix<Scalar> b = a;
+        b(i, j) = static_cast<Scalar>(6e-8);  // the smallest float16 is 6e-8
+        EXPECT_FALSE(is_causal(testing::view(b))) << n << " " << i << " " << j;
+        const testing::RowMatrix<Scalar> t = b.transpose();
+        EXPECT_FALSE(is_causal(matrix_view(t.data(), n, 1, n))) << n << " " << i << " " << j;
+      }
+    }
+  }
+}
+
+TEST(Support, AutoJudgesEveryLayoutAndType) {
+  expect_judged_entry_by_entry<float>();
+  expect_judged_entry_by_entry<double>();
+  expect_judged_entry_by_entry<Eigen::half>();
+  expect_judged_entry_by_entry<Eigen::bfloat16>();
+}
+
 }  // namespace
 }  // namespace attnscope

@@ -8,18 +8,15 @@
 // The logarithm of a vector of entries. Only kernel sources include it.
 namespace attnscope {
 
-// log of positive normal numbers to 2 ulp, and 0 for entries <= 0 or subnormal (so that x·log x is
-// 0 at 0, and off by less than 1e-304 at a subnormal). The argument reduction and the coefficients
-// are those of fdlibm's e_log.c (Sun Microsystems, 1993): x = 2^k·m, sqrt(1/2) <= m < sqrt(2), s =
-// (m−1)/(m+1), log m = 2s + s·R(s²).
-inline Lanes log_or_zero(Lanes x) {
+// log of numbers >= 2^-1022 to 2 ulp; of anything smaller, 0 and negative numbers too, −1022·log 2,
+// so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The argument reduction and
+// the coefficients are those of fdlibm's e_log.c (Sun Microsystems, 1993): x = 2^k·m, sqrt(1/2) <=
+// m < sqrt(2), s = (m−1)/(m+1), log m = 2s + s·R(s²).
+inline Lanes bounded_log(Lanes x) {
   constexpr std::int64_t kOne = 0x3ff0000000000000;
   constexpr std::int64_t kRootHalf = 0x3fe6a09e667f3bcd;
-  constexpr std::int64_t kSmallestNormal = 0x0010000000000000;
-  const LaneMask raw = reinterpret_cast<LaneMask>(x);
-  const LaneMask usable = raw >= (LaneMask{} + kSmallestNormal);
-  const LaneMask bits = (raw & usable) | (~usable & (LaneMask{} + kOne));
-  const LaneMask shifted = bits + (kOne - kRootHalf);
+  const LaneMask shifted =
+      reinterpret_cast<LaneMask>(larger(x, broadcast(0x1p-1022))) + (kOne - kRootHalf);
   // The exponent is made a double by planting it in the mantissa of 2^52: AVX2 converts no 64-bit
   // integer.
   typedef std::uint64_t Unsigned __attribute__((vector_size(kPackWidth * sizeof(std::uint64_t))));

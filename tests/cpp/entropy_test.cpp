@@ -1,0 +1,109 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/entropy.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+std::vector<double> entropy(const RowMatrix<double>& a, const Support& support, bool normalized) {
+  std::vector<double> out(static_cast<std::size_t>(a.rows()));
+  RowScratch scratch;
+  attention_entropy(view(a), support, normalized, out.data(), scratch);
+  return out;
+}
+
+Support causal() {
+  Support support;
+  support.kind = Support::Kind::causal;
+  return support;
+}
+
+TEST(Entropy, UniformCausalIsTheLogOfTheVisibleKeys) {
+  for (Index n : {1, 2, 3, 7, 8, 9, 33, 100}) {
+    const auto plain = entropy(testing::uniform_causal(n), causal(), false);
+    const auto normalized = entropy(testing::uniform_causal(n), causal(), true);
+    EXPECT_TRUE(std::isnan(normalized[0]));
+    for (Index i = 0; i < n; ++i) {
+      EXPECT_NEAR(plain[i], std::log(double(i + 1)), 1e-14 * double(n)) << "n " << n << " i " << i;
+      if (i > 0) {
+        EXPECT_NEAR(normalized[i], 1.0, 1e-14 * double(n));
+      }
+    }
+  }
+}
+
+TEST(Entropy, EqualsTheScalarSumOverEverySizeAndMagnitude) {
+  for (Index n : {1, 5, 16, 17, 61}) {
+    // A sharpness of 60 reaches down to subnormal entries and to exact zeros.
+    for (double sharpness : {0.1, 3.0, 60.0}) {
+      const RowMatrix<double> a = testing::random_attention(n, false, 7, sharpness);
+      const auto found = entropy(a, Support{}, false);
+      for (Index i = 0; i < n; ++i) {
+        double expected = 0.0;
+        for (Index j = 0; j < n; ++j) {
+          if (a(i, j) > 0.0) expected -= a(i, j) * std::log(a(i, j));
+        }
+        EXPECT_NEAR(found[i], expected, 1e-14 * (1.0 + expected)) << "n " << n << " row " << i;
+      }
+    }
+  }
+}
+
+TEST(Entropy, TransposedViewAndHalfTypesReadTheSameEntries) {
+  const RowMatrix<double> a = testing::random_attention(37, false, 3);
+  const RowMatrix<double> transposed = a.transpose();
+  std::vector<double> rows(37);
+  RowScratch scratch;
+  attention_entropy(matrix_view(transposed.data(), 37, 1, 37), Support{}, false, rows.data(),
+                    scratch);
+  EXPECT_EQ(rows, entropy(a, Support{}, false));
+
+  const RowMatrix<Eigen::half> half = a.cast<Eigen::half>();
+  const RowMatrix<double> widened = half.cast<double>();
+  attention_entropy(view(half), Support{}, false, rows.data(), scratch);
+  EXPECT_EQ(rows, entropy(widened, Support{}, false));
+
+  const RowMatrix<Eigen::bfloat16> brain = a.cast<Eigen::bfloat16>();
+  attention_entropy(view(brain), Support{}, false, rows.data(), scratch);
+  EXPECT_EQ(rows, entropy(brain.cast<double>(), Support{}, false));
+}
+
+TEST(Entropy, AMaskHidesEntriesAndCountsKeys) {
+  RowMatrix<double> a = RowMatrix<double>::Constant(3, 3, 0.5);
+  const bool mask[9] = {true, true, false, false, true, false, false, false, false};
+  Support support;
+  support.kind = Support::Kind::mask;
+  support.mask = mask;
+  support.mask_row_stride = 3;
+  support.mask_column_stride = 1;
+  const auto plain = entropy(a, support, false);
+  EXPECT_NEAR(plain[0], std::log(2.0), 1e-15);
+  EXPECT_NEAR(plain[1], 0.5 * std::log(2.0), 1e-15);
+  EXPECT_EQ(plain[2], 0.0);
+  const auto normalized = entropy(a, support, true);
+  EXPECT_NEAR(normalized[0], 1.0, 1e-15);
+  EXPECT_TRUE(std::isnan(normalized[1]));
+  EXPECT_TRUE(std::isnan(normalized[2]));
+}
+
+TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
+  RowMatrix<double> a = testing::random_attention(20, false, 4);
+  a(3, 19) = -1e-3;
+  const auto found = entropy(a, Support{}, false);
+  EXPECT_TRUE(std::isnan(found[3]));
+  EXPECT_FALSE(std::isnan(found[2]) || std::isnan(found[4]));
+  a(3, 19) = -0.0;
+  EXPECT_FALSE(std::isnan(entropy(a, Support{}, false)[3]));
+}
+
+}  // namespace
+}  // namespace attnscope

@@ -1,0 +1,131 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/sinks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+Support causal() {
+  Support support;
+  support.kind = Support::Kind::causal;
+  return support;
+}
+
+TEST(Sinks, UniformCausalGivesHarmonicNumbers) {
+  constexpr Index n = 11;
+  SinkWorkspace workspace;
+  std::vector<double> alpha(n);
+  incoming_attention(view(testing::uniform_causal(n)), causal(), alpha.data(), workspace);
+  for (Index j = 0; j < n; ++j) {
+    double tail = 0.0;
+    for (Index i = j; i < n; ++i) tail += 1.0 / double(i + 1);
+    EXPECT_NEAR(alpha[j], tail / double(n - j), 1e-15);
+  }
+}
+
+TEST(Sinks, TheStarHasOneSinkThatHoldsEverything) {
+  RowMatrix<double> star = RowMatrix<double>::Zero(10, 10);
+  star.col(0).setOnes();
+  SinkWorkspace workspace;
+  bool tokens[10];
+  sink_tokens(view(star), causal(), SinkRule{}, tokens, workspace);
+  EXPECT_TRUE(tokens[0]);
+  EXPECT_EQ(std::count(tokens, tokens + 10, true), 1);
+  EXPECT_EQ(sink_position(view(star), causal(), 0.3, workspace), 0);
+  EXPECT_EQ(top_mass(view(star), causal(), 1, workspace), 1.0);
+  const SinkShare share = sink_share(view(star), causal(), 1, 10);
+  EXPECT_EQ(share.share, 1.0);
+  double uniform = 0.0;
+  for (Index i = 0; i < 10; ++i) uniform += 1.0 / double(i + 1);
+  EXPECT_NEAR(share.uniform, uniform / 10.0, 1e-15);
+}
+
+TEST(Sinks, VisibilityDecidesAtTheExactCount) {
+  // Key 7 of 10 is seen by three queries, which is ⌈0.3·10⌉; key 8 by two.
+  RowMatrix<double> a = RowMatrix<double>::Identity(10, 10);
+  SinkWorkspace workspace;
+  bool tokens[10];
+  sink_tokens(view(a), causal(), SinkRule{0.5, 0.3, 0.3}, tokens, workspace);
+  EXPECT_TRUE(tokens[7]);
+  EXPECT_FALSE(tokens[8]);
+  EXPECT_FALSE(tokens[6]);  // one of four queries
+  EXPECT_EQ(sink_position(view(a), causal(), 0.3, workspace), 7);
+}
+
+TEST(Sinks, QuantileEqualsSortingEveryVisibleEntry) {
+  QuantileWorkspace workspace;
+  for (Index n : {1, 2, 9, 64, 150, 300}) {
+    for (bool is_causal : {false, true}) {
+      for (int levels : {0, 3}) {
+        RowMatrix<double> a = testing::random_attention(n, is_causal, unsigned(n));
+        // Few levels make long runs of ties.
+        if (levels > 0) a = (a * levels).array().round() / levels;
+        std::vector<double> visible;
+        for (Index i = 0; i < n; ++i) {
+          for (Index j = 0; j < (is_causal ? i + 1 : n); ++j) visible.push_back(a(i, j));
+        }
+        std::sort(visible.begin(), visible.end());
+        for (double q : {0.0, 0.25, 0.9, 1.0}) {
+          const double position = q * double(visible.size() - 1);
+          const auto low = std::size_t(position);
+          const std::size_t high = std::min(low + 1, visible.size() - 1);
+          const double expected =
+              visible[low] + (visible[high] - visible[low]) * (position - double(low));
+          EXPECT_EQ(visible_quantile(view(a), is_causal ? causal() : Support{}, q, workspace),
+                    expected)
+              << "n " << n << " q " << q << " levels " << levels;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sinks, QuantileOrdersNegativeNumbersAndZeros) {
+  RowMatrix<double> a(2, 2);
+  a << -1.0, 0.0, -0.0, 2.0;
+  QuantileWorkspace workspace;
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 0.0, workspace), -1.0);
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 0.5, workspace), 0.0);
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 1.0, workspace), 2.0);
+}
+
+TEST(Sinks, AThresholdBetweenFloatsDecidesAsInDoubles) {
+  RowMatrix<float> a = RowMatrix<float>::Constant(4, 4, 0.1f);
+  SinkWorkspace workspace;
+  bool tokens[4];
+  sink_tokens(view(a), Support{}, SinkRule{static_cast<double>(0.1f), 0.4, 0.3}, tokens, workspace);
+  EXPECT_TRUE(tokens[0]);
+  sink_tokens(view(a), Support{}, SinkRule{std::nextafter(double(0.1f), 1.0), 0.4, 0.3}, tokens,
+              workspace);
+  EXPECT_FALSE(tokens[0]);
+}
+
+TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
+  SinkWorkspace workspace;
+  const RowMatrix<double> zero = RowMatrix<double>::Zero(3, 3);
+  EXPECT_TRUE(std::isnan(top_mass(view(zero), Support{}, 1, workspace)));
+  const bool nothing[9] = {};
+  Support support;
+  support.kind = Support::Kind::mask;
+  support.mask = nothing;
+  support.mask_row_stride = 3;
+  support.mask_column_stride = 1;
+  double alpha[3];
+  incoming_attention(view(zero), support, alpha, workspace);
+  EXPECT_TRUE(std::isnan(alpha[0]));
+  EXPECT_EQ(sink_position(view(zero), support, 0.0, workspace), -1);
+  EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
+}
+
+}  // namespace
+}  // namespace attnscope

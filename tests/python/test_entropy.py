@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: MIT
+"""attention_entropy against scipy's xlogy in float64, closed forms and laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.special import xlogy
+
+import attnscope as asc
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def maps(*shape, causal=True, seed=0, sharpness=1.0, dtype=torch.float64):
+    logits = sharpness * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if causal:
+        logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return torch.softmax(logits, -1).to(dtype)
+
+
+def oracle(attention):
+    a = attention.double().numpy()
+    return -xlogy(a, a).sum(-1)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 8, 9, 31, 64, 65])
+def test_equals_scipy_for_every_size_and_dtype(n, causal, dtype):
+    attention = maps(2, 3, n, n, causal=causal, sharpness=3.0, dtype=dtype)
+    found = asc.attention_entropy(attention)
+    assert found.dtype == torch.float64
+    np.testing.assert_allclose(found, oracle(attention), rtol=1e-12, atol=1e-15)
+
+
+def test_uniform_causal_is_the_log_of_the_row_number():
+    n = 50
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    rows = np.arange(1, n + 1)
+    np.testing.assert_allclose(asc.attention_entropy(uniform), np.log(rows), atol=1e-14)
+    np.testing.assert_allclose(asc.attention_entropy(uniform, base=2), np.log2(rows), atol=1e-14)
+    normalized = asc.attention_entropy(uniform, normalized=True)
+    assert math.isnan(normalized[0])
+    np.testing.assert_allclose(normalized[1:], 1, atol=1e-14)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_are_read_in_place(dtype):
+    big = maps(2, 12, 12, causal=False, dtype=dtype)
+    wide = torch.zeros(2, 24, 36, dtype=dtype)
+    wide[:, ::2, ::3] = big
+    np.testing.assert_array_equal(asc.attention_entropy(wide[:, ::2, ::3]), asc.attention_entropy(big))
+    np.testing.assert_array_equal(
+        asc.attention_entropy(big.mT), asc.attention_entropy(big.mT.contiguous())
+    )
+    expanded = big[:1].expand(5, 12, 12)
+    np.testing.assert_array_equal(asc.attention_entropy(expanded)[3], asc.attention_entropy(big)[0])
+    constant = torch.full((1, 1), 0.125, dtype=dtype).expand(8, 8)
+    np.testing.assert_allclose(asc.attention_entropy(constant), math.log(8), rtol=1e-15)
+
+
+def test_ragged_lengths_cut_each_map():
+    attention = maps(3, 9, 9, causal=False)
+    found = asc.attention_entropy(attention, lengths=[9, 4, 1], normalized=True)
+    for index, length in enumerate([9, 4, 1]):
+        alone = asc.attention_entropy(attention[index, :length, :length].clone(), normalized=True)
+        np.testing.assert_array_equal(found[index, :length], alone)
+        assert found[index, length:].isnan().all()
+
+
+def test_support_auto_causal_full_and_mask():
+    full = maps(8, 8, causal=False)
+    lower = full.tril()
+    visible = torch.arange(2, 9, dtype=torch.float64)
+    np.testing.assert_allclose(asc.attention_entropy(full, support="causal"), oracle(lower), rtol=1e-13)
+    np.testing.assert_allclose(
+        asc.attention_entropy(lower, normalized=True, support="full"), oracle(lower) / math.log(8), rtol=1e-13
+    )
+    np.testing.assert_allclose(
+        asc.attention_entropy(lower, normalized=True)[1:], oracle(lower)[1:] / visible.log().numpy(), rtol=1e-13
+    )
+    window = torch.ones(8, 8, dtype=torch.bool).tril() & ~torch.ones(8, 8, dtype=torch.bool).tril(-3)
+    banded = asc.attention_entropy(full.expand(2, 8, 8), support=window, normalized=True)
+    keys = window.sum(-1).numpy()
+    expected = oracle(full * window)[1:] / np.log(keys[1:])
+    np.testing.assert_allclose(banded[1, 1:], expected, rtol=1e-13)
+
+
+def test_a_spoiled_map_leaves_its_neighbours_alone():
+    attention = maps(3, 6, 6)
+    attention[1, 2, 1] = torch.nan
+    with pytest.warns(RuntimeWarning, match=r"attention_entropy: 1 of 3 matrices"):
+        found = asc.attention_entropy(attention)
+    assert found[1].isnan().all()
+    np.testing.assert_array_equal(found[[0, 2]], asc.attention_entropy(attention[[0, 2]]))
+    with pytest.raises(ValueError, match=r"nan at index \(1, 2, 1\)"):
+        asc.attention_entropy(attention, validate=True)
+
+
+def test_the_input_is_neither_touched_nor_moved():
+    attention = maps(4, 16, 16, dtype=torch.float32)
+    before, address = attention.clone(), attention.data_ptr()
+    asc.attention_entropy(attention)
+    assert attention.data_ptr() == address
+    assert torch.equal(attention, before)
+
+
+@settings(max_examples=60, deadline=None)
+@given(n=st.integers(1, 24), seed=st.integers(0, 10**6), sharpness=st.floats(0, 40), causal=st.booleans())
+def test_bounds_and_relabelling(n, seed, sharpness, causal):
+    attention = maps(n, n, causal=causal, seed=seed, sharpness=sharpness)
+    found = asc.attention_entropy(attention)
+    assert (found >= -1e-12).all()
+    assert (found <= math.log(n) + 1e-12).all()
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    np.testing.assert_allclose(
+        asc.attention_entropy(attention[order][:, order], support="full"), found[order], atol=1e-13
+    )
+
+
+@pytest.mark.parametrize(
+    ("attention", "options", "message"),
+    [
+        (torch.rand(3, 4), {}, r"square in its last two dimensions, got shape \(3, 4\)"),
+        (torch.rand(3), {}, r"at least two dimensions"),
+        (torch.rand(0, 0), {}, r"at least one token"),
+        (torch.ones(3, 3, dtype=torch.int64), {}, r"got torch.int64"),
+        (torch.rand(3, 3), {"base": 1}, r"base must be a positive number other than 1, got 1.0"),
+        (torch.rand(3, 3), {"base": -2}, r"got -2.0"),
+        (torch.rand(3, 3), {"support": "left"}, r"support must be one of 'auto', 'causal', 'full', got 'left'"),
+        (torch.rand(3, 3), {"support": torch.ones(3, 3)}, r"support must be boolean"),
+        (torch.rand(3, 3), {"support": torch.ones(2, 2, dtype=torch.bool)}, r"does not broadcast"),
+        (torch.rand(3, 3), {"lengths": 4}, r"lengths must lie between 1 and n = 3, got 4"),
+    ],
+)
+def test_bad_arguments_are_named(attention, options, message):
+    with pytest.raises(ValueError, match="attention_entropy: .*" + message):
+        asc.attention_entropy(attention, **options)

@@ -1,0 +1,286 @@
+# SPDX-License-Identifier: MIT
+"""Sink metrics against NumPy in float64, closed forms and laws."""
+
+import math
+import resource
+from fractions import Fraction
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnscope as asc
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+def maps(*shape, causal=True, seed=0, sharpness=1.0, dtype=torch.float64):
+    logits = sharpness * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if causal:
+        logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return torch.softmax(logits, -1).to(dtype)
+
+
+def uniform_causal(n):
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    return uniform / uniform.sum(-1, keepdim=True)
+
+
+def mask_of(attention, support):
+    """The visible pairs, by the definition's words."""
+    a = attention.double().numpy()
+    n = a.shape[-1]
+    if support == "auto":
+        causal = n >= 2 and not np.triu(a, 1).any()
+        support = "causal" if causal else "full"
+    if isinstance(support, str):
+        return np.tril(np.ones((n, n), bool)) if support == "causal" else np.ones((n, n), bool)
+    return support.numpy()
+
+
+def incoming_oracle(attention, support="auto"):
+    a, mask = attention.double().numpy(), mask_of(attention, support)
+    with np.errstate(invalid="ignore"):
+        return (a * mask).sum(0) / mask.sum(0)
+
+
+def tokens_oracle(attention, support="auto", tau=None, gamma=0.4, min_visibility="0.3"):
+    a, mask = attention.double().numpy(), mask_of(attention, support)
+    tau = np.quantile(a[mask], 0.9) if tau is None else tau
+    seen = mask.sum(0)
+    strong = ((a >= tau) & mask).sum(0)
+    required = math.ceil(Fraction(min_visibility) * len(a))
+    return [
+        bool(seen[j] > 0 and seen[j] >= required and strong[j] / seen[j] >= gamma) for j in range(len(a))
+    ]
+
+
+def share_oracle(attention, support="auto", first=1, queries=None):
+    a, mask = attention.double().numpy(), mask_of(attention, support)
+    rows = [i for i in range(len(a)) if mask[i].any()]
+    rows = rows if queries is None else [i for i in rows if i >= len(a) - queries]
+    share = np.mean([a[i, :first][mask[i, :first]].sum() for i in rows])
+    return share, np.mean([mask[i, :first].sum() / mask[i].sum() for i in rows])
+
+
+def position_oracle(attention, support="auto", min_visibility="0.3"):
+    mask = mask_of(attention, support)
+    required = max(1, math.ceil(Fraction(min_visibility) * len(mask)))
+    alpha = np.where(mask.sum(0) >= required, incoming_oracle(attention, support), -np.inf)
+    return -1 if np.isinf(alpha).all() else int(np.argmax(alpha))
+
+
+BAND = torch.ones(20, 20, dtype=torch.bool).tril() & ~torch.ones(20, 20, dtype=torch.bool).tril(-6)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n", [1, 2, 5, 16, 33, 70])
+def test_equal_to_numpy_for_every_size_and_dtype(n, causal, dtype):
+    attention = maps(2, n, n, causal=causal, sharpness=2.0, dtype=dtype)
+    alpha, tokens = asc.incoming_attention(attention), asc.sink_tokens(attention)
+    shares = asc.sink_share(attention, first=min(2, n), queries=7)
+    top, position = asc.top_mass(attention, min(3, n)), asc.sink_position(attention)
+    for index, one in enumerate(attention):
+        expected = incoming_oracle(one)
+        np.testing.assert_allclose(alpha[index], expected, rtol=1e-13)
+        assert tokens[index].tolist() == tokens_oracle(one)
+        np.testing.assert_allclose(
+            [shares.share[index], shares.uniform[index]], share_oracle(one, first=min(2, n), queries=7), rtol=1e-13
+        )
+        mass = np.sort(one.double().numpy().sum(0))[::-1]
+        np.testing.assert_allclose(top[index], mass[: min(3, n)].sum() / mass.sum(), rtol=1e-13)
+        assert position[index] == position_oracle(one)
+    assert torch.equal(asc.sink_rate(attention, epsilon=0.2), alpha[:, 0] > 0.2)
+
+
+@pytest.mark.parametrize("support", ["auto", "causal", "full", BAND])
+@pytest.mark.parametrize("causal", [True, False])
+def test_supports(support, causal):
+    attention = maps(20, 20, causal=causal, sharpness=2.0, seed=5)
+    np.testing.assert_allclose(
+        asc.incoming_attention(attention, support=support), incoming_oracle(attention, support), rtol=1e-13
+    )
+    for tau in (None, 0.05):
+        found = asc.sink_tokens(attention, support=support, tau=tau, gamma=0.3)
+        assert found.tolist() == tokens_oracle(attention, support, tau=tau, gamma=0.3)
+    shares = asc.sink_share(attention, support=support, first=3)
+    np.testing.assert_allclose(shares[:2], share_oracle(attention, support, first=3), rtol=1e-13)
+    assert asc.sink_position(attention, support=support) == position_oracle(attention, support)
+
+
+def test_a_mask_per_matrix_and_a_key_nobody_sees():
+    attention = maps(2, 6, 6, causal=False)
+    support = torch.ones(2, 6, 6, dtype=torch.bool)
+    support[1, :, 4] = False
+    alpha = asc.incoming_attention(attention, support=support)
+    assert alpha[1].isnan().tolist() == [False] * 4 + [True, False]
+    assert not asc.sink_tokens(attention, support=support)[1, 4]
+    np.testing.assert_allclose(alpha[0], incoming_oracle(attention[0], "full"), rtol=1e-14)
+
+
+def test_uniform_causal_closed_forms():
+    n = 40
+    uniform = uniform_causal(n)
+    harmonic = np.cumsum(1 / np.arange(1, n + 1))
+    alpha = asc.incoming_attention(uniform)
+    assert alpha[0].item() == pytest.approx(harmonic[-1] / n, rel=1e-14)
+    assert alpha[-1].item() == 1 / n
+    shares = asc.sink_share(uniform, first=2)
+    assert shares.boost.item() == pytest.approx(1, rel=1e-14)
+    assert shares.share.item() == pytest.approx((1 + 2 * (harmonic[-1] - 1)) / n, rel=1e-14)
+    assert asc.top_mass(uniform).item() == pytest.approx(harmonic[-1] / n, rel=1e-14)
+    last = asc.sink_share(uniform, queries=8)
+    assert last.uniform.item() == pytest.approx(np.mean(1 / np.arange(n - 7, n + 1)), rel=1e-14)
+    # With short inputs key 0 passes the usual threshold without any sink.
+    assert asc.sink_rate(uniform_causal(4)).item()
+    assert not asc.sink_rate(uniform).item()
+
+
+def test_ties_at_the_percentile_count():
+    attention = torch.zeros(10, 10, dtype=torch.float64)
+    attention[:, 0] = 0.5
+    attention[:, 1] = 0.5
+    assert asc.sink_tokens(attention, support="full").tolist() == [True, True] + [False] * 8
+    # A percentile of exactly 0 makes every entry strong, and every visible key a sink.
+    sparse = torch.zeros(10, 10, dtype=torch.float32)
+    sparse[3, 3] = 1
+    assert asc.sink_tokens(sparse, support="full").all()
+    hidden = torch.ones(10, 10, dtype=torch.bool)
+    hidden[1:, 5] = False
+    assert asc.sink_tokens(sparse, support=hidden).tolist() == [True] * 5 + [False] + [True] * 4
+
+
+def test_ragged_lengths_strides_and_expanded_maps():
+    attention = maps(3, 9, 9)
+    lengths = [9, 4, 1]
+    alpha = asc.incoming_attention(attention, lengths=lengths)
+    tokens = asc.sink_tokens(attention, lengths=lengths)
+    shares = asc.sink_share(attention, first=3, lengths=lengths)
+    position = asc.sink_position(attention, lengths=lengths)
+    for index, length in enumerate(lengths):
+        alone = attention[index, :length, :length].clone()
+        np.testing.assert_array_equal(alpha[index, :length], asc.incoming_attention(alone))
+        assert alpha[index, length:].isnan().all()
+        assert not tokens[index, length:].any()
+        assert tokens[index, :length].tolist() == tokens_oracle(alone)
+        np.testing.assert_allclose(
+            [shares.share[index], shares.uniform[index]], share_oracle(alone, first=3), rtol=1e-14
+        )
+        assert position[index] == position_oracle(alone)
+    assert asc.sink_rate(attention, position=5, epsilon=1e-6, lengths=lengths).tolist() == [True, False, False]
+    wide = torch.zeros(3, 18, 27, dtype=torch.float64)
+    wide[:, ::2, ::3] = attention
+    np.testing.assert_array_equal(asc.incoming_attention(wide[:, ::2, ::3]), asc.incoming_attention(attention))
+    turned = attention.mT
+    np.testing.assert_allclose(asc.incoming_attention(turned), asc.incoming_attention(turned.contiguous()))
+    assert torch.equal(asc.sink_tokens(turned), asc.sink_tokens(turned.contiguous()))
+    flat = torch.full((1, 1), 0.25).expand(4, 4)
+    np.testing.assert_array_equal(asc.incoming_attention(flat), [0.25] * 4)
+
+
+def test_a_spoiled_map_leaves_its_neighbours_alone():
+    attention = maps(3, 8, 8)
+    attention[1, 7, 0] = torch.inf
+    clean = attention[[0, 2]]
+    with pytest.warns(RuntimeWarning, match="1 of 3 matrices"):
+        alpha = asc.incoming_attention(attention)
+    assert alpha[1].isnan().all()
+    np.testing.assert_array_equal(alpha[[0, 2]], asc.incoming_attention(clean))
+    for function in (asc.sink_rate, asc.sink_tokens, asc.sink_position, asc.top_mass):
+        with pytest.warns(RuntimeWarning, match=f"{function.__name__}: 1 of 3"):
+            found = function(attention)
+        assert torch.equal(found[[0, 2]], function(clean))
+        assert not found[1].nan_to_num(nan=0).clamp(min=0).any()
+    with pytest.warns(RuntimeWarning, match="sink_share: 1 of 3"):
+        assert asc.sink_share(attention).boost.isnan().tolist() == [False, True, False]
+    with pytest.raises(ValueError, match=r"inf at index \(1, 7, 0\)"):
+        asc.sink_share(attention, validate=True)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(1, 40),
+    seed=st.integers(0, 10**6),
+    sharpness=st.floats(0, 30),
+    causal=st.booleans(),
+    dtype=st.sampled_from(DTYPES),
+)
+def test_laws(n, seed, sharpness, causal, dtype):
+    attention = maps(n, n, causal=causal, seed=seed, sharpness=sharpness, dtype=dtype)
+    alpha = asc.incoming_attention(attention)
+    assert ((alpha >= 0) & (alpha <= 1)).all()
+    assert asc.sink_tokens(attention).tolist() == tokens_oracle(attention)
+    tops = [asc.top_mass(attention, k).item() for k in range(1, n + 1)]
+    assert all(a <= b + 1e-12 for a, b in zip(tops, tops[1:], strict=False))
+    assert tops[-1] == pytest.approx(1)
+    shares = [asc.sink_share(attention, first=k).share.item() for k in range(1, n + 1)]
+    assert all(a <= b + 1e-12 for a, b in zip(shares, shares[1:], strict=False))
+    order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
+    relabelled = asc.incoming_attention(attention[order][:, order], support="full")
+    np.testing.assert_allclose(
+        relabelled, asc.incoming_attention(attention, support="full")[order], rtol=1e-12, atol=1e-15
+    )
+
+
+def test_a_large_map_is_never_copied():
+    n = 8192
+    attention = torch.full((1, n), 1 / n).expand(n, n).contiguous()
+    attention[:, 0] = 0.5
+    address = attention.data_ptr()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert asc.sink_tokens(attention)[0]
+    assert asc.incoming_attention(attention)[0].item() == 0.5
+    assert asc.attention_entropy(attention).shape == (n,)
+    asc.top_mass(attention, 4)
+    # The map holds 256 MiB; a copy of any of it in float32 would show.
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 16 * 1024
+    assert attention.data_ptr() == address
+
+
+def test_the_share_prints_its_shapes():
+    assert repr(asc.sink_share(maps(2, 3, 5, 5))) == (
+        "SinkShare(share=float64[2, 3], uniform=float64[2, 3], boost=float64[2, 3])"
+    )
+
+
+@pytest.mark.parametrize(
+    ("function", "options", "message"),
+    [
+        ("sink_rate", {"epsilon": 0}, r"epsilon must lie strictly between 0 and 1, got 0"),
+        ("sink_rate", {"epsilon": math.nan}, r"got nan"),
+        ("sink_rate", {"position": 3}, r"position must lie between 0 and n - 1 = 2, got 3"),
+        ("sink_tokens", {"tau": 1.0}, r"tau must lie strictly between 0 and 1, got 1.0"),
+        ("sink_tokens", {"gamma": 0}, r"gamma must lie in \(0, 1\], got 0"),
+        ("sink_tokens", {"min_visibility": 1.5}, r"min_visibility must lie between 0 and 1, got 1.5"),
+        ("sink_position", {"min_visibility": -1}, r"min_visibility must lie between 0 and 1, got -1"),
+        ("sink_share", {"first": 0}, r"first must lie between 1 and n = 3, got 0"),
+        ("sink_share", {"queries": 0}, r"queries must be at least 1 or None, got 0"),
+        ("top_mass", {"k": 4}, r"k must lie between 1 and n = 3, got 4"),
+        ("incoming_attention", {"support": "both"}, r"support must be one of"),
+        ("incoming_attention", {"lengths": 0}, r"lengths must lie between 1 and n = 3, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(function, options, message):
+    with pytest.raises(ValueError, match=f"{function}: .*{message}"):
+        getattr(asc, function)(torch.rand(3, 3), **options)
+
+
+@pytest.mark.parametrize(
+    "function", ["incoming_attention", "sink_rate", "sink_tokens", "sink_position", "sink_share", "top_mass"]
+)
+@pytest.mark.parametrize(
+    ("attention", "message"),
+    [
+        (torch.rand(3, 4), r"square in its last two dimensions, got shape \(3, 4\)"),
+        (torch.rand(3), r"at least two dimensions"),
+        (torch.rand(2, 0, 0), r"at least one token"),
+        (torch.ones(3, 3, dtype=torch.int32), r"got torch.int32"),
+        (torch.ones(3, 3, dtype=torch.complex64), r"got torch.complex64"),
+    ],
+)
+def test_bad_attention_is_named(function, attention, message):
+    with pytest.raises(ValueError, match=f"{function}: .*{message}"):
+        getattr(asc, function)(attention)
