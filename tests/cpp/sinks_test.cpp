@@ -90,6 +90,22 @@ TEST(Sinks, QuantileEqualsSortingEveryVisibleEntry) {
   }
 }
 
+TEST(Sinks, QuantileInterpolatesAcrossAGap) {
+  // The lower half lies near 0.25 and the upper half is 0.75; the median is between them.
+  for (double spread : {0.0, 1e-12, 1e-7}) {
+    for (Index n : {10, 100, 300}) {
+      RowMatrix<double> a(n, n);
+      const Index half = n * n / 2;
+      for (Index k = 0; k < n * n; ++k) {
+        a.data()[(k * 7919) % (n * n)] = k < half ? 0.25 - spread * double(k) : 0.75;
+      }
+      QuantileWorkspace workspace;
+      EXPECT_NEAR(visible_quantile(view(a), Support{}, 0.5, workspace), 0.5, 1e-15)
+          << "n " << n << " spread " << spread;
+    }
+  }
+}
+
 TEST(Sinks, QuantileOrdersNegativeNumbersAndZeros) {
   RowMatrix<double> a(2, 2);
   a << -1.0, 0.0, -0.0, 2.0;

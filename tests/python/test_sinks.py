@@ -4,6 +4,7 @@
 import math
 import resource
 from fractions import Fraction
+from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -17,7 +18,8 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def maps(*shape, causal=True, seed=0, sharpness=1.0, dtype=torch.float64):
-    logits = sharpness * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    generator = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(*shape, generator=generator, dtype=torch.float64)
     if causal:
         logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
     return torch.softmax(logits, -1).to(dtype)
@@ -87,9 +89,8 @@ def test_equal_to_numpy_for_every_size_and_dtype(n, causal, dtype):
         expected = incoming_oracle(one)
         np.testing.assert_allclose(alpha[index], expected, rtol=1e-13)
         assert tokens[index].tolist() == tokens_oracle(one)
-        np.testing.assert_allclose(
-            [shares.share[index], shares.uniform[index]], share_oracle(one, first=min(2, n), queries=7), rtol=1e-13
-        )
+        expected = share_oracle(one, first=min(2, n), queries=7)
+        np.testing.assert_allclose([shares.share[index], shares.uniform[index]], expected, rtol=1e-13)
         mass = np.sort(one.double().numpy().sum(0))[::-1]
         np.testing.assert_allclose(top[index], mass[: min(3, n)].sum() / mass.sum(), rtol=1e-13)
         assert position[index] == position_oracle(one)
@@ -170,10 +171,12 @@ def test_ragged_lengths_strides_and_expanded_maps():
             [shares.share[index], shares.uniform[index]], share_oracle(alone, first=3), rtol=1e-14
         )
         assert position[index] == position_oracle(alone)
-    assert asc.sink_rate(attention, position=5, epsilon=1e-6, lengths=lengths).tolist() == [True, False, False]
+    rate = asc.sink_rate(attention, position=5, epsilon=1e-6, lengths=lengths)
+    assert rate.tolist() == [True, False, False]
     wide = torch.zeros(3, 18, 27, dtype=torch.float64)
     wide[:, ::2, ::3] = attention
-    np.testing.assert_array_equal(asc.incoming_attention(wide[:, ::2, ::3]), asc.incoming_attention(attention))
+    sliced = asc.incoming_attention(wide[:, ::2, ::3])
+    np.testing.assert_array_equal(sliced, asc.incoming_attention(attention))
     turned = attention.mT
     np.testing.assert_allclose(asc.incoming_attention(turned), asc.incoming_attention(turned.contiguous()))
     assert torch.equal(asc.sink_tokens(turned), asc.sink_tokens(turned.contiguous()))
@@ -214,10 +217,10 @@ def test_laws(n, seed, sharpness, causal, dtype):
     assert ((alpha >= 0) & (alpha <= 1)).all()
     assert asc.sink_tokens(attention).tolist() == tokens_oracle(attention)
     tops = [asc.top_mass(attention, k).item() for k in range(1, n + 1)]
-    assert all(a <= b + 1e-12 for a, b in zip(tops, tops[1:], strict=False))
+    assert all(a <= b + 1e-12 for a, b in pairwise(tops))
     assert tops[-1] == pytest.approx(1)
     shares = [asc.sink_share(attention, first=k).share.item() for k in range(1, n + 1)]
-    assert all(a <= b + 1e-12 for a, b in zip(shares, shares[1:], strict=False))
+    assert all(a <= b + 1e-12 for a, b in pairwise(shares))
     order = torch.randperm(n, generator=torch.Generator().manual_seed(seed))
     relabelled = asc.incoming_attention(attention[order][:, order], support="full")
     np.testing.assert_allclose(
