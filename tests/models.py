@@ -135,6 +135,19 @@ def _build(name: str) -> tuple[str, str, dict[str, Any]]:
         ),
         "t5": ("T5Config", "T5ForConditionalGeneration", t5),
         "bart": ("BartConfig", "BartForConditionalGeneration", bart),
+        "jamba": (
+            "JambaConfig",
+            "JambaForCausalLM",
+            _decoder(
+                num_hidden_layers=4,
+                attn_layer_period=2,
+                attn_layer_offset=1,
+                mamba_d_state=4,
+                mamba_dt_rank=4,
+                use_mamba_kernels=False,
+                num_experts=2,
+            ),
+        ),
         "mamba": (
             "MambaConfig",
             "MambaForCausalLM",
@@ -170,13 +183,16 @@ ENCODERS = ("bert", "roberta", "albert", "distilbert")
 SEQ2SEQ = ("t5", "bart")
 
 
-def tiny(name: str, *, implementation: str | None = None, seed: int = 0, **changes: Any) -> Any:
+def tiny(
+    name: str, *, implementation: str | None = None, seed: int = 0, sharpness: float = SHARPEN, **changes: Any
+) -> Any:
     """A random model in evaluation mode.
 
     Args:
         name: a key of the table above.
         implementation: attention implementation to load it with; None leaves the default.
         seed: of the weights.
+        sharpness: factor on what makes queries and keys.
         changes: of the configuration.
     """
     import transformers
@@ -188,11 +204,11 @@ def tiny(name: str, *, implementation: str | None = None, seed: int = 0, **chang
     keywords = {} if implementation is None else {"attn_implementation": implementation}
     build: Callable[..., Any] = getattr(transformers, model_name)._from_config
     model = build(config, **keywords).eval()
-    sharpen(model)
+    sharpen(model, sharpness)
     return model
 
 
-def sharpen(model: nn.Module) -> None:
+def sharpen(model: nn.Module, factor: float = SHARPEN) -> None:
     """Enlarges what makes queries and keys."""
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -204,7 +220,7 @@ def sharpen(model: nn.Module) -> None:
                 or dotted.endswith((".q.weight", ".k.weight"))
                 or any(part in dotted for part in _FUSED)
             ):
-                parameter.mul_(SHARPEN)
+                parameter.mul_(factor)
 
 
 def text(

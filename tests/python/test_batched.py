@@ -125,7 +125,9 @@ def test_results_do_not_depend_on_the_number_of_threads(threads):
         torch.set_num_threads(before)
 
 
-@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="reads processor time per thread from /proc")
+@pytest.mark.skipif(
+    not os.path.exists("/proc/self/task"), reason="reads processor time per thread from /proc"
+)
 def test_two_threads_share_the_work():
     """Both workers use the processor, whatever else the machine does: a loop that runs serially uses one."""
     maps = softmax_maps(2000, 48, 48)

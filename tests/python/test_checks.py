@@ -22,7 +22,10 @@ def refuses(message, attention, error=ValueError, **options):
         (torch.zeros(3), "must have at least two dimensions [..., n, n], got shape (3,)"),
         (torch.zeros(2, 4, 7, 8), "must be square in its last two dimensions, got shape (2, 4, 7, 8)"),
         (torch.zeros(2, 0, 0), "must hold at least one token, got shape (2, 0, 0)"),
-        (torch.zeros(3, 3, dtype=torch.int64), "must be float16, bfloat16, float32 or float64, got torch.int64"),
+        (
+            torch.zeros(3, 3, dtype=torch.int64),
+            "must be float16, bfloat16, float32 or float64, got torch.int64",
+        ),
         (torch.zeros(3, 3, dtype=torch.complex64), "got torch.complex64"),
         (torch.zeros(3, 3, dtype=torch.bool), "got torch.bool"),
         (torch.eye(3).to_sparse(), "must be a dense tensor, got layout torch.sparse_coo"),
@@ -45,7 +48,11 @@ def test_lengths_out_of_range(lengths):
 
 def test_lengths_of_the_wrong_kind_or_shape():
     refuses("lengths must be integers, got torch.float32", torch.rand(2, 5, 5), lengths=[2.0, 3.0])
-    refuses("lengths of shape (3,) do not broadcast to the leading shape (2,)", torch.rand(2, 5, 5), lengths=[1, 2, 3])
+    refuses(
+        "lengths of shape (3,) do not broadcast to the leading shape (2,)",
+        torch.rand(2, 5, 5),
+        lengths=[1, 2, 3],
+    )
 
 
 @pytest.mark.parametrize("threshold", [0.0, 1.0, -0.5, 2.0, float("nan"), float("inf")])
@@ -92,7 +99,13 @@ def test_no_matrices_give_an_empty_result():
 
 @pytest.mark.parametrize(
     ("thresholds", "expected"),
-    [([0.1, 0.5], [0.1, 0.5]), (0.25, [0.25]), ("1/n", [0.125]), (["4/n", "8/n"], [0.5, 1.0]), (["2.5/n"], [0.3125])],
+    [
+        ([0.1, 0.5], [0.1, 0.5]),
+        (0.25, [0.25]),
+        ("1/n", [0.125]),
+        (["4/n", "8/n"], [0.5, 1.0]),
+        (["2.5/n"], [0.3125]),
+    ],
 )
 def test_thresholds(thresholds, expected):
     assert _checks.thresholds_argument("f", thresholds, 8).tolist() == expected

@@ -40,7 +40,9 @@ def test_a_concept_has_its_file_in_every_room(stem, room):
 def test_kernels_know_eigen_and_std_only():
     for path in sorted((ROOT / "cpp/kernels").rglob("*.[hc]*")):
         for include in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text()):
-            allowed = include.startswith(("Eigen/", "kernels/")) or re.fullmatch(r"[a-z_]+|immintrin\.h", include)
+            allowed = include.startswith(("Eigen/", "kernels/")) or re.fullmatch(
+                r"[a-z_]+|immintrin\.h", include
+            )
             assert allowed, f"{path.relative_to(ROOT)} includes {include}"
 
 
@@ -53,10 +55,14 @@ def test_torch_headers_stay_in_one_place():
     assert heavy <= {"batched.cpp", "tensors.cpp"}
 
 
-@pytest.mark.parametrize("module", ["transformers", "matplotlib", "pandas", "pyarrow", "pydantic", "typer", "scipy"])
+@pytest.mark.parametrize(
+    "module", ["transformers", "matplotlib", "pandas", "pyarrow", "pydantic", "typer", "scipy"]
+)
 def test_importing_the_package_loads_nothing_heavy(module):
     script = f"import sys, attnscope; sys.exit({module!r} in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0, f"attnscope imports {module}"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0, (
+        f"attnscope imports {module}"
+    )
 
 
 def test_files_stay_small():
@@ -66,8 +72,13 @@ def test_files_stay_small():
 
 
 def test_no_room_is_called_utils():
-    assert not [path for path in ROOT.rglob("*") if re.fullmatch(r"(utils?|helpers?|misc|common)(\.\w+)?", path.name)
-                and ".venv" not in path.parts and "build" not in path.parts]
+    assert not [
+        path
+        for path in ROOT.rglob("*")
+        if re.fullmatch(r"(utils?|helpers?|misc|common)(\.\w+)?", path.name)
+        and ".venv" not in path.parts
+        and "build" not in path.parts
+    ]
 
 
 @pytest.mark.parametrize("path", python_files(), ids=lambda path: str(path.relative_to(PACKAGE)))
@@ -75,9 +86,9 @@ def test_no_exception_is_swallowed(path):
     for node in ast.walk(ast.parse(path.read_text())):
         if isinstance(node, ast.ExceptHandler):
             empty = all(isinstance(child, ast.Pass) for child in node.body)
-            assert not (empty and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))), (
-                f"{path.name}:{node.lineno}"
-            )
+            assert not (
+                empty and (node.type is None or ast.unparse(node.type) in ("Exception", "BaseException"))
+            ), f"{path.name}:{node.lineno}"
 
 
 @pytest.mark.parametrize("name", sorted(set(asc.__all__) - {"__version__"}))
@@ -87,4 +98,6 @@ def test_public_functions_document_themselves(name):
         pytest.skip(f"{name} is not a function")
     document = inspect.getdoc(value) or ""
     for part in ("Args:", "Returns:", ">>>"):
-        assert part in document or part == "Args:" and not inspect.signature(value).parameters, f"{name} lacks {part}"
+        assert part in document or part == "Args:" and not inspect.signature(value).parameters, (
+            f"{name} lacks {part}"
+        )

@@ -8,17 +8,23 @@ norm has none), and a block is the nearest element of a module list that holds a
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
 
+import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 _NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")
+_COMPILED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
 _CROSS = re.compile(r"cross|encdec|encoder_attn|enc_attn", re.IGNORECASE)
 
 
-def qualified_names(model: nn.Module) -> dict[int, str]:
-    """Names of all modules by identity, without the wrapper that torch.compile adds."""
-    return {id(m): name.replace("_orig_mod.", "") for name, m in model.named_modules()}
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
+    return {_COMPILED.sub("", name): module for name, module in model.named_modules()}
 
 
 def starred(name: str) -> str:
@@ -52,19 +58,18 @@ def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
         if not isinstance(modules.get(parent), nn.ModuleList):
             continue
         fallback = fallback or name
-        inside = {id(p) for p in modules[core].parameters()}
-        if feed_forward(name, core, modules) is not None or any(
-            p.ndim >= 2 and id(p) not in inside and not fallback for p in modules[name].parameters()
-        ):
+        if feed_forward(name, core, modules) is not None:
             return name
     return fallback
 
 
-def feed_forward(block: str, core: str, modules: Mapping[str, nn.Module]) -> str | None:
+def feed_forward(
+    block: str, core: str, modules: Mapping[str, nn.Module], mixing: Collection[str] = ()
+) -> str | None:
     """Name of the module whose output is the feed-forward part's contribution to the residual stream.
 
-    It is the last child with matrices beside the attention; a child that also normalises (and so adds the
-    residual itself) is entered, down to the last matrix before its norm.
+    It is the last child with matrices beside the attention; a child that adds the residual itself (it has a
+    norm of its own, or is given two streams) is entered, down to its last matrix.
     """
     name, module = block, modules[block]
     attention = {id(modules[core])}
@@ -87,24 +92,22 @@ def feed_forward(block: str, core: str, modules: Mapping[str, nn.Module]) -> str
         if not children:
             return None if name == block or isinstance(module, nn.ModuleList) else name
         name, module = children[-1]
-        if not _has_norm(module) and not isinstance(module, nn.ModuleList):
+        if not _has_norm(module) and name not in mixing and not isinstance(module, nn.ModuleList):
             return name
 
 
-def output_projection(
-    core: str, log: Sequence[tuple[str, str]], block: str, modules: Mapping[str, nn.Module]
-) -> str | None:
+def output_projection(core: str, block: str, modules: Mapping[str, nn.Module], trace: Trace) -> str | None:
     """Name of the first module with matrices that runs after the softmax of the attention named ``core``.
 
     Args:
         core: the attention module.
-        log: what one forward pass did, in order: ``("enter" | "exit" | "softmax", module name)``.
         block: the block around it; the search does not leave it.
         modules: the model's modules by name.
+        trace: of one forward pass.
     """
     start = None
     inside = False
-    for i, (event, name) in enumerate(log):
+    for i, (event, name) in enumerate(trace.events):
         if name == core and event in ("enter", "exit"):
             inside = event == "enter"
             if not inside and start is not None:
@@ -113,11 +116,66 @@ def output_projection(
             start = i
     if start is None:
         return None
-    for event, name in log[start + 1 :]:
+    for event, name in trace.events[start + 1 :]:
         if event == "exit" and name == block:
             return None
         if event != "enter" or not name.startswith(f"{block}."):
             continue
-        if has_matrices(modules[name]) and not _has_norm(modules[name]):
+        module = modules[name]
+        if has_matrices(module) and not _has_norm(module) and name not in trace.mixing:
             return name
     return None
+
+
+class Trace:
+    """Which module ran when in one forward pass, and which ones took more than the residual stream.
+
+    Attributes:
+        events: ``("enter" | "exit" | "softmax", module name)`` in order; the name of a softmax is empty when
+            only its place between the modules tells whose it is.
+        mixing: modules that were given two tensors of one shape: they add the residual themselves.
+    """
+
+    def __init__(self) -> None:
+        self.events: list[tuple[str, str]] = []
+        self.mixing: set[str] = set()
+
+    @contextmanager
+    def watching(self, modules: Mapping[str, nn.Module]) -> Iterator[None]:
+        """Logs the modules' calls inside the block."""
+
+        def enter(name: str, _: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            self.events.append(("enter", name))
+            shapes = [
+                t.shape for t in (*args, *kwargs.values()) if torch.is_tensor(t) and t.is_floating_point()
+            ]
+            if shapes and shapes.count(shapes[0]) > 1:
+                self.mixing.add(name)
+
+        def leave(name: str, *_: Any) -> None:
+            self.events.append(("exit", name))
+
+        handles: list[Any] = []
+        try:
+            for name, module in modules.items():
+                handles.append(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+                handles.append(module.register_forward_hook(partial(leave, name), prepend=True))
+            yield
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def softmaxes(self) -> TorchDispatchMode:
+        """A mode that logs every softmax, for models whose attention does not say when it runs."""
+        return _SoftmaxWatch(self)
+
+
+class _SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    def __init__(self, trace: Trace) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._trace = trace
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if "softmax" in str(func):
+            self._trace.events.append(("softmax", ""))
+        return func(*args, **(kwargs or {}))

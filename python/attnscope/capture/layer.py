@@ -139,7 +139,8 @@ class Layer:
     def _require_square(self, what: str) -> None:
         queries, keys = self._size()
         if queries != keys or self.cross:
-            kind = "cross attention" if self.cross else "a decoding step with cached keys"
+            kind = "a decoding step with cached keys" if queries < keys else "a map of part of the keys"
+            kind = "cross attention" if self.cross else kind
             raise ValueError(
                 f"{what}: layer {self.index} ({self.stack}) is {kind}, {queries} queries x {keys} keys; "
                 "only self-attention over the whole sequence is one n x n matrix per head"

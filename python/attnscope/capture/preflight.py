@@ -10,24 +10,23 @@ from __future__ import annotations
 
 import inspect
 import weakref
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnscope.capture import anatomy
+from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.stream import uncompiled
 
-INTERFACE, HOOKS, OUTPUTS = 1, 2, 3
+PLAIN, INTERFACE, HOOKS, OUTPUTS = 0, 1, 2, 3
 TOKENS = 16
 
 
@@ -38,25 +37,29 @@ class Plan:
     Attributes:
         tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``.
         stacks: number of layers of each stack of attention modules.
+        indices: which of them have attention (a hybrid model has other layers between).
         heads: number of heads of each stack (the smallest over its layers).
         parts: block, output projection and feed-forward module of each attention module, by name.
         weights: second tier: position of the weights in the output of each attention module, by name.
         ask: pass ``output_attentions=True``, without which some old models return no weights.
         unmasked: causal stacks that run without a mask even in eager attention.
         reasons: why a lower tier was not taken.
+        caution: what sets the captured forward pass apart from the usual one; empty when nothing does.
     """
 
     tier: int
     stacks: dict[str, int] = field(default_factory=dict)
+    indices: dict[str, set[int]] = field(default_factory=dict)
     heads: dict[str, int] = field(default_factory=dict)
     parts: dict[str, tuple[str | None, str | None, str | None]] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     ask: bool = False
     unmasked: frozenset[str] = frozenset()
     reasons: tuple[str, ...] = ()
+    caution: str = ""
 
 
-@dataclass
+@dataclass(eq=False)
 class _Print:
     """A map, small enough to keep: its rows times four fixed vectors, the first of ones."""
 
@@ -65,7 +68,7 @@ class _Print:
     shape: tuple[int, ...]
 
 
-@dataclass
+@dataclass(eq=False)
 class _Pass:
     prints: list[_Print]
     output: Tensor | None
@@ -132,6 +135,15 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
             reasons.append(f"{label}: {type(error).__name__}: {error}")
             return None
 
+    def done(tier: int, found: _Pass, *, ask: bool = False) -> Plan:
+        plan = _plan(tier, found, reasons, ask=ask)
+        usual = attempt("usual forward pass", tier=PLAIN)
+        if usual and (gap := _output_gap(found, usual)):
+            plan.caution = (
+                f"{name} under its own attention implementation: {gap}; the maps are those of eager attention"
+            )
+        return plan
+
     own = attempt("own attention function", tier=INTERFACE)
     hooked = attempt("hooks on eager attention", tier=HOOKS)
     if own and not own.prints:
@@ -139,7 +151,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     if hooked and own and own.prints:
         difference = _difference(own, hooked)
         if not difference:
-            return _plan(INTERFACE, own, reasons)
+            return done(INTERFACE, own)
         reasons.append(f"own attention function: {difference}")
     ask = False
     if not (hooked and hooked.prints):
@@ -149,14 +161,14 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     reference = attempt("output_attentions=True", tier=OUTPUTS)
     maps = reference.prints if reference else []
     if own and own.prints and reference and maps and not _difference(own, reference, ordered=False):
-        return _plan(INTERFACE, own, reasons)
+        return done(INTERFACE, own)
     if hooked and hooked.prints:
         difference = _difference(hooked, reference, ordered=False) if reference and maps else ""
         if not difference:
-            return _plan(HOOKS, hooked, reasons, ask=ask)
+            return done(HOOKS, hooked, ask=ask)
         reasons.append(f"hooks on eager attention: {difference}")
     if reference and maps:
-        return _plan(OUTPUTS, reference, reasons)
+        return done(OUTPUTS, reference)
     reasons.append("output_attentions=True: no attention map came back")
     raise RuntimeError(f"capture: the attention of {name} cannot be captured. " + "; ".join(reasons))
 
@@ -164,7 +176,8 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
     recorder = found.recorder
     parts: dict[str, tuple[str | None, str | None, str | None]] = {}
-    log = recorder.log or []
+    trace = recorder.trace
+    assert trace is not None
     stacks = recorder.stacks
     for core in recorder.modules:
         if anatomy.starred(core) not in stacks or not core:
@@ -175,12 +188,13 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
             continue
         parts[core] = (
             block,
-            anatomy.output_projection(core, log, block, recorder.modules),
-            anatomy.feed_forward(block, core, recorder.modules),
+            anatomy.output_projection(core, block, recorder.modules, trace),
+            anatomy.feed_forward(block, core, recorder.modules, trace.mixing),
         )
     return Plan(
         tier,
         stacks=dict(stacks),
+        indices=dict(recorder.indices),
         heads=found.heads,
         parts=parts,
         weights=found.weights,
@@ -199,7 +213,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         prints.append(_print(layer.attention, layer.valid, cross=layer.cross))
 
     recorder = Recorder(model, collect)
-    recorder.log = []
+    recorder.trace = anatomy.Trace()
     weights: dict[str, int] = {}
     arguments = dict(inputs)
     if (ask or tier == OUTPUTS) and "output_attentions" not in arguments:
@@ -211,18 +225,20 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
         with ExitStack() as stack:
             stack.enter_context(torch.no_grad())
             stack.enter_context(uncompiled(model))
-            stack.enter_context(implementation(model, NAME if tier == INTERFACE else "eager"))
+            if tier != PLAIN:
+                stack.enter_context(implementation(model, NAME if tier == INTERFACE else "eager"))
             stack.enter_context(recorder.listening())
-            stack.enter_context(_tracing(recorder))
+            stack.enter_context(recorder.trace.watching(recorder.modules))
             if tier == HOOKS:
                 stack.enter_context(taking(recorder, weights, discover=True))
-                stack.enter_context(_SoftmaxWatch(recorder))
+                stack.enter_context(recorder.trace.softmaxes())
             output = model(**arguments)
     finally:
         LIVE.reset(token)
     if tier == OUTPUTS:
         mask = inputs.get("attention_mask")
-        for stack_name, _, tensor in attention_outputs(output):
+        for stack_name, index, tensor in attention_outputs(output):
+            recorder.indices.setdefault(stack_name, set()).add(index)
             valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
             if torch.is_tensor(mask) and mask.shape == valid.shape and not stack_name.startswith("decoder"):
                 valid = mask.to(torch.bool)
@@ -230,14 +246,6 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
             prints.append(_print(tensor, valid, cross=stack_name == "cross_attentions"))
             recorder.stacks[stack_name] = recorder.stacks.get(stack_name, 0) + 1
     return _Pass(prints, _output_tensor(output, inputs), recorder, weights, heads)
-
-
-def attention_outputs(output: Any) -> Iterator[tuple[str, int, Tensor]]:
-    """Field, layer number and map of everything that ``output_attentions=True`` returned."""
-    for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
-        for index, tensor in enumerate(getattr(output, name, None) or ()):
-            if _looks_like_weights(tensor):
-                yield name, index, tensor
 
 
 def _print(attention: Tensor, valid: Tensor, *, cross: bool) -> _Print:
@@ -270,8 +278,7 @@ def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
     """What tells two passes apart beyond rounding; empty when nothing does."""
     if len(one.prints) != len(two.prints):
         return f"{len(one.prints)} maps against {len(two.prints)}"
-    half = next((p.dtype for p in one.recorder.root.parameters()), torch.float32).itemsize < 4
-    largest, mean, relative = (0.15, 1e-2, 0.1) if half else (1e-3, 1e-4, 1e-3)
+    largest, mean, _ = _tolerance(one)
     others = list(two.prints)
     for nth, mine in enumerate(one.prints):
         pairs = others[:1] if ordered else [p for p in others if p.shape == mine.shape]
@@ -282,12 +289,26 @@ def _difference(one: _Pass, two: _Pass, *, ordered: bool = True) -> str:
         if not (distances[best][0] <= largest and distances[best][1] <= mean):
             return f"map {nth} differs by {distances[best][0]:.2g}"
         others.remove(pairs[best])
-    if one.output is not None and two.output is not None:
-        scale = max(1.0, float(two.output.abs().max()))
-        gap = float((one.output - two.output).abs().max())
-        if not gap <= relative * scale:
-            return f"output differs by {gap:.2g}"
-    return ""
+    return _output_gap(one, two)
+
+
+def _output_gap(one: _Pass, two: _Pass) -> str:
+    if one.output is None or two.output is None:
+        return ""
+    if one.output.shape != two.output.shape:
+        return f"output of shape {list(one.output.shape)} against {list(two.output.shape)}"
+    known = ~two.output.isnan()
+    if not bool(known.any()):
+        return "output is not a number"
+    gap = float((one.output - two.output)[known].abs().max())
+    scale = max(1.0, float(two.output[known].abs().max()))
+    return "" if gap <= _tolerance(one)[2] * scale else f"output differs by {gap:.2g}"
+
+
+def _tolerance(found: _Pass) -> tuple[float, float, float]:
+    """Largest and mean gap between maps, and relative gap between outputs, that rounding explains."""
+    half = next((p.dtype for p in found.recorder.root.parameters()), torch.float32).itemsize < 4
+    return (0.15, 1e-2, 0.1) if half else (1e-3, 1e-4, 1e-3)
 
 
 def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
@@ -297,89 +318,11 @@ def _distance(mine: _Print, other: _Print) -> tuple[float, float]:
     a, b = mine.rows.transpose(1, 2)[keep], other.rows.transpose(1, 2)[keep]
     if a.numel() == 0:
         return 0.0, 0.0
+    known = ~b.isnan().any(-1)  # eager attention in float64 makes NaN of left padding
+    a, b = a[known], b[known]
+    if a.numel() == 0:
+        return float("inf"), float("inf")
     gaps = [(a - b).abs()]
     # A learned sink takes part of each row; some models leave it out of the weights that they return.
     gaps.append((a / a[..., :1].clamp_min(1e-30) - b).abs())
     return min((float(g.max()), float(g.mean())) for g in gaps)
-
-
-def _looks_like_weights(tensor: Any) -> bool:
-    if not (torch.is_tensor(tensor) and tensor.ndim == 4 and tensor.is_floating_point() and tensor.numel()):
-        return False
-    sums = tensor.sum(-1, dtype=torch.float32)
-    return bool(tensor.min() >= 0) and bool(sums.max() < 1.02) and bool(sums.max() > 0.01)
-
-
-@contextmanager
-def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = False) -> Iterator[None]:
-    """Second tier: hooks that take the weights out of an eager module's output and leave None in their place.
-
-    With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module
-    that returns weights is the attention. Without it, only the modules in ``weights`` are.
-    """
-    handles = []
-
-    def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
-        if LIVE.get() is not recorder or not isinstance(output, tuple | list):
-            return None
-        name = recorder.names[id(module)]
-        places = range(len(output) - 1, 0, -1) if discover else (weights[name],)
-        for place in places:
-            tensor = output[place] if place < len(output) else None
-            if discover and not _looks_like_weights(tensor):
-                continue
-            if not torch.is_tensor(tensor):
-                raise RuntimeError(f"capture: {name} returned no attention weights this time")
-            weights[name] = place
-            recorder.take_weights(module, tensor, _mask_argument(module, args, kwargs))
-            return type(output)([*output[:place], None, *output[place + 1 :]])
-        return None
-
-    try:
-        for name, module in recorder.modules.items():
-            if name in weights or (discover and name and any(True for _ in module.children())):
-                handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:
-    names = list(inspect.signature(module.forward).parameters)
-    given = {**dict(zip(names, args, strict=False)), **kwargs}
-    for name in ("attention_mask", "mask"):
-        mask = given.get(name)
-        if torch.is_tensor(mask) and mask.ndim == 4:
-            return mask
-    return None
-
-
-@contextmanager
-def _tracing(recorder: Recorder) -> Iterator[None]:
-    """Logs which module runs when, so that the projection after the softmax can be told from those before."""
-    handles = []
-
-    def note(event: str, name: str, *_: Any) -> None:
-        if LIVE.get() is recorder and recorder.log is not None:
-            recorder.log.append((event, name))
-
-    try:
-        for name, module in recorder.modules.items():
-            handles.append(module.register_forward_pre_hook(partial(note, "enter", name)))
-            handles.append(module.register_forward_hook(partial(note, "exit", name), prepend=True))
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-class _SoftmaxWatch(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    def __init__(self, recorder: Recorder) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._recorder = recorder
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if "softmax" in str(func) and self._recorder.log is not None:
-            self._recorder.log.append(("softmax", ""))
-        return func(*args, **(kwargs or {}))

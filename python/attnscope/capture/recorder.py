@@ -36,6 +36,7 @@ class Draft:
         self.key_offset = 0
         self.cross = False
         self.wanted = False
+        self.size = (0, 0)
         self.full: Tensor | None = None
         self._scratch: Callable[[tuple[int, ...]], Tensor] | None = None
 
@@ -88,10 +89,11 @@ class Recorder:
         self.sites = frozenset(sites)
         self.layers, self.heads, self.chunk = layers, heads, chunk
         self.stacks = dict(stacks or {})
+        self.indices: dict[str, set[int]] = {}
         self.parts = parts or {}
         self.unmasked = set(unmasked)
-        self.modules = {name.replace("_orig_mod.", ""): m for name, m in model.named_modules()}
-        self.names = anatomy.qualified_names(model)
+        self.modules = anatomy.named_modules(model)
+        self.names = {id(module): name for name, module in self.modules.items()}
         self.root = model
         self.count: dict[tuple[Any, ...], int] = {}
         self.seen = 0
@@ -101,7 +103,8 @@ class Recorder:
         self.waiting: dict[str, list[Draft]] = {}
         self.blocks: dict[str, dict[str, Tensor]] = {}
         self.inputs: dict[str, Tensor] = {}
-        self.log: list[tuple[str, str]] | None = None
+        self.projections: dict[str, Tensor] = {}
+        self.trace: anatomy.Trace | None = None
         self.pulse: Callable[[], None] = lambda: None
         self._simple = not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
         self._masks: list[tuple[Tensor, Tensor]] = []
@@ -140,6 +143,7 @@ class Recorder:
         index = own if type(own) is int else nth
         call = self.count[(stack, index)] = self.count.get((stack, index), -1) + 1
         self.stacks[stack] = max(self.stacks.get(stack, 0), index + 1)
+        self.indices.setdefault(stack, set()).add(index)
         return name, stack, index, call
 
     def note_key_offset(self, keys: int, offset: int) -> None:
@@ -152,7 +156,7 @@ class Recorder:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
         if mask is None and query.shape[2] > 1 and getattr(module, "is_causal", False) is True:
             stack = anatomy.starred(self.names[id(module)])
-            if self.log is not None:
+            if self.trace is not None:
                 self.unmasked.add(stack)
             elif stack not in self.unmasked:
                 raise RuntimeError(
@@ -201,9 +205,10 @@ class Recorder:
         batch, heads, queries, _ = query.shape
         keys = key.shape[2]
         draft = self._draft(module, heads, key.shape[1])
+        draft.size = (batch, queries)
         self.seen += 1
-        if self.log is not None:
-            self.log.append(("softmax", draft.name))
+        if self.trace is not None:
+            self.trace.events.append(("softmax", draft.name))
         device = query.device
 
         def scratch(shape: tuple[int, ...]) -> Tensor:
@@ -246,8 +251,9 @@ class Recorder:
 
     def take_weights(self, module: nn.Module, weights: Tensor, mask: Tensor | None) -> None:
         """A layer's attention came out of an eager module (second tier)."""
-        batch, heads, _, keys = weights.shape
+        batch, heads, queries, keys = weights.shape
         draft = self._draft(module, heads, heads)
+        draft.size = (batch, queries)
         self.seen += 1
         if not draft.wanted:
             return
@@ -311,11 +317,11 @@ class Recorder:
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
                     before(name, partial(self._enter_model, name))
-            for core, (block, projection, _) in self.parts.items():
+            for core, (_, projection, _) in self.parts.items():
                 if "attention_input" in self.sites:
                     before(core, partial(self._enter_core, core))
-                if "attention_output" in self.sites and block and projection:
-                    after(projection, partial(self._projected, core, block))
+                if "attention_output" in self.sites and projection:
+                    after(projection, partial(self._projected, core))
             for block, forward in dict.fromkeys((b, f) for b, _, f in self.parts.values()):
                 if block and "hidden" in self.sites:
                     before(block, partial(self._enter_block, block))
@@ -334,26 +340,28 @@ class Recorder:
     def _enter_core(self, core: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.inputs[core] = _stream(args, kwargs).detach().clone()
 
-    def _projected(self, core: str, block: str, output: Any) -> None:
-        for draft in self.waiting.get(block, []):
-            if draft.name == core and "attention_output" not in draft.tensors:
-                draft.tensors["attention_output"] = _first(output).detach().clone()
+    def _projected(self, core: str, output: Any) -> None:
+        self.projections[core] = _first(output).detach().clone()
 
     def _fed(self, block: str, output: Any) -> None:
-        tensor = _first(output).detach().clone()
-        self.blocks.setdefault(block, {})["mlp_output"] = tensor
+        self.blocks.setdefault(block, {})["mlp_output"] = _first(output).detach().clone()
 
     def _leave_block(self, block: str, output: Any) -> None:
-        extra = self.blocks.pop(block, {})
+        for draft in self.waiting.pop(block, []):
+            late = {
+                "mlp_output": (self.blocks.get(block, {}), "mlp_output"),
+                "attention_output": (self.projections, draft.name),
+            }
+            for site in LATE & self.sites:
+                tensor = self._found(*late[site], draft, site)
+                # Some feed-forward parts work on [B * q, D].
+                draft.tensors[site] = tensor.reshape(*draft.size, -1) if tensor.ndim == 2 else tensor
+            self._send(draft)
+        self.blocks.pop(block, None)
         for core, parts in self.parts.items():
             if parts[0] == block:
                 self.inputs.pop(core, None)
-        for draft in self.waiting.pop(block, []):
-            if "mlp_output" in self.sites:
-                draft.tensors["mlp_output"] = self._found(extra, "mlp_output", draft)
-            if "attention_output" in self.sites:
-                self._found(draft.tensors, "attention_output", draft)
-            self._send(draft)
+                self.projections.pop(core, None)
 
 
 def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:

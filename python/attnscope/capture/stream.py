@@ -64,6 +64,8 @@ class Stream:
         with self._turn:
             self._turn.wait_for(lambda: self._slot is not None or self._ended)
             if self._slot is None:
+                if isinstance(self._error, StopIteration):  # would pass for the end of the stream
+                    raise RuntimeError("capture: the model raised StopIteration") from self._error
                 if self._error is not None:
                     raise self._error
                 return None

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import preflight
+from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import PER_HEAD, SITES, Layer
@@ -196,7 +197,15 @@ class Tape:
         if plan is None:
             return
         name = type(self._model).__name__
+        if plan.caution:
+            warnings.warn(f"capture: {plan.caution}", stacklevel=3)
         choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
+        for layer in self._layers or ():
+            if not any(
+                (layer + plan.stacks[s] if layer < 0 else layer) in has for s, has in plan.indices.items()
+            ):
+                have = sorted(set().union(*plan.indices.values()))
+                raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
         for stack, heads in plan.heads.items():
             choose(self._heads, heads, f"heads of {name}, {stack}")
         far = [s for s in self._sites if s in PER_HEAD and plan.tier != preflight.INTERFACE]
@@ -255,7 +264,7 @@ class Tape:
             stack.enter_context(implementation(self._model, "eager" if hooks else NAME))
             stack.enter_context(recorder.listening())
             if hooks:
-                stack.enter_context(preflight.taking(recorder, dict(plan.weights)))
+                stack.enter_context(taking(recorder, dict(plan.weights)))
             yield from stream.layers(work)
         if not recorder.seen:
             raise RuntimeError(
@@ -269,7 +278,7 @@ class Tape:
         with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"):
             output = self._model(**inputs, output_attentions=True)
         given = inputs.get("attention_mask")
-        found = [(name, index, [tensor]) for name, index, tensor in preflight.attention_outputs(output)]
+        found = [(name, index, [tensor]) for name, index, tensor in attention_outputs(output)]
         for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
             if getattr(output, name, None) is not None:
                 output[name] = None

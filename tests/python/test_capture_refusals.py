@@ -1,0 +1,216 @@
+# SPDX-License-Identifier: MIT
+"""What capture refuses, and what it says."""
+
+import pytest
+import torch
+from torch import nn
+
+import models
+from attnscope.capture import SITES, capture, preflight
+from attnscope.capture.implementation import configs
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.tiny("llama")
+
+
+def test_an_unknown_site_lists_the_known_ones(model):
+    with pytest.raises(
+        ValueError, match=r"sites must be among attention, query, .*mlp_output, got \['atention'\]"
+    ):
+        capture(model, sites=("atention",))
+    with pytest.raises(ValueError, match="sites must be among"):
+        capture(model, sites=())
+    assert SITES[0] == "attention"
+
+
+def test_a_single_site_may_be_a_string(model):
+    with capture(model, sites="value") as tape:
+        assert [list(layer.tensors) for layer in tape.run(**models.text(model))] == [["value"]] * 3
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"layers": [0, 3, -4]}, r"layers of LlamaForCausalLM: \[3, -4\] out of range for 3 \(-3 to 2\)"),
+        ({"heads": [4]}, r"heads of LlamaForCausalLM, model.layers.\*.self_attn: \[4\] out of range for 4"),
+        ({"layers": []}, "layers must be whole numbers, at least one, got"),
+        ({"heads": [0.5]}, r"heads must be whole numbers, at least one, got \[0.5\]"),
+        ({"chunk": 0}, "chunk must be a positive number of heads, got 0"),
+        ({"chunk": True}, "chunk must be a positive number of heads, got True"),
+    ],
+)
+def test_selections_out_of_range(model, options, words):
+    with pytest.raises(ValueError, match=words), capture(model, **options):
+        pass
+
+
+def test_something_that_is_no_model():
+    with pytest.raises(TypeError, match="model must be a torch module, got str"):
+        capture("gpt2")
+    with pytest.raises(TypeError, match="Linear holds no transformers model"), capture(nn.Linear(2, 2)):
+        pass
+
+
+def test_a_model_in_training_mode(model):
+    model.train()
+    try:
+        with pytest.raises(RuntimeError, match=r"LlamaForCausalLM is in training mode.*model.eval\(\)"):
+            capture(model).__enter__()
+    finally:
+        model.eval()
+
+
+def test_a_model_without_attention_says_which_and_why():
+    model = models.tiny("mamba")
+    words = r"attention of MambaForCausalLM cannot be captured\. own attention function: never called"
+    with pytest.raises(RuntimeError, match=words):
+        capture(model).__enter__()
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_output_attentions_is_refused(model):
+    with capture(model) as tape, pytest.raises(ValueError, match="output_attentions is what the tape is for"):
+        tape.run(**models.text(model), output_attentions=True)
+
+
+@pytest.mark.parametrize("site", ["query", "key", "value"])
+def test_projections_of_a_legacy_model_are_out_of_reach(site):
+    words = rf"BloomForCausalLM does not let \['{site}'\] be captured.*never called"
+    with pytest.raises(RuntimeError, match=words):
+        capture(models.tiny("bloom"), sites=("attention", site)).__enter__()
+
+
+def test_a_causal_module_without_a_mask_is_refused(model, monkeypatch):
+    """As a mask function that is lost between transformers versions would do: never the future, unnoticed."""
+    inputs = models.text(model)
+    with capture(model) as tape:
+        monkeypatch.setattr(
+            "transformers.models.llama.modeling_llama.create_causal_mask", lambda *a, **k: None
+        )
+        with pytest.raises(RuntimeError, match="is causal but the model passed no mask for 37 queries"):
+            list(tape.run(**inputs))
+    assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
+
+
+def test_an_argument_that_would_change_attention_is_refused(model, monkeypatch):
+    from transformers.models.llama import modeling_llama
+
+    original = modeling_llama.LlamaAttention.forward
+
+    def forward(self, *args, **kwargs):
+        return original(self, *args, **kwargs, indices=torch.arange(3))
+
+    with capture(model) as tape:
+        monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
+        with pytest.raises(NotImplementedError, match=r"unknown to capture: \{'indices': 'Tensor'\}"):
+            list(tape.run(**models.text(model)))
+
+
+def test_a_forward_pass_without_attention_is_an_error(model):
+    class Silent(nn.Module):
+        pass
+
+    with capture(model) as tape:
+        original, model.forward = model.forward, lambda **_: {"nothing": 0}
+        try:
+            with pytest.raises(RuntimeError, match="saw no attention of LlamaForCausalLM"):
+                list(tape.run(**models.text(model)))
+        finally:
+            model.forward = original
+            del model.forward
+
+
+def test_another_implementation_further_up_is_refused(model):
+    from attnscope.capture.implementation import implementation
+
+    inputs = models.text(model)
+    with capture(model) as tape, implementation(model, "eager"):
+        run = tape.run(**inputs)
+        with pytest.raises(RuntimeError, match="LlamaForCausalLM is being run with attention 'eager'"):
+            next(run)
+
+
+@pytest.mark.parametrize("broken", ["mask", "softcap", "sinks", "bias", "scale"])
+def test_the_preflight_catches_a_wrong_attention_function(broken, monkeypatch):
+    """Each defect alone must send the model to the second tier, which is eager attention itself."""
+    from attnscope.capture import interface
+
+    name = {"softcap": "gemma2", "sinks": "gpt_oss", "bias": "t5"}.get(broken, "bert")
+    options = {"attn_logit_softcapping": 0.5} if broken == "softcap" else {}
+    model = models.tiny(name, **options)
+    original = interface._captured
+
+    def wrong(recorder, module, query, key, value, mask, scaling, softcap, s_aux, bias):
+        if broken == "mask":
+            mask = None
+        if broken == "scale":
+            scaling = 1.0
+        softcap = None if broken == "softcap" else softcap
+        s_aux = None if broken == "sinks" else s_aux
+        bias = None if broken == "bias" else bias
+        return original(recorder, module, query, key, value, mask, scaling, softcap, s_aux, bias)
+
+    assert preflight.plan_for(models.tiny(name, **options), preflight.trial_inputs(model)).tier == 1
+    monkeypatch.setattr(interface, "_captured", wrong)
+    plan = preflight.plan_for(model, preflight.trial_inputs(model))
+    assert plan.tier == 2
+    assert "differs by" in plan.reasons[0]
+
+
+def test_the_third_tier_warns_and_still_yields_the_maps(monkeypatch):
+    """A model whose weights only come out at the end: neither our function nor hooks see them."""
+    model, eager = models.tiny("bert"), models.tiny("bert", implementation="eager")
+    run = preflight._run
+
+    def only_outputs(model, inputs, *, tier, ask=False):
+        if tier in (preflight.INTERFACE, preflight.HOOKS):
+            raise NotImplementedError("not this one")
+        return run(model, inputs, tier=tier, ask=ask)
+
+    monkeypatch.setattr(preflight, "_run", only_outputs)
+    inputs = models.text(model, padding="left")
+    with torch.no_grad():
+        wanted = eager(**inputs, output_attentions=True).attentions
+    with pytest.warns(UserWarning, match="every layer's maps are in memory together"):
+        tape = capture(model, heads=[-1]).__enter__()
+    assert tape.tier == 3
+    layers = list(tape.run(**inputs))
+    tape.__exit__(None, None, None)
+    assert [layer.index for layer in layers] == [0, 1, 2]
+    for layer, whole in zip(layers, wanted, strict=True):
+        assert torch.equal(layer.attention, whole[:, 3:])
+        assert torch.equal(layer.valid, inputs["attention_mask"].bool())
+    hidden = capture(model, sites=("hidden",))
+    with (
+        pytest.warns(UserWarning, match="in memory together"),
+        pytest.raises(RuntimeError, match=r"does not let \['hidden'\] be captured"),
+    ):
+        hidden.__enter__()
+
+
+def test_a_model_whose_eager_attention_is_another_one_says_so():
+    """Falcon's eager attention adds its ALiBi bias twice (transformers 5.23): the tape must not hide it."""
+    model = models.tiny("falcon_alibi")
+    with pytest.warns(UserWarning, match="output differs by .* the maps are those of eager attention"):
+        capture(model).__enter__()
+
+
+def test_a_layer_without_attention_cannot_be_asked_for():
+    """Jamba: attention in every second layer, a state space in the others."""
+    model = models.tiny("jamba")
+    with pytest.raises(
+        ValueError, match=r"layer 0 of JambaForCausalLM has no attention; layers \[1, 3\] have"
+    ):
+        capture(model, layers=[0]).__enter__()
+    with capture(model, layers=[-1]) as tape:
+        assert [layer.index for layer in tape.run(**models.text(model))] == [3]
+
+
+def test_importing_capture_does_not_import_transformers():
+    import subprocess
+    import sys
+
+    script = "import sys, attnscope.capture; sys.exit('transformers' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

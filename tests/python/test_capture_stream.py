@@ -1,0 +1,380 @@
+# SPDX-License-Identifier: MIT
+"""The stream: never more than two layers alive, and a whole model whatever happens in the middle."""
+
+import copy
+import gc
+import threading
+import time
+import weakref
+
+import pytest
+import torch
+
+import models
+from attnscope.capture import Layer, capture
+from attnscope.capture import tape as tape_module
+from attnscope.capture.implementation import configs
+
+LAYERS = 6
+
+
+@pytest.fixture
+def model():
+    torch.set_num_threads(1)
+    return models.tiny("llama", num_hidden_layers=LAYERS)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind(request):
+    """After every test here: no worker thread, no hook, the implementation the model came with."""
+    model = request.getfixturevalue("model") if "model" in request.fixturenames else None
+    yield
+    assert not [t for t in threading.enumerate() if t.name == "attnscope-capture"]
+    if model is not None:
+        whole(model)
+
+
+def whole(model):
+    assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
+    for module in model.modules():
+        assert not module._forward_hooks
+        assert not module._forward_pre_hooks
+
+
+class Census:
+    """Counts the maps that are alive whenever one is allocated."""
+
+    def __init__(self, monkeypatch):
+        self.maps: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+        original = torch.empty
+
+        def empty(*size, **options):
+            tensor = original(*size, **options)
+            if tensor.ndim == 4:
+                self.maps.append(weakref.ref(tensor))
+                self.most = max(self.most, sum(ref() is not None for ref in self.maps))
+            return tensor
+
+        monkeypatch.setattr(torch, "empty", empty)
+
+    @property
+    def born(self):
+        return len(self.maps)
+
+
+def test_at_most_two_layers_are_alive(model, monkeypatch):
+    inputs = models.text(model)
+    with capture(model) as tape:
+        census = Census(monkeypatch)
+        for layer in tape.run(**inputs):
+            time.sleep(0.02)  # the worker has time to run as far ahead as it may
+            assert layer.attention.shape == (2, 4, 37, 37)
+    assert census.born == LAYERS
+    assert census.most == 2
+
+
+def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch):
+    inputs = models.text(model)
+    with capture(model) as tape:
+        census = Census(monkeypatch)
+        run = tape.run(**inputs)
+        first = next(run)
+        deadline = time.monotonic() + 5.0
+        while census.born < 2 and time.monotonic() < deadline:
+            time.sleep(0.001)
+        assert census.born == 2
+        time.sleep(0.05)
+        assert census.born == 2, "the worker ran more than one layer ahead"
+        assert first.index == 0
+
+
+def test_kept_layers_stay_intact(model):
+    inputs = models.text(model)
+    with capture(model, sites=("attention", "query", "key", "value", "hidden")) as tape:
+        kept = list(tape.run(**inputs))
+        copies = [{k: v.clone() for k, v in layer.tensors.items()} for layer in kept]
+        again = list(tape.run(**inputs))
+    for one, saved, two in zip(kept, copies, again, strict=True):
+        for site, tensor in saved.items():
+            assert torch.equal(one.tensors[site], tensor)
+            assert torch.equal(two.tensors[site], tensor)
+
+
+def test_leaving_the_loop_stops_the_model(model):
+    inputs = models.text(model)
+    ran = []
+    handle = model.model.layers[LAYERS - 1].register_forward_hook(lambda *_: ran.append(1))
+    with capture(model) as tape:
+        ran.clear()
+        for layer in tape.run(**inputs):
+            if layer.index == 1:
+                break
+        assert not [t for t in threading.enumerate() if t.name == "attnscope-capture"]
+        assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
+        assert not ran
+    handle.remove()
+
+
+def test_the_end_of_the_block_closes_a_run_that_is_still_held(model):
+    inputs = models.text(model)
+    with capture(model) as tape:
+        run = tape.run(**inputs)
+        next(run)
+    whole(model)
+    assert next(run, None) is None
+
+
+def test_a_run_that_is_never_read_does_nothing(model):
+    with capture(model) as tape:
+        tape.run(**models.text(model))
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_an_error_in_the_loop_restores_the_model(model, error):
+    inputs = models.text(model)
+    with torch.no_grad():
+        before = model(**inputs).logits
+
+    def consume():
+        with capture(model) as tape:
+            for layer in tape.run(**inputs):
+                if layer.index == 2:
+                    raise error("in the loop")
+
+    with pytest.raises(error, match="in the loop"):
+        consume()
+    gc.collect()
+    whole(model)
+    with torch.no_grad():
+        assert torch.equal(model(**inputs).logits, before)
+
+
+class Interrupted(BaseException):
+    """Like Ctrl-C: not an Exception."""
+
+
+@pytest.mark.parametrize("error", [ZeroDivisionError, Interrupted, StopIteration])
+def test_an_error_in_the_model_reaches_the_loop(model, error):
+    inputs = models.text(model)
+
+    def fail(*_):
+        raise error("in the model")
+
+    with capture(model) as tape:
+        handle = model.model.layers[3].mlp.register_forward_hook(fail)
+        seen = []
+
+        def consume():
+            for layer in tape.run(**inputs):
+                seen.append(layer.index)
+
+        # StopIteration would end the loop as if the model had finished.
+        with pytest.raises(RuntimeError if error is StopIteration else error):
+            consume()
+        handle.remove()
+        assert seen == [0, 1, 2, 3]
+        assert [layer.index for layer in tape.run(**inputs)] == list(range(LAYERS))
+
+
+def test_ctrl_c_while_waiting_for_a_slow_layer(model):
+    import _thread
+
+    inputs = models.text(model)
+    with capture(model) as tape:
+        handle = model.model.layers[2].register_forward_pre_hook(lambda *_: time.sleep(0.4))
+        timer = threading.Timer(0.2, _thread.interrupt_main)
+        timer.start()
+        with pytest.raises(KeyboardInterrupt):
+            for _layer in tape.run(**inputs):
+                pass
+        timer.join()
+        handle.remove()
+    whole(model)
+
+
+def test_gradients_are_off_inside_and_untouched_outside(model):
+    inputs = models.text(model)
+    assert torch.is_grad_enabled()
+    with capture(model, sites=("attention", "hidden", "value")) as tape:
+        for layer in tape.run(**inputs):
+            assert torch.is_grad_enabled()
+            assert not any(t.requires_grad for t in layer.tensors.values())
+        assert not tape.output.logits.requires_grad
+
+
+def test_nested_runs_see_their_own_layers(model):
+    inputs, other = models.text(model), models.text(model, n=11, batch=1)
+    seen = {"outer": [], "inner": []}
+    with capture(model) as outer, capture(model, layers=[0, -1]) as inner:
+        for layer in outer.run(**inputs):
+            seen["outer"].append((layer.index, layer.attention.shape[-1]))
+            for small in inner.run(**other):
+                seen["inner"].append((small.index, small.attention.shape[-1]))
+    assert seen["outer"] == [(i, 37) for i in range(LAYERS)]
+    assert seen["inner"] == [(0, 11), (LAYERS - 1, 11)] * LAYERS
+
+
+def test_interleaved_runs_do_not_mix(model):
+    inputs, other = models.text(model), models.text(model, n=11, batch=1)
+    with capture(model) as a, capture(model) as b:
+        alone = [layer.attention.clone() for layer in a.run(**other)]
+        for one, two in zip(a.run(**inputs), b.run(**other), strict=True):
+            assert one.attention.shape[-1] == 37
+            assert torch.equal(two.attention, alone[two.index])
+
+
+def test_two_threads_take_turns_on_one_model(model):
+    inputs = [models.text(model, seed=s) for s in range(4)]
+    with capture(model) as tape:
+        expected = [[layer.attention.clone() for layer in tape.run(**x)] for x in inputs]
+    results: dict[int, list[torch.Tensor]] = {}
+
+    def work(i):
+        with capture(model) as tape:
+            results[i] = [layer.attention.clone() for layer in tape.run(**inputs[i])]
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    for t in threads:
+        t.start()
+    for t in threads:
+        t.join(60)
+    for i in range(4):
+        assert len(results[i]) == LAYERS
+        assert all(torch.equal(a, b) for a, b in zip(results[i], expected[i], strict=True))
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt_oss", "t5"])
+def test_a_bystander_gets_what_it_always_got(name):
+    model = models.tiny(name)
+    inputs = models.text(model, padding="right")
+    with torch.no_grad():
+        before = model(**inputs)[0]
+    with capture(model) as tape:
+        count = 0
+        for _layer in tape.run(**inputs):
+            count += 1
+            outside: list[torch.Tensor] = []
+
+            def other(outside=outside):
+                with torch.no_grad():
+                    outside.append(model(**inputs)[0])
+
+            thread = threading.Thread(target=other)
+            thread.start()
+            thread.join()
+            with torch.no_grad():
+                outside.append(model(**inputs)[0])
+            for logits in outside:
+                assert float((logits - before).abs().max()) < 1e-4
+    expected = len(tape._plan.parts)
+    assert count == expected, "a bystander's layers came out of the stream"
+
+
+def test_a_bystander_may_train(model):
+    inputs = models.text(model)
+    model(**inputs, labels=inputs["input_ids"]).loss.backward()
+    wanted = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
+    model.zero_grad()
+    with capture(model) as tape:
+        run = tape.run(**inputs)
+        next(run)
+        model(**inputs, labels=inputs["input_ids"]).loss.backward()
+        run.close()
+    assert torch.allclose(model.model.layers[0].self_attn.q_proj.weight.grad, wanted, atol=1e-6)
+    model.zero_grad()
+
+
+def test_a_bystander_whose_mask_was_left_out_stays_causal(model):
+    """Its mask was made under sdpa (none: 'is causal'), its attention runs under our name."""
+    inputs = {"input_ids": models.text(model)["input_ids"]}
+    with torch.no_grad():
+        before = model(**inputs).logits
+    halfway, go_on = threading.Event(), threading.Event()
+
+    def pause(*_):
+        if threading.current_thread().name == "bystander":
+            halfway.set()
+            go_on.wait(30)
+
+    handle = model.model.layers[0].register_forward_pre_hook(pause)
+    logits: list[torch.Tensor] = []
+
+    def work():
+        with torch.no_grad():
+            logits.append(model(**inputs).logits)
+
+    thread = threading.Thread(target=work, name="bystander")
+    with capture(model) as tape:
+        thread.start()
+        halfway.wait(30)
+        run = tape.run(**inputs)
+        next(run)
+        go_on.set()
+        thread.join()
+        run.close()
+    handle.remove()
+    assert float((logits[0] - before).abs().max()) < 1e-5
+
+
+def test_a_deep_copy_taken_during_a_run_still_works(model):
+    inputs = models.text(model)
+    with torch.no_grad():
+        before = model(**inputs).logits
+        with capture(model) as tape:
+            run = tape.run(**inputs)
+            next(run)
+            twin = copy.deepcopy(model)
+            run.close()
+        after = twin(**inputs).logits
+    assert float((after - before).abs().max()) < 1e-4
+
+
+def test_mixed_implementations_are_restored_one_by_one():
+    model = models.tiny("t5")
+    model.encoder.config._attn_implementation_internal = "eager"
+    before = [c._attn_implementation_internal for c in configs(model)]
+    assert set(before) == {"eager", "sdpa"}
+    with capture(model) as tape:
+        assert len(list(tape.run(**models.text(model)))) == 7
+    assert [c._attn_implementation_internal for c in configs(model)] == before
+
+
+def test_the_tape_is_closed_outside_its_block(model):
+    with capture(model) as tape:
+        pass
+    with pytest.raises(RuntimeError, match="run: the tape is closed"):
+        tape.run(**models.text(model))
+
+
+def test_the_output_of_the_model_is_kept(model):
+    inputs = models.text(model)
+    with torch.no_grad():
+        wanted = models.tiny("llama", num_hidden_layers=LAYERS, implementation="eager")(**inputs).logits
+    with capture(model) as tape:
+        assert tape.output is None
+        for layer in tape.run(**inputs):
+            assert isinstance(layer, Layer)
+        assert torch.equal(tape.output.logits, wanted)
+
+
+def test_layers_are_skipped_without_spending_memory_on_them(model, monkeypatch):
+    inputs = models.text(model)
+    with capture(model, layers=[-1, 1]) as tape:
+        census = Census(monkeypatch)
+        assert [layer.index for layer in tape.run(**inputs)] == [1, LAYERS - 1]
+    assert census.born == 2
+
+
+def test_the_preflight_runs_once_per_model(model, monkeypatch):
+    calls = []
+    original = tape_module.preflight._make
+    monkeypatch.setattr(tape_module.preflight, "_make", lambda *a: calls.append(1) or original(*a))
+    for _ in range(3):
+        with capture(model) as tape:
+            next(tape.run(**models.text(model)))
+    assert len(calls) == 1
+    model.to(torch.float64)
+    with capture(model):
+        pass
+    assert len(calls) == 2
