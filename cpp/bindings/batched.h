@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 #include <span>
+#include <utility>
 #include <vector>
 
 #include "bindings/tensors.h"
@@ -71,20 +72,20 @@ class BatchOrder {
 // answer Ctrl-C, large enough that handing it out costs nothing.
 Index block_size(const Batch& batch, Index width);
 
-// Calls kernel(view, index, workspace) for every matrix whose entries are finite, each worker with a
-// Workspace of its own that lives as long as the call. Returns how many matrices were not finite; their
-// results keep what they were filled with.
-template <class Workspace, class Kernel>
-Index per_matrix(const Batch& batch, Kernel&& kernel) {
+// Calls kernel(view, index, worker) for every matrix whose entries are finite, where worker is the
+// worker's own element of `workers`, which holds worker_count(batch.count) of them. Returns how many
+// matrices were not finite; their results keep what they were filled with. `block`: matrices handed out
+// at a time, 1 where their costs are very uneven.
+template <class Worker, class Kernel>
+Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
   const BatchOrder order(batch);
-  std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
   std::atomic<Index> spoiled{0};
-  run_blocks(batch.count, block_size(batch, 1), [&](Index begin, Index end, int worker) {
-    Workspace& workspace = workspaces[static_cast<std::size_t>(worker)];
+  run_blocks(batch.count, block, [&](Index begin, Index end, int number) {
+    Worker& worker = workers[static_cast<std::size_t>(number)];
     for (Index position = begin; position < end; ++position) {
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
         if (all_finite(view)) {
-          kernel(view, index, workspace);
+          kernel(view, index, worker);
         } else {
           spoiled.fetch_add(1, std::memory_order_relaxed);
         }
@@ -92,6 +93,13 @@ Index per_matrix(const Batch& batch, Kernel&& kernel) {
     }
   });
   return spoiled.load();
+}
+
+// The same with a Workspace per worker that lives as long as the call.
+template <class Workspace, class Kernel>
+Index per_matrix(const Batch& batch, Kernel&& kernel) {
+  std::vector<Workspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  return per_matrix(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
 }
 
 // Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size, which

@@ -4,10 +4,12 @@
 namespace py = pybind11;
 
 namespace attnscope {
+void bind_betti(py::module_&);
 void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
 void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
+void bind_persistence(py::module_&);
 void bind_sinks(py::module_&);
 void bind_validity(py::module_&);
 }  // namespace attnscope
@@ -15,10 +17,12 @@ void bind_validity(py::module_&);
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
   // one concept a line, in alphabetical order
+  attnscope::bind_betti(module);
   attnscope::bind_entropy(module);
   attnscope::bind_fiedler(module);
   attnscope::bind_graph_statistics(module);
   attnscope::bind_laplacian(module);
+  attnscope::bind_persistence(module);
   attnscope::bind_sinks(module);
   attnscope::bind_validity(module);
 }

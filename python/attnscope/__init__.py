@@ -16,11 +16,21 @@ from attnscope import _isa
 _isa.load_core()
 
 from attnscope.capture import capture  # noqa: E402
+from attnscope.metrics.barcodes import (  # noqa: E402
+    Barcodes,
+    bar_count,
+    betti_curve,
+    max_persistence,
+    persistent_entropy,
+    total_persistence,
+)
+from attnscope.metrics.betti import betti_numbers  # noqa: E402
 from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
+from attnscope.metrics.persistence import persistence  # noqa: E402
 from attnscope.metrics.sinks import (  # noqa: E402
     SinkShare,
     incoming_attention,
@@ -50,10 +60,14 @@ _LAZY: dict[str, str] = {
 }
 
 __all__ = [
-    "__version__",
+    "Barcodes",
     "GraphStatistics",
     "SinkShare",
+    "__version__",
     "attention_entropy",
+    "bar_count",
+    "betti_curve",
+    "betti_numbers",
     "capture",
     "fiedler_value",
     "fiedler_vector",
@@ -61,12 +75,16 @@ __all__ = [
     "incoming_attention",
     "laplacian_eigenvalues",
     "laplacian_gap",
+    "max_persistence",
     "measure",
+    "persistence",
+    "persistent_entropy",
     "sink_position",
     "sink_rate",
     "sink_share",
     "sink_tokens",
     "top_mass",
+    "total_persistence",
     *_LAZY,
 ]
 

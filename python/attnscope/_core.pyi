@@ -46,3 +46,11 @@ def sink_share(
 def top_mass(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, k: int
 ) -> tuple[Tensor, int]: ...
+def betti_numbers(
+    attention: Tensor, lengths: Tensor | None, thresholds: Tensor, symmetrize: str
+) -> tuple[Tensor, int]: ...
+def persistence(
+    attention: Tensor, lengths: Tensor | None, max_dimension: int, symmetrize: str, metric: str
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
+
+max_vertices: int

@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Times ours against its peers on the same maps in one process, answers compared first.
+
+A benchmark makes a `Benchmark`, adds one `compare` per input and ends with `finish`, which prints and writes
+JSON. Contenders take turns, round robin, so that a noisy minute falls on all of them; ratios are what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import statistics
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import attnscope as asc
+from attnscope import _isa
+
+HERE = Path(__file__).resolve().parent
+PEERS = ("torch", "numpy", "scipy", "gudhi", "ripser", "giotto-ph", "networkx")
+
+
+def machine_facts() -> dict[str, Any]:
+    """What a reader must know to judge the numbers."""
+    model = platform.processor() or platform.machine()
+    if (info := Path("/proc/cpuinfo")).is_file():
+        names = [
+            line.split(":", 1)[1].strip()
+            for line in info.read_text().splitlines()
+            if line.startswith("model name")
+        ]
+        model = names[0] if names else model
+    versions = {}
+    for name in PEERS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            versions[name] = None
+    return {
+        "cpu": model,
+        "cpus": os.cpu_count(),
+        "load": [round(value, 2) for value in os.getloadavg()],
+        "system": platform.platform(),
+        "python": platform.python_version(),
+        "attnscope": asc.__version__,
+        "isa": _isa.live(),
+        "threads": torch.get_num_threads(),
+        "versions": versions,
+    }
+
+
+class Benchmark:
+    """One concept's comparisons; reads --quick, --threads, --seconds, --json and --only."""
+
+    def __init__(self, concept: str, description: str) -> None:
+        parser = argparse.ArgumentParser(description=description)
+        parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
+        parser.add_argument("--threads", type=int, default=1)
+        parser.add_argument("--seconds", type=float, help="time per comparison (default 4, quick 0.5)")
+        parser.add_argument("--json", type=Path, default=HERE / "results" / f"{concept}.json")
+        parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
+        self.options = parser.parse_args()
+        self.concept = concept
+        self.quick: bool = self.options.quick
+        self.seconds: float = self.options.seconds or (0.5 if self.quick else 4.0)
+        torch.set_num_threads(self.options.threads)
+        self.rows: list[dict[str, Any]] = []
+        self.missed: list[str] = []
+        print(f"{description}\n{json.dumps(machine_facts())}", flush=True)
+
+    def wants(self, name: str) -> bool:
+        """Whether ``--only`` leaves this comparison in; ask before making its inputs."""
+        return self.options.only in name
+
+    def compare(
+        self,
+        name: str,
+        maps: int,
+        ours: Callable[[], Any],
+        peers: Mapping[str, Callable[[], Any]],
+        *,
+        agree: Callable[[str, Any, Any], None],
+        peer_maps: Mapping[str, int] | None = None,
+        target: float | None = None,
+        limit: float | None = None,
+        against: str | None = None,
+        facts: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Runs ours and every peer in turn and records milliseconds per map and the ratio to the best peer.
+
+        Args:
+            name: of the comparison, e.g. "stories260K n=128".
+            maps: how many maps one call of `ours` does.
+            ours: called without arguments.
+            peers: name -> call. A peer that is not installed is left out by the caller and named in `facts`.
+            agree: raises when the answers differ: (peer, our answer, peer's answer). Runs before any timing.
+            peer_maps: maps per call of slow peers that get fewer, the first of ours.
+            target: wanted ratio, to the peer `against` or else to the best peer.
+            limit: the ratio that the machine allows, as far as it is known.
+            against: the peer that target and limit refer to.
+            facts: stored with the row, e.g. bars per map.
+        """
+        if not self.wants(name):
+            return
+        answer = ours()
+        for peer, call in peers.items():
+            agree(peer, answer, call())
+        contenders = {"attnscope": (ours, maps)}
+        for peer, call in peers.items():
+            contenders[peer] = (call, (peer_maps or {}).get(peer, maps))
+        times = round_robin({key: call for key, (call, _) in contenders.items()}, self.seconds)
+        best = {key: 1e3 * min(values) / contenders[key][1] for key, values in times.items()}
+        median = {key: 1e3 * statistics.median(values) / contenders[key][1] for key, values in times.items()}
+        ratios = {peer: best[peer] / best["attnscope"] for peer in peers}
+        row: dict[str, Any] = {
+            "name": name,
+            "maps": maps,
+            "best_ms": best,
+            "median_ms": median,
+            "runs": {key: len(values) for key, values in times.items()},
+            "ratio": ratios,
+            "ratio_of_medians": {peer: median[peer] / median["attnscope"] for peer in peers},
+            "target": target,
+            "limit": limit,
+            "against": against,
+            **dict(facts or {}),
+        }
+        self.rows.append(row)
+        print(self._line(row), flush=True)
+
+    def finish(self) -> None:
+        """Writes the JSON and says which targets were missed."""
+        self.options.json.parent.mkdir(parents=True, exist_ok=True)
+        report = {"concept": self.concept, "machine": machine_facts(), "quick": self.quick, "rows": self.rows}
+        self.options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+        print(f"wrote {self.options.json}")
+        for line in self.missed:
+            print(f"below target: {line}")
+
+    def _line(self, row: dict[str, Any]) -> str:
+        ours = row["best_ms"]["attnscope"]
+        parts = [f"{row['name']:<28} {ours:9.4f} ms ({row['median_ms']['attnscope']:.4f})"]
+        parts += [f"{peer} {row['best_ms'][peer]:.3f} ({ratio:.1f}x)" for peer, ratio in row["ratio"].items()]
+        if row["target"] is not None and row["ratio"]:
+            against = row["against"]
+            ratio = row["ratio"][against] if against else min(row["ratio"].values())
+            verdict = "reached" if ratio >= row["target"] else "below"
+            parts.append(f"target {row['target']:g}x {verdict}")
+            if row["limit"] is not None:
+                parts.append(f"limit ~{row['limit']:g}x")
+            if ratio < row["target"]:
+                self.missed.append(f"{row['name']}: {ratio:.1f}x of {row['target']:g}x")
+        return " | ".join(parts)
+
+
+def round_robin(
+    contenders: Mapping[str, Callable[[], Any]], seconds: float, *, fewest: int = 3, most: int = 400
+) -> dict[str, list[float]]:
+    """Wall times of calls made in turn until `seconds` are spent and each has had `fewest` turns.
+
+    A contender whose single call exceeds `seconds` gets one turn.
+    """
+    times: dict[str, list[float]] = {name: [] for name in contenders}
+    started = time.perf_counter()
+    while True:
+        for name, call in contenders.items():
+            if times[name] and times[name][0] > seconds:
+                continue
+            begin = time.perf_counter()
+            call()
+            times[name].append(time.perf_counter() - begin)
+        turns = max(map(len, times.values()))
+        if turns >= most or (turns >= fewest and time.perf_counter() - started > seconds):
+            return times
+
+
+def installed(*packages: str) -> list[str]:
+    """Those of `packages` that can be imported; the others are named on stderr."""
+    import importlib.util
+
+    present = [name for name in packages if importlib.util.find_spec(name) is not None]
+    for name in sorted(set(packages) - set(present)):
+        print(f"{name} is not installed: left out", file=sys.stderr)
+    return present
+
+
+def sizes(benchmark: Benchmark, full: Sequence[int], quick: Sequence[int]) -> Sequence[int]:
+    """The sizes to run."""
+    return quick if benchmark.quick else full

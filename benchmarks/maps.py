@@ -1,0 +1,85 @@
+# SPDX-License-Identifier: MIT
+"""Attention maps for the benchmarks: a small trained model's, and seeded synthetic ones of known regimes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+DATA = ROOT.parent / "shared" / "data"
+CACHE = ROOT / "build" / "benchmark_maps"
+
+REGIMES = ("sink", "local", "diffuse", "peaky", "bidirectional")
+
+
+def model_maps(n: int, model: str = "stories260K") -> torch.Tensor | None:
+    """All heads of a trained model on one text of `n` tokens, [layers·heads, n, n] float32, or None.
+
+    Made once and kept under build/. stories260K is the hard case: no sink, thousands of loops.
+    """
+    file = CACHE / f"{model}_{n}.npy"
+    if not file.is_file():
+        folder = DATA / model / "hf"
+        if not folder.is_dir():
+            return None
+        CACHE.mkdir(parents=True, exist_ok=True)
+        np.save(file, _run(folder, n))
+    return torch.from_numpy(np.load(file))
+
+
+def synthetic_maps(regime: str, n: int, count: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Seeded softmax maps [count, n, n].
+
+    sink: every query rests on key 0. local: near keys, and a weaker sink. diffuse: nearly uniform. peaky:
+    sharp content heads without a sink. bidirectional: no causal mask, sharp, anchors at both ends.
+    """
+    rng = np.random.default_rng([REGIMES.index(regime), n])
+    return torch.from_numpy(np.stack([_synthetic(regime, n, rng) for _ in range(count)])).to(dtype)
+
+
+def all_maps(n: int, count: int = 8, regimes: Sequence[str] = REGIMES) -> dict[str, torch.Tensor]:
+    """Every input of size `n` by name, the trained model's first where it is at hand."""
+    inputs: dict[str, torch.Tensor] = {}
+    if (heads := model_maps(n)) is not None:
+        inputs[f"stories260K n={n}"] = heads
+    for regime in regimes:
+        inputs[f"{regime} n={n}"] = synthetic_maps(regime, n, count)
+    return inputs
+
+
+def _run(folder: Path, n: int) -> np.ndarray:
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    text = (DATA / "text" / "tinyshakespeare.txt").read_text("ascii")[: 12 * n]
+    tokens = tokenizer(text, return_tensors="pt").input_ids[:, :n]
+    with torch.no_grad():
+        attention = model(tokens, output_attentions=True).attentions
+    return torch.stack(attention).reshape(-1, n, n).float().numpy()
+
+
+def _synthetic(regime: str, n: int, rng: np.random.Generator) -> np.ndarray:
+    logits = rng.standard_normal((n, 64)) @ rng.standard_normal((n, 64)).T / 8.0
+    query, key = np.indices((n, n))
+    if regime == "sink":
+        logits[:, 0] = np.log(max(n, 2)) + 2.0 + 0.5 * rng.standard_normal(n)
+    elif regime == "local":
+        logits -= 0.25 * np.abs(query - key)
+        logits[:, 0] = 2.0 + rng.standard_normal(n)
+    elif regime == "diffuse":
+        logits *= 0.3
+    elif regime == "peaky":
+        logits *= 3.0
+    else:
+        logits *= 3.0
+        logits[:, 0] += 1.5
+        logits[:, -1] += 2.5 + 0.7 * rng.standard_normal(n)
+    if regime != "bidirectional":
+        logits = np.where(key <= query, logits, -np.inf)
+    weights = np.exp(logits - logits.max(1, keepdims=True))
+    return weights / weights.sum(1, keepdims=True)

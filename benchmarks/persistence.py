@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Bars of H0 and H1, and of H0 alone: against GUDHI, ripser.py and giotto-ph."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, installed, sizes
+from maps import all_maps
+
+TARGET = {32: 15, 64: 30, 128: 60, 256: 60, 512: 90}
+LIMIT = {128: 100, 512: 250}
+TARGET_H0, LIMIT_H0 = 80, 300
+
+
+def dissimilarities(attention: torch.Tensor, dtype: type) -> list[np.ndarray]:
+    w = np.maximum(attention.numpy(), attention.numpy().swapaxes(1, 2)).astype(np.float64)
+    d = 1.0 - np.minimum(w, 1.0)
+    for each in d:
+        np.fill_diagonal(each, 0.0)
+    return list(d.astype(dtype))
+
+
+def lexicographic(bars: Any) -> np.ndarray:
+    bars = np.asarray(bars, dtype=np.float64).reshape(-1, 2)
+    bars = bars[bars[:, 0] < bars[:, 1]]
+    return bars[np.lexsort((bars[:, 1], bars[:, 0]))]
+
+
+def agree(peer: str, ours: asc.Barcodes, theirs: list[Any]) -> None:
+    """GUDHI works in float64: difference 0. The others round 1 − w to float32, which changes ties."""
+    for k, dims in enumerate(theirs):
+        for mine, bars in zip(ours[k], dims, strict=False):
+            bars = lexicographic(bars)
+            if peer == "gudhi":
+                if not np.array_equal(mine, bars):
+                    raise AssertionError(f"{peer}: bars of map {k} differ")
+            else:
+                mine = lexicographic(mine.astype(np.float32))
+                if abs(len(mine) - len(bars)) > 0.02 * len(mine) + 2:
+                    raise AssertionError(f"{peer}: map {k} has {len(bars)} bars, ours {len(mine)}")
+                ends = [b[np.isfinite(b[:, 1])] for b in (mine, bars)]
+                totals = [float((b[:, 1] - b[:, 0]).sum()) for b in ends]
+                if abs(totals[0] - totals[1]) > 1e-4 * (1.0 + totals[0]):
+                    raise AssertionError(
+                        f"{peer}: total persistence of map {k} is {totals[1]}, ours {totals[0]}"
+                    )
+
+
+def peers_for(attention: torch.Tensor, max_dimension: int, few: int) -> dict[str, Any]:
+    dims = list(range(max_dimension + 1))
+    exact, single = dissimilarities(attention, np.float64), dissimilarities(attention[:few], np.float32)
+    peers: dict[str, Any] = {}
+    present = installed("gudhi", "ripser", "gph")
+    if "gudhi" in present:
+        from gudhi.sklearn.rips_persistence import RipsPersistence
+
+        rips = RipsPersistence(homology_dimensions=dims, input_type="full distance matrix", n_jobs=1)
+        peers["gudhi"] = lambda: rips.fit_transform(exact)
+    if "ripser" in present:
+        from ripser import ripser
+
+        peers["ripser"] = lambda: [
+            ripser(d, distance_matrix=True, maxdim=max_dimension)["dgms"] for d in single
+        ]
+    if "gph" in present:
+        from gph import ripser_parallel
+
+        peers["giotto-ph"] = lambda: [
+            ripser_parallel(d, metric="precomputed", maxdim=max_dimension, n_threads=1)["dgms"]
+            for d in single
+        ]
+    return peers
+
+
+def main() -> None:
+    benchmark = Benchmark("persistence", __doc__ or "")
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 128)):
+        for name, attention in all_maps(n).items():
+            if not benchmark.wants(name):
+                continue
+            few = max(1, min(len(attention), 2048 // n))
+            for max_dimension, suffix in ((1, ""), (0, " H0")):
+                peers = peers_for(attention, max_dimension, few)
+                on_model = name.startswith("stories")
+                target = TARGET_H0 if max_dimension == 0 else TARGET[n]
+                limit = LIMIT_H0 if max_dimension == 0 else LIMIT.get(n)
+                bars = asc.persistence(attention, max_dimension=max_dimension)
+                benchmark.compare(
+                    name + suffix,
+                    len(attention),
+                    lambda a=attention, d=max_dimension: asc.persistence(a, max_dimension=d),
+                    peers,
+                    agree=agree,
+                    peer_maps={"ripser": few, "giotto-ph": few},
+                    target=target if on_model else None,
+                    limit=limit if on_model else None,
+                    against="gudhi" if "gudhi" in peers else None,
+                    facts={
+                        "n": n,
+                        "max_dimension": max_dimension,
+                        "bars": bars.birth.numel() / len(attention),
+                    },
+                )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,56 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+namespace attnscope {
+
+// Elements of H1 over Z/2, written as sums of the classes that are open. When a class closes it becomes
+// a sum of older ones; labels that hold it are rewritten when they are next looked at, as in union-find.
+// Labels of attention graphs hold one to four classes, so they are short lists, youngest first.
+class CycleLabels {
+ public:
+  using Id = std::uint32_t;
+  using Class = std::uint32_t;
+  static constexpr Id kZero = 0;
+  static constexpr Class kNone = 0xffffffffu;
+
+  void reset();
+  // Opens the next class, numbered 0, 1, 2, ... by age, and returns the label that holds it alone.
+  Id open();
+  // The sum of two labels.
+  Id sum(Id a, Id b);
+  // Sets a + b + c + d to zero: the youngest class in it closes and is returned, kNone if the sum is
+  // zero already.
+  Class close(Id a, Id b, Id c, Id d);
+  std::size_t alive() const { return alive_; }
+
+ private:
+  struct Label {
+    std::uint32_t offset;
+    std::uint32_t size;
+    std::uint32_t closed;  // how many classes had closed when it was last rewritten
+  };
+  void refresh(Id id);
+  void toggle(Class entry);
+  void toggle_all(Id id);
+  // Empties the scratch set into `list_`, youngest first, closed classes replaced by what they became.
+  void drain();
+  Id store();
+
+  std::vector<Label> labels_;
+  std::vector<Class> arena_;
+  std::vector<Id> label_of_class_;
+  std::vector<std::uint8_t> is_closed_;
+  std::uint32_t closed_ = 0;
+  std::size_t alive_ = 0;
+  // A set of classes with its non-zero words marked, so that draining skips what is empty.
+  std::vector<std::uint64_t> set_;
+  std::vector<std::uint64_t> marks_;
+  std::size_t top_ = 0;  // one past the highest mark word that may be non-zero
+  std::vector<Class> list_;
+  std::vector<Id> stack_;
+};
+
+}  // namespace attnscope

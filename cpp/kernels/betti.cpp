@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/betti.h"
+
+#include <algorithm>
+#include <functional>
+#include <limits>
+#include <numeric>
+
+namespace attnscope {
+namespace {
+
+// Columns whose transposes are read together: they share cache lines.
+constexpr Index kTile = 32;
+
+double edge_weight(double a, double b, Symmetrize symmetrize) {
+  switch (symmetrize) {
+    case Symmetrize::mean:
+      return std::min(0.5 * (a + b), 1.0);
+    case Symmetrize::max:
+      return std::min(std::max(a, b), 1.0);
+    case Symmetrize::min:
+      return std::min(std::min(a, b), 1.0);
+  }
+  return 0.0;
+}
+
+// No weight reaches a threshold of 1 or more, not even a weight of 1.
+double level(double threshold) {
+  return threshold < 1.0 ? threshold : std::numeric_limits<double>::infinity();
+}
+
+// Lists the edges of weight at least the smallest threshold and the first graph that each is in.
+template <class Scalar>
+void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
+                BettiWorkspace& workspace) {
+  const Index n = attention.rows();
+  const std::vector<double>& thresholds = workspace.thresholds;
+  const double smallest = thresholds.back();
+  workspace.found.clear();
+  workspace.group.clear();
+  for (Index first = 0; first < n; first += kTile) {
+    for (Index i = first; i < n; ++i) {
+      const Index last = std::min(first + kTile, i);
+      for (Index j = first; j < last; ++j) {
+        const double weight = edge_weight(static_cast<double>(attention(i, j)),
+                                          static_cast<double>(attention(j, i)), symmetrize);
+        if (weight < smallest) continue;
+        std::size_t group = 0;
+        while (weight < thresholds[group]) ++group;
+        workspace.found.push_back(static_cast<Edge>(i << 16 | j));
+        workspace.group.push_back(static_cast<std::uint16_t>(group));
+      }
+    }
+  }
+}
+
+}  // namespace
+
+template <class Scalar>
+void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
+                   const double* thresholds, Index count, std::int64_t* out,
+                   BettiWorkspace& workspace) {
+  const Index n = attention.rows();
+  std::vector<double>& distinct = workspace.thresholds;
+  distinct.resize(static_cast<std::size_t>(count));
+  std::transform(thresholds, thresholds + count, distinct.begin(), level);
+  std::sort(distinct.begin(), distinct.end(), std::greater<>());
+  distinct.erase(std::unique(distinct.begin(), distinct.end()), distinct.end());
+  find_edges(attention, symmetrize, workspace);
+
+  std::vector<std::uint32_t>& ends = workspace.ends;
+  ends.assign(distinct.size() + 1, 0);
+  workspace.degree.assign(static_cast<std::size_t>(n), 0);
+  for (std::size_t k = 0; k < workspace.found.size(); ++k) {
+    ++ends[workspace.group[k] + 1u];
+    ++workspace.degree[edge_row(workspace.found[k])];
+    ++workspace.degree[edge_column(workspace.found[k])];
+  }
+  std::partial_sum(ends.begin(), ends.end(), ends.begin());
+  workspace.edges.resize(workspace.found.size());
+  for (std::size_t k = 0; k < workspace.found.size(); ++k) {
+    workspace.edges[ends[workspace.group[k]]++] = workspace.found[k];
+  }
+
+  std::vector<std::uint16_t>& vertices = workspace.vertices;
+  vertices.resize(static_cast<std::size_t>(n));
+  std::iota(vertices.begin(), vertices.end(), std::uint16_t{0});
+  std::sort(vertices.begin(), vertices.end(), [&](std::uint16_t a, std::uint16_t b) {
+    return workspace.degree[a] != workspace.degree[b] ? workspace.degree[a] > workspace.degree[b]
+                                                      : a < b;
+  });
+  workspace.homology.reset(vertices);
+  std::uint32_t begin = 0;
+  for (std::size_t group = 0; group < distinct.size(); ++group) {
+    workspace.homology.add(workspace.edges, begin, ends[group]);
+    begin = ends[group];
+    for (Index k = 0; k < count; ++k) {
+      if (level(thresholds[k]) != distinct[group]) continue;
+      out[2 * k] = workspace.homology.components();
+      out[2 * k + 1] = workspace.homology.cycles();
+    }
+  }
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                         \
+  template void betti_numbers<Scalar>(const MatrixView<Scalar>&, Symmetrize, const double*,   \
+                                      Index, std::int64_t*, BettiWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,299 @@
+# SPDX-License-Identifier: MIT
+"""Bars of persistent homology for a whole batch of heads, and what is computed from them."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+DIMENSIONS = 2
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Barcodes:
+    """Bars of every map of a batch, in flat tensors: map k holds bars offsets[k] to offsets[k + 1].
+
+    Bars are sorted by dimension, birth, death and birth edge. A map that was spoiled by NaN or infinite
+    entries holds no bar; every other one has exactly one infinite H0 bar.
+
+    Attributes:
+        birth: [m] float64.
+        death: [m] float64, infinite for the last component.
+        dimension: [m] int8, 0 or 1.
+        birth_edge: [m, 2] int32 (row, column), row > column; −1 for H0, whose vertices are there from 0 on.
+        death_edge: [m, 2] int32; −1 for infinite bars.
+        offsets: [count + 1] int64.
+        shape: the leading axes of the attention that was given.
+    """
+
+    birth: torch.Tensor
+    death: torch.Tensor
+    dimension: torch.Tensor
+    birth_edge: torch.Tensor
+    death_edge: torch.Tensor
+    offsets: torch.Tensor
+    shape: tuple[int, ...]
+
+    def __len__(self) -> int:
+        """Length of the first leading axis."""
+        if not self.shape:
+            raise TypeError("len() of the barcodes of a single map; barcodes[()] gives its bars")
+        return self.shape[0]
+
+    def __getitem__(self, index: int | tuple[int, ...]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
+        """Bars of one map as a list of [k, 2] arrays by dimension, the layout of ripser's ``dgms``.
+
+        Args:
+            index: one integer per leading axis; ``()`` for a single map. Negative ones count from the end.
+
+        Raises:
+            IndexError: too many or too few integers, or one out of range.
+        """
+        begin, end = self._slice(index)
+        bars = torch.stack([self.birth[begin:end], self.death[begin:end]], dim=1).numpy()
+        dimension = self.dimension[begin:end].numpy()
+        return [bars[dimension == k] for k in range(DIMENSIONS)]
+
+    def edges(self, index: int | tuple[int, ...]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
+        """Edges of one map's bars by dimension, [k, 2, 2]: birth edge and death edge of each bar.
+
+        Args:
+            index: as in ``barcodes[index]``, whose rows these follow.
+
+        Raises:
+            IndexError: too many or too few integers, or one out of range.
+        """
+        begin, end = self._slice(index)
+        both = torch.stack([self.birth_edge[begin:end], self.death_edge[begin:end]], dim=1).numpy()
+        dimension = self.dimension[begin:end].numpy()
+        return [both[dimension == k] for k in range(DIMENSIONS)]
+
+    def padded(self, dimension: int, fill: float = math.nan) -> torch.Tensor:
+        """Bars of one dimension as one tensor, filled up behind each map's last bar.
+
+        Args:
+            dimension: 0 or 1.
+            fill: the value of rows without a bar.
+
+        Returns:
+            [..., K, 2] float64, K the largest number of such bars in a map.
+
+        Raises:
+            ValueError: a dimension other than 0 and 1.
+        """
+        if dimension not in range(DIMENSIONS):
+            raise ValueError(f"Barcodes.padded: dimension must be 0 or 1, got {dimension!r}")
+        own = self.dimension == dimension
+        owner = self._owner()[own]
+        counts = torch.bincount(owner, minlength=self._count())
+        largest = int(counts.max()) if counts.numel() else 0
+        result = torch.full((self._count(), largest, 2), fill, dtype=torch.float64)
+        first = torch.cumsum(counts, 0) - counts
+        place = torch.arange(owner.numel()) - first[owner]
+        result[owner, place, 0] = self.birth[own]
+        result[owner, place, 1] = self.death[own]
+        return result.reshape(*self.shape, largest, 2)
+
+    def __repr__(self) -> str:
+        """Shapes and how many bars there are of each dimension."""
+        counts = [int((self.dimension == k).sum()) for k in range(DIMENSIONS)]
+        bars = ", ".join(f"{count} H{k}" for k, count in enumerate(counts))
+        return f"Barcodes(shape={self.shape}, bars={self.birth.numel()}: {bars})"
+
+    def _count(self) -> int:
+        return int(self.offsets.numel()) - 1
+
+    def _owner(self) -> torch.Tensor:
+        """The map that each bar belongs to, [m]."""
+        return torch.repeat_interleave(torch.arange(self._count()), self.offsets.diff())
+
+    def _valid(self) -> torch.Tensor:
+        """Which maps were not spoiled, [count]."""
+        return self.offsets.diff() > 0
+
+    def _slice(self, index: int | tuple[int, ...]) -> tuple[int, int]:
+        entries = index if isinstance(index, tuple) else (index,)
+        if len(entries) != len(self.shape):
+            raise IndexError(f"barcodes of shape {self.shape} need {len(self.shape)} integers, got {index!r}")
+        flat = 0
+        for entry, size in zip(entries, self.shape, strict=True):
+            place = operator.index(entry)
+            if not -size <= place < size:
+                raise IndexError(f"index {index!r} is out of range for barcodes of shape {self.shape}")
+            flat = flat * size + place % size
+        return int(self.offsets[flat]), int(self.offsets[flat + 1])
+
+
+class _FiniteBars(NamedTuple):
+    """Finite bars of a batch: the place [map, dimension] each belongs to, flattened, and its length."""
+
+    place: np.ndarray[Any, np.dtype[np.int64]]
+    length: np.ndarray[Any, np.dtype[np.float64]]
+
+
+def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | float) -> torch.Tensor:
+    """Number of bars alive at each scale: β(s) = #{bars: birth <= s < death}.
+
+    Args:
+        barcodes: what `persistence` returns.
+        scales: distances, in any order; the scale of an attention threshold t is 1 − t.
+
+    Returns:
+        [..., S, 2] int64, β0 and β1; −1 for maps that were spoiled.
+
+    Raises:
+        ValueError: no scale, or one that is NaN.
+
+    Example:
+        A ring of four tokens: a loop from 0.25 on, filled at 1.
+
+        >>> import torch, attnscope as asc
+        >>> ring = torch.zeros(4, 4); ring[range(4), [1, 2, 3, 0]] = 0.75
+        >>> asc.betti_curve(asc.persistence(ring), [0.0, 0.25, 1.0]).tolist()
+        [[4, 0], [1, 1], [1, 0]]
+
+    References:
+        Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
+    """
+    values = np.atleast_1d(np.asarray(scales, dtype=np.float64))
+    if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
+        raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
+    order = np.argsort(values, kind="stable")
+    count, size = barcodes._count(), values.size
+    place = _places(barcodes)
+    change = np.zeros((count * DIMENSIONS, size + 1), dtype=np.int64)
+    # Along ascending scales a bar counts from the first that is >= its birth to the last below its death.
+    np.add.at(change, (place, np.searchsorted(values[order], barcodes.birth.numpy())), 1)
+    np.add.at(change, (place, np.searchsorted(values[order], barcodes.death.numpy())), -1)
+    alive = np.empty((count * DIMENSIONS, size), dtype=np.int64)
+    alive[:, order] = np.cumsum(change, axis=1)[:, :size]
+    curve = torch.from_numpy(alive).reshape(count, DIMENSIONS, size).transpose(1, 2).contiguous()
+    curve[~barcodes._valid()] = -1
+    return curve.reshape(*barcodes.shape, size, DIMENSIONS)
+
+
+def bar_count(barcodes: Barcodes) -> torch.Tensor:
+    """Number of bars of each dimension, the infinite one included.
+
+    Args:
+        barcodes: what `persistence` returns.
+
+    Returns:
+        [..., 2] int64; −1 for maps that were spoiled.
+
+    Example:
+        Tokens at pairwise distance 1/2: one bar per token, no loop.
+
+        >>> import torch, attnscope as asc
+        >>> asc.bar_count(asc.persistence(torch.full((5, 5), 0.5))).tolist()
+        [5, 0]
+
+    References:
+        Ruscio et al., What are you sinking?, 2025, who call the count of bars "Betti number".
+    """
+    counts = np.bincount(_places(barcodes), minlength=barcodes._count() * DIMENSIONS)
+    return _shaped(barcodes, counts, -1)
+
+
+def total_persistence(barcodes: Barcodes) -> torch.Tensor:
+    """Σ (death − birth) over the finite bars of each dimension.
+
+    Args:
+        barcodes: what `persistence` returns.
+
+    Returns:
+        [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
+
+    Example:
+        Five tokens at pairwise distance 1/2 merge four times.
+
+        >>> import torch, attnscope as asc
+        >>> asc.total_persistence(asc.persistence(torch.full((5, 5), 0.5))).tolist()
+        [2.0, 0.0]
+
+    References:
+        Cohen-Steiner et al., Lipschitz functions have Lp-stable persistence, 2010.
+    """
+    bars = _finite(barcodes)
+    return _shaped(barcodes, _sums(barcodes, bars, bars.length), math.nan)
+
+
+def max_persistence(barcodes: Barcodes) -> torch.Tensor:
+    """Length of the longest finite bar of each dimension.
+
+    Args:
+        barcodes: what `persistence` returns.
+
+    Returns:
+        [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> ring = torch.zeros(4, 4); ring[range(4), [1, 2, 3, 0]] = 0.75
+        >>> asc.max_persistence(asc.persistence(ring)).tolist()
+        [0.25, 0.75]
+
+    References:
+        Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
+    """
+    bars = _finite(barcodes)
+    longest = np.zeros(barcodes._count() * DIMENSIONS)
+    np.maximum.at(longest, bars.place, bars.length)
+    return _shaped(barcodes, longest, math.nan)
+
+
+def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
+    """−Σ p log p over the finite bars of each dimension, p = length/Σ length, in nats.
+
+    Args:
+        barcodes: what `persistence` returns.
+
+    Returns:
+        [..., 2] float64, between 0 and log of the number of finite bars; 0 where there is none, NaN for maps
+        that were spoiled.
+
+    Example:
+        Four equal bars: log 4.
+
+        >>> import torch, attnscope as asc
+        >>> round(asc.persistent_entropy(asc.persistence(torch.full((5, 5), 0.5)))[0].item(), 6)
+        1.386294
+
+    References:
+        Chintakunta et al., An entropy-based persistence barcode, 2015.
+    """
+    bars = _finite(barcodes)
+    share = bars.length / _sums(barcodes, bars, bars.length)[bars.place]
+    # Lengths far below the sum can underflow to a share of 0, whose term is 0.
+    terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)
+    return _shaped(barcodes, np.maximum(_sums(barcodes, bars, terms), 0.0), math.nan)
+
+
+def _places(barcodes: Barcodes) -> np.ndarray[Any, np.dtype[np.int64]]:
+    place = barcodes._owner() * DIMENSIONS + barcodes.dimension
+    return np.asarray(place.numpy(), dtype=np.int64)
+
+
+def _finite(barcodes: Barcodes) -> _FiniteBars:
+    length = (barcodes.death - barcodes.birth).numpy()
+    finite = np.isfinite(length)
+    return _FiniteBars(_places(barcodes)[finite], length[finite])
+
+
+def _sums(
+    barcodes: Barcodes, bars: _FiniteBars, terms: np.ndarray[Any, np.dtype[np.float64]]
+) -> np.ndarray[Any, np.dtype[np.float64]]:
+    sums = np.bincount(bars.place, weights=terms, minlength=barcodes._count() * DIMENSIONS)
+    return np.asarray(sums, dtype=np.float64)
+
+
+def _shaped(barcodes: Barcodes, values: np.ndarray[Any, Any], spoiled: float) -> torch.Tensor:
+    result = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, DIMENSIONS)
+    result[~barcodes._valid()] = spoiled
+    return result.reshape(*barcodes.shape, DIMENSIONS)
