@@ -61,7 +61,7 @@ def run(
         study = Study(**{**config.to_dict(), **overrides}) if overrides else config
     else:
         study = Study.from_yaml(config, **overrides)
-    study = _resolved(study)
+    study = resolved(study)
     return Engine(study, progress=progress, say=say).run()
 
 
@@ -382,7 +382,7 @@ def _default_name(study: Study) -> str:
     return "-".join([study.study, *labels[:3]])
 
 
-def _resolved(study: Study) -> Study:
+def resolved(study: Study) -> Study:
     """The same study with absolute paths, so that a run can be resumed from any folder."""
     values = study.to_dict()
     for entry in (*values["models"], *values["texts"]):

@@ -1,0 +1,308 @@
+# SPDX-License-Identifier: MIT
+"""The command line: each command is a few lines that call the function of the same name."""
+
+from __future__ import annotations
+
+import functools
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
+
+import typer
+
+if TYPE_CHECKING:
+    from attnscope.results import Results
+    from attnscope.studies.config import Study
+
+DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
+
+app = typer.Typer(
+    name="attnscope",
+    help="A microscope for transformer attention: studies, results, figures, metrics.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped, 130/143 interrupted and resumable.",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes.")]
+Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standard output.")]
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """The entry point `attnscope`; ends the process with one of the documented exit codes."""
+    app(args=arguments, prog_name="attnscope")
+
+
+def _exits(command: Callable[P, R]) -> Callable[P, R]:
+    """Turns errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        from attnscope.models import LoadError
+        from attnscope.studies.config import ConfigError
+        from attnscope.studies.lock import FolderLocked
+        from attnscope.studies.stop import Interrupted
+
+        try:
+            return command(*args, **options)
+        except Interrupted as stop:
+            _say(str(stop))
+            raise typer.Exit(128 + stop.signal) from None
+        except KeyboardInterrupt:
+            _say("stopped; the unit at work is lost, everything before it is stored")
+            raise typer.Exit(130) from None
+        except ConfigError as error:
+            _say(f"error: {error}")
+            raise typer.Exit(USAGE) from None
+        except (OSError, LoadError, FolderLocked, ValueError, KeyError) as error:
+            _say(f"error: {_words(error)}")
+            raise typer.Exit(FAILED) from None
+
+    return wrapped
+
+
+@app.command()
+@_exits
+def run(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="A YAML file or the name of a packaged study.")
+    ] = "sink_study",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."
+        ),
+    ] = None,
+    revision: Annotated[
+        list[str] | None, typer.Option("--revision", "-r", help="Revision such as step512; may be repeated.")
+    ] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option("--texts", "-t", help=".txt, .csv, .jsonl, .parquet or a data set's name."),
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
+    samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,
+    sampling: Annotated[
+        Literal["first", "random", "paper"] | None, typer.Option(help="By which rule they are chosen.")
+    ] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
+    output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
+    protocol: Annotated[Literal["exact", "ruscio2025", "both"] | None, typer.Option()] = None,
+    bos: Annotated[
+        Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    max_memory: Annotated[str, typer.Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+    ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
+    ] = False,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Do a study and store its results in runs/NAME.
+
+    Example: attnscope run sink_study --model gpt2 --texts sentences.csv --column text --samples 100
+    """
+    from attnscope.studies.config import Study
+    from attnscope.studies.engine import run as run_study
+
+    values: dict[str, Any] = {}
+    if model:
+        values["models"] = [{"path": path, "revisions": revision or []} for path in model]
+    if texts:
+        values["texts"] = [{"path": path, "column": column} for path in texts]
+    given = {
+        "block": block,
+        "name": name or None,
+        "output": output or None,
+        "protocols": protocol,
+        "bos": bos,
+        "seed": seed,
+        "max_memory": max_memory or None,
+    }
+    values.update({key: value for key, value in given.items() if value is not None})
+    sets = list(assignments or [])
+    if sampling:
+        sets.insert(0, f"texts.sampling={sampling}")
+    if samples:
+        sets.insert(0, f"texts.samples={samples}")
+    if column and not texts:
+        sets.insert(0, f"texts.column={column}")
+    if revision and not model:
+        sets.insert(0, f"models.revisions={json.dumps(revision)}")
+    study = Study.from_yaml(config, overrides=sets, **values)
+    if plan_only:
+        _plan(study, as_json)
+        return
+    results = run_study(study, progress=not quiet, say=_silent if quiet else None)
+    _finished(results, quiet, as_json)
+
+
+@app.command()
+@_exits
+def resume(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Go on with a run that was stopped or killed, from its first missing unit.
+
+    Example: attnscope resume runs/sink_study-gpt2
+    """
+    from attnscope.studies.engine import resume as resume_study
+
+    _finished(resume_study(folder, progress=not quiet, say=_silent if quiet else None), quiet, as_json)
+
+
+@app.command()
+@_exits
+def tables(
+    folder: Folder,
+    table: Annotated[str, typer.Option(help="Which table.")] = "heads",
+    by: Annotated[
+        str, typer.Option(help="Key columns that the means are taken over, comma separated.")
+    ] = "model,layer",
+    latex: Annotated[bool, typer.Option("--latex", help="As a LaTeX table.")] = False,
+    csv: Annotated[Path | None, typer.Option(help="Write every table as CSV into this folder.")] = None,
+    as_json: Json = False,
+) -> None:
+    """Print the means of a stored table, or export all tables.
+
+    Example: attnscope tables runs/demo --by step,layer --latex
+    """
+    from attnscope.results import load
+    from attnscope.studies.summary import latex_table, means
+
+    results = load(folder)
+    if csv is not None:
+        for file in results.to_csv(csv):
+            typer.echo(file)
+        return
+    frame = means(results, table, [key.strip() for key in by.split(",") if key.strip()])
+    if as_json:
+        typer.echo(frame.to_json(orient="records"))
+    else:
+        typer.echo(latex_table(frame) if latex else frame.to_string(index=False, float_format="%.6g"))
+
+
+@app.command()
+@_exits
+def compare(
+    first: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
+    second: Annotated[Path, typer.Argument(metavar="B", help="Another run folder.")],
+    table: Annotated[str, typer.Option(help="Which table.")] = "heads",
+    as_json: Json = False,
+) -> None:
+    """Compare two runs metric by metric over the rows that both have.
+
+    Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
+    """
+    from attnscope.results import load
+
+    frame = load(first).compare(load(second), table)
+    typer.echo(
+        frame.to_json(orient="records") if as_json else frame.to_string(index=False, float_format="%.6g")
+    )
+
+
+@app.command()
+@_exits
+def metrics(
+    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric; without it, all are listed.")] = "",
+    as_json: Json = False,
+) -> None:
+    """Print what a metric is: definition, arguments, reference, and a closed-form answer.
+
+    Example: attnscope metrics fiedler_value
+    """
+    from attnscope.catalogue import describe, first_lines
+
+    if name:
+        text = describe(name)
+        typer.echo(json.dumps({"name": name, "text": text}, ensure_ascii=False) if as_json else text)
+        return
+    lines = first_lines()
+    width = max(map(len, lines))
+    typer.echo(
+        json.dumps(lines, ensure_ascii=False)
+        if as_json
+        else "\n".join(f"{metric:<{width}}  {line}" for metric, line in lines.items())
+    )
+
+
+@app.command()
+@_exits
+def doctor(as_json: Json = False) -> None:
+    """Check build, instruction sets, threads, torch, and every kernel on a known answer.
+
+    Example: attnscope doctor
+    """
+    from attnscope.doctor import examine, facts, show_config
+
+    checks = examine()
+    if as_json:
+        report = {"config": facts(), "checks": [vars(check) for check in checks]}
+        typer.echo(json.dumps(report, ensure_ascii=False))
+    else:
+        typer.echo(show_config() + "\n")
+        width = max(len(check.name) for check in checks)
+        for check in checks:
+            typer.echo(f"{'ok ' if check.ok else 'BAD'}  {check.name:<{width}}  {check.found}")
+    if not all(check.ok for check in checks):
+        raise typer.Exit(FAILED)
+
+
+def _plan(study: Study, as_json: bool) -> None:
+    from attnscope.studies.dry_run import dry_run
+
+    estimate = dry_run(study)
+    typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
+    if estimate.skipped:
+        raise typer.Exit(SKIPPED)
+
+
+def _finished(results: Results, quiet: bool, as_json: bool) -> None:
+    skipped = results.provenance.get("skipped", [])
+    if as_json:
+        answer = {
+            "folder": str(results.path),
+            "tables": {name: len(results.arrow(name, [])) for name in results.tables()},
+            "skipped": skipped,
+        }
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+    elif not quiet:
+        typer.echo(f"{results!r}")
+    if skipped:
+        names = ", ".join(entry["checkpoint"] for entry in skipped)
+        _say(f"finished, {len(skipped)} checkpoints skipped: {names}")
+        raise typer.Exit(SKIPPED)
+
+
+def _say(text: str) -> None:
+    print(f"attnscope: {text}", file=sys.stderr)
+
+
+def _silent(text: str) -> None:
+    return
+
+
+def _words(error: BaseException) -> str:
+    """The message without the quotes that `KeyError` puts around it."""
+    if isinstance(error, KeyError) and error.args:
+        return str(error.args[0])
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__
+
+
+if __name__ == "__main__":
+    main()

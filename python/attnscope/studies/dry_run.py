@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""What a run will take, before it starts: units, tokens, memory and time from a short calibration."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from attnscope.models import load_model
+from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.engine import Engine, resolved
+from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """The plan of a run in numbers.
+
+    Attributes:
+        folder: where the run would go.
+        units: units of work.
+        checkpoints: sets of weights.
+        sentences: per checkpoint.
+        tokens: of all units.
+        longest: tokens of the longest sentence.
+        seconds: expected time on this machine, loading included.
+        layer_bytes: attention of one layer in the largest batch.
+        peak_bytes: expected peak of the process.
+        free_bytes: memory the machine has free now.
+        notes: what a person should know before trusting the numbers.
+        skipped: checkpoints that cannot be used, with reasons.
+    """
+
+    folder: str
+    units: int
+    checkpoints: int
+    sentences: int
+    tokens: int
+    longest: int
+    seconds: float
+    layer_bytes: int
+    peak_bytes: int
+    free_bytes: int
+    notes: list[str]
+    skipped: list[tuple[str, str]]
+
+    def to_dict(self) -> dict[str, Any]:
+        """As plain data."""
+        return asdict(self)
+
+    def __str__(self) -> str:
+        lines = [
+            f"folder        {self.folder}",
+            f"units         {self.units:,} ({self.checkpoints:,} checkpoints, {self.sentences:,} sentences each)",
+            f"tokens        {self.tokens:,}, longest sentence {self.longest:,}",
+            f"memory        about {megabytes(self.peak_bytes)} at the peak, {megabytes(self.layer_bytes)} of it one "
+            f"layer's attention; {megabytes(self.free_bytes)} free",
+            f"time          about {duration(self.seconds)} on this machine",
+        ]
+        lines += [f"note          {note}" for note in self.notes]
+        lines += [f"skipped       {title}: {reason}" for title, reason in self.skipped]
+        return "\n".join(lines)
+
+
+def dry_run(study: Study) -> Estimate:
+    """Plans a study and measures a few sentences of every model, without writing anything.
+
+    The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
+    time of the others is interpolated in their length.
+
+    Args:
+        study: the configuration.
+
+    Raises:
+        ConfigError: the study cannot be done as it stands.
+        LoadError: a model cannot be loaded.
+    """
+    study = resolved(study)
+    engine = Engine(study, progress=False, say=lambda text: None)
+    plan = make_plan(study)
+    seconds, peak = 0.0, resident_bytes()
+    for source in sorted({unit.source for unit in plan.units}):
+        units = [unit for unit in plan.units if unit.source == source]
+        spent, alive = _calibrate(engine, plan, units)
+        seconds += spent
+        peak = max(peak, alive)
+    return Estimate(
+        folder=str(engine.folder),
+        units=len(plan.units),
+        checkpoints=len(plan.checkpoints),
+        sentences=len(plan.sentences),
+        tokens=plan.tokens,
+        longest=max(one.n_tokens for unit in plan.units for one in unit.inputs),
+        seconds=seconds,
+        layer_bytes=max(_layer_bytes(plan, unit) for unit in plan.units),
+        peak_bytes=peak,
+        free_bytes=free_bytes(),
+        notes=plan.notes,
+        skipped=plan.skipped,
+    )
+
+
+def check_memory(plan: Plan) -> None:
+    """Refuses a study whose longest sentence cannot fit into `max_memory`.
+
+    Args:
+        plan: of the run.
+
+    Raises:
+        ConfigError: naming the sentence, what it needs and what would help.
+    """
+    bound = plan.study.max_memory
+    if bound is None:
+        return
+    worst = max(
+        ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
+    )
+    n, unit = worst
+    # two layers' attention, the head means in float64, and the metrics' own copies
+    need = 4 * plan.heads[unit.source] * n * n * 4
+    if need > int(bound):
+        raise ConfigError(
+            f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
+            f"{unit.checkpoint.model}, {megabytes(int(bound))} are allowed: raise max_memory or set max_tokens"
+        )
+
+
+def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float, int]:
+    """Seconds for all units of one model, and bytes at the peak."""
+    source = engine.study.models[units[0].source]
+    checkpoint = units[0].checkpoint
+    began = time.perf_counter()
+    loaded = load_model(
+        checkpoint, dtype=source.dtype, device=source.device, trust_remote_code=source.trust_remote_code
+    )
+    loading = time.perf_counter() - began
+    inputs = sorted((one for unit in units for one in unit.inputs), key=lambda one: one.n_tokens)
+    picked = [inputs[0], inputs[len(inputs) // 2], inputs[-1]]
+    # the first forward pass of a process pays for caches and code that the others find ready
+    engine.measure_unit(replace(units[0], inputs=(picked[0],)), loaded, plan)
+    lengths, times = [], []
+    for one in picked:
+        began = time.perf_counter()
+        engine.measure_unit(replace(units[0], inputs=(one,)), loaded, plan)
+        lengths.append(math.log(one.n_tokens))
+        times.append(math.log(max(time.perf_counter() - began, 1e-6)))
+    order = np.argsort(lengths, kind="stable")
+    logs = np.interp(
+        [math.log(one.n_tokens) for one in inputs], np.asarray(lengths)[order], np.asarray(times)[order]
+    )
+    widest = max((_layer_bytes(plan, unit) for unit in units), default=0)
+    checkpoints = len({unit.checkpoint for unit in units})
+    return float(np.exp(logs).sum()) + loading * checkpoints, resident_bytes() + 4 * widest
+
+
+def _layer_bytes(plan: Plan, unit: Unit) -> int:
+    heads = plan.heads[unit.source]
+    bound = None if plan.study.max_memory is None else int(plan.study.max_memory) // 4
+
+    def size(group: Sequence[Input]) -> int:
+        return len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4
+
+    return max(size(group) for group in batches(unit, heads, bound))
+
+
+def resident_bytes() -> int:
+    """Memory of this process now."""
+    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
+    return pages * 4096
+
+
+def free_bytes() -> int:
+    """Memory that the machine can give now."""
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) * 1024
+    return 0
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1024**3:.1f} GB" if count >= 1024**3 else f"{count / 1024**2:.0f} MB"
+
+
+def duration(seconds: float) -> str:
+    """Seconds for people."""
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
