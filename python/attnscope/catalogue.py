@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from attnscope.results import nearest
+from attnscope.results import MissingError, nearest
 
 
 def first_lines() -> dict[str, str]:
@@ -22,11 +22,11 @@ def describe(name: str) -> str:
         name: of a public metric.
 
     Raises:
-        KeyError: there is none; the message carries the nearest name.
+        MissingError: there is none; the message carries the nearest name.
     """
     public = _public()
     if name not in public:
-        raise KeyError(f"there is no metric {name!r}{nearest(name, public)}")
+        raise MissingError(f"there is no metric {name!r}{nearest(name, public)}")
     metric = public[name]
     parameters = []
     for parameter in inspect.signature(metric).parameters.values():

@@ -21,7 +21,8 @@ DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 app = typer.Typer(
     name="attnscope",
     help="A microscope for transformer attention: studies, results, figures, metrics.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped, 130/143 interrupted and resumable.",
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped, "
+    "130/143 interrupted and resumable.",
     no_args_is_help=True,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -47,6 +48,7 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
         from attnscope.models import LoadError
+        from attnscope.results import MissingError, ResultsError
         from attnscope.studies.config import ConfigError
         from attnscope.studies.lock import FolderLocked
         from attnscope.studies.stop import Interrupted
@@ -62,7 +64,10 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
         except ConfigError as error:
             _say(f"error: {error}")
             raise typer.Exit(USAGE) from None
-        except (OSError, LoadError, FolderLocked, ValueError, KeyError) as error:
+        except MissingError as error:
+            _say(f"error: {error}")
+            raise typer.Exit(USAGE) from None
+        except (OSError, LoadError, FolderLocked, ResultsError) as error:
             _say(f"error: {_words(error)}")
             raise typer.Exit(FAILED) from None
 
@@ -296,9 +301,7 @@ def _silent(text: str) -> None:
 
 
 def _words(error: BaseException) -> str:
-    """The message without the quotes that `KeyError` puts around it."""
-    if isinstance(error, KeyError) and error.args:
-        return str(error.args[0])
+    """The message of an error; that of the system names the file first."""
     if isinstance(error, OSError) and error.strerror and error.filename:
         return f"{error.filename}: {error.strerror}"
     return str(error) or type(error).__name__

@@ -39,6 +39,17 @@ KEYS: dict[str, tuple[str, ...]] = {
 MIGRATIONS: dict[int, Callable[[str, pa.Table], pa.Table]] = {}
 
 
+class ResultsError(ValueError):
+    """Stored results cannot be read, or do not hold what was asked of them."""
+
+
+class MissingError(KeyError):
+    """No table, column or metric of this name; the message carries the nearest right one."""
+
+    def __str__(self) -> str:
+        return str(self.args[0]) if self.args else ""
+
+
 def nearest(name: str, names: Iterable[str]) -> str:
     """Words that help after a wrong name: ``; did you mean 'x'?``, else the list of right names."""
     right = list(names)
@@ -98,7 +109,7 @@ class Results:
             columns: only these columns; None reads all.
 
         Raises:
-            KeyError: no such table or column; the message carries the nearest right name.
+            MissingError: no such table or column; the message carries the nearest right name.
         """
         import pandas as pd
 
@@ -116,8 +127,8 @@ class Results:
             columns: only these columns; None reads all.
 
         Raises:
-            KeyError: no such table or column; the message carries the nearest right name.
-            ValueError: the file was written by a newer schema or is damaged.
+            MissingError: no such table or column; the message carries the nearest right name.
+            ResultsError: the file was written by a newer schema or is damaged.
         """
         import pyarrow as pa
 
@@ -147,8 +158,8 @@ class Results:
             protocol: the rows of this protocol.
 
         Raises:
-            KeyError: no such table or column.
-            ValueError: the table has no rows of this protocol, or two rows share one cell.
+            MissingError: no such table or column.
+            ResultsError: the table has no rows of this protocol, or two rows share one cell.
         """
         import numpy as np
         import pandas as pd
@@ -159,7 +170,7 @@ class Results:
             kinds = list(frame["protocol"].unique())
             frame = frame[frame["protocol"] == protocol]
             if frame.empty:
-                raise ValueError(
+                raise ResultsError(
                     f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
                 )
         axes = [key for key in KEYS.get(table, ()) if key in frame and key not in ("protocol", "step")]
@@ -186,7 +197,7 @@ class Results:
         shape = tuple(len(coords[axis][1]) for axis in axes)
         flat = np.ravel_multi_index(codes, shape) if axes else np.zeros(len(frame), int)
         if len(np.unique(flat)) != len(flat):
-            raise ValueError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
+            raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
         data = {}
         for name in metrics:
             cube = np.full(int(np.prod(shape)), np.nan)
@@ -282,7 +293,7 @@ class Results:
             and the largest absolute difference, the correlation, and whether all matched values are equal.
 
         Raises:
-            ValueError: no rows match.
+            ResultsError: no rows match.
         """
         import numpy as np
         import pandas as pd
@@ -294,7 +305,7 @@ class Results:
             keys.remove("model")
         both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
         if both.empty:
-            raise ValueError(
+            raise ResultsError(
                 f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs"
             )
         rows = []
@@ -345,7 +356,7 @@ class Results:
 
     def _file(self, name: str) -> Path:
         if self.path is None or not (file := self.path / "tables" / f"{name}.parquet").is_file():
-            raise KeyError(
+            raise MissingError(
                 f"no table {name!r} in {self.path or 'these results'}{nearest(name, self.tables())}"
             )
         return file
@@ -363,14 +374,14 @@ class Results:
                 return pq.read_table(file, columns=list(columns))
             return migrated(name, pq.read_table(file), version)
         except (pa.ArrowInvalid, OSError) as error:
-            raise ValueError(f"{file} is not a readable Parquet file: {error}") from error
+            raise ResultsError(f"{file} is not a readable Parquet file: {error}") from error
 
     @staticmethod
     def _check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
         names = list(present)
         for column in columns:
             if column not in names:
-                raise KeyError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
+                raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
 
 
 def stamped(table: pa.Table) -> pa.Table:
@@ -387,16 +398,18 @@ def migrated(name: str, table: pa.Table, version: int) -> pa.Table:
         version: the schema version it was stored with.
 
     Raises:
-        ValueError: the version is newer than this package, or no path leads on from it.
+        ResultsError: the version is newer than this package, or no path leads on from it.
     """
     if version > SCHEMA_VERSION:
-        raise ValueError(
+        raise ResultsError(
             f"table {name!r} has schema version {version}; this attnscope reads up to {SCHEMA_VERSION}: "
             "install a newer attnscope"
         )
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
-            raise ValueError(f"table {name!r} has schema version {version}; no migration from version {step}")
+            raise ResultsError(
+                f"table {name!r} has schema version {version}; no migration from version {step}"
+            )
         table = MIGRATIONS[step](name, table)
     return table
 
@@ -409,7 +422,7 @@ def load(path: str | Path) -> Results:
 
     Raises:
         FileNotFoundError: no such folder, or it holds no tables (yet): the message says how to go on.
-        ValueError: `study.yaml` or `provenance.json` cannot be read.
+        ResultsError: `study.yaml` or `provenance.json` cannot be read.
     """
     import yaml
 
@@ -427,7 +440,7 @@ def load(path: str | Path) -> Results:
         if (file := folder / "provenance.json").is_file():
             provenance = json.loads(file.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, json.JSONDecodeError) as error:
-        raise ValueError(f"load: {file} is damaged: {error}") from error
+        raise ResultsError(f"load: {file} is damaged: {error}") from error
     return Results(study=study, provenance=provenance, path=folder)
 
 

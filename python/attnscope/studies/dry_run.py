@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 
 from attnscope.models import load_model
-from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.config import Study
 from attnscope.studies.engine import Engine, resolved
-from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan
+from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
 
 
 @dataclass(frozen=True)
@@ -57,10 +57,10 @@ class Estimate:
     def __str__(self) -> str:
         lines = [
             f"folder        {self.folder}",
-            f"units         {self.units:,} ({self.checkpoints:,} checkpoints, {self.sentences:,} sentences each)",
+            f"units         {self.units:,} ({self.checkpoints:,} checkpoints x {self.sentences:,} sentences)",
             f"tokens        {self.tokens:,}, longest sentence {self.longest:,}",
-            f"memory        about {megabytes(self.peak_bytes)} at the peak, {megabytes(self.layer_bytes)} of it one "
-            f"layer's attention; {megabytes(self.free_bytes)} free",
+            f"memory        about {megabytes(self.peak_bytes)} at the peak "
+            f"({megabytes(self.layer_bytes)} are one layer's attention), {megabytes(self.free_bytes)} free",
             f"time          about {duration(self.seconds)} on this machine",
         ]
         lines += [f"note          {note}" for note in self.notes]
@@ -104,31 +104,6 @@ def dry_run(study: Study) -> Estimate:
         notes=plan.notes,
         skipped=plan.skipped,
     )
-
-
-def check_memory(plan: Plan) -> None:
-    """Refuses a study whose longest sentence cannot fit into `max_memory`.
-
-    Args:
-        plan: of the run.
-
-    Raises:
-        ConfigError: naming the sentence, what it needs and what would help.
-    """
-    bound = plan.study.max_memory
-    if bound is None:
-        return
-    worst = max(
-        ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
-    )
-    n, unit = worst
-    # two layers' attention, the head means in float64, and the metrics' own copies
-    need = 4 * plan.heads[unit.source] * n * n * 4
-    if need > int(bound):
-        raise ConfigError(
-            f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
-            f"{unit.checkpoint.model}, {megabytes(int(bound))} are allowed: raise max_memory or set max_tokens"
-        )
 
 
 def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float, int]:
@@ -181,11 +156,6 @@ def free_bytes() -> int:
         if line.startswith("MemAvailable:"):
             return int(line.split()[1]) * 1024
     return 0
-
-
-def megabytes(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 1024**3:.1f} GB" if count >= 1024**3 else f"{count / 1024**2:.0f} MB"
 
 
 def duration(seconds: float) -> str:

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,7 @@ from attnscope.results import Results, load, stamped
 from attnscope.studies import recipe_of
 from attnscope.studies.config import ConfigError, Study
 from attnscope.studies.lock import FolderLock
-from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan
+from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
 from attnscope.studies.provenance import provenance
 from attnscope.studies.recipe import Batch, Recipe, Rows
 from attnscope.studies.shards import DiskFull, Shards, atomic_file, disk_error, write_bytes
@@ -182,7 +182,7 @@ class Engine:
                     self._write_provenance(facts, plan, "interrupted")
                     raise Interrupted(signals.received, str(self.folder))
         if not done:
-            raise LoadError("; ".join(reason for _, reason in plan.skipped))
+            raise LoadError("; ".join(f"{title}: {reason}" for title, reason in plan.skipped))
         self._write_tables(plan, shards, [unit.id for unit in plan.units if unit.id in done])
         facts["seconds"] = round(time.monotonic() - started, 3)
         self._write_provenance(facts, plan, "finished")
@@ -220,18 +220,17 @@ class Engine:
                         device=source.device,
                         trust_remote_code=source.trust_remote_code,
                     )
+                    self._note_model(loaded)
+                    for unit in units:
+                        yield unit, self.measure_unit(unit, loaded, plan, extras)
+                        bar.update(1)
                 except LoadError as error:
-                    plan.skipped.append((checkpoint.title, str(error)))
-                    self.say(f"skipped {checkpoint.title}: {error}")
-                    bar.update(len(units))
+                    reason = str(error).removeprefix(f"{checkpoint.title}: ")
+                    plan.skipped.append((checkpoint.title, reason))
+                    self.say(f"skipped {checkpoint.title}: {reason}")
                     continue
-                self._note_model(loaded)
-                for unit in units:
-                    yield unit, self.measure_unit(unit, loaded, plan, extras)
-                    bar.update(1)
                 if source.free_disk:
-                    freed = free_disk(loaded)
-                    self.say(f"{checkpoint.title}: {freed / 1024**2:.0f} MB of disk freed")
+                    self.say(f"{checkpoint.title}: {megabytes(free_disk(loaded))} of disk freed")
                 del loaded
                 gc.collect()
 
@@ -278,7 +277,11 @@ class Engine:
         highest, causal = -1, True
         began, inside = time.perf_counter(), 0.0
         layers = self.study.layers or None
-        with capture(model, layers=layers, sites=self.recipe.sites()) as tape:
+        with ExitStack() as stack:
+            try:
+                tape = stack.enter_context(capture(model, layers=layers, sites=self.recipe.sites()))
+            except (RuntimeError, TypeError, ValueError) as error:
+                raise LoadError(f"{loaded.checkpoint.title}: {error}") from error
             for layer in tape.run(input_ids=ids.to(loaded.device), attention_mask=mask.to(loaded.device)):
                 if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
                     continue

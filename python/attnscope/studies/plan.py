@@ -126,7 +126,7 @@ def make_plan(study: Study) -> Plan:
         try:
             inputs = _encode(plan, position, source, checkpoints)
         except LoadError as error:
-            plan.skipped += [(one.title, str(error)) for one in checkpoints]
+            plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
             continue
         for checkpoint in checkpoints:
             weights = fingerprint(checkpoint)
@@ -137,6 +137,7 @@ def make_plan(study: Study) -> Plan:
                 plan.units.append(Unit(name, file, checkpoint, position, block))
     if not plan.units:
         raise LoadError("; ".join(reason for _, reason in plan.skipped) or "no sentence is left to measure")
+    _check_memory(plan)
     return plan
 
 
@@ -242,6 +243,31 @@ def _unit_id(
     return digest.hexdigest()
 
 
+def _check_memory(plan: Plan) -> None:
+    """Refuses a study whose longest sentence cannot fit into `max_memory`.
+
+    Args:
+        plan: of the run.
+
+    Raises:
+        ConfigError: naming the sentence, what it needs and what would help.
+    """
+    bound = plan.study.max_memory
+    if bound is None:
+        return
+    worst = max(
+        ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
+    )
+    n, unit = worst
+    # two layers' attention, the head means in float64, and the metrics' own copies
+    need = 4 * plan.heads[unit.source] * n * n * 4
+    if need > int(bound):
+        raise ConfigError(
+            f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
+            f"{unit.checkpoint.model}, {megabytes(int(bound))} are allowed: raise it or set max_tokens"
+        )
+
+
 def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
     """Sentences of similar length, padded together as far as the memory allows.
 
@@ -262,3 +288,8 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
         else:
             groups.append([one])
     return groups
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people."""
+    return f"{count / 1024**3:.1f} GB" if count >= 1024**3 else f"{count / 1024**2:.0f} MB"

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -47,8 +48,8 @@ HEADS: tuple[Reading, ...] = (
     _plain("laplacian_gap"),
 )
 
-#: What fills the table `graphs`, one row per threshold: metric -> columns.
-GRAPHS: tuple[str, ...] = ()
+#: What fills the table `graphs`, one row per map and threshold.
+GRAPHS: tuple[str, ...] = ("graph_statistics",)
 
 
 class SinkStudy(Recipe):
@@ -78,7 +79,7 @@ class SinkStudy(Recipe):
         lengths = layer.lengths[:, None]
         mean = heads.mean(dim=1, keepdim=True, dtype=torch.float64)
         for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
-            keys = {
+            keys: dict[str, Any] = {
                 "sample": _each(batch.samples, len(names)),
                 "layer": number,
                 "head": names * len(batch.samples),
@@ -94,6 +95,14 @@ class SinkStudy(Recipe):
                     for position in line
                 ]
             rows.add("heads", {**keys, "n_tokens": _each(batch.lengths, len(names)), **columns})
+            graphs = self._graphs(maps, lengths)
+            if graphs:
+                each = len(self.study.thresholds)
+                spread = {
+                    name: np.repeat(value, each) if np.ndim(value) else value for name, value in keys.items()
+                }
+                levels = [_levels(self.study.thresholds, n) for n in batch.lengths for _ in names]
+                rows.add("graphs", {**spread, "threshold": np.concatenate(levels), **graphs})
 
     def _heads(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
         """Columns of `heads`, one entry per map, in the order of the leading axes."""
@@ -110,6 +119,19 @@ class SinkStudy(Recipe):
                 columns[column] = values.to(kind).flatten().numpy()
         return columns
 
+    def _graphs(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
+        """Columns of `graphs`, thresholds varying fastest."""
+        chosen = [name for name in GRAPHS if not self.study.metrics or name in self.study.metrics]
+        if not chosen:
+            return {}
+        found = measure(maps, chosen, thresholds=self.study.thresholds, lengths=lengths)
+        columns: dict[str, Any] = {}
+        if "graph_statistics" in found:
+            columns.update(found["graph_statistics"]._asdict())
+        if "betti_numbers" in found:
+            columns["betti_0"], columns["betti_1"] = found["betti_numbers"].unbind(-1)
+        return {name: values.flatten().numpy() for name, values in columns.items()}
+
     def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
         """Every number of `heads` and `graphs` on uniform attention among the visible keys.
 
@@ -118,16 +140,17 @@ class SinkStudy(Recipe):
             causal: whether keys after the query are hidden.
         """
         kind = "uniform_causal" if causal else "uniform_full"
-        columns = self._heads(uniform_attention(n_tokens, causal=causal), None)
+        maps = uniform_attention(n_tokens, causal=causal)
+        entries = [(name, math.nan, values[0]) for name, values in self._heads(maps, None).items()]
+        levels = _levels(self.study.thresholds, n_tokens)
+        entries += [
+            (name, float(level), value)
+            for name, values in self._graphs(maps, None).items()
+            for level, value in zip(levels, values, strict=True)
+        ]
         return [
-            {
-                "n_tokens": n_tokens,
-                "metric": name,
-                "value": float(values[0]),
-                "kind": kind,
-                "threshold": math.nan,
-            }
-            for name, values in columns.items()
+            {"n_tokens": n_tokens, "metric": name, "value": float(value), "kind": kind, "threshold": level}
+            for name, level, value in entries
         ]
 
 
@@ -145,6 +168,13 @@ def uniform_attention(n: int, *, causal: bool) -> Tensor:
     ones = torch.ones(n, n, dtype=torch.float64)
     maps = ones.tril() if causal else ones
     return maps / maps.sum(-1, keepdim=True)
+
+
+def _levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
+    """Thresholds as numbers for a map of n tokens."""
+    return np.asarray(
+        [float(one.partition("/")[0]) / n if isinstance(one, str) else one for one in thresholds]
+    )
 
 
 def _each(values: Sequence[int], times: int) -> list[int]:

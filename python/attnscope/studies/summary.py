@@ -6,13 +6,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.results import KEYS, Results, nearest
+from attnscope.results import KEYS, MissingError, Results, nearest
 
 if TYPE_CHECKING:
     import pandas as pd
 
-_LATEX = {"&": r"\&", "%": r"\%", "$": r"\$", "#": r"\#", "_": r"\_", "{": r"\{", "}": r"\}", "~": r"\textasciitilde{}",
-          "^": r"\textasciicircum{}", "\\": r"\textbackslash{}"}  # fmt: skip
+_LATEX = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "\\": r"\textbackslash{}",
+}
 
 
 def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
@@ -26,7 +29,7 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
         by: key columns that stay apart.
 
     Raises:
-        KeyError: an unknown table or key column.
+        MissingError: an unknown table or key column.
     """
     import pandas as pd
 
@@ -34,7 +37,7 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
     keys = [key for key in KEYS.get(table, ()) if key in frame]
     for key in by:
         if key not in keys:
-            raise KeyError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
+            raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
     if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
         by = [*by, "protocol"]
     if "head" in frame and "head" not in by and (frame["head"] >= 0).any():

@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+"""Model folders as a study reads them: tiny random weights, a tokenizer made here, checkpoint series."""
+
+import json
+from pathlib import Path
+
+from models import VOCABULARY, tiny
+
+WORDS = [
+    *("the", "cat", "sat", "on", "a", "mat", "while", "rain", "fell", "over", "old", "town", "and", "nobody"),
+    *("saw", "how", "it", "went", "home", "again", "before", "night", "came", "down", "with", "wind", "from"),
+    *("sea", "then", "all", "was", "still"),
+]
+
+
+def tokenizer(bos=True):
+    """Words to ids, `[UNK]` for the others; BOS in front when asked for."""
+    from tokenizers import Tokenizer, models, pre_tokenizers, processors
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {"<pad>": 0, "<s>": 1, "</s>": 2, "[UNK]": 3}
+    vocabulary |= {word: 4 + at for at, word in enumerate(dict.fromkeys(WORDS))}
+    made = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    made.pre_tokenizer = pre_tokenizers.Whitespace()
+    if bos:
+        made.post_processor = processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+    special = {"bos_token": "<s>", "eos_token": "</s>"} if bos else {}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made, pad_token="<pad>", unk_token="[UNK]", model_max_length=64, **special
+    )
+
+
+def model_folder(path, name="llama", *, seed=0, bos=True, **changes):
+    """Saves a tiny model and its tokenizer; returns the folder."""
+    path = Path(path)
+    small = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 2} if name == "llama" else {}
+    tiny(name, seed=seed, **{**small, **changes}).save_pretrained(path)
+    tokenizer(bos).save_pretrained(path)
+    return path
+
+
+def series(path, steps=(0, 2, 10), **options):
+    """Folders `stepN`, each with other weights."""
+    for step in steps:
+        model_folder(Path(path) / f"step{step}", seed=step, **options)
+    return Path(path)
+
+
+def sentences(path, count=10, shortest=3):
+    """A text file of sentences of growing length; returns the file."""
+    lines = [" ".join(WORDS[(at + k) % len(WORDS)] for k in range(shortest + at)) for at in range(count)]
+    Path(path).write_text("\n".join(lines) + "\n", "utf-8")
+    return Path(path)
+
+
+def id_lines(path, rows):
+    """A JSONL file of token ids; returns the file."""
+    assert all(0 <= one < VOCABULARY for row in rows for one in row)
+    Path(path).write_text(
+        "".join(json.dumps({"token_ids": row, "kind": "made"}) + "\n" for row in rows), "utf-8"
+    )
+    return Path(path)

@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""One configuration in YAML, on the command line and in Python; mistakes are answered with the right name."""
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.studies import packaged, recipe_of
+from attnscope.studies.config import ConfigError, Study, parse_bytes, read_config, set_key
+
+
+def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [gpt2]\ntexts: {path: a.csv, column: text, samples: 5}\nblock: 8\n", "utf-8")
+    from_file = Study.from_yaml(file)
+    in_python = Study(models="gpt2", texts={"path": "a.csv", "column": "text", "samples": 5}, block=8)
+    from_line = Study.from_yaml(
+        "sink_study",
+        models=[{"path": "gpt2"}],
+        texts=[{"path": "a.csv", "column": "text"}],
+        overrides=["texts.samples=5", "block=8"],
+    )
+    assert from_file == in_python == from_line
+
+
+def test_the_resolved_yaml_is_the_study():
+    study = Study(
+        models=["a", {"path": "b", "revisions": ["step1", "step10"]}], texts="t.txt", protocols="both"
+    )
+    assert Study(**yaml.safe_load(study.to_yaml())) == study
+    assert study.protocols == ["exact", "ruscio2025"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"blok": 3}, r"unknown key 'blok'; did you mean 'block'\?"),
+        (
+            {"models": [{"path": "a", "revision": "x"}]},
+            r"unknown key 'revision' in models\[0\]; did you mean 'revisions'",
+        ),
+        (
+            {"texts": [{"path": "a", "sample": 2}]},
+            r"unknown key 'sample' in texts\[0\]; did you mean 'samples'",
+        ),
+        ({"block": "ten"}, r"block: .*integer.*got 'ten'"),
+        ({"block": 0}, r"block: .*greater than or equal to 1, got 0"),
+        ({"texts": [{"path": "a", "samples": 0}]}, r"texts\[0\]\.samples: .*got 0"),
+        ({"thresholds": [0.1, 1.5]}, r"thresholds: expected thresholds inside \(0, 1\), got 1\.5"),
+        ({"thresholds": ["0/n"]}, r"thresholds: .*'2/n', got '0/n'"),
+        ({"protocols": ["exakt"]}, r"protocols\[0\]: .*'exact' or 'ruscio2025', got 'exakt'"),
+        ({"max_memory": "lots"}, r"max_memory: expected an amount of memory such as 4GB, got 'lots'"),
+        ({"models": []}, r"models: .*at least 1 item"),
+        ({"name": "../up"}, r"name: .*got '\.\./up'"),
+        ({"seed": -1}, r"seed: .*got -1"),
+    ],
+)
+def test_mistakes_are_explained(change, message):
+    with pytest.raises(ConfigError, match=message):
+        Study(**{"models": "gpt2", "texts": "a.txt", **change})
+
+
+def test_what_is_missing_is_named():
+    with pytest.raises(ConfigError, match="models is missing"):
+        Study(texts="a.txt")
+
+
+def test_files_that_are_no_study_are_refused_in_words(tmp_path):
+    broken, other, listed = tmp_path / "broken.yaml", tmp_path / "latin.yaml", tmp_path / "list.yaml"
+    broken.write_text("models: [a\ntexts: b", "utf-8")
+    other.write_bytes("name: caf\xe9".encode("latin-1"))
+    listed.write_text("- a\n- b\n", "utf-8")
+    for path, message in (
+        (broken, "is not valid YAML: .*line"),
+        (other, "is not UTF-8 text"),
+        (listed, "expected keys and values, got a list"),
+        (tmp_path / "nowhere.yaml", "there is no file"),
+        ("sink_stduy", "did you mean 'sink_study'"),
+    ):
+        with pytest.raises(ConfigError, match=message):
+            read_config(path)
+
+
+def test_yaml_cannot_run_code(tmp_path):
+    file = tmp_path / "evil.yaml"
+    file.write_text("models: !!python/object/apply:os.system ['true']\n", "utf-8")
+    with pytest.raises(ConfigError, match="not valid YAML"):
+        Study.from_yaml(file)
+
+
+@pytest.mark.parametrize("name", packaged())
+def test_packaged_studies_can_be_done(name):
+    study = Study.from_yaml(name, models="gpt2")
+    assert recipe_of(study).name == study.study
+
+
+def test_an_unknown_recipe_or_metric_is_refused():
+    with pytest.raises(ConfigError, match="there is no study 'sink'; did you mean 'sink_study'"):
+        recipe_of(Study(study="sink", models="a", texts="b"))
+    with pytest.raises(ConfigError, match="no metric 'fiedler'; did you mean 'fiedler_value'"):
+        recipe_of(Study(models="a", texts="b", metrics="fiedler"))
+
+
+def test_set_key_reaches_every_place():
+    data = {"models": "gpt2", "texts": [{"path": "a"}, {"path": "b"}]}
+    for assignment in ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]"):
+        set_key(data, assignment)
+    study = Study(**data)
+    assert (study.block, study.models[0].dtype, study.thresholds) == (8, "bfloat16", [0.1, "2/n"])
+    assert [text.samples for text in study.texts] == [None, 3]
+
+
+@pytest.mark.parametrize(
+    ("assignment", "message"),
+    [
+        ("block", "expected key=value, got 'block'"),
+        ("=3", "expected key=value"),
+        ("texts.5.samples=1", "there are 1 texts, counted from 0"),
+        ("block.size=1", "'block.size' leads nowhere"),
+        ("texts.0.a.b=1", "leads nowhere"),
+        ("block=[1", "is not valid YAML"),
+        ("models.dtype=x", "there are no models yet"),
+    ],
+)
+def test_set_key_says_what_is_wrong(assignment, message):
+    with pytest.raises(ConfigError, match=message):
+        set_key({"texts": ["a"]}, assignment)
+
+
+@given(st.integers(1, 2**50))
+def test_a_number_of_bytes_is_itself(count):
+    assert parse_bytes(count) == parse_bytes(str(count)) == parse_bytes(f"{count}B") == count
+
+
+def test_units_of_memory_are_powers_of_1024():
+    assert [parse_bytes(text) for text in ("1k", "1 MB", "2GiB", "0.5g")] == [
+        1024,
+        1024**2,
+        2 * 1024**3,
+        2**29,
+    ]
+    for wrong in ("", "-1GB", "0", "4XB", "nan"):
+        with pytest.raises(ValueError, match="expected an amount"):
+            parse_bytes(wrong)

@@ -1,0 +1,389 @@
+# SPDX-License-Identifier: MIT
+"""The engine on tiny models: numbers equal to direct calls, errors in words, nothing half-written."""
+
+import json
+import shutil
+
+import numpy as np
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.models import LoadError
+from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.engine import resume, run
+from attnscope.studies.lock import FolderLock, FolderLocked
+from attnscope.studies.plan import batches, make_plan
+from folders import id_lines, model_folder, sentences, series
+
+METRICS = ["fiedler_value", "laplacian_gap", "graph_statistics"]
+
+
+@pytest.fixture(scope="module")
+def llama(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("models") / "tiny" / "hf")
+
+
+@pytest.fixture(scope="module")
+def checkpoints(tmp_path_factory):
+    return series(tmp_path_factory.mktemp("models") / "growing")
+
+
+@pytest.fixture
+def texts(tmp_path):
+    return sentences(tmp_path / "texts.txt", 7)
+
+
+@pytest.fixture
+def said():
+    return []
+
+
+def study(tmp_path, model, texts, **options):
+    options = {"metrics": METRICS, "thresholds": [0.05, "2/n"], "block": 3, **options}
+    return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
+
+
+def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):
+    results = run(study(tmp_path, str(llama), str(texts)), say=said.append)
+    assert said == []
+    assert results.tables() == ["samples", "heads", "graphs", "baselines"]
+    heads, samples = results.table("heads"), results.table("samples")
+    assert list(heads.columns[:7]) == ["model", "revision", "step", "sample", "layer", "head", "protocol"]
+    assert set(heads["model"]) == {"tiny"}
+    assert heads[["sample", "layer", "head"]].to_numpy().tolist() == [
+        [sample, layer, head] for sample in range(7) for layer in range(2) for head in (-1, 0, 1, 2, 3)
+    ]
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama, attn_implementation="eager").eval()
+    cube = results.to_xarray("graphs")["density"]
+    for sample in (0, 6):
+        ids = torch.tensor([list(samples["token_ids"][sample])])
+        assert samples["n_tokens"][sample] == ids.shape[1] == 4 + sample
+        with torch.no_grad():
+            maps = model(ids, output_attentions=True).attentions
+        for layer, attention in enumerate(maps):
+            rows = heads[(heads["sample"] == sample) & (heads["layer"] == layer)]
+            direct = asc.fiedler_value(attention[0])
+            np.testing.assert_allclose(rows["fiedler_value"].iloc[1:], direct, rtol=1e-4)
+            mean = asc.fiedler_value(attention[0].double().mean(0))
+            np.testing.assert_allclose(rows["fiedler_value"].iloc[0], mean, rtol=1e-4)
+            fixed = asc.graph_statistics(attention[0], [0.05]).density[:, 0]
+            stored = cube.sel(sample=sample, layer=layer, threshold=0.05, head=[0, 1, 2, 3]).squeeze()
+            np.testing.assert_allclose(stored, fixed, atol=1e-12)
+
+
+def test_baselines_are_uniform_attention_of_every_length(tmp_path, llama, texts):
+    results = run(study(tmp_path, str(llama), str(texts)), progress=False)
+    table = results.table("baselines")
+    assert sorted(set(table["n_tokens"])) == list(range(4, 11))
+    assert set(table["kind"]) == {"uniform_causal"}
+    assert not table.duplicated(["n_tokens", "metric", "kind", "threshold"]).any()
+    n = 9
+    row = table[(table["n_tokens"] == n) & (table["metric"] == "fiedler_value") & table["threshold"].isna()]
+    uniform = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
+    graph = (uniform + uniform.T) / 2
+    graph.fill_diagonal_(0)
+    expected = torch.linalg.eigvalsh(torch.diag(graph.sum(-1)) - graph)[1]
+    assert row["value"].item() == pytest.approx(expected.item(), rel=1e-10)
+    # 2/n of 9 tokens: row i of the uniform causal map reaches it while 1/(i+1) >= 2/9, the first four rows
+    graphs = table[
+        (table["n_tokens"] == n) & (table["metric"] == "density") & np.isclose(table["threshold"], 2 / n)
+    ]
+    assert graphs["value"].item() == pytest.approx(6 / 36)
+
+
+def test_an_encoder_gets_the_full_baseline(tmp_path, texts):
+    folder = model_folder(tmp_path / "bert", "bert")
+    results = run(study(tmp_path, str(folder), str(texts), metrics=["fiedler_value"]))
+    table = results.table("baselines")
+    assert set(table["kind"]) == {"uniform_full"}
+    complete = table[table["metric"] == "fiedler_value"]
+    np.testing.assert_allclose(complete["value"], 1.0, rtol=1e-10)
+
+
+def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoints, texts):
+    results = run(study(tmp_path, str(checkpoints), str(texts)))
+    samples = results.table("samples")
+    assert list(dict.fromkeys(zip(samples["revision"], samples["step"], strict=True))) == [
+        ("step0", 0), ("step2", 2), ("step10", 10),
+    ]  # fmt: skip
+    assert set(samples["model"]) == {"growing"}
+    cube = results.to_xarray()["fiedler_value"]
+    assert list(cube["step"].values) == [0, 2, 10]
+    assert float(abs(cube.sel(step=0) - cube.sel(step=10)).max()) > 0
+
+
+def test_patterns_and_chosen_revisions(tmp_path, checkpoints, texts):
+    some = study(tmp_path, {"path": f"{checkpoints}/step*0", "label": "mine"}, str(texts))
+    assert [one.title for one in make_plan(some).checkpoints] == ["mine step0", "mine step10"]
+    chosen = study(tmp_path, {"path": str(checkpoints), "revisions": ["step10", "step2"]}, str(texts))
+    assert [one.step for one in make_plan(chosen).checkpoints] == [2, 10]
+    with pytest.raises(ConfigError, match=r"no checkpoint folder .*step7"):
+        make_plan(study(tmp_path, {"path": str(checkpoints), "revisions": ["step7"]}, str(texts)))
+
+
+def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpoints, texts, said):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
+    weights = copy / "step2" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    results = run(study(tmp_path, str(copy), str(texts)), say=said.append)
+    assert sorted(set(results.table("heads")["step"])) == [0, 10]
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["copy step2"]
+    assert any("skipped copy step2" in line for line in said)
+    shutil.copy(checkpoints / "step2" / "model.safetensors", weights)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
+        resume(results.path)
+
+
+def test_weights_that_the_architecture_lacks_are_never_random(tmp_path, llama, texts):
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "copy"
+    shutil.copytree(llama, copy)
+    weights = load_file(copy / "model.safetensors")
+    gone = next(name for name in weights if "q_proj" in name)
+    del weights[gone]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LoadError, match=r"lack 1 tensors of LlamaForCausalLM, for example .*q_proj"):
+        run(study(tmp_path, str(copy), str(texts)))
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def broken_folder(tmp_path, llama, what):
+    copy = tmp_path / "broken"
+    shutil.copytree(llama, copy)
+    if what == "no weights":
+        (copy / "model.safetensors").unlink()
+    elif what == "config is not JSON":
+        (copy / "config.json").write_text("{", "utf-8")
+    elif what == "unknown architecture":
+        (copy / "config.json").write_text('{"model_type": "no_such_model"}', "utf-8")
+    elif what == "no tokenizer":
+        for file in copy.glob("tokenizer*"):
+            file.unlink()
+    elif what == "pickled weights":
+        (copy / "model.safetensors").unlink()
+        torch.save({}, copy / "pytorch_model.bin")
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no weights", r"broken: .*holds no \*\.safetensors file"),
+        ("pickled weights", r"broken: .*holds no \*\.safetensors file, and no other format is loaded"),
+        ("config is not JSON", "broken: .*not a valid JSON"),
+        ("unknown architecture", "broken: .*no_such_model"),
+        ("no tokenizer", "broken: tokenizer: "),
+    ],
+)
+def test_a_broken_model_folder_is_explained_and_leaves_nothing(tmp_path, llama, texts, what, message):
+    with pytest.raises(LoadError, match=message):
+        run(study(tmp_path, str(broken_folder(tmp_path, llama, what)), str(texts)))
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_folder_without_a_model_and_a_missing_one(tmp_path, texts):
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        (tmp_path / "empty", "holds no model"),
+        (tmp_path / "none", "there is no model folder"),
+    ):
+        with pytest.raises(ConfigError, match=rf"models\[0\]: .*{message}"):
+            run(study(tmp_path, str(path), str(texts)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_foreign_code_is_refused_unless_asked_for(tmp_path, llama, texts):
+    copy = tmp_path / "copy"
+    shutil.copytree(llama, copy)
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    config |= {
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "model_type": "evil",
+    }
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    (copy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", "utf-8")
+    with pytest.raises(LoadError, match="its own code, which is not run unless trust_remote_code"):
+        run(study(tmp_path, str(copy), str(texts)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):
+    made = study(tmp_path, str(llama), str(texts))
+    run(made)
+    with pytest.raises(FileExistsError, match=r"holds this very study: attnscope resume .*runs/a"):
+        run(made)
+    with pytest.raises(FileExistsError, match=r"another study \(block: 3 there, 2 here\)"):
+        run(made, block=2)
+    other = tmp_path / "runs" / "b"
+    other.mkdir()
+    (other / "thesis.tex").write_text("mine", "utf-8")
+    with pytest.raises(FileExistsError, match="is no run folder"):
+        run(made, name="b")
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+    again = resume(tmp_path / "runs" / "a")
+    assert again.provenance["units"]["done_by_this_process"] == 0
+
+
+def test_one_folder_one_writer(tmp_path, llama, texts):
+    made = run(study(tmp_path, str(llama), str(texts)))
+    with FolderLock(made.path), pytest.raises(FolderLocked, match="in use by process"):
+        resume(made.path)
+
+
+def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
+    made = run(study(tmp_path, str(llama), str(texts)))
+    sentences(texts, 8)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
+        resume(made.path)
+
+
+def test_groups_token_ids_and_source_columns_reach_the_samples(tmp_path, llama, texts):
+    rows = id_lines(tmp_path / "ids.jsonl", [[1, 5, 6, 5, 6], [1, 7, 8, 9]])
+    inputs = [{"path": str(texts), "samples": 2}, {"path": str(rows), "group": "copying"}]
+    samples = run(study(tmp_path, str(llama), inputs, metrics=["fiedler_value"])).table("samples")
+    assert list(samples["group"]) == ["text", "text", "copying", "copying"]
+    assert list(samples["token_ids"][2]) == [1, 5, 6, 5, 6]
+    assert list(samples["kind"].fillna("")) == ["", "", "made", "made"]
+    assert list(samples["source"]) == ["texts.txt", "texts.txt", "ids.jsonl", "ids.jsonl"]
+    assert list(samples["source_row"]) == [0, 1, 0, 1]
+    assert samples["tokens"][2][0] == "<s>"
+
+
+def test_bad_token_ids_are_named(tmp_path, llama):
+    rows = id_lines(tmp_path / "ids.jsonl", [[1, 5]])
+    rows.write_text('{"token_ids": [1, 5000]}\n', "utf-8")
+    with pytest.raises(
+        ConfigError, match=r"ids\.jsonl, row 0: .*token id 5000 is outside the vocabulary of 97"
+    ):
+        run(study(tmp_path, str(llama), str(rows)))
+
+
+def test_long_short_and_bare_sentences_are_counted(tmp_path, texts, said):
+    folder = model_folder(tmp_path / "plain", bos=False)
+    texts.write_text("\n".join(["the", " ".join(["cat"] * 100), "the cat sat"]), "utf-8")
+    results = run(study(tmp_path, str(folder), str(texts)), say=said.append)
+    samples = results.table("samples")
+    assert list(samples["n_tokens"]) == [1, 64, 3]
+    assert list(samples["truncated"]) == [False, True, False]
+    assert not samples["bos"].any()
+    assert results.provenance["sentences"]["plain"] == {
+        "sentences": 3, "cut": 1, "of_one_token": 1, "empty": 0, "without_bos": 3,
+    }  # fmt: skip
+    for part in (
+        "1 of 3 sentences were longer than 64 tokens",
+        "have one token",
+        "no sentence starts with a BOS",
+    ):
+        assert any(part in line for line in said), part
+    one = results.table("heads").query("sample == 0")
+    assert (one["fiedler_value"] == 0).all()
+
+
+def test_bos_can_be_dropped_or_replaced(tmp_path, llama, texts):
+    plans = {
+        bos: make_plan(study(tmp_path, str(llama), str(texts), bos=bos))
+        for bos in ("keep", "drop", "replace")
+    }
+    ids = {
+        bos: [one.encoded.ids.tolist() for unit in plan.units for one in unit.inputs]
+        for bos, plan in plans.items()
+    }
+    assert all(one[0] == 1 for one in ids["keep"])
+    assert ids["drop"] == [one[1:] for one in ids["keep"]]
+    assert [one[1:] for one in ids["replace"]] == ids["drop"]
+    assert all(one[0] > 3 for one in ids["replace"])
+    again = make_plan(study(tmp_path, str(llama), str(texts), bos="replace"))
+    assert [one.encoded.ids.tolist() for unit in again.units for one in unit.inputs] == ids["replace"]
+
+
+def test_max_tokens_cuts_below_the_context(tmp_path, llama, texts):
+    plan = make_plan(study(tmp_path, str(llama), str(texts), max_tokens=5))
+    assert max(one.n_tokens for unit in plan.units for one in unit.inputs) == 5
+
+
+def test_a_memory_bound_that_cannot_hold_is_refused_in_words(tmp_path, llama, texts):
+    with pytest.raises(ConfigError, match=r"max_memory: a sentence of 10 tokens needs .*set max_tokens"):
+        make_plan(study(tmp_path, str(llama), str(texts), max_memory=100))
+
+
+def test_batches_hold_every_sentence_once_and_obey_the_bound(tmp_path, llama):
+    texts = sentences(tmp_path / "many.txt", 40)
+    unit = make_plan(study(tmp_path, str(llama), str(texts), block=40)).units[0]
+    groups = batches(unit, heads=4, layer_bytes=4 * 30 * 30 * 4 * 4)
+    assert sorted(one.sentence.sample for group in groups for one in group) == list(range(40))
+    assert max(map(len, groups)) > 1
+    for group in groups:
+        lengths = [one.n_tokens for one in group]
+        assert len(group) == 1 or len(group) * max(lengths) ** 2 * 16 <= 4 * 30 * 30 * 16
+        assert max(lengths) <= 1.25 * min(lengths) + 8
+
+
+def test_the_numbers_do_not_depend_on_the_order_of_the_sentences(tmp_path, llama, texts):
+    forward = run(study(tmp_path, str(llama), str(texts), block=1)).table("heads")
+    lines = texts.read_text("utf-8").splitlines()
+    texts.write_text("\n".join(reversed(lines)), "utf-8")
+    backward = run(study(tmp_path, str(llama), str(texts), block=1), name="b").table("heads")
+    backward["sample"] = 6 - backward["sample"]
+    backward = backward.sort_values(["sample", "layer", "head"], ignore_index=True)
+    assert (forward["fiedler_value"] == backward["fiedler_value"]).all()
+
+
+def test_two_models_of_one_label_are_refused(tmp_path, llama, checkpoints, texts):
+    with pytest.raises(ConfigError, match=r"models\[1\]: two models would be called 'tiny'"):
+        make_plan(
+            study(tmp_path, [str(llama), {"path": str(checkpoints / "step0"), "label": "tiny"}], str(texts))
+        )
+
+
+def test_layers_can_be_chosen(tmp_path, llama, texts):
+    heads = run(study(tmp_path, str(llama), str(texts), layers=[1], metrics=["fiedler_value"])).table("heads")
+    assert set(heads["layer"]) == {1}
+
+
+def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, said):
+    folder = model_folder(tmp_path / "mamba", "mamba")
+    results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=said.append)
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["mamba"]
+    assert set(results.table("heads")["model"]) == {"tiny"}
+    with pytest.raises(LoadError, match="mamba"):
+        run(study(tmp_path, str(folder), str(texts)), name="b")
+    assert not (tmp_path / "runs" / "b").exists()
+
+
+def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said):
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "spoiled"
+    shutil.copytree(llama, copy)
+    weights = load_file(copy / "model.safetensors")
+    name = next(name for name in weights if "layers.1.self_attn.q_proj" in name)
+    weights[name][:8] = float("nan")
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    results = run(study(tmp_path, str(copy), str(texts), metrics=["fiedler_value"]), say=said.append)
+    heads = results.table("heads")
+    spoiled = heads[(heads["layer"] == 1) & (heads["head"] == 0)]
+    assert spoiled["fiedler_value"].isna().all()
+    assert heads[(heads["layer"] == 1) & (heads["head"] > 0)]["fiedler_value"].notna().all()
+    assert results.provenance["spoiled"]["fiedler_value"] >= 14
+    assert any("matrices held NaN" in line for line in said)
+
+
+def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
+    facts = run(study(tmp_path, str(llama), str(texts), seed=3)).provenance
+    assert facts["state"] == "finished"
+    assert facts["schema_version"] == 1
+    assert facts["seed"] == 3
+    assert facts["models"]["tiny"]["architecture"] == "LlamaForCausalLM"
+    assert facts["models"]["tiny"]["dtype"] == "float32"
+    assert facts["packages"]["torch"] == torch.__version__
+    assert set(facts) >= {"attnscope", "config_hash", "cpu", "threads", "blas", "git", "python", "plan"}
+    stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")
+    assert stored.metadata[b"attnscope_schema"] == b"1"
+    assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
+    assert not (tmp_path / "runs" / "a" / ".lock").exists()

@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Sentences from files: every format, the sampling rules, and clear words for every bad file."""
+
+import csv
+import json
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnscope.studies.config import ConfigError, TextSource
+from attnscope.studies.sources import extra_columns, read_sentences
+
+TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
+
+
+def read(path, **options):
+    return read_sentences([TextSource(path=str(path), **options)])
+
+
+def write_csv(path, rows, names=("text", "field"), encoding="utf-8"):
+    with open(path, "w", encoding=encoding, newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(names)
+        writer.writerows(rows)
+    return path
+
+
+def test_every_format_gives_the_same_sentences(tmp_path):
+    (tmp_path / "a.txt").write_text("\n\n".join(TEXTS) + "\n", "utf-8")
+    write_csv(tmp_path / "a.csv", [(text, "f") for text in TEXTS])
+    lines = [json.dumps({"text": text, "field": "f"}) for text in TEXTS]
+    (tmp_path / "a.jsonl").write_text("\n".join(lines), "utf-8")
+    pq.write_table(pa.table({"text": TEXTS, "field": ["f"] * 3}), tmp_path / "a.parquet")
+    for name in ("a.txt", "a.csv", "a.jsonl", "a.parquet"):
+        found = read(tmp_path / name)
+        assert [one.text for one in found] == TEXTS, name
+        assert [one.sample for one in found] == [0, 1, 2]
+        assert {one.source for one in found} == {name}
+        assert name == "a.txt" or found[0].extra == {"field": "f"}
+    assert [one.source_row for one in read(tmp_path / "a.txt")] == [0, 2, 4]
+
+
+def test_windows_line_ends_and_a_byte_order_mark(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfone\r\ntwo\r\n")
+    assert [one.text for one in read(tmp_path / "a.txt")] == ["one", "two"]
+    (tmp_path / "a.csv").write_bytes(b"\xef\xbb\xbftext\r\none\r\n")
+    assert [one.text for one in read(tmp_path / "a.csv", column="text")] == ["one"]
+
+
+def test_a_line_separator_inside_json_text_stays_there(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"text": "one\u2028two"}\n', "utf-8")
+    assert read(tmp_path / "a.jsonl")[0].text == "one\u2028two"
+
+
+def test_token_ids_are_taken_as_they_are(tmp_path):
+    (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 5, 5]}\n', "utf-8")
+    found = read(tmp_path / "a.jsonl", group="copying")[0]
+    assert (found.text, found.token_ids, found.group) == (None, (1, 5, 5), "copying")
+
+
+def test_groups_are_numbered_through(tmp_path):
+    (tmp_path / "a.txt").write_text("one\ntwo\n", "utf-8")
+    (tmp_path / "b.txt").write_text("three\n", "utf-8")
+    found = read_sentences([TextSource(path=str(tmp_path / f"{name}.txt"), group=name) for name in "ab"])
+    assert [(one.sample, one.group, one.text) for one in found] == [
+        (0, "a", "one"),
+        (1, "a", "two"),
+        (2, "b", "three"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "options", "message"),
+    [
+        (
+            "a.txt",
+            "caf\xe9\n".encode("latin-1"),
+            {},
+            r"is not utf-8: byte 0xe9 at line 1; .*encoding=latin-1",
+        ),
+        ("a.txt", "one\n".encode("utf-16"), {}, "texts.encoding=utf-16"),
+        ("a.csv", "text\ncaf\xe9\n".encode("latin-1"), {}, "byte 0xe9 at line 2"),
+        ("a.txt", b"x", {"encoding": "klingon"}, "unknown encoding 'klingon'"),
+        ("a.txt", b"x", {"column": "text"}, "has no columns, 'text' was asked for"),
+        ("a.txt", b"\n \n", {}, "holds no sentence"),
+        ("a.csv", b"text,field\none,f\n", {"column": "txt"}, r"no column 'txt' in .*; did you mean 'text'\?"),
+        ("a.csv", b"a,b\n1,2\n", {}, "which column.? there are: a, b"),
+        ("a.csv", b"text,field\none\n", {}, "line 2: 1 fields, the header names 2"),
+        ("a.csv", b'text\n"open\n', {}, "line 2: unexpected end of data"),
+        ("a.csv", b"", {}, "which column.? there are: none"),
+        ("a.jsonl", b'{"text": "a"}\n{"text": \n', {}, "line 2 is not JSON"),
+        ("a.jsonl", b'["a"]\n', {}, "line 1: expected an object, got a list"),
+        ("a.jsonl", b'{"text": "a"}\n{"txt": "b"}\n', {}, "line 2: no key 'text'; did you mean 'txt'"),
+        ("a.jsonl", b'{"text": 5}\n', {}, "'text' must be a text or a list of token ids, got 5"),
+        ("a.jsonl", b'{"token_ids": [1, -2]}\n', {}, "must be a text or a list of token ids"),
+        ("a.jsonl", b"[" * 100000, {}, "line 1 is not JSON"),
+        ("a.parquet", b"PAR1 nonsense", {}, "is not a readable Parquet file"),
+        ("a.doc", b"x", {}, "the ending says what a file is; known: .txt, .csv, .jsonl, .parquet"),
+    ],
+)
+def test_bad_files_are_explained(tmp_path, name, content, options, message):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError, match=message):
+        read(tmp_path / name, **options)
+
+
+def test_missing_files_folders_and_unknown_sources(tmp_path):
+    with pytest.raises(ConfigError, match=r"there is no file .*none\.csv"):
+        read(tmp_path / "none.csv")
+    with pytest.raises(ConfigError, match="is a folder"):
+        read(tmp_path)
+    with pytest.raises(ConfigError, match="'builtin:pydocs' is not built in; did you mean 'builtin:pydoc'"):
+        read("builtin:pydocs")
+
+
+def test_a_truncated_parquet_file_is_refused(tmp_path):
+    pq.write_table(pa.table({"text": TEXTS}), tmp_path / "whole.parquet")
+    data = (tmp_path / "whole.parquet").read_bytes()
+    (tmp_path / "half.parquet").write_bytes(data[: len(data) // 2])
+    with pytest.raises(ConfigError, match="not a readable Parquet file"):
+        read(tmp_path / "half.parquet")
+
+
+def test_a_line_of_a_megabyte_and_many_columns(tmp_path):
+    long = "word " * 200_000
+    write_csv(tmp_path / "a.csv", [(long, "f")])
+    assert read(tmp_path / "a.csv")[0].text == long.strip()
+    assert csv.field_size_limit() == 131072
+    names = [f"c{at}" for at in range(20_000)]
+    write_csv(tmp_path / "b.csv", [["x"] * len(names)], names)
+    with pytest.raises(ConfigError, match="which column") as caught:
+        read(tmp_path / "b.csv")
+    assert len(str(caught.value)) < 500
+
+
+def test_sampling_is_seeded_and_keeps_the_order(tmp_path):
+    (tmp_path / "a.txt").write_text("\n".join(f"sentence {at}" for at in range(100)), "utf-8")
+    source = TextSource(path=str(tmp_path / "a.txt"), samples=10, sampling="random")
+    first, again, other = (read_sentences([source], seed) for seed in (0, 0, 1))
+    assert first == again
+    assert [one.text for one in first] != [one.text for one in other]
+    rows = [one.source_row for one in first]
+    assert rows == sorted(rows)
+    assert len(set(rows)) == 10
+    assert [one.text for one in read(tmp_path / "a.txt", samples=2)] == ["sentence 0", "sentence 1"]
+    assert len(read(tmp_path / "a.txt", samples=1000)) == 100
+
+
+def focus_rows():
+    """30 words with three sentences each, of 4, 8 and 12 words plus the word's own number."""
+    return [
+        (" ".join(["w"] * (4 * size + word % 3)), f"focus{word}") for size in (3, 1, 2) for word in range(30)
+    ]
+
+
+def test_the_papers_rule_takes_the_shortest_sentence_of_every_focus_word(tmp_path):
+    write_csv(tmp_path / "a.csv", focus_rows(), ("text", "focus_word"))
+    exact = read(tmp_path / "a.csv", sampling="paper", samples=30)
+    assert sorted(one.extra["focus_word"] for one in exact) == sorted(f"focus{word}" for word in range(30))
+    assert {len(one.text.split()) for one in exact} == {4, 5, 6}
+    more = read(tmp_path / "a.csv", sampling="paper", samples=48)
+    extra = [len(one.text.split()) for one in more if len(one.text.split()) > 6]
+    # 60 others: short third 8..9 words, middle third 9..13, long third 13..14: six of each third
+    assert len(extra) == 18
+    assert sum(length <= 9 for length in extra) >= 6
+    assert sum(length >= 13 for length in extra) >= 6
+    fewer = read(tmp_path / "a.csv", sampling="paper", samples=9)
+    lengths = sorted(len(one.text.split()) for one in fewer)
+    assert lengths == [4, 4, 4, 5, 5, 5, 6, 6, 6]
+    with pytest.raises(ConfigError, match="needs the column 'word'"):
+        read(tmp_path / "a.csv", sampling="paper", focus="word")
+
+
+@given(count=st.integers(1, 120), rule=st.sampled_from(["first", "random", "paper"]))
+def test_every_rule_takes_as_many_different_rows_as_asked(tmp_path_factory, count, rule):
+    path = tmp_path_factory.getbasetemp() / "focus.csv"
+    if not path.exists():
+        write_csv(path, focus_rows(), ("text", "focus_word"))
+    rows = [one.source_row for one in read(path, sampling=rule, samples=count)]
+    assert len(rows) == len(set(rows)) == min(count, 90)
+    assert rows == sorted(rows)
+
+
+def test_the_manual_of_python_is_a_source():
+    found = read("builtin:pydoc", samples=50, sampling="random")
+    assert len(found) == 50
+    assert all(6 <= len(one.text.split()) <= 50 for one in found)
+
+
+def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
+    rows = [
+        {"text": "a", "score": 1, "layer": 3, "tokens": "x", "mixed": 1},
+        {"text": "b", "score": 2.5, "mixed": "y"},
+    ]
+    (tmp_path / "a.jsonl").write_text("\n".join(map(json.dumps, rows)), "utf-8")
+    columns = extra_columns(read(tmp_path / "a.jsonl"))
+    assert columns == {
+        "score": [1, 2.5],
+        "layer": [3, None],
+        "source_tokens": ["x", None],
+        "mixed": ["1", "y"],
+    }
