@@ -420,9 +420,20 @@ def load(path: str | Path) -> Results:
     Args:
         path: a folder with `tables/*.parquet`, as `attnscope run` writes it.
 
+    Returns:
+        the results; nothing but the two small text files is read yet.
+
     Raises:
         FileNotFoundError: no such folder, or it holds no tables (yet): the message says how to go on.
         ResultsError: `study.yaml` or `provenance.json` cannot be read.
+
+    Example:
+        >>> import tempfile, pandas as pd
+        >>> from attnscope.results import Results, load
+        >>> folder = tempfile.mkdtemp() + "/run"
+        >>> _ = Results({"heads": pd.DataFrame({"head": [0], "entropy": [1.5]})}, study={"seed": 7}).save(folder)
+        >>> load(folder).study["seed"], load(folder).table("heads")["entropy"].item()
+        (7, 1.5)
     """
     import yaml
 

@@ -368,6 +368,7 @@ def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said
     results = run(study(tmp_path, str(copy), str(texts), metrics=["fiedler_value"]), say=said.append)
     heads = results.table("heads")
     spoiled = heads[(heads["layer"] == 1) & (heads["head"] == 0)]
+    assert len(spoiled) == 7
     assert spoiled["fiedler_value"].isna().all()
     assert heads[(heads["layer"] == 1) & (heads["head"] > 0)]["fiedler_value"].notna().all()
     assert results.provenance["spoiled"]["fiedler_value"] >= 14

@@ -56,6 +56,12 @@ def run(
         FileExistsError: the run folder exists; the message says whether and how to resume.
         Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
         DiskFull: no room; everything done before is intact.
+
+    Example:
+        >>> import attnscope as asc
+        >>> asc.run("sink_study", models="./no/such/folder")
+        Traceback (most recent call last):
+        attnscope.studies.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
     if isinstance(config, Study):
         study = Study(**{**config.to_dict(), **overrides}) if overrides else config
@@ -73,9 +79,18 @@ def resume(folder: str | Path, *, progress: bool = True, say: Say | None = None)
         progress: bars on a terminal or in a notebook.
         say: told what a person should know.
 
+    Returns:
+        the stored results.
+
     Raises:
         FileNotFoundError: the folder holds no run.
         ConfigError: the texts, the weights or attnscope itself changed since the run began.
+
+    Example:
+        >>> import attnscope as asc
+        >>> asc.resume("no/such/folder")
+        Traceback (most recent call last):
+        FileNotFoundError: resume: no/such/folder holds no study.yaml; a run folder is needed
     """
     path = Path(folder)
     if not (path / "study.yaml").is_file():

@@ -136,7 +136,8 @@ def make_plan(study: Study) -> Plan:
                 file = f"{len(plan.units):06d}-{name[:12]}.parquet"
                 plan.units.append(Unit(name, file, checkpoint, position, block))
     if not plan.units:
-        raise LoadError("; ".join(reason for _, reason in plan.skipped) or "no sentence is left to measure")
+        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
+        raise LoadError("; ".join(reasons) or "no sentence is left to measure")
     _check_memory(plan)
     return plan
 

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: MIT
+"""Runs that are killed, interrupted, starved of disk or damaged end like one that was left in peace."""
+
+import contextlib
+import json
+import os
+import random
+import shutil
+import signal
+import subprocess
+import time
+
+import pytest
+
+from folders import sentences, series
+from launcher import Launcher, until
+
+CHECKPOINTS, BLOCKS = 3, 4
+
+
+@pytest.fixture(scope="module")
+def launcher(tmp_path_factory):
+    with Launcher(tmp_path_factory.mktemp("logs")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return series(folder / "growing"), sentences(folder / "texts.txt", 4 * BLOCKS)
+
+
+def command(inputs, output, name="a"):
+    model, texts = inputs
+    return (
+        "run", "sink_study", "--model", model, "--texts", texts, "--block", 4, "--output", output,
+        "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
+    )  # fmt: skip
+
+
+def content(folder):
+    return {path.name: path.read_bytes() for path in sorted((folder / "tables").glob("*"))}
+
+
+def shards(folder):
+    return sorted((folder / "shards").glob("*.parquet"))
+
+
+@pytest.fixture(scope="module")
+def peaceful(launcher, inputs, tmp_path_factory):
+    """An uninterrupted run: its tables and the seconds it took."""
+    output = tmp_path_factory.mktemp("peaceful")
+    began = time.monotonic()
+    process = launcher.run(*command(inputs, output))
+    assert process.code == 0, process.output
+    folder = output / "a"
+    assert len(shards(folder)) == CHECKPOINTS * BLOCKS
+    assert sorted(content(folder)) == [
+        "baselines.parquet",
+        "graphs.parquet",
+        "heads.parquet",
+        "samples.parquet",
+    ]
+    return folder, time.monotonic() - began
+
+
+def finished_like(peaceful, folder):
+    assert content(folder) == content(peaceful[0])
+    assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "finished"
+    assert not list(folder.rglob("*.tmp"))
+    assert not (folder / ".lock").exists()
+    # what the metrics are made of is the same too, not only their sum
+    assert [path.read_bytes() for path in shards(folder)] == [
+        path.read_bytes() for path in shards(peaceful[0])
+    ]
+
+
+def until_shards(process, folder, count):
+    until(lambda: len(shards(folder)) >= count or process.poll() is not None)
+    assert process.poll() is None, process.output
+
+
+def resumed(launcher, folder):
+    """Goes on and says how many units were still missing."""
+    process = launcher.run("resume", folder)
+    assert process.code == 0, process.output
+    return json.loads((folder / "provenance.json").read_text("utf-8"))["units"]["done_by_this_process"]
+
+
+def killed_at_random(launcher, inputs, peaceful, output, draw):
+    """Kills a run again and again at random moments until it gets through; returns the number of kills."""
+    folder, kills = output / "a", 0
+    arguments = command(inputs, output)
+    while True:
+        process = launcher.start(*arguments)
+        end = time.monotonic() + draw.uniform(0.02, 0.9 * peaceful[1])
+        while process.poll() is None and time.monotonic() < end:
+            time.sleep(0.003)
+        before = len(shards(folder)) if folder.is_dir() else 0
+        process.send(signal.SIGKILL)
+        if process.wait() == 0:
+            return kills
+        assert process.code == -signal.SIGKILL, process.output
+        kills += 1
+        assert len(shards(folder)) >= before
+        arguments = ("resume", folder) if (folder / "study.yaml").exists() else command(inputs, output)
+        if kills >= 4:
+            listed = (folder / "shards" / "manifest.jsonl").read_bytes().count(b"\n") if before else 0
+            missing = resumed(launcher, folder)
+            assert missing <= CHECKPOINTS * BLOCKS - listed
+            return kills
+
+
+def test_killed_at_random_moments(launcher, inputs, peaceful, tmp_path):
+    draw = random.Random(20251)
+    kills = 0
+    for trial in range(3):
+        kills += killed_at_random(launcher, inputs, peaceful, tmp_path / str(trial), draw)
+        finished_like(peaceful, tmp_path / str(trial) / "a")
+    assert kills > 0
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, peaceful, tmp_path):
+    draw = random.Random()
+    print(seed := random.randrange(10**9))
+    draw.seed(seed)
+    kills = 0
+    for trial in range(20):
+        kills += killed_at_random(launcher, inputs, peaceful, tmp_path / str(trial), draw)
+        finished_like(peaceful, tmp_path / str(trial) / "a")
+        shutil.rmtree(tmp_path / str(trial))
+    print(f"{kills} kills")
+    assert kills >= 20
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_stores_the_unit_at_work_and_exits_with_its_number(
+    launcher, inputs, peaceful, tmp_path, number
+):
+    folder = tmp_path / "a"
+    process = launcher.start(*command(inputs, tmp_path))
+    until_shards(process, folder, 2)
+    process.send(number)
+    assert process.wait() == 128 + number, process.output
+    assert "stopping when the unit at work is stored" in process.output
+    assert f"attnscope resume {folder}" in process.output
+    stored = len(shards(folder))
+    assert 2 <= stored < CHECKPOINTS * BLOCKS
+    assert not (folder / "tables").exists()
+    assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
+    assert resumed(launcher, folder) == CHECKPOINTS * BLOCKS - stored
+    finished_like(peaceful, folder)
+
+
+def test_two_signals_stop_at_once(launcher, inputs, peaceful, tmp_path):
+    folder = tmp_path / "a"
+    process = launcher.start(*command(inputs, tmp_path))
+    until_shards(process, folder, 1)
+    process.send(signal.SIGINT)
+    until(lambda: "stopping when" in process.output or process.poll() is not None)
+    process.send(signal.SIGINT)
+    assert process.wait() == 130, process.output
+    resumed(launcher, folder)
+    finished_like(peaceful, folder)
+
+
+def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_path):
+    folder = tmp_path / "a"
+    first = launcher.start(*command(inputs, tmp_path))
+    until_shards(first, folder, 1)
+    second = launcher.run("resume", folder)
+    assert second.code == 1
+    assert f"{folder} is in use by process {first.pid} on " in second.output
+    third = launcher.run(*command(inputs, tmp_path))
+    assert third.code == 1
+    assert "holds this very study: attnscope resume" in third.output
+    assert first.wait() == 0, first.output
+    finished_like(peaceful, folder)
+
+
+def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path):
+    folder = tmp_path / "a"
+    process = launcher.start(*command(inputs, tmp_path))
+    until_shards(process, folder, 1)
+    process.send(signal.SIGKILL)
+    process.wait()
+    racers = [launcher.start("resume", folder) for _ in range(4)]
+    codes = [racer.wait() for racer in racers]
+    assert set(codes) <= {0, 1}
+    assert 0 in codes
+    assert all("in use by" in racer.output for racer in racers if racer.code == 1)
+    finished_like(peaceful, folder)
+
+
+def test_no_room_for_a_shard_stops_with_everything_before_intact(launcher, inputs, peaceful, tmp_path):
+    folder = tmp_path / "a"
+    sizes = [path.stat().st_size for path in shards(peaceful[0])]
+    # the sentences grow, so some shards fit under the limit and a later one does not
+    limit = sorted(sizes)[len(sizes) // 2]
+    process = launcher.run(*command(inputs, tmp_path), file_size=limit)
+    assert process.code == 1, process.output
+    assert "no room for" in process.output
+    assert f"what is done is intact: attnscope resume {folder}" in process.output
+    stored = shards(folder)
+    assert 0 < len(stored) < CHECKPOINTS * BLOCKS
+    assert [path.read_bytes() for path in stored] == [
+        path.read_bytes() for path in shards(peaceful[0])[: len(stored)]
+    ]
+    assert not list(folder.rglob("*.tmp"))
+    assert resumed(launcher, folder) == CHECKPOINTS * BLOCKS - len(stored)
+    finished_like(peaceful, folder)
+
+
+def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
+    small = tmp_path / "small"
+    small.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(small)], capture_output=True, text=True
+    )
+    if mounted.returncode:
+        pytest.skip(f"no tmpfs can be mounted here: {mounted.stderr.strip()}")
+    try:
+        process = launcher.run(*command(inputs, small))
+        assert process.code == 1, process.output
+        assert "no room for" in process.output
+        stored = shards(small / "a")
+        assert 0 < len(stored) < CHECKPOINTS * BLOCKS
+        subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
+        assert resumed(launcher, small / "a") == CHECKPOINTS * BLOCKS - len(stored)
+        finished_like(peaceful, small / "a")
+    finally:
+        subprocess.run(["umount", str(small)], check=True)
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "one bit", "foreign", "unlisted", "torn manifest", "all at once"]
+)
+def test_damaged_shards_are_set_aside_and_computed_again(launcher, inputs, peaceful, tmp_path, damage):
+    folder = tmp_path / "a"
+    shutil.copytree(peaceful[0], folder)
+    stored, manifest = shards(folder), folder / "shards" / "manifest.jsonl"
+    expected = 1
+    if damage in ("truncated", "all at once"):
+        stored[3].write_bytes(stored[3].read_bytes()[:-100])
+    if damage in ("one bit", "all at once"):
+        data = bytearray(stored[5].read_bytes())
+        data[len(data) // 2] ^= 4
+        stored[5].write_bytes(data)
+    if damage in ("foreign", "all at once"):
+        shutil.copy(stored[8], stored[7])
+    if damage == "unlisted":
+        manifest.write_bytes(b"".join(manifest.read_bytes().splitlines(keepends=True)[:-1]))
+    if damage == "torn manifest":
+        manifest.write_bytes(manifest.read_bytes()[:-30])
+    if damage == "all at once":
+        expected = 3
+    shutil.rmtree(folder / "tables")
+    assert resumed(launcher, folder) == expected
+    assert len(list((folder / "shards" / "set-aside").iterdir())) == expected
+    finished_like(peaceful, folder)
+
+
+def test_tables_that_were_lost_are_written_again(launcher, peaceful, tmp_path):
+    folder = tmp_path / "a"
+    shutil.copytree(peaceful[0], folder)
+    (folder / "tables" / "heads.parquet").write_bytes(b"PAR1")
+    assert resumed(launcher, folder) == 0
+    finished_like(peaceful, folder)
+
+
+def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
+    process = launcher.start(*command(inputs, tmp_path / "before"))
+    until_shards(process, tmp_path / "before" / "a", 1)
+    process.send(signal.SIGKILL)
+    process.wait()
+    moved = tmp_path / "after" / "other name"
+    moved.parent.mkdir()
+    os.rename(tmp_path / "before" / "a", moved)
+    with contextlib.suppress(FileNotFoundError):
+        (moved / ".lock").unlink()
+    assert resumed(launcher, moved) > 0
+    finished_like(peaceful, moved)
