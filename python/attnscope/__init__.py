@@ -42,6 +42,7 @@ from attnscope.metrics.sinks import (  # noqa: E402
 )
 
 if TYPE_CHECKING:
+    from attnscope.doctor import show_config as show_config
     from attnscope.results import Results as Results
     from attnscope.results import load as load
     from attnscope.studies.config import Study as Study
@@ -57,6 +58,7 @@ _LAZY: dict[str, str] = {
     "load": "attnscope.results",
     "resume": "attnscope.studies.engine",
     "run": "attnscope.studies.engine",
+    "show_config": "attnscope.doctor",
 }
 
 __all__ = [

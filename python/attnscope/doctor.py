@@ -110,6 +110,17 @@ def _one(
 #: One closed form per metric: (how it is computed, what it must be).
 KNOWN_ANSWERS: dict[str, tuple[Callable[[], float], float]] = {
     # the causal star under the mean has weights 1/2: L has the eigenvalues 0, 1/2 (n - 2 times), n/2
+    "sink_share": (_one("sink_share", _star(6), lambda found: found.share), 1.0),
+    "sink_rate": (_one("sink_rate", _star(6)), 1.0),
+    "sink_position": (_one("sink_position", _star(6)), 0.0),
+    "sink_tokens": (_one("sink_tokens", _star(6), lambda found: found.sum()), 1.0),
+    "incoming_attention": (_one("incoming_attention", _uniform(4), lambda found: found[0]), 25 / 48),
+    "top_mass": (_one("top_mass", _star(6), k=1), 1.0),
+    "attention_entropy": (_one("attention_entropy", _full(4), lambda found: found.mean()), math.log(4)),
+    "graph_statistics": (
+        _one("graph_statistics", _star(6), lambda found: found.centralization[0], thresholds=[0.1]),
+        1.0,
+    ),
     "fiedler_value": (_one("fiedler_value", _star(6)), 0.5),
     "fiedler_vector": (_one("fiedler_vector", _full(4), lambda found: found.square().sum()), 1.0),
     "laplacian_eigenvalues": (_one("laplacian_eigenvalues", _star(6), lambda found: found[-1]), 3.0),

@@ -431,7 +431,8 @@ def load(path: str | Path) -> Results:
         >>> import tempfile, pandas as pd
         >>> from attnscope.results import Results, load
         >>> folder = tempfile.mkdtemp() + "/run"
-        >>> _ = Results({"heads": pd.DataFrame({"head": [0], "entropy": [1.5]})}, study={"seed": 7}).save(folder)
+        >>> heads = pd.DataFrame({"head": [0], "entropy": [1.5]})
+        >>> _ = Results({"heads": heads}, study={"seed": 7}).save(folder)
         >>> load(folder).study["seed"], load(folder).table("heads")["entropy"].item()
         (7, 1.5)
     """

@@ -45,6 +45,7 @@ DIRECT: dict[str, str] = {
     "incoming_attention": "sinks",
     "sink_rate": "sinks",
     "sink_tokens": "sinks",
+    "sink_position": "sinks",
     "sink_share": "sinks",
     "top_mass": "sinks",
     "head_divergence": "divergence",

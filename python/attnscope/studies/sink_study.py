@@ -29,20 +29,47 @@ class Reading:
     Attributes:
         metric: name of the public function.
         options: of the call.
-        columns: column name -> what of the result goes there, one number per map.
+        columns: column name -> what of the result goes there, one number per map; it is also told which
+            maps are spoiled by NaN or infinite entries, because a flag cannot say so itself.
     """
 
     metric: str
-    columns: Mapping[str, Callable[[Any], Tensor]]
+    columns: Mapping[str, Callable[[Any, Tensor], Tensor]]
     options: Mapping[str, Any]
 
 
 def _plain(metric: str, column: str = "", **options: Any) -> Reading:
-    return Reading(metric, {column or metric: lambda result: result}, options)
+    return Reading(metric, {column or metric: lambda result, spoiled: result}, options)
+
+
+def _fields(metric: str, columns: Mapping[str, str], **options: Any) -> Reading:
+    def take(field: str) -> Callable[[Any, Tensor], Tensor]:
+        return lambda result, spoiled: getattr(result, field)
+
+    return Reading(metric, {column: take(field) for column, field in columns.items()}, options)
+
+
+def _mean_over_queries(result: Tensor, spoiled: Tensor) -> Tensor:
+    return result.nanmean(-1)
+
+
+def _rate(result: Tensor, spoiled: Tensor) -> Tensor:
+    return result.double().masked_fill(spoiled, math.nan)
+
+
+def _count(result: Tensor, spoiled: Tensor) -> Tensor:
+    return result.sum(-1).masked_fill(spoiled, -1)
 
 
 #: What fills the table `heads`.
 HEADS: tuple[Reading, ...] = (
+    _fields("sink_share", {"sink_share": "share", "sink_share_uniform": "uniform", "sink_boost": "boost"}),
+    Reading("sink_rate", {"sink_rate": _rate}, {}),
+    _plain("sink_position"),
+    Reading("sink_tokens", {"sink_count": _count}, {}),
+    _plain("top_mass", k=1),
+    Reading("attention_entropy", {"entropy": _mean_over_queries}, {}),
+    Reading("attention_entropy", {"entropy_normalized": _mean_over_queries}, {"normalized": True}),
     _plain("fiedler_value"),
     _plain("fiedler_value", "fiedler_value_normalized", normalized=True),
     _plain("laplacian_gap"),
@@ -86,13 +113,12 @@ class SinkStudy(Recipe):
                 "protocol": "exact",
             }
             columns = self._heads(maps, lengths)
-            tokens = columns.get("sink_position")
-            if tokens is not None:
-                positions = tokens.reshape(len(batch.samples), len(names)).tolist()
+            if "sink_position" in columns:
+                found = columns["sink_position"].reshape(len(batch.samples), len(names)).tolist()
                 columns["sink_token"] = [
                     batch.tokens[sample][position] if position >= 0 else ""
-                    for sample, line in enumerate(positions)
-                    for position in line
+                    for sample, positions in enumerate(found)
+                    for position in positions
                 ]
             rows.add("heads", {**keys, "n_tokens": _each(batch.lengths, len(names)), **columns})
             graphs = self._graphs(maps, lengths)
@@ -110,11 +136,13 @@ class SinkStudy(Recipe):
         if not chosen:
             return {}
         requests = {str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)}
+        requests["incoming"] = {"metric": "incoming_attention"}
         found = measure(maps, requests, lengths=lengths)
+        spoiled = found["incoming"][..., 0].isnan()
         columns: dict[str, Any] = {}
         for at, one in enumerate(chosen):
             for column, take in one.columns.items():
-                values = take(found[str(at)])
+                values = take(found[str(at)], spoiled)
                 kind = torch.int64 if not values.dtype.is_floating_point else torch.float64
                 columns[column] = values.to(kind).flatten().numpy()
         return columns
