@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""Figures drawn from stored tables: functions that take `ax=` and return it, and the study's figures by name.
+
+This package is the only one that imports matplotlib; `import attnscope` does not reach it.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from matplotlib.figure import Figure
+
+from attnscope.figures.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
+from attnscope.figures.maps import attention_map, layer_head_map
+from attnscope.figures.registry import FIGURES, NotDrawable, Tables
+from attnscope.figures.spectra import spectrum_against_null
+from attnscope.figures.style import save, style
+from attnscope.figures.topology import betti_curve, persistence_diagram
+
+__all__ = [
+    "FIGURES",
+    "NotDrawable",
+    "attention_map",
+    "betti_curve",
+    "depth_profile",
+    "draw",
+    "emergence_curve",
+    "figures",
+    "head_emergence",
+    "layer_head_map",
+    "persistence_diagram",
+    "save",
+    "spectrum_against_null",
+    "style",
+    "threshold_curve",
+]
+
+
+def draw(results: Tables, names: Sequence[str] | None = None) -> dict[str, Figure]:
+    """Draws figures of the study from its tables.
+
+    Args:
+        results: what `attnscope.load` returns.
+        names: keys of `FIGURES`; None draws every figure that the tables allow.
+
+    Returns:
+        Figures by name.
+
+    Raises:
+        ValueError: for a name that does not exist.
+        NotDrawable: when a figure that was asked for by name lacks its tables.
+    """
+    unknown = [name for name in names or () if name not in FIGURES]
+    if unknown:
+        raise ValueError(f"figures: no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
+    drawn: dict[str, Figure] = {}
+    for name in names or FIGURES:
+        try:
+            drawn[name] = FIGURES[name](results)
+        except NotDrawable as error:
+            if names:
+                raise NotDrawable(f"figures: {name}: {error}") from error
+    return drawn
+
+
+def figures(
+    results: Tables,
+    folder: str | os.PathLike[str] | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    formats: Sequence[str] = ("pdf", "png"),
+) -> list[Path]:
+    """Draws figures of the study and writes each as vector PDF and as PNG.
+
+    Args:
+        results: what `attnscope.load` returns.
+        folder: where to write; None is `figures` in the run folder.
+        names: keys of `FIGURES`; None draws every figure that the tables allow.
+        formats: endings that matplotlib knows.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: for a name that does not exist, or without a folder for results in memory.
+        NotDrawable: when a figure that was asked for by name lacks its tables.
+    """
+    if folder is None:
+        home = getattr(results, "path", None)
+        if home is None:
+            raise ValueError("figures: these results have no run folder; say where to write")
+        folder = Path(home) / "figures"
+    files: list[Path] = []
+    for name, figure in draw(results, names).items():
+        files += save(figure, Path(folder) / name, formats)
+    return files
