@@ -82,7 +82,8 @@ def head_emergence(
     *,
     baselines: pd.DataFrame | None = None,
     ax: Axes | None = None,
-    named: int = 2,
+    named: int = 3,
+    limits: tuple[float, float] | None = None,
 ) -> Axes:
     """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
 
@@ -91,7 +92,9 @@ def head_emergence(
         metric: the column.
         baselines: the `baselines` table.
         ax: axes to draw on; None makes them.
-        named: how many of the highest heads at the last step carry a name and an interval.
+        named: how many of the highest heads at the last step are drawn bold with an interval; those clearly
+            above uniform attention carry their name.
+        limits: of the vertical axis; None follows the data.
 
     Returns:
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
@@ -108,23 +111,40 @@ def head_emergence(
         strong = (layer, head) in top
         _curve(
             ax, rows["step"], rows, f"L{layer}H{head}", color,
-            interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55,
+            interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
         )  # fmt: skip
-    last = float(table["step"].max())
-    placed: list[float] = []
-    for layer, head in top:
-        value = float(final[(final["layer"] == layer) & (final["head"] == head)]["mean"].iloc[0])
-        ax.annotate(
-            f"L{layer}H{head}", (last, value), xytext=(4, 0), textcoords="offset points", va="center",
-            color=colors[layers.index(layer)], fontsize=7, fontweight="bold", annotation_clip=False,
-            alpha=0.0 if any(abs(value - other) < 0.04 for other in placed) else 1.0,
-        )  # fmt: skip
-        placed.append(value)
     _uniform_line(ax, uniform_value(heads, baselines, metric))
     step_axis(ax, heads["step"])
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)
+    if limits is not None:
+        ax.set_ylim(*limits)
+    last = float(table["step"].max())
+    low, high = ax.get_ylim()
+    floor = uniform_value(heads, baselines, metric)
+    floor = (floor if np.isfinite(floor) else low) + 0.1 * (high - low)
+    names = [
+        (float(row["mean"]), int(row["layer"]), int(row["head"]))
+        for _, row in final[:named].iterrows()
+        if row["mean"] > floor
+    ]
+    _name_heads(ax, last, names, {layer: colors[place] for place, layer in enumerate(layers)})
     return ax
+
+
+def _name_heads(ax: Axes, x: float, names: list[tuple[float, int, int]], colors: Mapping[int, str]) -> None:
+    """Writes heads' names right of their last points, moved apart where they would overlap."""
+    low, high = ax.get_ylim()
+    gap = 0.075 * (high - low)
+    below = float("inf")
+    for value, layer, head in sorted(names, reverse=True):
+        if not low <= value <= high:
+            continue
+        below = min(value, below - gap)
+        ax.annotate(
+            f"L{layer}H{head}", (x, below), xytext=(4, 0), textcoords="offset points", va="center",
+            color=colors[layer], fontsize=7, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
 
 
 @styled
@@ -217,6 +237,13 @@ def threshold_curve(
     ax.set_xlabel("threshold on attention")
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)
+    if metric == "fiedler_value":
+        # Of 0/1 graphs it runs from 0 to n, and the complete graph of uniform attention dwarfs all else.
+        top = ax.get_ylim()[1]
+        ax.set_yscale("symlog", linthresh=1.0)
+        ax.set_ylim(-0.08, 1.2 * top)
+        ax.yaxis.set_major_locator(FixedLocator([0, 1, 10, 100, 1000, 10_000]))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     return ax
 
 
@@ -281,10 +308,10 @@ def layer_colors(count: int) -> list[str]:
 
 def _curve(
     ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
-    *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0,
+    *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
 ) -> None:  # fmt: skip
     x = np.asarray(x, dtype=float)
-    dash = DASHES[PALETTE.index(color)] if color in PALETTE else "-"
+    dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
     ax.plot(
         x, rows["mean"], label=label, color=color, linestyle=dash, linewidth=width, alpha=alpha,
         marker="o" if marker else None, markersize=2.6, zorder=3,
@@ -303,6 +330,11 @@ def _limits(ax: Axes, metric: str) -> None:
     """Keeps the axis inside the quantity's range, and a share's zero in sight."""
     about = quantity(metric)
     low, high = ax.get_ylim()
+    tops = [
+        float(np.nanmax(line.get_ydata())) for line in ax.get_lines() if np.isfinite(line.get_ydata()).any()
+    ]
+    if tops and max(tops) > high - 0.04 * (high - low):
+        high = max(tops) + 0.05 * (max(tops) - low)
     if about.low is not None:
         low = about.low - 0.02 * (high - about.low) if about.low == 0 else max(low, about.low)
     if about.high is not None and high > about.high:

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -30,9 +30,11 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
         KeyError: when the table lacks the metric.
     """
     if metric not in heads:
-        raise KeyError(f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}")
-    values = heads.assign(**{metric: heads[metric].astype(float)})
-    return values.pivot_table(index="layer", columns="head", values=metric, aggfunc="mean", dropna=False)
+        raise KeyError(
+            f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
+        )
+    means = heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean()
+    return cast("pd.DataFrame", means.unstack("head"))
 
 
 @styled
@@ -106,7 +108,7 @@ def attention_map(
 ) -> Axes:
     """One attention matrix, queries down and keys across, on a logarithmic scale.
 
-    Attention spans orders of magnitude; what lies under the floor, the causal triangle included, is left white.
+    Attention spans orders of magnitude; what lies under the floor, the causal triangle too, is left white.
 
     Args:
         attention: `[n, n]`, anything NumPy reads.
@@ -179,8 +181,8 @@ def short(value: float) -> str:
     Returns:
         Its decimal text.
 
-    >>> short(0.5), short(12.34), short(1234.0), short(0.0)
-    ('.50', '12', '1234', '0')
+    >>> short(0.5), short(12.34), short(0.0034), short(0.0)
+    ('.50', '12', '.003', '0')
     """
     if value == 0:
         return "0"
@@ -188,8 +190,10 @@ def short(value: float) -> str:
         return f"{value:.0f}"
     if abs(value) >= 1:
         return f"{value:.1f}"
-    text = f"{value:.2f}" if abs(value) >= 0.005 else f"{value:.0e}".replace("e-0", "e-")
-    return text.replace("0.", ".", 1) if "e" not in text else text
+    if abs(value) < 0.0005:
+        return f"{value:.0e}".replace("e-0", "e-")
+    text = f"{value:.2f}" if abs(value) >= 0.0095 else f"{value:.3f}"
+    return text.replace("0.", ".", 1)
 
 
 def ink_on(color: Any) -> str:

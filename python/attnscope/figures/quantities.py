@@ -37,7 +37,9 @@ QUANTITIES: dict[str, Quantity] = {
         0,
         1,
     ),
-    "top_mass": Quantity("mass of the top key", "", "Share of all attention held by the strongest key.", 0, 1),
+    "top_mass": Quantity(
+        "mass of the top key", "", "Share of all attention held by the strongest key.", 0, 1
+    ),
     "sink_count": Quantity(
         "sink tokens per map",
         "",
@@ -60,8 +62,8 @@ QUANTITIES: dict[str, Quantity] = {
         0,
     ),
     "fiedler_value_normalized": Quantity(
-        "normalised Fiedler value",
-        r"$\lambda_2^{\mathrm{norm}}$",
+        "normalised Fiedler",
+        r"$\hat\lambda_2$",
         "The same for the degree-normalised Laplacian, which weak nodes cannot cap.",
         0,
     ),
@@ -85,17 +87,19 @@ QUANTITIES: dict[str, Quantity] = {
         "effective rank", "", "Exponential of the entropy of the normalised singular values.", 1
     ),
     "spectral_gap": Quantity("singular gap", r"$\sigma_1-\sigma_2$", "First minus second singular value.", 0),
-    "spectral_ratio": Quantity("singular ratio", r"$\sigma_1/\sigma_2$", "First over second singular value.", 1),
+    "spectral_ratio": Quantity(
+        "singular ratio", r"$\sigma_1/\sigma_2$", "First over second singular value.", 1
+    ),
     "mp_ks": Quantity(
-        "distance from random",
-        "KS",
+        "KS from random law",
+        "",
         "Kolmogorov-Smirnov distance between the spectrum of the row-standardised map and the law of "
         "random entries on the same support.",
         0,
         1,
     ),
     "mp_wasserstein": Quantity(
-        "distance from random", r"$W_1$", "Wasserstein distance from the law of random entries.", 0
+        "distance from random law", r"$W_1$", "Wasserstein distance from the law of random entries.", 0
     ),
     "mp_outliers": Quantity("outliers", "", "Eigenvalues above the edge of the random law.", 0),
     "mp_outlier_energy": Quantity(
@@ -109,8 +113,12 @@ QUANTITIES: dict[str, Quantity] = {
     "total_persistence_1": Quantity(
         "total H1 persistence", "", "Sum of the lengths of finite bars in dimension 1.", 0
     ),
-    "max_persistence_0": Quantity("longest H0 bar", "", "Length of the longest finite bar in dimension 0.", 0),
-    "max_persistence_1": Quantity("longest H1 bar", "", "Length of the longest finite bar in dimension 1.", 0),
+    "max_persistence_0": Quantity(
+        "longest H0 bar", "", "Length of the longest finite bar in dimension 0.", 0
+    ),
+    "max_persistence_1": Quantity(
+        "longest H1 bar", "", "Length of the longest finite bar in dimension 1.", 0
+    ),
     "persistent_entropy_0": Quantity(
         "persistent entropy H0", "", "Entropy of the lengths of finite bars in dimension 0.", 0
     ),
@@ -140,13 +148,16 @@ QUANTITIES: dict[str, Quantity] = {
         "components", r"$\beta_0$", "Connected components of the pairs at or above the threshold.", 0
     ),
     "betti_1": Quantity(
-        "loops", r"$\beta_1$", "Independent loops of the pairs at or above the threshold, cliques filled in.", 0
+        "loops",
+        r"$\beta_1$",
+        "Independent loops of the pairs at or above the threshold, cliques filled in.",
+        0,
     ),
 }
 
 
 def quantity(name: str) -> Quantity:
-    """What is known about a column; an unknown one is called by its own name.
+    r"""What is known about a column; an unknown one is called by its own name.
 
     Args:
         name: a column of a table.

@@ -24,6 +24,7 @@ from attnscope.figures.lines import (
 from attnscope.figures.maps import attention_map, layer_head_map, layer_head_table
 from attnscope.figures.selection import (
     CHECKPOINT,
+    estimate,
     heads_only,
     last_step,
     uniform_value,
@@ -120,7 +121,7 @@ def measured_heads(results: Tables) -> pd.DataFrame:
         results: the stored tables.
 
     Returns:
-        The `heads` table with the columns `group`, `series`, and, where `graphs` is stored, `betti_0`, `betti_1`.
+        The `heads` table with `group`, `series` and, where `graphs` is stored, `betti_0` and `betti_1`.
 
     Raises:
         NotDrawable: when there is no `heads` table.
@@ -154,6 +155,24 @@ def drawable(heads: pd.DataFrame) -> list[tuple[str, float | None]]:
     return found
 
 
+def sinks(results: Tables) -> pd.DataFrame:
+    """`measured_heads`, with `sink_share` in it.
+
+    Args:
+        results: the stored tables.
+
+    Returns:
+        The table.
+
+    Raises:
+        NotDrawable: when `sink_share` was not measured.
+    """
+    heads = measured_heads(results)
+    if "sink_share" not in heads or heads["sink_share"].isna().all():
+        raise NotDrawable("the heads table has no sink_share")
+    return heads
+
+
 def is_series(heads: pd.DataFrame) -> bool:
     """Whether a model was measured at more than one step.
 
@@ -169,15 +188,17 @@ def is_series(heads: pd.DataFrame) -> bool:
 @figure
 def sink_emergence(results: Tables) -> Figure:
     """Attention to the first key over training, one line per head, one panel per input set."""
-    heads = measured_heads(results)
+    heads = sinks(results)
     if not is_series(heads):
         raise NotDrawable("the run has one checkpoint; emergence needs several")
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
-    figure_, axes = panels(1, len(names), height=2.5, sharey=True)
+    figure_, axes = panels(1, len(names), height=2.5)
+    top = float(estimate(heads, "sink_share", ["series", "layer", "head", "step"])["mean"].max())
     for ax, name in zip(axes[0], names, strict=True):
         rows = heads[heads["series"] == name]
-        head_emergence(rows, "sink_share", baselines=baselines, ax=ax)
+        limits = (-0.02 * top, min(1.15 * top, 1.02))
+        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
         ax.set_title(name)
         ax.label_outer()
     layers = sorted(heads["layer"].unique())
@@ -197,8 +218,8 @@ def sink_emergence(results: Tables) -> Figure:
 
 @figure
 def sink_maps(results: Tables) -> Figure:
-    """Attention to the first key per layer and head, at checkpoints from first to last, one row per input set."""
-    heads = measured_heads(results)
+    """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
+    heads = sinks(results)
     names = list(dict.fromkeys(heads["series"]))
     steps = sorted(heads["step"].unique())
     if len(steps) > 5:
@@ -208,12 +229,17 @@ def sink_maps(results: Tables) -> Figure:
         [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
     ]
     top = max(
-        (float(np.nanmax(layer_head_table(rows, "sink_share"))) for row in tables for rows in row if len(rows)),
+        (
+            float(np.nanmax(layer_head_table(rows, "sink_share")))
+            for row in tables
+            for rows in row
+            if len(rows)
+        ),
         default=1.0,
     )
     layers, width = heads["layer"].nunique(), heads["head"].nunique()
-    cell = min(0.9 * WIDTH / len(steps) / width, 0.35)
-    figure_, axes = panels(len(names), len(steps), height=len(names) * (cell * layers + 0.55) + 0.1)
+    cell = min(0.82 * WIDTH / len(steps) / width, 0.35)
+    figure_, axes = panels(len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35)
     norm = Normalize(0, max(top, 1e-6))
     for axes_row, row, name in zip(axes, tables, names, strict=True):
         for ax, rows, step in zip(axes_row, row, steps, strict=True):
@@ -221,8 +247,10 @@ def sink_maps(results: Tables) -> Figure:
                 ax.set_axis_off()
                 continue
             layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False)
-            ax.set_title(f"{name}" + (f", step {step}" if step >= 0 else ""))
+            if axes_row is axes[0] and step >= 0:
+                ax.set_title(f"step {step}")
             ax.label_outer()
+        axes_row[0].set_ylabel(f"{name}\nlayer", linespacing=1.5)
     _shared_colorbar(figure_, axes, norm, axis_label("sink_share"), _uniform(results, heads, "sink_share"))
     return figure_
 
@@ -371,6 +399,6 @@ def _shared_colorbar(
     bar.locator = MaxNLocator(4)
     bar.update_ticks()
     bar.set_label(label)
-    if np.isfinite(uniform) and norm.vmin <= uniform <= norm.vmax:
+    if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
         bar.ax.axhline(uniform, color="white", linewidth=2.2)
         bar.ax.axhline(uniform, color="black", linewidth=0.9, gid="uniform")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -53,7 +53,9 @@ def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
         The chosen rows.
     """
     chosen = frame[frame["head"] >= 0]
-    return chosen[chosen["protocol"] == protocol] if "protocol" in chosen else chosen
+    if "protocol" in chosen:
+        chosen = chosen[chosen["protocol"] == protocol]
+    return cast("pd.DataFrame", chosen)
 
 
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
@@ -65,7 +67,8 @@ def last_step(frame: pd.DataFrame) -> pd.DataFrame:
     Returns:
         The chosen rows.
     """
-    return frame[frame["step"] == frame.groupby("model")["step"].transform("max")]
+    last = frame.groupby("model")["step"].transform("max")
+    return cast("pd.DataFrame", frame[frame["step"] == last])
 
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
@@ -78,7 +81,7 @@ def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
         The rows, or None when no model has a step 0 beside later ones.
     """
     untrained = frame[frame["step"] == 0]
-    return None if untrained.empty or frame["step"].nunique() < 2 else untrained
+    return None if untrained.empty or frame["step"].nunique() < 2 else cast("pd.DataFrame", untrained)
 
 
 def estimate(
@@ -134,7 +137,7 @@ def estimate(
     result["low"], result["high"] = low, high
     result["samples"] = np.isfinite(values).sum(axis=1)
     result["missing"] = asked.reindex(wide.index).to_numpy()
-    return result[columns]
+    return cast("pd.DataFrame", result[columns])
 
 
 def _nan_mean(values: Any) -> Any:

@@ -33,7 +33,7 @@ def spectrum(attention: Any) -> Spectrum:
         Ascending values; the law as a curve (x, CDF); its upper edge; its name.
 
     Raises:
-        ValueError: when the matrix is not square or has fewer than 8 rows.
+        ValueError: when the matrix is not square, has fewer than 8 rows, or only uniform ones.
     """
     matrix = np.asarray(attention, dtype=float)
     if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 8:
@@ -48,6 +48,8 @@ def spectrum(attention: Any) -> Spectrum:
             standard[: len(visible)] = (visible - visible.mean()) / visible.std()
             rows.append(standard)
     kept = len(rows)
+    if kept == 0:
+        raise ValueError("spectrum: every row is uniform over its visible keys; there is nothing to compare")
     values = np.sort(np.linalg.svd(np.array(rows).reshape(kept, n), compute_uv=False)[:kept] ** 2 / n)
     if causal:
         x, cdf = triangular_law()
@@ -129,8 +131,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         ax: axes to draw on; None makes them.
 
     Returns:
-        The axes: the first line is the spectrum's empirical distribution, the second the null law; a bar marks
-        the Kolmogorov–Smirnov distance.
+        The axes: the first line is the spectrum's empirical distribution, the second the null law; a bar
+        marks the Kolmogorov–Smirnov distance.
     """
     ax = axes_or_new(ax)
     found = spectrum(attention)
@@ -153,7 +155,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         va="bottom",
     )  # fmt: skip
     ax.set_xscale("log")
-    ax.set_xlim(max(1e-4, 0.5 * float(found.values[found.values > 0].min())), 1.6 * float(max(found.values[-1], found.edge)))
+    smallest = float(found.values[found.values > 0].min())
+    ax.set_xlim(max(1e-4, 0.5 * smallest), 1.6 * float(max(found.values[-1], found.edge)))
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("eigenvalue")
     ax.set_ylabel("share below")

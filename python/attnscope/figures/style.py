@@ -31,10 +31,10 @@ PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7
 #: Line styles that go with the colours, so that a grey print tells series apart as well.
 DASHES = ("-", "-", "-", "-", "--", "--", "--", "--")
 
-UNIFORM = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.0, "zorder": 1.5}
+UNIFORM: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.0, "zorder": 1.5}
 """How uniform attention, the closed-form baseline, is drawn everywhere."""
 
-UNTRAINED = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
+UNTRAINED: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
 """How the untrained model is drawn everywhere."""
 
 _RC: dict[str, Any] = {
@@ -72,7 +72,7 @@ _RC: dict[str, Any] = {
     "lines.solid_capstyle": "round",
     "legend.frameon": False,
     "legend.fontsize": 7.0,
-    "legend.handlelength": 1.8,
+    "legend.handlelength": 2.4,
     "legend.borderaxespad": 0.2,
     "figure.facecolor": "white",
     "figure.titlesize": 9.5,
@@ -141,7 +141,8 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
         return ax
     import matplotlib.pyplot as plt
 
-    return plt.subplots(figsize=(width, height), layout="constrained")[1]
+    made: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
+    return made
 
 
 @styled
@@ -166,9 +167,7 @@ def panels(
 
 
 @styled
-def save(
-    figure: Figure, path: str | os.PathLike[str], formats: Sequence[str] = ("pdf", "png")
-) -> list[Path]:
+def save(figure: Figure, path: str | os.PathLike[str], formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
     """Writes a figure once per format, without a date in it: the same tables give the same bytes.
 
     Args:

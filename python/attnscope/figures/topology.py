@@ -33,12 +33,13 @@ def persistence_diagram(bars: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     top = 1.08
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
     ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
-    for dimension, rows in bars.groupby("dimension"):
+    for dimension in sorted({int(value) for value in bars["dimension"]}):
+        rows = bars[bars["dimension"] == dimension]
         death = rows["death"].to_numpy(dtype=float)
         ax.scatter(
             rows["birth"], np.where(np.isfinite(death), death, top), s=9, alpha=0.55, linewidths=0,
-            marker=_MARKS.get(int(dimension), "s"), color=PALETTE[int(dimension)], clip_on=False, zorder=3,
-            label=f"{_NAMES.get(int(dimension), f'H{dimension}')}: {len(rows)}",
+            marker=_MARKS.get(dimension, "s"), color=PALETTE[dimension], clip_on=False, zorder=3,
+            label=f"{_NAMES.get(dimension, f'H{dimension}')}: {len(rows)}",
         )  # fmt: skip
     ax.set_xlim(-0.02, 1.02)
     ax.set_ylim(0, 1.12)

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""The main job: train, measure every checkpoint on both kinds of input, draw, report, and say what emerged."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.demo.texts import GROUPS, copying_sequences, text_windows
+from attnscope.demo.training import Recipe, train
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnscope.results import Results
+
+_SAMPLES_SEED = 1
+
+
+def run_demo(
+    directory: str | os.PathLike[str] = "runs/demo",
+    *,
+    samples: int = 12,
+    recipe: Recipe | None = None,
+    progress: bool = True,
+    say: Callable[[str], Any] = print,
+) -> Results:
+    """Trains a small language model and runs the sink study over all its checkpoints.
+
+    What is done already is kept: a finished training is not repeated, a stopped one goes on at its last
+    checkpoint, and the study at its first missing unit.
+
+    Args:
+        directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
+        samples: sequences of each kind of input.
+        recipe: what to train; None is the one that is known to grow a sink.
+        progress: bars on a terminal or in a notebook.
+        say: told, line by line, what was measured.
+
+    Returns:
+        The stored results.
+
+    Raises:
+        ValueError: when the directory holds the checkpoints of another recipe.
+    """
+    from attnscope.studies.config import Study
+    from attnscope.studies.engine import Engine
+
+    recipe = recipe or Recipe()
+    root = Path(directory).resolve()
+    checkpoints = train(root, recipe, progress=None if progress else False)
+    study = Study(
+        study="sink_study",
+        name=root.name,
+        output=str(root.parent),
+        models={"path": str(checkpoints / "step*"), "label": "demo"},
+        texts=[{"path": str(path), "group": group} for group, path in _write_inputs(root, samples).items()],
+        seed=recipe.seed,
+    )
+    results = Engine(study, progress=progress).run(resume=True)
+    _store_examples(results)
+    results.figures()
+    report = results.report()
+    for line in emergence_lines(results, recipe):
+        say(line)
+    say(f"report: {report}")
+    return results
+
+
+def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
+    """What was measured, in words and a small table: attention to BOS by step, and by head at the end.
+
+    Args:
+        results: of the demo.
+        recipe: of the training.
+
+    Returns:
+        Lines of text.
+    """
+    from attnscope.figures.registry import measured_heads
+
+    heads = measured_heads(results)
+    if "sink_share" not in heads:
+        return [f"measured: {', '.join(map(str, heads.columns))}; sink_share is not among them"]
+    uniform = float(heads["sink_share_uniform"].mean())
+    per_head = heads.groupby(["series", "step", "layer", "head"])["sink_share"].mean()
+    lines = [
+        f"attention to BOS, mean over queries and samples; uniform attention gives {uniform:.3f}",
+        f"{'step':>6}  " + "  ".join(f"{f'{group}: head mean, strongest':>30}" for group in GROUPS),
+    ]
+    for step in sorted(heads["step"].unique()):
+        cells = []
+        for group in GROUPS:
+            at = per_head.loc[group, step]
+            layer, head = at.idxmax()
+            cells.append(f"{at.mean():>14.3f} {at.max():>7.3f} (L{layer}H{head})")
+        lines.append(f"{step:>6}  " + "  ".join(f"{cell:>30}" for cell in cells))
+    last = int(heads["step"].max())
+    for group in GROUPS:
+        lines.append(f"step {last}, {group}, layer by layer:")
+        table = per_head.loc[group, last].unstack("head")
+        lines += [
+            f"  layer {layer}  " + "  ".join(f"{value:.3f}" for value in row) for layer, row in table.iterrows()
+        ]
+    return [*lines, *_verdict(per_head, last, uniform)]
+
+
+def _verdict(per_head: pd.Series[float], last: int, uniform: float) -> list[str]:
+    """One sentence per kind of input; 0.3 is the usual bound of what is called a sink."""
+    lines = []
+    for group in GROUPS:
+        final = per_head.loc[group, last]
+        strong = final[final > 0.3].sort_values(ascending=False)
+        if strong.empty:
+            layer, head = final.idxmax()
+            lines.append(
+                f"{group}: no head gives BOS more than 0.3 (highest: L{layer}H{head}, {final.max():.3f}, "
+                f"{final.max() / uniform:.1f} times uniform)"
+            )
+        else:
+            names = ", ".join(f"L{layer}H{head} {value:.2f}" for (layer, head), value in strong.items())
+            lines.append(f"{group}: {len(strong)} of {len(final)} heads rest on BOS: {names}")
+    return lines
+
+
+def _write_inputs(root: Path, samples: int) -> dict[str, Path]:
+    """The sequences as files that the study reads like anyone's."""
+    folder = root / "inputs"
+    folder.mkdir(exist_ok=True)
+    paths = {}
+    for group, make in zip(GROUPS, (text_windows, copying_sequences), strict=True):
+        paths[group] = folder / f"{group}.jsonl"
+        lines = [json.dumps({"text": line}, ensure_ascii=False) for line in make(samples, _SAMPLES_SEED)]
+        content = "\n".join(lines) + "\n"
+        if not paths[group].exists() or paths[group].read_text(encoding="utf-8") != content:
+            paths[group].write_text(content, encoding="utf-8")
+    return paths
+
+
+def _store_examples(results: Results) -> None:
+    """Keeps a few whole attention maps of the last checkpoint, with their bars, for the figures that need one.
+
+    The head that rests most on the first key for copying, on one sequence of each kind, and the head that does
+    so least.
+    """
+    import pandas as pd
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+    import torch
+
+    import attnscope
+    from attnscope.capture import capture
+    from attnscope.models import load_model
+    from attnscope.models.checkpoints import find_checkpoints
+    from attnscope.results import stamped
+
+    heads, samples = results.table("heads"), results.table("samples")
+    last = int(samples["step"].max())
+    heads = heads[(heads["step"] == last) & (heads["head"] >= 0) & (heads["protocol"] == "exact")]
+    samples = samples[samples["step"] == last]
+    metric = "sink_share" if "sink_share" in heads else "fiedler_value"
+    of_copying = heads[heads["sample"].isin(samples.loc[samples["group"] == "copying", "sample"])]
+    mean = of_copying.groupby(["layer", "head"])[metric].mean()
+    strongest, weakest = mean.idxmax(), mean.idxmin()
+    first = {group: samples[samples["group"] == group].iloc[0] for group in GROUPS}
+    wanted = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]
+
+    path = str(Path(results.study["models"][0]["path"]).with_name(f"step{last}"))
+    loaded = load_model(find_checkpoints(path)[0])
+    rows, bars = [], []
+    for sample, (layer, head) in wanted:
+        ids = torch.tensor([list(sample["token_ids"])])
+        with capture(loaded.model, layers=[int(layer)]) as tape:
+            for captured in tape.run(input_ids=ids):
+                attention = captured.attention[0, int(head)].clone()
+        keys = {
+            "model": sample["model"], "revision": sample["revision"], "step": last,
+            "sample": int(sample["sample"]), "layer": int(layer), "head": int(head), "protocol": "exact",
+        }  # fmt: skip
+        rows.append({**keys, "n_tokens": len(attention), "attention": attention.flatten().tolist()})
+        codes = attnscope.persistence(attention)
+        for dimension, birth, death in zip(codes.dimension, codes.birth, codes.death, strict=True):
+            bars.append(
+                {**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)}
+            )
+    for name, table in (("examples", rows), ("bars", bars)):
+        stored = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False)
+        pq.write_table(stamped(stored), Path(results.path or ".") / "tables" / f"{name}.parquet")

@@ -1,0 +1,6 @@
+# SPDX-License-Identifier: MIT
+"""One HTML file that explains a run: definitions, figures, numbers with interval and baseline, provenance."""
+
+from attnscope.report.page import report
+
+__all__ = ["report"]

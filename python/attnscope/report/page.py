@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: MIT
+"""Puts a run's figures, numbers and provenance into one HTML file that needs nothing else."""
+
+from __future__ import annotations
+
+import base64
+import io
+import json
+import os
+from collections.abc import Mapping
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+
+from attnscope.report.numbers import number, number_rows, published_rows
+from attnscope.report.sections import RUSCIO2025, SECTIONS
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+    from attnscope.figures.registry import Tables
+
+_LARGEST_SVG = 1_500_000
+_SHOWN_SAMPLES = 12
+_SHOWN_ROWS = 40
+_OWN_TABLES = {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples"}
+
+
+def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Path:
+    """Writes `report.html`: each analysis explained, drawn, and given in numbers with interval and baseline.
+
+    The file is self-contained: figures are data URIs, nothing is fetched, and every text that comes from the
+    run (tokens, sentences, names) is escaped.
+
+    Args:
+        results: what `attnscope.load` returns.
+        path: where to write; None is `report.html` in the run folder.
+        title: the heading; None names the run.
+
+    Returns:
+        The file written.
+
+    Raises:
+        ValueError: without a path for results in memory.
+    """
+    home = getattr(results, "path", None)
+    if path is None:
+        if home is None:
+            raise ValueError("report: these results have no run folder; say where to write")
+        path = Path(home) / "report.html"
+    target = Path(path)
+    html = render(results, title or f"Attention study: {Path(home).name if home else 'results in memory'}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    half_written = target.with_name(f".{target.name}.part")
+    half_written.write_text(html, encoding="utf-8")
+    half_written.replace(target)
+    return target
+
+
+def render(results: Tables, title: str) -> str:
+    """The page as text.
+
+    Args:
+        results: the stored tables.
+        title: the heading.
+
+    Returns:
+        HTML.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from markupsafe import Markup
+
+    from attnscope.figures import draw
+    from attnscope.figures.registry import NotDrawable, measured_heads, optional
+
+    drawn = {name: _data_uri(figure) for name, figure in draw(results).items()}
+    try:
+        heads = measured_heads(results)
+    except NotDrawable:
+        heads = None
+    baselines = optional(results, "baselines")
+    sections = []
+    for section in SECTIONS:
+        rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
+        figures = [
+            (name, drawn[name], Markup(section.captions.get(name, ""))) for name in section.figures if name in drawn
+        ]
+        if rows or figures:
+            sections.append(
+                {
+                    "id": section.id,
+                    "title": section.title,
+                    "words": Markup(section.words),
+                    "definition": Markup(section.definition),
+                    "caveats": [Markup(line) for line in section.caveats],
+                    "figures": figures,
+                    "rows": rows,
+                }
+            )
+    tables = {name: results.table(name) for name in results.tables()}
+    environment = Environment(
+        loader=PackageLoader("attnscope.report", "."),
+        autoescape=select_autoescape(default=True, default_for_string=True),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    return environment.get_template("page.html").render(
+        title=title,
+        made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
+        facts=_facts(tables, heads),
+        findings=_findings(heads),
+        skipped=[str(item) for item in _provenance(results).get("skipped") or []],
+        sections=sections,
+        published=published_rows(tables),
+        published_words=[Markup(line) for line in RUSCIO2025],
+        other_tables=[_small_table(name, tables[name]) for name in tables if name not in _OWN_TABLES],
+        samples=_samples(tables.get("samples")),
+        provenance=_flat(_provenance(results)),
+        study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
+    )
+
+
+def _provenance(results: Tables) -> dict[str, Any]:
+    return dict(getattr(results, "provenance", {}))
+
+
+def _data_uri(figure: Figure) -> str:
+    """SVG while that is small; maps of many heads are smaller as pixels."""
+    from attnscope.figures.style import style
+
+    with style():
+        buffer = io.BytesIO()
+        figure.savefig(buffer, format="svg", bbox_inches="tight", pad_inches=0.04, metadata={"Date": None})
+        kind = "svg+xml"
+        if buffer.tell() > _LARGEST_SVG:
+            buffer = io.BytesIO()
+            figure.savefig(buffer, format="png", bbox_inches="tight", pad_inches=0.04, dpi=220)
+            kind = "png"
+    return f"data:image/{kind};base64,{base64.b64encode(buffer.getvalue()).decode('ascii')}"
+
+
+def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[tuple[str, str]]:
+    """What was measured, in a few lines."""
+    facts = []
+    samples = tables.get("samples")
+    if samples is not None and not samples.empty:
+        facts.append(("models", ", ".join(map(str, dict.fromkeys(samples["model"])))))
+        steps = sorted({int(step) for step in samples["step"]})
+        if len(steps) > 1:
+            facts.append(("checkpoints", f"{len(steps)}: steps {', '.join(map(str, steps))}"))
+        one = samples.drop_duplicates(["model", "sample"])
+        groups = one.groupby("group", sort=False)["n_tokens"].agg(["size", "min", "max"])
+        for group, row in groups.iterrows():
+            lengths = f"{row['min']}" if row["min"] == row["max"] else f"{row['min']} to {row['max']}"
+            facts.append((f"input “{group}”", f"{row['size']} sequences of {lengths} tokens"))
+        cut = int(one["truncated"].sum()) if "truncated" in one else 0
+        if cut:
+            facts.append(("cut", f"{cut} sequences were longer than the context and were cut"))
+    if heads is not None and not heads.empty:
+        layers, width = heads["layer"].nunique(), heads["head"].nunique()
+        facts.append(("heads", f"{layers} layers of {width} heads, {len(heads):,} maps measured"))
+    return facts
+
+
+def _findings(heads: pd.DataFrame | None) -> list[str]:
+    """The main numbers of the run in sentences that are true of any run."""
+    from attnscope.figures.selection import estimate, last_step
+
+    if heads is None or "sink_share" not in heads or heads["sink_share"].isna().all():
+        return []
+    lines = []
+    final = last_step(heads)
+    for series in dict.fromkeys(final["series"]):
+        own = final[final["series"] == series]
+        table = estimate(own, "sink_share", ["layer", "head"])
+        top = table.loc[table["mean"].idxmax()]
+        uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
+        strong = int((table["mean"] > 0.3).sum())
+        interval = f" [{number(top['low'])}, {number(top['high'])}]" if top["samples"] > 1 else ""
+        lines.append(
+            f"{series}: {strong} of {len(table)} heads give the first key more than 0.3; the strongest is "
+            f"L{int(top['layer'])}H{int(top['head'])} with {number(top['mean'])}{interval}, "
+            f"uniform attention gives {number(uniform)}."
+        )
+    return lines
+
+
+def _samples(samples: pd.DataFrame | None) -> list[dict[str, Any]]:
+    if samples is None or samples.empty:
+        return []
+    one = samples.drop_duplicates("sample")
+    few = one.groupby("group", sort=False).head(-(-_SHOWN_SAMPLES // max(1, one["group"].nunique())))
+    return [
+        {
+            "sample": int(row["sample"]),
+            "group": str(row["group"]),
+            "n_tokens": int(row["n_tokens"]),
+            "text": str(row["text"])[:400],
+            "tokens": [str(token) for token in list(row["tokens"])[:24]] if "tokens" in row else [],
+        }
+        for _, row in few.iterrows()
+    ]
+
+
+def _small_table(name: str, table: pd.DataFrame) -> dict[str, Any]:
+    """A table that has no section of its own, its first rows."""
+    rows = [
+        [number(cell) if isinstance(cell, float) else str(cell)[:80] for cell in row]
+        for row in table.head(_SHOWN_ROWS).itertuples(index=False, name=None)
+    ]
+    return {"name": name, "columns": [str(c) for c in table.columns], "rows": rows, "total": len(table)}
+
+
+def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
+    lines: list[tuple[str, str]] = []
+    for key, value in values.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping) and value:
+            lines += _flat(value, f"{name} · ")
+        elif isinstance(value, (list, tuple)):
+            lines.append((name, ", ".join(map(str, value)) or "none"))
+        else:
+            lines.append((name, "" if value is None else str(value)))
+    return lines
