@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The main job: train, measure every checkpoint on both kinds of input, draw, report, and say what emerged."""
+"""The main job: train, measure every checkpoint on both kinds of input, draw, report, say what emerged."""
 
 from __future__ import annotations
 
@@ -13,8 +13,6 @@ from attnscope.demo.texts import GROUPS, copying_sequences, text_windows
 from attnscope.demo.training import Recipe, train
 
 if TYPE_CHECKING:
-    import pandas as pd
-
     from attnscope.results import Results
 
 _SAMPLES_SEED = 1
@@ -103,12 +101,13 @@ def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
         lines.append(f"step {last}, {group}, layer by layer:")
         table = per_head.loc[group, last].unstack("head")
         lines += [
-            f"  layer {layer}  " + "  ".join(f"{value:.3f}" for value in row) for layer, row in table.iterrows()
+            f"  layer {layer}  " + "  ".join(f"{value:.3f}" for value in row)
+            for layer, row in table.iterrows()
         ]
     return [*lines, *_verdict(per_head, last, uniform)]
 
 
-def _verdict(per_head: pd.Series[float], last: int, uniform: float) -> list[str]:
+def _verdict(per_head: Any, last: int, uniform: float) -> list[str]:
     """One sentence per kind of input; 0.3 is the usual bound of what is called a sink."""
     lines = []
     for group in GROUPS:
@@ -141,10 +140,10 @@ def _write_inputs(root: Path, samples: int) -> dict[str, Path]:
 
 
 def _store_examples(results: Results) -> None:
-    """Keeps a few whole attention maps of the last checkpoint, with their bars, for the figures that need one.
+    """Keeps a few whole maps of the last checkpoint, with their bars, for the figures that need one.
 
-    The head that rests most on the first key for copying, on one sequence of each kind, and the head that does
-    so least.
+    They are: the head that rests most on the first key when copying, on one sequence of each kind, and the
+    head that does so least.
     """
     import pandas as pd
     import pyarrow as pa
@@ -183,9 +182,7 @@ def _store_examples(results: Results) -> None:
         rows.append({**keys, "n_tokens": len(attention), "attention": attention.flatten().tolist()})
         codes = attnscope.persistence(attention)
         for dimension, birth, death in zip(codes.dimension, codes.birth, codes.death, strict=True):
-            bars.append(
-                {**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)}
-            )
+            bars.append({**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)})
     for name, table in (("examples", rows), ("bars", bars)):
         stored = pa.Table.from_pandas(pd.DataFrame(table), preserve_index=False)
         pq.write_table(stamped(stored), Path(results.path or ".") / "tables" / f"{name}.parquet")

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -34,7 +34,7 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
             f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
         )
     means = heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean()
-    return cast("pd.DataFrame", means.unstack("head"))
+    return means.unstack("head")
 
 
 @styled
@@ -90,7 +90,7 @@ def layer_head_map(
                     )  # fmt: skip
     if colorbar:
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03, aspect=18)
-        bar.outline.set_visible(False)
+        plain_colorbar(bar)
         bar.set_label(quantity(metric).axis)
         bar.locator = MaxNLocator(5)
         bar.update_ticks()
@@ -149,9 +149,20 @@ def attention_map(
         ax.tick_params(length=1)
     if colorbar:
         bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03, aspect=20, extend="min")
-        bar.outline.set_visible(False)
+        plain_colorbar(bar)
         bar.set_label("attention")
     return ax
+
+
+def plain_colorbar(bar: Any) -> None:
+    """A colour scale without a frame, as vectors like the map beside it.
+
+    Args:
+        bar: a matplotlib colorbar.
+    """
+    bar.outline.set_visible(False)
+    # Matplotlib turns scales of many colours into pixels; without an edge their seams would show.
+    bar.solids.set(rasterized=False, edgecolor="face", linewidth=0.3)
 
 
 def printable(token: str) -> str:

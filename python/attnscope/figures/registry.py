@@ -21,7 +21,7 @@ from attnscope.figures.lines import (
     series_colors,
     threshold_curve,
 )
-from attnscope.figures.maps import attention_map, layer_head_map, layer_head_table
+from attnscope.figures.maps import attention_map, layer_head_map, layer_head_table, plain_colorbar
 from attnscope.figures.selection import (
     CHECKPOINT,
     estimate,
@@ -395,7 +395,7 @@ def _shared_colorbar(
     """One colour scale for several maps, with uniform attention marked on it."""
     mesh = next(ax.collections[0] for row in axes for ax in row if ax.collections)
     bar = figure_.colorbar(mesh, ax=[ax for row in axes for ax in row], pad=0.015, aspect=14, fraction=0.06)
-    bar.outline.set_visible(False)
+    plain_colorbar(bar)
     bar.locator = MaxNLocator(4)
     bar.update_ticks()
     bar.set_label(label)

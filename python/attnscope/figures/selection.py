@@ -121,7 +121,8 @@ def estimate(
         raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
     columns = [*by, "mean", "low", "high", "samples", "missing"]
     if frame.empty:
-        return pd.DataFrame(columns=columns)
+        empty: pd.DataFrame = pd.DataFrame(columns=columns)
+        return empty
     unit = [name for name in ("model", "sample") if name in frame and name not in by]
     table = (
         frame.assign(**{metric: frame[metric].astype(float)})

@@ -31,9 +31,7 @@ class Row:
     strongest: str
 
 
-def number_rows(
-    heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[str]
-) -> list[Row]:
+def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[str]) -> list[Row]:
     """One row per metric and series, averaged over heads at the last checkpoint.
 
     Args:
@@ -69,7 +67,9 @@ def number_rows(
                     samples=int(at["samples"]),
                     missing=int(at["missing"]),
                     uniform=number(uniform_value(own, baselines, metric, threshold)),
-                    untrained="" if start is None or series not in start.index else number(start.loc[series, "mean"]),
+                    untrained=""
+                    if start is None or series not in start.index
+                    else number(start.loc[series, "mean"]),
                     strongest="" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
                 )
             )

@@ -18,8 +18,6 @@ from attnscope.report.numbers import number, number_rows, published_rows
 from attnscope.report.sections import RUSCIO2025, SECTIONS
 
 if TYPE_CHECKING:
-    from matplotlib.figure import Figure
-
     from attnscope.figures.registry import Tables
 
 _LARGEST_SVG = 1_500_000
@@ -85,7 +83,9 @@ def render(results: Tables, title: str) -> str:
     for section in SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
         figures = [
-            (name, drawn[name], Markup(section.captions.get(name, ""))) for name in section.figures if name in drawn
+            (name, drawn[name], Markup(section.captions.get(name, "")))
+            for name in section.figures
+            if name in drawn
         ]
         if rows or figures:
             sections.append(
@@ -107,7 +107,7 @@ def render(results: Tables, title: str) -> str:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return environment.get_template("page.html").render(
+    page: str = environment.get_template("page.html").render(
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(tables, heads),
@@ -121,13 +121,14 @@ def render(results: Tables, title: str) -> str:
         provenance=_flat(_provenance(results)),
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
+    return page
 
 
 def _provenance(results: Tables) -> dict[str, Any]:
     return dict(getattr(results, "provenance", {}))
 
 
-def _data_uri(figure: Figure) -> str:
+def _data_uri(figure: Any) -> str:
     """SVG while that is small; maps of many heads are smaller as pixels."""
     from attnscope.figures.style import style
 
@@ -176,7 +177,7 @@ def _findings(heads: pd.DataFrame | None) -> list[str]:
     for series in dict.fromkeys(final["series"]):
         own = final[final["series"] == series]
         table = estimate(own, "sink_share", ["layer", "head"])
-        top = table.loc[table["mean"].idxmax()]
+        top = table.sort_values("mean", ascending=False).iloc[0]
         uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
         strong = int((table["mean"] > 0.3).sum())
         interval = f" [{number(top['low'])}, {number(top['high'])}]" if top["samples"] > 1 else ""

@@ -1,0 +1,98 @@
+# SPDX-License-Identifier: MIT
+"""A small run in memory whose every number is known: two input sets, three checkpoints, four heads."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from attnscope.results import Results
+
+STEPS, SAMPLES, LAYERS, HEADS, N = (0, 2, 64), 4, 2, 2, 12
+THRESHOLDS = (0.01, 0.02, 0.1)
+UNIFORM = float(np.mean(1 / np.arange(1, N + 1)))
+
+
+def value(step: int, sample: int, layer: int, head: int) -> float:
+    """A number that differs in every cell."""
+    return 0.1 + 0.001 * step + 0.01 * sample + 0.1 * layer + 0.2 * head
+
+
+def attention(sharpness: float = 1.0) -> np.ndarray:
+    """A causal map of `N` tokens."""
+    logits = np.where(np.tri(N) > 0, np.random.default_rng(0).normal(size=(N, N)) * sharpness, -np.inf)
+    weights = np.exp(logits)
+    return weights / weights.sum(1, keepdims=True)
+
+
+def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...] = STEPS) -> Results:
+    """The run; `token` stands in every text, `group` names the second input set."""
+    heads, graphs, samples = [], [], []
+    for step in steps:
+        for sample in range(SAMPLES):
+            checkpoint = {"model": "tiny", "revision": f"step{step}" if step >= 0 else "", "step": step}
+            samples.append(
+                {
+                    **checkpoint,
+                    "sample": sample,
+                    "group": "text" if sample < SAMPLES // 2 else group,
+                    "text": f"{token} and more",
+                    "tokens": [token] * N,
+                    "token_ids": list(range(N)),
+                    "n_tokens": N,
+                    "truncated": False,
+                }
+            )
+            for layer in range(LAYERS):
+                for head in range(-1, HEADS):
+                    keys = {**checkpoint, "sample": sample, "layer": layer, "head": head, "protocol": "exact"}
+                    x = value(step, sample, layer, head) if head >= 0 else 99.0
+                    heads.append(
+                        {
+                            **keys,
+                            "n_tokens": N,
+                            "sink_share": x,
+                            "sink_share_uniform": UNIFORM,
+                            "entropy_normalized": 1 - x,
+                            "fiedler_value": x / 2,
+                            "fiedler_value_normalized": x,
+                            "participation_ratio": 1 + x,
+                            "mp_ks": x / 3,
+                        }
+                    )
+                    graphs += [
+                        {
+                            **keys,
+                            "threshold": t,
+                            "density": 1 - t - x / 10,
+                            "fiedler_value": x,
+                            "betti_0": 3,
+                            "betti_1": 1,
+                        }
+                        for t in THRESHOLDS
+                    ]
+    baselines = [
+        {"n_tokens": N, "metric": metric, "value": number, "kind": "uniform_causal", "threshold": threshold}
+        for metric, number, threshold in [
+            ("fiedler_value", 0.5, np.nan),
+            ("participation_ratio", 2.5, np.nan),
+            *(("density", 1.0 - t, t) for t in THRESHOLDS),
+            ("betti_0", 7.0, 0.02),
+        ]
+    ]
+    keys = {"model": "tiny", "revision": samples[-1]["revision"], "step": steps[-1], "sample": SAMPLES - 1}
+    where = {**keys, "layer": 1, "head": 0, "protocol": "exact"}
+    examples = [{**where, "n_tokens": N, "attention": attention().ravel().tolist()}]
+    bars = [
+        {**where, "dimension": dimension, "birth": birth, "death": death}
+        for dimension, birth, death in [(0, 0.0, np.inf), (0, 0.0, 0.4), (0, 0.0, 0.7), (1, 0.5, 0.8)]
+    ]
+    tables = {
+        "samples": samples, "heads": heads, "graphs": graphs, "baselines": baselines,
+        "examples": examples, "bars": bars,
+    }  # fmt: skip
+    return Results(
+        {name: pd.DataFrame(rows) for name, rows in tables.items()},
+        study={"study": "sink_study", "models": [{"path": "tiny"}]},
+        provenance={"attnscope": "0.1.0", "torch": {"version": "2"}, "skipped": []},
+    )
