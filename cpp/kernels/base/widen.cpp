@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/base/widen.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace attnscope {
+
+double safe_scale(double largest) {
+  if (largest == 0.0 || (largest > 1e-30 && largest < 1e30)) return 1.0;
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  // 2^1022 is the largest power of two whose square root's neighbours are all normal numbers.
+  return std::ldexp(1.0, std::clamp(-exponent, -1022, 1022));
+}
+
+template <class Scalar>
+double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
+  const Index n = matrix.rows();
+  const Index row_stride = matrix.outerStride();
+  const Index column_stride = matrix.innerStride();
+  double largest = 0.0;
+  for (Index i = 0; i < n; ++i) {
+    const Scalar* in = matrix.data() + i * row_stride;
+    double* row = out + i * ld;
+    if (column_stride == 1) {
+      for (Index j = 0; j < n; ++j) row[j] = static_cast<double>(in[j]);
+    } else {
+      for (Index j = 0; j < n; ++j) row[j] = static_cast<double>(in[j * column_stride]);
+    }
+    for (Index j = 0; j < n; ++j) largest = std::max(largest, std::abs(row[j]));
+  }
+  const double scale = safe_scale(largest);
+  if (scale != 1.0) {
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < n; ++j) out[i * ld + j] *= scale;
+    }
+  }
+  return scale;
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar) \
+  template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope
