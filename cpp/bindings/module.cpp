@@ -9,7 +9,10 @@ void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
 void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
+void bind_marchenko_pastur(py::module_&);
+void bind_participation_ratio(py::module_&);
 void bind_persistence(py::module_&);
+void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
 void bind_validity(py::module_&);
 }  // namespace attnscope
@@ -22,7 +25,10 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_fiedler(module);
   attnscope::bind_graph_statistics(module);
   attnscope::bind_laplacian(module);
+  attnscope::bind_marchenko_pastur(module);
+  attnscope::bind_participation_ratio(module);
   attnscope::bind_persistence(module);
+  attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
   attnscope::bind_validity(module);
 }

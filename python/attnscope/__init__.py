@@ -29,8 +29,21 @@ from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
+from attnscope.metrics.marchenko_pastur import (  # noqa: E402
+    MarchenkoPastur,
+    marchenko_pastur,
+    marchenko_pastur_deviation,
+)
 from attnscope.metrics.measure import measure  # noqa: E402
+from attnscope.metrics.participation_ratio import participation_ratio  # noqa: E402
 from attnscope.metrics.persistence import persistence  # noqa: E402
+from attnscope.metrics.singular_values import (  # noqa: E402
+    effective_rank,
+    singular_values,
+    spectral_gap,
+    spectral_ratio,
+    stable_rank,
+)
 from attnscope.metrics.sinks import (  # noqa: E402
     SinkShare,
     incoming_attention,
@@ -64,6 +77,7 @@ _LAZY: dict[str, str] = {
 __all__ = [
     "Barcodes",
     "GraphStatistics",
+    "MarchenkoPastur",
     "SinkShare",
     "__version__",
     "attention_entropy",
@@ -71,20 +85,28 @@ __all__ = [
     "betti_curve",
     "betti_numbers",
     "capture",
+    "effective_rank",
     "fiedler_value",
     "fiedler_vector",
     "graph_statistics",
     "incoming_attention",
     "laplacian_eigenvalues",
     "laplacian_gap",
+    "marchenko_pastur",
+    "marchenko_pastur_deviation",
     "max_persistence",
     "measure",
+    "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "singular_values",
     "sink_position",
     "sink_rate",
     "sink_share",
     "sink_tokens",
+    "spectral_gap",
+    "spectral_ratio",
+    "stable_rank",
     "top_mass",
     "total_persistence",
     *_LAZY,

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""The participation ratio of singular energies, against the one line ‖A‖_F⁴/‖AᵀA‖_F² in torch and NumPy."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, sizes
+from maps import all_maps
+
+
+def one_line(a: torch.Tensor) -> torch.Tensor:
+    return a.square().sum((-1, -2)).square() / (a.mT @ a).square().sum((-1, -2))
+
+
+def numpy_line(a: np.ndarray) -> np.ndarray:
+    return (a * a).sum((-1, -2)) ** 2 / ((a.swapaxes(-1, -2) @ a) ** 2).sum((-1, -2))
+
+
+def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
+    # float32 in torch's one line; ours and NumPy's are float64
+    tolerance = 1e-4 if peer == "torch float32" else 1e-10
+    error = np.abs(ours.numpy() / np.asarray(theirs, dtype=np.float64) - 1).max()
+    if not error <= tolerance:
+        raise AssertionError(f"{peer}: participation ratios differ by {error:.1e}")
+
+
+def main() -> None:
+    benchmark = Benchmark("participation_ratio", __doc__ or "")
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 128)):
+        for name, attention in all_maps(n).items():
+            if not benchmark.wants(name):
+                continue
+            wide = attention.double()
+            benchmark.compare(
+                name,
+                len(attention),
+                lambda a=attention: asc.participation_ratio(a),
+                {
+                    "torch float32": lambda a=attention: one_line(a),
+                    "torch float64": lambda a=wide: one_line(a),
+                    "numpy float64": lambda a=wide: numpy_line(a.numpy()),
+                },
+                agree=agree,
+                target=3.0,
+                limit=5.0,
+                against="torch float32",
+                facts={"n": n},
+            )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()

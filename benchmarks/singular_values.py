@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""All singular values in float64, against torch, NumPy and SciPy (all LAPACK gesdd without vectors)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, installed, sizes
+from maps import all_maps
+
+TARGETS = {32: 7.0, 64: 7.0, 128: 6.0, 256: 4.0, 512: 4.0}
+# A call of ours takes this many maps of a size, so that large sizes stay within memory and time.
+MOST = {256: 16, 512: 8}
+
+
+def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
+    expected = np.asarray(theirs)
+    error = np.abs(ours.numpy()[: len(expected)] - expected).max(-1) / expected[:, 0]
+    if not np.all(error <= 1e-12):
+        raise AssertionError(f"{peer}: a singular value differs by {error.max():.1e} of the largest")
+
+
+def main() -> None:
+    benchmark = Benchmark("singular_values", __doc__ or "")
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 128)):
+        for name, attention in all_maps(n).items():
+            if not benchmark.wants(name):
+                continue
+            maps = attention[: MOST.get(n, len(attention))]
+            wide = maps.double()
+            peers: dict[str, Any] = {
+                "torch": lambda a=wide: torch.linalg.svdvals(a),
+                "numpy": lambda a=wide: np.linalg.svd(a.numpy(), compute_uv=False),
+            }
+            if installed("scipy"):
+                from scipy.linalg import svdvals
+
+                peers["scipy"] = lambda a=wide: np.stack([svdvals(m, check_finite=False) for m in a.numpy()])
+            benchmark.compare(
+                name,
+                len(maps),
+                lambda a=maps: asc.singular_values(a),
+                peers,
+                agree=agree,
+                target=TARGETS[n],
+                limit=10.0,
+                against="torch",
+                facts={"n": n},
+            )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()

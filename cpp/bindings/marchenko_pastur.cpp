@@ -1,0 +1,57 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/marchenko_pastur.h"
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+SpectralNull null_from(const std::string& name) {
+  if (name == "auto") return SpectralNull::automatic;
+  if (name == "full") return SpectralNull::full;
+  if (name == "causal") return SpectralNull::causal;
+  if (name == "permutation") return SpectralNull::permutation;
+  throw py::value_error("null must be 'auto', 'full', 'causal' or 'permutation', got '" + name + "'");
+}
+
+// The seven fields, the number of matrices that are too short or vary in no row, and the number that are
+// not finite.
+py::tuple marchenko_pastur_of(const py::object& attention, const py::object& lengths,
+                              const py::object& support, const std::string& null, Index draws,
+                              std::uint64_t seed) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const MarchenkoPasturOptions options{null_from(null), draws, seed};
+  const Result<double> ks = make_result(batch.sizes, {}, kNaN);
+  const Result<double> wasserstein = make_result(batch.sizes, {}, kNaN);
+  const Result<std::int64_t> outliers = make_result(batch.sizes, {}, std::int64_t{-1});
+  const Result<double> outlier_energy = make_result(batch.sizes, {}, kNaN);
+  const Result<double> largest = make_result(batch.sizes, {}, kNaN);
+  const Result<double> edge = make_result(batch.sizes, {}, kNaN);
+  const Result<double> p_value = make_result(batch.sizes, {}, kNaN);
+  std::atomic<Index> undefined{0};
+  const Index spoiled = per_matrix<MarchenkoPasturWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        const MarchenkoPastur result =
+            marchenko_pastur(view, supports.of(index, view), options, workspace);
+        ks.data[index] = result.ks;
+        wasserstein.data[index] = result.wasserstein;
+        outliers.data[index] = result.outliers;
+        outlier_energy.data[index] = result.outlier_energy;
+        largest.data[index] = result.largest;
+        edge.data[index] = result.edge;
+        p_value.data[index] = result.p_value;
+        if (result.outliers < 0) undefined.fetch_add(1, std::memory_order_relaxed);
+      });
+  return py::make_tuple(ks.tensor, wasserstein.tensor, outliers.tensor, outlier_energy.tensor,
+                        largest.tensor, edge.tensor, p_value.tensor, undefined.load(), spoiled);
+}
+
+}  // namespace
+
+void bind_marchenko_pastur(py::module_& module) {
+  module.def("marchenko_pastur", &marchenko_pastur_of, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("null"), py::arg("draws"), py::arg("seed"));
+}
+
+}  // namespace attnscope

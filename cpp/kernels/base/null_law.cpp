@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/base/null_law.h"
+
+#include <algorithm>
+#include <cmath>
+#include <complex>
+#include <numbers>
+
+namespace attnscope {
+namespace {
+
+using std::numbers::e;
+using std::numbers::pi;
+
+// sin t / t
+double sinc(double t) { return t < 1e-8 ? 1.0 : std::sin(t) / t; }
+
+// t cot t, which is 1 at 0 and falls to −∞ at π.
+double t_cot(double t) { return t < 1e-8 ? 1.0 : t * std::cos(t) / std::sin(t); }
+
+// ln x(t) of the triangular law.
+double log_triangular(double t) { return std::log(sinc(t)) + t_cot(t); }
+
+// d ln x/dt = −(t² − 2t·sin t·cos t + sin²t)/(t·sin²t), which tends to −0 at t = 0 as −t.
+double log_triangular_slope(double t) {
+  if (t < 1e-3) return -t;
+  const double s = std::sin(t);
+  return -(t * t - 2.0 * t * s * std::cos(t) + s * s) / (t * s * s);
+}
+
+// The root of the decreasing function f on [low, high]: Newton, with bisection where a step leaves the
+// bracket, so it ends for every target.
+template <class F, class Slope>
+double decreasing_root(F&& f, Slope&& slope, double target, double low, double high, double guess) {
+  double t = guess;
+  for (int step = 0; step < 200; ++step) {
+    const double difference = f(t) - target;
+    if (difference > 0.0) {
+      low = t;
+    } else {
+      high = t;
+    }
+    double next = t - difference / slope(t);
+    if (!(next > low && next < high)) next = 0.5 * (low + high);
+    const double move = std::abs(next - t);
+    t = next;
+    if (move <= 4e-16 * (1.0 + t) || high - low <= 4e-16 * high) break;
+  }
+  return t;
+}
+
+// Im E1(z), |z| >= 1, −π < Im z <= 0, away from the negative axis except where |z| is small enough for
+// the series (Abramowitz and Stegun 5.1.11, 5.1.22).
+double imaginary_e1(std::complex<double> z) {
+  if (std::abs(z) <= 5.0) {
+    // −γ − ln z − Σ (−z)^k/(k·k!); the first is real.
+    std::complex<double> term = 1.0;
+    double sum = 0.0;
+    for (int k = 1; k < 80; ++k) {
+      term *= -z / static_cast<double>(k);
+      sum += term.imag() / k;
+      if (std::abs(term) < 1e-18 * k) break;
+    }
+    return -std::arg(z) - sum;
+  }
+  // e^{−z}/(z + 1 − 1/(z + 3 − 4/(z + 5 − …))), by Lentz's method.
+  std::complex<double> b = z + 1.0;
+  std::complex<double> c = 1e300;
+  std::complex<double> d = 1.0 / b;
+  std::complex<double> h = d;
+  for (int k = 1; k < 200; ++k) {
+    const double a = -static_cast<double>(k) * k;
+    b += 2.0;
+    d = 1.0 / (a * d + b);
+    c = b + a / c;
+    const std::complex<double> factor = c * d;
+    h *= factor;
+    if (std::abs(factor - 1.0) < 1e-16) break;
+  }
+  return (h * std::exp(-z)).imag();
+}
+
+}  // namespace
+
+NullLaw NullLaw::marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma}; }
+
+NullLaw NullLaw::triangular() { return {Kind::triangular, 1.0}; }
+
+double NullLaw::edge() const {
+  if (kind_ == Kind::triangular) return e;
+  const double root = 1.0 + std::sqrt(gamma_);
+  return root * root;
+}
+
+double NullLaw::value_at(double t) const {
+  if (kind_ == Kind::triangular) return t >= pi ? 0.0 : sinc(t) * std::exp(t_cot(t));
+  const double gap = 1.0 - std::sqrt(gamma_);
+  const double half = std::cos(0.5 * t);
+  return gap * gap + 4.0 * std::sqrt(gamma_) * half * half;
+}
+
+double NullLaw::angle(double x) const {
+  if (kind_ == Kind::triangular) {
+    if (x <= 0.0) return pi;
+    if (x >= e) return 0.0;
+    const double target = std::log(x);
+    // Near the upper edge ln x = 1 − t²/2 + …, near 0 ln x ≈ −π/(π − t).
+    const double guess = target > -1.0 ? std::sqrt(2.0 * (1.0 - target)) * 0.95
+                                       : pi - pi / (2.0 - target + std::log(1.0 - target));
+    return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
+                           std::clamp(guess, 1e-12, pi - 1e-3));
+  }
+  const double root = std::sqrt(gamma_);
+  const double low = (1.0 - root) * (1.0 - root);
+  const double high = (1.0 + root) * (1.0 + root);
+  if (x <= low) return pi;
+  if (x >= high) return 0.0;
+  return 2.0 * std::atan2(std::sqrt(high - x), std::sqrt(x - low));
+}
+
+double NullLaw::cdf_at(double t) const {
+  if (kind_ == Kind::triangular) {
+    const double s = std::sin(t);
+    return t < 1e-8 ? 1.0 : 1.0 - t / pi + s * s / (pi * t);
+  }
+  const double root = std::sqrt(gamma_);
+  const double q = (1.0 - root) / (1.0 + root);
+  // (2/π)∫_t^π sin²s/(1 + γ + 2√γ cos s) ds
+  const double atom = 2.0 * (1.0 - gamma_) * std::atan2(std::cos(0.5 * t), q * std::sin(0.5 * t));
+  const double bulk = (1.0 + gamma_) * (pi - t) + 2.0 * root * std::sin(t);
+  return std::clamp((bulk - atom) / (2.0 * pi * gamma_), 0.0, 1.0);
+}
+
+double NullLaw::cdf(double x) const {
+  if (x <= 0.0) return 0.0;
+  if (x >= edge()) return 1.0;
+  return cdf_at(angle(x));
+}
+
+double NullLaw::integral(double x) const {
+  if (x <= 0.0) return 0.0;
+  // Both laws have mean E; past the edge ∫_0^x F = x − E.
+  const double mean = kind_ == Kind::triangular ? 0.5 : 1.0;
+  if (x >= edge()) return x - mean;
+  const double t = angle(x);
+  if (kind_ == Kind::triangular) {
+    // With ζ = t cot t + it, 1/x = ζ·e^{−ζ} and F = 1 − Im(ζ + 1/ζ)/π, so F dx has the antiderivative
+    // x − Im[e^ζ − e^ζ/(2ζ) + e^ζ/(2ζ²) − Ei(ζ)/2]/π.
+    const double s = std::sin(t);
+    const double tail = imaginary_e1({-t_cot(t), -t});
+    return x - x * (t - s * s / (2.0 * t)) / pi - tail / (2.0 * pi);
+  }
+  const double moment = (pi - t + std::sin(t) * std::cos(t)) / pi;
+  return x * cdf_at(t) - moment;
+}
+
+double NullLaw::quantile(double u) const {
+  if (u <= 0.0) return value_at(pi);
+  if (u >= 1.0) return edge();
+  const auto slope = [&](double t) {
+    const double s = std::sin(t);
+    if (kind_ == Kind::triangular) {
+      return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
+    }
+    return -2.0 * s * s / (pi * value_at(t));
+  };
+  const double t = decreasing_root([&](double t) { return cdf_at(t); }, slope, u, 0.0, pi,
+                                   std::clamp(pi * (1.0 - u), 1e-3, pi - 1e-3));
+  return value_at(t);
+}
+
+}  // namespace attnscope

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/base/spectral_distance.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace attnscope {
+
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor) {
+  const double k = static_cast<double>(values.size());
+  const auto first = std::lower_bound(values.begin(), values.end(), floor);
+  Index below = first - values.begin();
+  double distance = std::abs(static_cast<double>(below) / k - law.cdf(floor));
+  for (auto value = first; value != values.end(); ++value, ++below) {
+    const double at = law.cdf(*value);
+    distance = std::max({distance, std::abs(static_cast<double>(below) / k - at),
+                         std::abs(static_cast<double>(below + 1) / k - at)});
+  }
+  return distance;
+}
+
+double wasserstein(std::span<const double> values, const NullLaw& law) {
+  const double k = static_cast<double>(values.size());
+  double distance = 0.0;
+  double left = 0.0;
+  double integral_left = 0.0;
+  double cdf_left = 0.0;
+  for (std::size_t i = 0; i <= values.size(); ++i) {
+    // F_emp is `level` on [left, right].
+    const double level = static_cast<double>(i) / k;
+    const double right = i < values.size() ? values[i] : std::max(left, law.edge());
+    const double integral_right = law.integral(right);
+    const double cdf_right = law.cdf(right);
+    const double area = integral_right - integral_left;
+    if (cdf_right <= level) {
+      distance += level * (right - left) - area;
+    } else if (cdf_left >= level) {
+      distance += area - level * (right - left);
+    } else {
+      const double crossing = std::clamp(law.quantile(level), left, right);
+      const double to_crossing = law.integral(crossing) - integral_left;
+      distance += level * (crossing - left) - to_crossing;
+      distance += area - to_crossing - level * (right - crossing);
+    }
+    left = right;
+    integral_left = integral_right;
+    cdf_left = cdf_right;
+  }
+  return distance;
+}
+
+double wasserstein(std::span<const double> a, std::span<const double> b) {
+  double distance = 0.0;
+  double left = 0.0;
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() || j < b.size()) {
+    const bool from_a = j == b.size() || (i < a.size() && a[i] <= b[j]);
+    const double right = from_a ? a[i] : b[j];
+    const double gap = static_cast<double>(i) / static_cast<double>(a.size()) -
+                       static_cast<double>(j) / static_cast<double>(b.size());
+    distance += std::abs(gap) * (right - left);
+    left = right;
+    ++(from_a ? i : j);
+  }
+  return distance;
+}
+
+void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
+                              double floor, std::vector<Index>& seen,
+                              std::vector<double>& deviations) {
+  std::sort(pool.begin(), pool.end());
+  seen.assign(static_cast<std::size_t>(count), 0);
+  deviations.assign(static_cast<std::size_t>(count), 0.0);
+  const double own_weight = 1.0 / static_cast<double>(size);
+  const double others_weight = 1.0 / static_cast<double>(size * (count - 1));
+  const auto note = [&](Index sample, Index total) {
+    const auto at = static_cast<std::size_t>(sample);
+    const double own = static_cast<double>(seen[at]) * own_weight;
+    const double others = static_cast<double>(total - seen[at]) * others_weight;
+    deviations[at] = std::max(deviations[at], std::abs(own - others));
+  };
+  std::size_t end = 0;
+  while (end < pool.size() && pool[end].first < floor) ++seen[pool[end++].second];
+  for (Index sample = 0; sample < count; ++sample) note(sample, static_cast<Index>(end));
+  while (end < pool.size()) {
+    const std::size_t begin = end;
+    do {
+      ++end;
+    } while (end < pool.size() && pool[end].first - pool[end - 1].first <= floor);
+    // Between two of a sample's own values the difference is monotone, so its ends are enough.
+    for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(begin));
+    for (std::size_t i = begin; i < end; ++i) ++seen[pool[i].second];
+    for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(end));
+  }
+}
+
+}  // namespace attnscope

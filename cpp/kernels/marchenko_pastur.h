@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <limits>
+#include <vector>
+
+#include "kernels/base/support.h"
+#include "kernels/singular_values.h"
+
+namespace attnscope {
+
+// What the spectrum is compared with. `automatic` takes the Marchenko–Pastur law for full support, the
+// triangular law for causal support and the permutation null for any other.
+enum class SpectralNull { automatic, full, causal, permutation };
+
+struct MarchenkoPasturOptions {
+  SpectralNull null = SpectralNull::automatic;
+  Index draws = 20;  // of the permutation null, >= 1
+  std::uint64_t seed = 0;
+};
+
+// Fewer tokens than this give too few eigenvalues to compare with a law.
+inline constexpr Index kFewestTokens = 8;
+
+struct MarchenkoPastur {
+  double ks = std::numeric_limits<double>::quiet_NaN();
+  double wasserstein = std::numeric_limits<double>::quiet_NaN();
+  Index outliers = -1;
+  double outlier_energy = std::numeric_limits<double>::quiet_NaN();
+  double largest = std::numeric_limits<double>::quiet_NaN();
+  double edge = std::numeric_limits<double>::quiet_NaN();
+  double p_value = std::numeric_limits<double>::quiet_NaN();
+};
+
+struct MarchenkoPasturWorkspace {
+  SingularValuesWorkspace singular_values;
+  std::vector<double> standardized;  // [n, n], rows over their visible keys, zeros elsewhere
+  std::vector<double> shuffled;
+  std::vector<double> row;
+  std::vector<Index> kept;     // rows that vary
+  std::vector<Index> columns;  // visible keys, of one row
+  std::vector<double> sigma;
+  std::vector<double> spectrum;  // ascending
+  std::vector<double> null;      // the draws' spectra, one after another
+  std::vector<std::pair<double, Index>> pool;
+  std::vector<Index> seen;
+  std::vector<double> deviations;
+};
+
+// Compares the spectrum of the standardised rows of one matrix with its null law. X_ij = (A_ij − m_i)/s_i
+// over each row's visible keys and 0 elsewhere; rows whose visible entries are all equal are dropped;
+// x_k = σ_k(X)²/n for the k kept rows.
+//
+//  ks              sup |F_emp − F| over x >= 1e-12·edge; eigenvalues below count as below
+//  wasserstein     ∫ |F_emp − F| dx
+//  outliers        #{x > edge·(1 + n^{-2/3})};  outlier_energy: their share of Σx
+//  largest, edge   largest x; upper edge of the law (the permutation null: the largest pooled value)
+//  p_value         (1 + #{draws at least as far from all the others as the map is})/(1 + draws); NaN for
+//                  a law
+//
+// The permutation null shuffles each row's visible entries; its random numbers come from the seed and the
+// matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or no row that
+// varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
+template <class Scalar>
+MarchenkoPastur marchenko_pastur(const MatrixView<Scalar>& matrix, const Support& support,
+                                 const MarchenkoPasturOptions& options,
+                                 MarchenkoPasturWorkspace& workspace);
+
+}  // namespace attnscope

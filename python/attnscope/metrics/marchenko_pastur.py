@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""How far a head's spectrum is from that of random rows."""
+
+from __future__ import annotations
+
+import math
+import operator
+import warnings
+from typing import Literal, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+
+Null = Literal["auto", "full", "causal", "permutation"]
+Support = Literal["auto", "causal", "full"] | torch.Tensor
+
+
+@shown_by_shape
+class MarchenkoPastur(NamedTuple):
+    """Distance of each head's spectrum from its null, every field [...].
+
+    ks: sup |F_emp − F|, in [0, 1]. wasserstein: ∫ |F_emp − F| dx. outliers: eigenvalues above
+    edge·(1 + n^{-2/3}), int64. outlier_energy: their share of the sum. largest: the largest eigenvalue.
+    edge: the null's upper edge. p_value: of `ks`, NaN unless the null is a permutation.
+    """
+
+    ks: torch.Tensor
+    wasserstein: torch.Tensor
+    outliers: torch.Tensor
+    outlier_energy: torch.Tensor
+    largest: torch.Tensor
+    edge: torch.Tensor
+    p_value: torch.Tensor
+
+
+def marchenko_pastur(
+    attention: torch.Tensor,
+    *,
+    null: Null = "auto",
+    support: Support = "auto",
+    draws: int = 20,
+    seed: int = 0,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> MarchenkoPastur:
+    """Compares the spectrum of each head's standardised rows with that of random rows on the same support.
+
+    X_ij = (A_ij − m_i)/s_i over the keys that query i sees and 0 elsewhere; rows whose visible entries are
+    all equal are dropped. The eigenvalues are x_k = σ_k(X)²/n, one for each of the k rows kept, from an SVD
+    of X. Full support: the Marchenko–Pastur law of aspect k/n. Causal support: the triangular law of Dykema
+    and Haagerup on [0, e]; a square Marchenko–Pastur law is wrong there. Any other support: the pooled
+    spectra of `draws` copies of X whose rows are shuffled within their visible keys.
+
+    On the laws themselves some map has an outlier in about 4, 10 and 14 % of cases at n = 64, 128, 256
+    under a causal mask, and 3 % without: calibrate counts by `null="permutation"`. p-values that are
+    corrected for multiplicity need draws >= 999.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        null: what to compare with; "auto" chooses by the support, as above.
+        support: which keys each query sees; "auto" judges each map by itself (causal when everything above
+            its diagonal is 0), a boolean tensor [n, n] or [..., n, n] says so.
+        draws: shuffled copies, for a permutation null.
+        seed: of the shuffles. They depend on the seed and on the map's own entries, never on its place in
+            the batch or on threads.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in
+        which no row varies.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, unknown null, draws < 1, support that does not broadcast.
+
+    Example:
+        A permutation matrix: each row is one entry sqrt(n − 1) among −1/sqrt(n − 1), so X is orthogonal up
+        to its mean, with n − 1 eigenvalues n/(n − 1).
+
+        >>> import torch, attnscope as asc
+        >>> found = asc.marchenko_pastur(torch.eye(16, dtype=torch.float64).roll(1, 0))
+        >>> round(found.largest.item(), 12), found.edge.item(), found.outliers.item()
+        (1.066666666667, 4.0, 0)
+
+    References:
+        Marčenko and Pastur, Distribution of eigenvalues for some sets of random matrices, 1967. Dykema and
+        Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
+    """
+    return _compared("marchenko_pastur", attention, null, support, draws, seed, lengths, validate)
+
+
+def marchenko_pastur_deviation(
+    attention: torch.Tensor,
+    *,
+    null: Null = "auto",
+    support: Support = "auto",
+    draws: int = 20,
+    seed: int = 0,
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The Kolmogorov–Smirnov distance of each head's spectrum from its null: `ks` of `marchenko_pastur`.
+
+    Args:
+        attention: attention maps [..., n, n].
+        null: as in `marchenko_pastur`.
+        support: as in `marchenko_pastur`.
+        draws: as in `marchenko_pastur`.
+        seed: as in `marchenko_pastur`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, in [0, 1]; NaN as in `marchenko_pastur`.
+
+    Raises:
+        ValueError: as `marchenko_pastur`.
+
+    Example:
+        The n − 1 equal eigenvalues of a permutation matrix are far from any law.
+
+        >>> import torch, attnscope as asc
+        >>> bool(asc.marchenko_pastur_deviation(torch.eye(16).roll(1, 0)) > 0.3)
+        True
+
+    References:
+        As `marchenko_pastur`.
+    """
+    return _compared(
+        "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate
+    ).ks
+
+
+def deviation_of(result: MarchenkoPastur) -> torch.Tensor:
+    """`marchenko_pastur_deviation` read off a `MarchenkoPastur`: its ks, [...]."""
+    return result.ks
+
+
+def _compared(
+    name: str,
+    attention: torch.Tensor,
+    null: str,
+    support: Support,
+    draws: int,
+    seed: int,
+    lengths: _checks.Lengths,
+    validate: bool,
+) -> MarchenkoPastur:
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
+    visible = _checks.support_argument(name, support, checked)
+    if operator.index(draws) < 1:
+        raise ValueError(f"{name}: draws must be at least 1, got {draws!r}")
+    if not 0 <= operator.index(seed) < 2**64:
+        raise ValueError(f"{name}: seed must lie in [0, 2**64), got {seed!r}")
+    *fields, undefined, spoiled = _core.marchenko_pastur(
+        checked.tensor, checked.lengths, visible, null, operator.index(draws), operator.index(seed)
+    )
+    if undefined:
+        warnings.warn(
+            f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
+            "row that varies; their results are NaN (outliers -1)",
+            RuntimeWarning,
+            stacklevel=3,
+        )
+    return _checks.finished(name, checked, MarchenkoPastur(*fields), spoiled)  # type: ignore[no-any-return]

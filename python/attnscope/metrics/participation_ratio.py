@@ -1,0 +1,59 @@
+# SPDX-License-Identifier: MIT
+"""How many directions of a head share its energy."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+
+from attnscope import _checks, _core
+
+Spectrum = Literal["singular", "eigen", "laplacian"]
+
+
+def participation_ratio(
+    attention: torch.Tensor,
+    *,
+    spectrum: Spectrum = "singular",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """The participation ratio (Σe)²/Σe² of each head's spectrum.
+
+    "singular": e = σ², as ‖A‖_F⁴/‖AᵀA‖_F². "eigen": e = |λ(A)|; of a causal map these are its diagonal.
+    "laplacian": the eigenvalues of the Laplacian of (A + Aᵀ)/2 without its diagonal, as tr(L)²/‖L‖_F².
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        spectrum: whose energies. Neither "singular" nor "laplacian" needs a decomposition.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [...] float64, in [1, n] ("laplacian": [1, n − 1]); NaN where every energy is 0.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, unknown spectrum, lengths outside 1..n.
+
+    Example:
+        The identity has n equal singular values; uniform causal attention has the eigenvalues 1/i.
+
+        >>> import torch, attnscope as asc
+        >>> asc.participation_ratio(torch.eye(6)).item()
+        6.0
+        >>> uniform = torch.tril(torch.ones(10, 10, dtype=torch.float64)) / torch.arange(1, 11)[:, None]
+        >>> round(asc.participation_ratio(uniform, spectrum="eigen").item(), 3)
+        5.536
+
+    References:
+        Bell and Dean, Atomic vibrations in vitreous silica, 1970. Ruscio et al., What are you sinking?, 2025.
+    """
+    name = "participation_ratio"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.participation_ratio(
+        checked.tensor,
+        checked.lengths,
+        _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

@@ -1,0 +1,185 @@
+# SPDX-License-Identifier: MIT
+"""Singular values of a head, and the ranks and gaps that are read off them."""
+
+from __future__ import annotations
+
+import torch
+
+from attnscope import _checks, _core
+
+
+def singular_values(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
+) -> torch.Tensor:
+    """All singular values of each head, descending.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [..., n] float64, in [0, ‖A‖_F], absolute error below 1e-12·σ1; NaN past a map's own length.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, lengths outside 1..n.
+
+    Example:
+        A permutation is orthogonal.
+
+        >>> import torch, attnscope as asc
+        >>> asc.singular_values(torch.eye(4, dtype=torch.float64).roll(1, 0))
+        tensor([1., 1., 1., 1.], dtype=torch.float64)
+
+    References:
+        Golub and Kahan, Calculating the singular values and pseudo-inverse of a matrix, 1965. Fernando and
+        Parlett, Accurate singular values and differential qd algorithms, 1994.
+    """
+    return _values("singular_values", attention, lengths, validate)
+
+
+def stable_rank(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
+) -> torch.Tensor:
+    """‖A‖_F²/σ1² of each head: how many directions as strong as the strongest its energy would fill.
+
+    Args:
+        attention: attention maps [..., n, n].
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
+
+    Raises:
+        ValueError: as `singular_values`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> round(asc.stable_rank(torch.eye(5)).item(), 12)
+        5.0
+
+    References:
+        Rudelson and Vershynin, Sampling from large matrices, 2007. Ruscio et al., What are you sinking?,
+        2025.
+    """
+    return stable_rank_of(_values("stable_rank", attention, lengths, validate))
+
+
+def effective_rank(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
+) -> torch.Tensor:
+    """exp(−Σ p log p) of each head, p = σ/Σσ: the number of directions the singular values spread over.
+
+    Args:
+        attention: attention maps [..., n, n].
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, in [1, n]; NaN for a map of zeros; one token gives 1.
+
+    Raises:
+        ValueError: as `singular_values`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> round(asc.effective_rank(torch.eye(5)).item(), 12)
+        5.0
+
+    References:
+        Roy and Vetterli, The effective rank: a measure of effective dimensionality, 2007.
+    """
+    return effective_rank_of(_values("effective_rank", attention, lengths, validate))
+
+
+def spectral_gap(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
+) -> torch.Tensor:
+    """σ1 − σ2 of each head.
+
+    Args:
+        attention: attention maps [..., n, n].
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, >= 0; NaN for one token, which has no second singular value.
+
+    Raises:
+        ValueError: as `singular_values`.
+
+    Example:
+        Uniform attention has rank one and σ1 = 1.
+
+        >>> import torch, attnscope as asc
+        >>> round(asc.spectral_gap(torch.full((4, 4), 0.25)).item(), 12)
+        1.0
+
+    References:
+        Ruscio et al., What are you sinking?, 2025.
+    """
+    return spectral_gap_of(_values("spectral_gap", attention, lengths, validate))
+
+
+def spectral_ratio(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None, validate: bool = False
+) -> torch.Tensor:
+    """σ1/σ2 of each head.
+
+    Args:
+        attention: attention maps [..., n, n].
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64, >= 1; infinite for a map of rank one, that is σ2 <= n·2⁻⁵²·σ1, below which rounding
+        decides; NaN for a map of zeros and for one token.
+
+    Raises:
+        ValueError: as `singular_values`.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> round(asc.spectral_ratio(torch.tensor([[1.0, 0.0], [0.0, 0.25]])).item(), 12)
+        4.0
+
+    References:
+        Ruscio et al., What are you sinking?, 2025.
+    """
+    return spectral_ratio_of(_values("spectral_ratio", attention, lengths, validate))
+
+
+def stable_rank_of(sigma: torch.Tensor) -> torch.Tensor:
+    """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
+    return (sigma / sigma[..., :1]).square().nansum(-1) + 0.0 * sigma[..., 0] / sigma[..., 0]
+
+
+def effective_rank_of(sigma: torch.Tensor) -> torch.Tensor:
+    """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
+    share = sigma / sigma.nansum(-1, keepdim=True)
+    return (-torch.special.xlogy(share, share).nansum(-1)).exp() + 0.0 * share[..., 0]
+
+
+def spectral_gap_of(sigma: torch.Tensor) -> torch.Tensor:
+    """σ1 − σ2 of descending singular values [..., n] -> [...]; NaN where there is no second."""
+    if sigma.shape[-1] < 2:
+        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
+    return sigma[..., 0] - sigma[..., 1]
+
+
+def spectral_ratio_of(sigma: torch.Tensor) -> torch.Tensor:
+    """σ1/σ2 of descending singular values [..., n] -> [...]; NaN with no second, inf at rank one."""
+    if sigma.shape[-1] < 2:
+        return torch.full(sigma.shape[:-1], torch.nan, dtype=torch.float64)
+    first, second = sigma[..., 0], sigma[..., 1]
+    count = sigma.isfinite().sum(-1)
+    rank_one = (second <= count * torch.finfo(torch.float64).eps * first) & (first > 0)
+    ratio: torch.Tensor = torch.where(rank_one, torch.inf, first / second)
+    return ratio
+
+
+def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, validate: bool) -> torch.Tensor:
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    result, spoiled = _core.singular_values(checked.tensor, checked.lengths)
+    return _checks.finished(function, checked, result, spoiled)  # type: ignore[no-any-return]

@@ -1,0 +1,99 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/marchenko_pastur.h"
+
+#include <gtest/gtest.h>
+
+#include <numbers>
+#include <numeric>
+
+#include "kernels/base/spectral_distance.h"
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+MarchenkoPastur compare(const RowMatrix<double>& a, const MarchenkoPasturOptions& options = {}) {
+  MarchenkoPasturWorkspace workspace;
+  return marchenko_pastur(view(a), auto_support(view(a)), options, workspace);
+}
+
+TEST(MarchenkoPastur, OneHotRowsHaveEqualEigenvalues) {
+  const auto found = compare(RowMatrix<double>::Identity(16, 16).rowwise().reverse());
+  EXPECT_NEAR(found.largest, 16.0 / 15.0, 1e-12);
+  EXPECT_EQ(found.edge, 4.0);
+  EXPECT_EQ(found.outliers, 0);
+  EXPECT_EQ(found.outlier_energy, 0.0);
+}
+
+TEST(MarchenkoPastur, TooFewTokensOrNoRowThatVaries) {
+  for (const auto& found : {compare(testing::random_attention(7, true, 1)),
+                            compare(testing::uniform_causal(20))}) {
+    EXPECT_TRUE(std::isnan(found.ks));
+    EXPECT_EQ(found.outliers, -1);
+  }
+}
+
+TEST(MarchenkoPastur, RandomRowsAreNearTheirLawAndASinkIsNot) {
+  const auto causal = compare(testing::random_attention(128, true, 3));
+  EXPECT_EQ(causal.edge, std::numbers::e);
+  EXPECT_LT(causal.ks, 0.06);
+  EXPECT_TRUE(std::isnan(causal.p_value));
+  RowMatrix<double> sink = testing::random_attention(128, true, 3);
+  sink *= 0.3;
+  sink.col(0).array() += 0.7;
+  const auto found = compare(sink);
+  EXPECT_GE(found.outliers, 1);
+  EXPECT_GT(found.outlier_energy, 0.3);
+}
+
+TEST(MarchenkoPastur, APermutationNullOfAnyDrawsHasItsRank) {
+  MarchenkoPasturOptions options;
+  options.null = SpectralNull::permutation;
+  options.draws = 9;
+  const auto found = compare(testing::random_attention(20, true, 4), options);
+  EXPECT_NEAR(std::remainder(found.p_value * 10.0, 1.0), 0.0, 1e-12);
+  options.seed = 1;
+  EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, found.edge);
+}
+
+TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
+  const NullLaw law = NullLaw::triangular();
+  const double x = law.quantile(0.7);
+  EXPECT_NEAR(kolmogorov_smirnov(std::vector<double>{x}, law, 1e-12), 0.7, 1e-13);
+  // ∫_0^x F + ∫_x^e (1 − F)
+  const double below = law.integral(x);
+  const double above = (law.edge() - x) - (law.integral(law.edge()) - below);
+  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), below + above, 1e-13);
+}
+
+TEST(SpectralDistance, WassersteinBetweenSamples) {
+  const std::vector<double> a = {0.0, 1.0};
+  const std::vector<double> b = {0.5, 1.0, 3.0, 3.5};
+  // mean of |sorted a − sorted b| with a's values doubled: (0.5 + 1 + 2 + 2.5)/4
+  EXPECT_NEAR(wasserstein(a, std::span<const double>(b)), 1.5, 1e-15);
+}
+
+TEST(SpectralDistance, LeaveOneOutTreatsTiesAsOneAtom) {
+  std::vector<std::pair<double, Index>> pool;
+  for (Index sample = 0; sample < 3; ++sample) {
+    for (int value = 0; value < 2; ++value) {
+      pool.emplace_back(1.0 + 1e-14 * static_cast<double>(sample * 2 + value), sample);
+    }
+  }
+  pool.emplace_back(2.0, 0);
+  pool.emplace_back(2.0, 1);
+  pool.emplace_back(3.0, 2);
+  std::vector<Index> seen;
+  std::vector<double> deviations;
+  leave_one_out_deviations(pool, 3, 3, 1e-12, seen, deviations);
+  // samples 0 and 1: {1, 1, 2}; sample 2: {1, 1, 3}. At 2: own 1, others (3 + 2)/6 for sample 0.
+  EXPECT_NEAR(deviations[0], 1.0 - 5.0 / 6.0, 1e-15);
+  EXPECT_NEAR(deviations[1], 1.0 - 5.0 / 6.0, 1e-15);
+  EXPECT_NEAR(deviations[2], 1.0 / 3.0, 1e-15);
+}
+
+}  // namespace
+}  // namespace attnscope

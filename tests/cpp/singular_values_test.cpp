@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/singular_values.h"
+
+#include <gtest/gtest.h>
+
+#include <Eigen/SVD>
+#include <numbers>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+std::vector<double> values(const RowMatrix<double>& a) {
+  SingularValuesWorkspace workspace;
+  std::vector<double> sigma(static_cast<std::size_t>(a.rows()));
+  singular_values(view(a), sigma.data(), workspace);
+  return sigma;
+}
+
+TEST(SingularValues, EqualJacobi) {
+  for (const Index n : {1, 2, 3, 8, 17, 40, 90}) {
+    for (const bool causal : {true, false}) {
+      const RowMatrix<double> a = testing::random_attention(n, causal, 5, 3.0);
+      const Eigen::VectorXd expected = Eigen::JacobiSVD<Eigen::MatrixXd>(a).singularValues();
+      const auto sigma = values(a);
+      for (Index k = 0; k < n; ++k) {
+        EXPECT_NEAR(sigma[k], expected[k], 1e-13 * expected[0]) << "n = " << n << " k = " << k;
+      }
+    }
+  }
+}
+
+TEST(SingularValues, RunningDifferencesHaveCosines) {
+  constexpr Index n = 30;
+  RowMatrix<double> a = RowMatrix<double>::Identity(n, n);
+  for (Index i = 0; i + 1 < n; ++i) a(i + 1, i) = -1.0;
+  const auto sigma = values(a);
+  for (Index k = 1; k <= n; ++k) {
+    EXPECT_NEAR(sigma[k - 1], 2.0 * std::cos(double(k) * std::numbers::pi / (2 * n + 1)), 1e-13);
+  }
+}
+
+TEST(SingularValues, ZerosAndOneToken) {
+  for (const double sigma : values(RowMatrix<double>::Zero(7, 7))) EXPECT_EQ(sigma, 0.0);
+  EXPECT_EQ(values(RowMatrix<double>::Constant(1, 1, -0.5))[0], 0.5);
+}
+
+}  // namespace
+}  // namespace attnscope
