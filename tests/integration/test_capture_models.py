@@ -16,6 +16,9 @@ EXPECTED_TIER = dict.fromkeys((*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ
 )
 PADDINGS = ("none", "left", "right")
 
+# The tape says that Falcon's eager attention is not its sdpa attention; a test of its own holds it to that.
+pytestmark = pytest.mark.filterwarnings("ignore:capture. FalconForCausalLM under its own attention")
+
 
 @pytest.fixture(scope="module", params=EXPECTED_TIER, ids=str)
 def pair(request):

@@ -69,11 +69,16 @@ def test_float64_models_give_float64_maps(padding):
 def test_autocast_of_the_caller_reaches_the_model():
     model = models.tiny("llama")
     inputs = models.text(model)
-    with (
-        capture(model, sites=("attention", "attention_output")) as tape,
-        torch.autocast("cpu", dtype=torch.bfloat16),
-    ):
+    sites = ("attention", "value", "attention_output")
+    with capture(model, sites=sites) as tape, torch.autocast("cpu", dtype=torch.bfloat16):
         layer = next(iter(tape.run(**inputs)))
+        assert layer.value.dtype == torch.bfloat16
+        # The mixing itself stays in float32: only its result is rounded.
+        with torch.autocast("cpu", enabled=False):
+            mixed = layer.attention @ layer.value[:, list(layer.kv_heads)].float()
+        with torch.no_grad():
+            output = model.model.layers[0].self_attn.o_proj(mixed.bfloat16().transpose(1, 2).flatten(2))
+        assert float((output != layer.attention_output).float().mean()) < 0.02
         assert layer.attention_output.dtype == torch.bfloat16
         assert layer.attention.dtype == torch.float32
         assert float((layer.attention.sum(-1) - 1).abs().max()) < 2e-6

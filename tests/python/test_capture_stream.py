@@ -271,6 +271,43 @@ def test_a_bystander_gets_what_it_always_got(name):
     assert count == expected, "a bystander's layers came out of the stream"
 
 
+@pytest.mark.parametrize("name", ["llama", "albert"])
+def test_a_bystander_does_not_disturb_the_stream(name):
+    """ALBERT's layers are told apart by the order of calls alone."""
+    model = models.tiny(name)
+    inputs, other = models.text(model, padding="left"), models.text(model, seed=5, n=20)
+    sites = ("attention", "hidden", "attention_output", "mlp_output")
+    with capture(model, sites=sites) as tape:
+        wanted = list(tape.run(**inputs))
+        for layer in tape.run(**inputs):
+            with torch.no_grad():
+                model(**other)
+            calm = wanted[layer.index]
+            assert (layer.index, layer.call) == (calm.index, calm.call)
+            assert torch.equal(layer.valid, calm.valid)
+            for site in sites:
+                assert torch.equal(layer.tensors[site], calm.tensors[site])
+
+
+def test_a_model_called_by_the_captured_one_is_a_bystander(model):
+    """Both under our name, one of them captured by the run that calls the other."""
+    second = models.tiny("llama", seed=1)
+    inputs = models.text(model)
+    with torch.no_grad():
+        wanted = second(**inputs).logits
+    logits = []
+    with capture(model) as tape, capture(second) as other:
+        held = other.run(**inputs)
+        next(held)
+        handle = model.model.layers[0].register_forward_hook(
+            lambda *_: logits.append(second(**inputs).logits)
+        )
+        assert [layer.index for layer in tape.run(**inputs)] == list(range(LAYERS))
+        handle.remove()
+        held.close()
+    assert float((logits[0] - wanted).abs().max()) < 1e-4
+
+
 def test_a_bystander_may_train(model):
     inputs = models.text(model)
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
