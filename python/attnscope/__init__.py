@@ -58,6 +58,7 @@ if TYPE_CHECKING:
     from attnscope.doctor import show_config as show_config
     from attnscope.results import Results as Results
     from attnscope.results import load as load
+    from attnscope.studies.analyze import analyze as analyze
     from attnscope.studies.config import Study as Study
     from attnscope.studies.engine import resume as resume
     from attnscope.studies.engine import run as run
@@ -68,6 +69,7 @@ __version__ = "0.1.0"
 _LAZY: dict[str, str] = {
     "Results": "attnscope.results",
     "Study": "attnscope.studies.config",
+    "analyze": "attnscope.studies.analyze",
     "load": "attnscope.results",
     "resume": "attnscope.studies.engine",
     "run": "attnscope.studies.engine",

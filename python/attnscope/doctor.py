@@ -62,6 +62,7 @@ def facts() -> dict[str, str]:
 def examine() -> list[Check]:
     """Runs every check of `attnscope doctor`."""
     from attnscope import _build, _isa
+    from attnscope.catalogue import first_lines
 
     built, here = _build.TORCH_VERSION.split("+")[0], torch.__version__.split("+")[0]
     live, best = _isa.live(), _isa.runnable()[0]
@@ -70,7 +71,8 @@ def examine() -> list[Check]:
         Check("instruction set", live == best, live if live == best else f"{live} is live, {best} would run"),
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
-    for name, (compute, expected) in KNOWN_ANSWERS.items():
+    for name in first_lines():
+        compute, expected = KNOWN_ANSWERS[name]
         try:
             value = compute()
         except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
@@ -82,49 +84,113 @@ def examine() -> list[Check]:
 
 
 def _star(n: int) -> Tensor:
+    """Every query on key 0."""
     maps = torch.zeros(n, n, dtype=torch.float64)
     maps[:, 0] = 1
     return maps
 
 
-def _uniform(n: int) -> Tensor:
+def _causal(n: int) -> Tensor:
+    """Uniform among the keys up to the query."""
     maps = torch.ones(n, n, dtype=torch.float64).tril()
     return maps / maps.sum(-1, keepdim=True)
 
 
 def _full(n: int) -> Tensor:
+    """Uniform among all keys."""
     return torch.full((n, n), 1 / n, dtype=torch.float64)
 
 
-def _one(
-    name: str, attention: Tensor, take: Callable[[Any], Any] = lambda found: found, **options: Any
-) -> Callable[[], float]:
+def _cycle() -> Tensor:
+    """Four tokens in a ring, each attending to its two neighbours."""
+    ring = torch.eye(4, dtype=torch.float64).roll(1, 0)
+    return (ring + ring.T) / 2
+
+
+def _hadamard() -> Tensor:
+    """Rows 1 to 7 standardise to orthogonal signs, so that all seven eigenvalues are 1; row 0 is constant."""
+    signs = torch.ones(1, 1, dtype=torch.float64)
+    for _ in range(3):
+        signs = torch.cat([torch.cat([signs, signs], 1), torch.cat([signs, -signs], 1)])
+    return 0.125 + 0.0625 * signs
+
+
+def _aligned() -> tuple[Tensor, Tensor]:
+    """Attention that grows linearly with the cosine of the states."""
+    angles = torch.tensor([0.0, 0.5, 2.0], dtype=torch.float64)
+    return 0.3 + 0.1 * torch.cos(angles[:, None] - angles), torch.stack([angles.cos(), angles.sin()], -1)
+
+
+def _two_heads() -> Tensor:
+    """Row 1 of one head on key 0, of the other on key 1: each diverges from their mean by log 2 there."""
+    return torch.tensor([[[1, 0], [1, 0]], [[1, 0], [0, 1]]], dtype=torch.float64)
+
+
+def _known(
+    name: str,
+    expected: float,
+    attention: Tensor,
+    take: Callable[[Any], Any] = lambda found: found,
+    **options: Any,
+) -> tuple[Callable[[], float], float]:
     def compute() -> float:
         from attnscope.metrics.measure import measure
 
         return float(take(measure(attention, {name: options})[name]))
 
-    return compute
+    return compute, expected
 
 
 #: One closed form per metric: (how it is computed, what it must be).
 KNOWN_ANSWERS: dict[str, tuple[Callable[[], float], float]] = {
-    # the causal star under the mean has weights 1/2: L has the eigenvalues 0, 1/2 (n - 2 times), n/2
-    "sink_share": (_one("sink_share", _star(6), lambda found: found.share), 1.0),
-    "sink_rate": (_one("sink_rate", _star(6)), 1.0),
-    "sink_position": (_one("sink_position", _star(6)), 0.0),
-    "sink_tokens": (_one("sink_tokens", _star(6), lambda found: found.sum()), 1.0),
-    "incoming_attention": (_one("incoming_attention", _uniform(4), lambda found: found[0]), 25 / 48),
-    "top_mass": (_one("top_mass", _star(6), k=1), 1.0),
-    "attention_entropy": (_one("attention_entropy", _full(4), lambda found: found.mean()), math.log(4)),
-    "graph_statistics": (
-        _one("graph_statistics", _star(6), lambda found: found.centralization[0], thresholds=[0.1]),
-        1.0,
+    "sink_share": _known("sink_share", 1.0, _star(6), lambda found: found.share),
+    "sink_rate": _known("sink_rate", 1.0, _star(6)),
+    "sink_position": _known("sink_position", 0.0, _star(6)),
+    "sink_tokens": _known("sink_tokens", 1.0, _star(6), lambda found: found.sum()),
+    "incoming_attention": _known("incoming_attention", 25 / 48, _causal(4), lambda found: found[0]),
+    "top_mass": _known("top_mass", 1.0, _star(6), k=1),
+    "attention_entropy": _known("attention_entropy", math.log(4), _full(4), lambda found: found.mean()),
+    # the star under the mean has weights 1/2: its Laplacian has 0, 1/2 (n - 2 times) and n/2
+    "fiedler_value": _known("fiedler_value", 0.5, _star(6)),
+    "fiedler_vector": _known("fiedler_vector", 1.0, _full(4), lambda found: found.square().sum()),
+    "laplacian_eigenvalues": _known("laplacian_eigenvalues", 3.0, _star(6), lambda found: found[-1]),
+    "laplacian_gap": _known("laplacian_gap", 1.0, _star(3)),
+    "graph_statistics": _known(
+        "graph_statistics", 1.0, _star(6), lambda found: found.centralization[0], thresholds=[0.1]
     ),
-    "fiedler_value": (_one("fiedler_value", _star(6)), 0.5),
-    "fiedler_vector": (_one("fiedler_vector", _full(4), lambda found: found.square().sum()), 1.0),
-    "laplacian_eigenvalues": (_one("laplacian_eigenvalues", _star(6), lambda found: found[-1]), 3.0),
-    "laplacian_gap": (_one("laplacian_gap", _star(3)), 1.0),
+    "singular_values": _known("singular_values", 1.0, _full(4), lambda found: found[0]),
+    "participation_ratio": _known("participation_ratio", 4.0, torch.eye(4, dtype=torch.float64)),
+    "stable_rank": _known("stable_rank", 4.0, torch.eye(4, dtype=torch.float64)),
+    "effective_rank": _known("effective_rank", 4.0, torch.eye(4, dtype=torch.float64)),
+    "spectral_gap": _known("spectral_gap", 1.0, _full(4)),
+    "spectral_ratio": _known("spectral_ratio", 2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5]).double())),
+    "marchenko_pastur": _known(
+        "marchenko_pastur", (1 + math.sqrt(7 / 8)) ** 2, _hadamard(), lambda found: found.edge
+    ),
+    # all eigenvalues at 1: the larger of F(1) and 1 - F(1) for the law of aspect 7/8
+    "marchenko_pastur_deviation": _known("marchenko_pastur_deviation", 0.6015919507048966, _hadamard()),
+    "persistence": _known("persistence", 1.0, _cycle(), lambda found: (found.dimension == 1).sum()),
+    "betti_numbers": _known("betti_numbers", 1.0, _cycle(), lambda found: found[0, 1], thresholds=[0.4]),
+    "betti_curve": _known("betti_curve", 1.0, _cycle(), lambda found: found[0, 1], scales=[0.6]),
+    "bar_count": _known("bar_count", 4.0, _full(4), lambda found: found[0]),
+    "total_persistence": _known("total_persistence", 2.25, _full(4), lambda found: found[0]),
+    "max_persistence": _known("max_persistence", 0.75, _full(4), lambda found: found[0]),
+    "persistent_entropy": _known("persistent_entropy", math.log(3), _full(4), lambda found: found[0]),
+    "head_divergence": _known("head_divergence", math.log(2) / 2, _two_heads(), lambda found: found[0]),
+    "sink_removal": _known(
+        "sink_removal", 0.0, _full(3).expand(2, 3, 3), lambda found: found.kl_reduction, keys=[0]
+    ),
+    "geometric_semantic_alignment": _known(
+        "geometric_semantic_alignment", 1.0, _aligned()[0], states=_aligned()[1]
+    ),
+    "reference_influence": _known(
+        "reference_influence",
+        0.5,
+        _full(2),
+        lambda found: found.relative_magnitude[1],
+        states=torch.ones(2, 3, dtype=torch.float64),
+        reference=torch.tensor([True, False]),
+    ),
 }
 
 

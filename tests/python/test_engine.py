@@ -95,6 +95,23 @@ def test_baselines_are_uniform_attention_of_every_length(tmp_path, llama, texts)
     assert graphs["value"].item() == pytest.approx(6 / 36)
 
 
+def test_bars_are_stored_when_asked_for(tmp_path, llama, texts):
+    results = run(
+        study(tmp_path, str(llama), str(texts), bars=True, metrics=["bar_count", "total_persistence"])
+    )
+    bars, heads = results.table("bars"), results.table("heads")
+    keys = ["sample", "layer", "head"]
+    finite = bars[np.isfinite(bars["death"])]
+    counted = bars.groupby([*keys, "dimension"]).size()
+    for row in heads.itertuples():
+        for dimension in (0, 1):
+            here = (row.sample, row.layer, row.head, dimension)
+            assert getattr(row, f"bar_count_{dimension}") == counted.get(here, 0)
+    length = (finite["death"] - finite["birth"]).groupby([finite[key] for key in keys]).sum()
+    total = heads.set_index(keys)[["total_persistence_0", "total_persistence_1"]].sum(axis=1)
+    np.testing.assert_allclose(length.reindex(total.index).fillna(0), total, atol=1e-12)
+
+
 def test_an_encoder_gets_the_full_baseline(tmp_path, texts):
     folder = model_folder(tmp_path / "bert", "bert")
     results = run(study(tmp_path, str(folder), str(texts), metrics=["fiedler_value"]))

@@ -12,26 +12,27 @@ import time
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
-
-import numpy as np
-import torch
+from typing import TYPE_CHECKING, Any
 
 from attnscope.models import LoadedModel, LoadError, load_model
 from attnscope.models.loading import free_disk
 from attnscope.results import Results, load, stamped
 from attnscope.studies import recipe_of
 from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.lock import FolderLock
-from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
+from attnscope.studies.plan import Plan, Unit, batches, make_plan, megabytes
 from attnscope.studies.provenance import provenance
 from attnscope.studies.recipe import Batch, Recipe, Rows
+from attnscope.studies.samples import own_columns, samples_table
 from attnscope.studies.shards import DiskFull, Shards, atomic_file, disk_error, write_bytes
-from attnscope.studies.sources import extra_columns
 from attnscope.studies.stop import Interrupted, StopSignals
+
+if TYPE_CHECKING:
+    pass
 
 Say = Callable[[str], None]
 
@@ -222,7 +223,7 @@ class Engine:
     def _measured(self, plan: Plan, done: set[str]) -> Iterator[tuple[Unit, dict[str, Any]]]:
         """Every missing unit with its tables, in the order of the plan."""
         missing = [unit for unit in plan.units if unit.id not in done]
-        extras = _extra_arrow(plan)
+        extras = own_columns(plan)
         with self._bar(len(plan.units), "units", len(plan.units) - len(missing)) as bar:
             for checkpoint in dict.fromkeys(unit.checkpoint for unit in missing):
                 units = [unit for unit in missing if unit.checkpoint == checkpoint]
@@ -266,7 +267,7 @@ class Engine:
         seen: set[tuple[int, bool]] = set()
         with _counting_spoiled(self.tally.spoiled):
             for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
-                batch = _batch(group, encoder)
+                batch = batch_of(group, encoder)
                 causal = self._forward(loaded, batch, encoder.pad_id, rows)
                 seen |= {(n, causal) for n in batch.lengths}
             for n, causal in sorted(seen):
@@ -274,40 +275,21 @@ class Engine:
                     self._uniform[n, causal] = self.recipe.baselines(n, causal)
                 for row in self._uniform[n, causal]:
                     rows.add("baselines", row)
-        tables = {"samples": _samples(unit, encoder, extras or {}), **rows.finish()}
+        tables = {"samples": samples_table(unit, encoder, extras), **rows.finish()}
         return tables
 
     def _forward(self, loaded: LoadedModel, batch: Batch, pad_id: int, rows: Rows) -> bool:
         """One padded batch through the model; every layer is measured while it is alive."""
-        from attnscope.capture import capture
-
-        longest = max(batch.lengths)
-        ids = torch.full((len(batch.samples), longest), pad_id, dtype=torch.long)
-        mask = torch.zeros(len(batch.samples), longest, dtype=torch.long)
-        for row, one in enumerate(batch.token_ids):
-            ids[row, : len(one)] = torch.as_tensor(np.asarray(one), dtype=torch.long)
-            mask[row, : len(one)] = 1
-        model = _body(loaded.model)
-        stacks: dict[str, int] = {}
-        highest, causal = -1, True
-        began, inside = time.perf_counter(), 0.0
-        layers = self.study.layers or None
-        with ExitStack() as stack:
-            try:
-                tape = stack.enter_context(capture(model, layers=layers, sites=self.recipe.sites()))
-            except (RuntimeError, TypeError, ValueError) as error:
-                raise LoadError(f"{loaded.checkpoint.title}: {error}") from error
-            for layer in tape.run(input_ids=ids.to(loaded.device), attention_mask=mask.to(loaded.device)):
-                if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
-                    continue
-                measuring = time.perf_counter()
-                offset = stacks.setdefault(f"{layer.stack}#{layer.call}", highest + 1 if stacks else 0)
-                number = offset + layer.index
-                highest = max(highest, number)
-                # in a causal map the first query sees the first key alone
-                causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
-                self.recipe.measure(layer, number, batch, rows)
-                inside += time.perf_counter() - measuring
+        inputs = padded(batch, pad_id, loaded.device)
+        causal, inside, began = True, 0.0, time.perf_counter()
+        for number, layer in self_attention(
+            loaded.model, inputs, layers=self.study.layers or None, sites=self.recipe.sites()
+        ):
+            measuring = time.perf_counter()
+            # in a causal map the first query sees the first key alone
+            causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
+            self.recipe.measure(layer, number, batch, rows)
+            inside += time.perf_counter() - measuring
         self.tally.metric_seconds += inside
         self.tally.forward_seconds += time.perf_counter() - began - inside
         return causal
@@ -414,65 +396,9 @@ def resolved(study: Study) -> Study:
     return Study(**values)
 
 
-def _body(model: Any) -> Any:
-    """The part that attends: without the vocabulary head, whose logits can outweigh all else."""
-    if getattr(model.config, "is_encoder_decoder", False):
-        return model.get_encoder()
-    return getattr(model, "base_model", model)
-
-
 def _layer_budget(study: Study) -> int | None:
     """Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time."""
     return None if study.max_memory is None else int(study.max_memory) // 4
-
-
-def _batch(group: Sequence[Input], encoder: Any) -> Batch:
-    ids = [one.encoded.ids.tolist() for one in group]
-    return Batch(
-        samples=[one.sentence.sample for one in group],
-        lengths=[one.n_tokens for one in group],
-        token_ids=ids,
-        tokens=[encoder.names(one) for one in ids],
-        groups=[one.sentence.group for one in group],
-    )
-
-
-def _extra_arrow(plan: Plan) -> dict[str, Any]:
-    """The sources' own columns, typed over all sentences so that every shard has the same schema."""
-    import pyarrow as pa
-
-    return {name: pa.array(values) for name, values in extra_columns(plan.sentences).items()}
-
-
-def _samples(unit: Unit, encoder: Any, extras: dict[str, Any]) -> Any:
-    import pyarrow as pa
-
-    inputs = unit.inputs
-    numbers = [one.sentence.sample for one in inputs]
-    ids = [one.encoded.ids.tolist() for one in inputs]
-    tokens = [encoder.names(one) for one in ids]
-    count, checkpoint = len(inputs), unit.checkpoint
-    texts = [one.sentence.text for one in inputs]
-    columns = {
-        "model": pa.array([checkpoint.model] * count, pa.string()),
-        "revision": pa.array([checkpoint.revision] * count, pa.string()),
-        "step": pa.array([checkpoint.step] * count, pa.int64()),
-        "sample": pa.array(numbers, pa.int64()),
-        "group": pa.array([one.sentence.group for one in inputs], pa.string()),
-        "text": pa.array(
-            [" ".join(tokens[at]) if text is None else text for at, text in enumerate(texts)], pa.string()
-        ),
-        "tokens": pa.array(tokens, pa.list_(pa.string())),
-        "token_ids": pa.array(ids, pa.list_(pa.int64())),
-        "n_tokens": pa.array([one.n_tokens for one in inputs], pa.int64()),
-        "truncated": pa.array([one.encoded.truncated for one in inputs], pa.bool_()),
-        "bos": pa.array([one.encoded.starts_with_bos for one in inputs], pa.bool_()),
-        "source": pa.array([one.sentence.source for one in inputs], pa.string()),
-        "source_row": pa.array([one.sentence.source_row for one in inputs], pa.int64()),
-    }
-    positions = pa.array(numbers, pa.int64())
-    columns.update({name: values.take(positions) for name, values in extras.items() if name not in columns})
-    return pa.table(columns)
 
 
 def _hashable(table: Any, name: str) -> list[Any]:

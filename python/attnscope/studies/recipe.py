@@ -141,6 +141,22 @@ class Recipe(ABC):
         return {}
 
 
+def bar_columns(barcodes: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Columns of `bars` from the barcodes of maps in the order of the keys.
+
+    Args:
+        barcodes: what `attnscope.persistence` returns.
+        keys: key columns, one entry per map or one for all.
+    """
+    each = np.diff(barcodes.offsets.numpy())
+    return {
+        **{key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()},
+        "dimension": barcodes.dimension.numpy().astype(np.int64),
+        "birth": barcodes.birth.numpy(),
+        "death": barcodes.death.numpy(),
+    }
+
+
 def _dtype(value: np.ndarray[Any, Any]) -> Any:
     return object if value.dtype.kind in "UO" else value.dtype
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.metrics.measure import measure
-from attnscope.studies.recipe import Batch, Recipe, Rows
+from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -49,6 +49,13 @@ def _fields(metric: str, columns: Mapping[str, str], **options: Any) -> Reading:
     return Reading(metric, {column: take(field) for column, field in columns.items()}, options)
 
 
+def _by_dimension(metric: str) -> Reading:
+    def take(dimension: int) -> Callable[[Any, Tensor], Tensor]:
+        return lambda result, spoiled: result[..., dimension]
+
+    return Reading(metric, {f"{metric}_{dimension}": take(dimension) for dimension in (0, 1)}, {})
+
+
 def _mean_over_queries(result: Tensor, spoiled: Tensor) -> Tensor:
     return result.nanmean(-1)
 
@@ -73,10 +80,14 @@ HEADS: tuple[Reading, ...] = (
     _plain("fiedler_value"),
     _plain("fiedler_value", "fiedler_value_normalized", normalized=True),
     _plain("laplacian_gap"),
+    _by_dimension("bar_count"),
+    _by_dimension("total_persistence"),
+    _by_dimension("max_persistence"),
+    _by_dimension("persistent_entropy"),
 )
 
 #: What fills the table `graphs`, one row per map and threshold.
-GRAPHS: tuple[str, ...] = ("graph_statistics",)
+GRAPHS: tuple[str, ...] = ("graph_statistics", "betti_numbers")
 
 
 class SinkStudy(Recipe):
@@ -121,6 +132,9 @@ class SinkStudy(Recipe):
                     for position in positions
                 ]
             rows.add("heads", {**keys, "n_tokens": _each(batch.lengths, len(names)), **columns})
+            if self.study.bars:
+                barcodes = measure(maps, "persistence", lengths=lengths)["persistence"]
+                rows.add("bars", bar_columns(barcodes, keys))
             graphs = self._graphs(maps, lengths)
             if graphs:
                 each = len(self.study.thresholds)

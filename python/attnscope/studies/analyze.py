@@ -1,0 +1,258 @@
+# SPDX-License-Identifier: MIT
+"""Capture and measure in one call, in memory: a model and some inputs in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.metrics.measure import THRESHOLDS, measure
+from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models.loading import context_length
+from attnscope.results import Results
+from attnscope.studies.config import Study
+from attnscope.studies.forward import batch_of, padded, self_attention
+from attnscope.studies.plan import Input, Unit, batches
+from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
+from attnscope.studies.samples import samples_table
+from attnscope.studies.sources import Sentence
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+
+Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
+
+
+def analyze(
+    model: Any,
+    inputs: Any,
+    metrics: Metrics | None = None,
+    *,
+    tokenizer: Any = None,
+    layers: Sequence[int] | None = None,
+    name: str = "",
+    **options: Any,
+) -> Results:
+    """Measures the attention of a model on some inputs, one layer at a time, without writing anything.
+
+    Every layer is measured while it is alive; no more than two layers' maps are in memory.
+
+    Args:
+        model: a transformers model in evaluation mode, or a folder or hub id.
+        inputs: a sentence, sentences, a tensor of token ids [batch, n], or the mapping that a tokenizer
+            returns (`input_ids`, `attention_mask`).
+        metrics: names, or a mapping from names of columns to options, as `measure` takes them; None takes
+            everything of the sink study.
+        tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
+        layers: only these layers.
+        name: of the model in the tables; empty takes its own.
+        options: given to every metric that takes an option of that name.
+
+    Returns:
+        Results with `samples`, and as the metrics need them: `heads` (a number per map), `graphs` (per map
+        and threshold), `vectors` (per map and token or rank), `bars` (persistence). Sample, layer and head
+        count from 0; head −1 is the head mean.
+
+    Raises:
+        ValueError: inputs of the wrong kind, an unknown metric.
+        LoadError: the model cannot be loaded or captured.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...                      num_attention_heads=4, num_key_value_heads=2)
+        >>> results = asc.analyze(LlamaForCausalLM(config).eval(), torch.arange(6)[None], ["fiedler_value"])
+        >>> dict(results.to_xarray().sizes)
+        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 5}
+    """
+    loaded, tokenizer, label = _model_of(model, tokenizer)
+    text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    encoder = Encoder(
+        tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
+    )
+    found = _inputs_of(inputs, encoder)
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    rows = Rows({"model": name or label, "revision": "", "step": -1})
+    recipe = _everything(options) if metrics is None else _Chosen(metrics, options)
+    unit = Unit("", "", Checkpoint(name or label, "", -1, "", False), 0, tuple(found))
+    for group in batches(unit, heads):
+        batch = batch_of(group, encoder)
+        tensors = padded(batch, encoder.pad_id, loaded.device)
+        for number, layer in self_attention(loaded, tensors, layers=layers, sites=recipe.sites()):
+            recipe.measure(layer, number, batch, rows)
+    tables = {"samples": samples_table(unit, encoder), **rows.finish()}
+    return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+
+
+class _Chosen(Recipe):
+    """Whatever metrics were asked for, each put where its shape belongs."""
+
+    name = "analyze"
+
+    def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
+        self.asked = [metrics] if isinstance(metrics, str) else metrics
+        self.options = dict(options)
+
+    @classmethod
+    def metrics(cls) -> list[str]:
+        from attnscope.metrics.measure import metric_names
+
+        return metric_names()
+
+    def sites(self) -> tuple[str, ...]:
+        return ("attention",)
+
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+        heads = layer.matrices()
+        lengths = layer.lengths[:, None]
+        mean = heads.mean(dim=1, keepdim=True, dtype=torch.float64)
+        for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
+            found = measure(maps, self.asked, lengths=lengths, **self.options)
+            place(found, batch, number, names, maps.shape[-1], self._thresholds(), rows)
+
+    def _thresholds(self) -> list[float | str]:
+        given = self.options.get("thresholds", THRESHOLDS)
+        if isinstance(self.asked, Mapping):
+            own = [one["thresholds"] for one in self.asked.values() if "thresholds" in one]
+            given = own[0] if own else given
+        return list(given) if isinstance(given, (list, tuple)) else [given]
+
+
+def place(
+    found: Mapping[str, Any],
+    batch: Batch,
+    number: int,
+    names: Sequence[int],
+    n: int,
+    thresholds: Sequence[float | str],
+    rows: Rows,
+) -> None:
+    """Puts what `measure` returned for [batch, heads, n, n] into tables, by shape.
+
+    Args:
+        found: results by name.
+        batch: the sentences.
+        number: of the layer.
+        names: of the heads.
+        n: size of the padded maps.
+        thresholds: of results that have one value per threshold.
+        rows: takes the rows.
+
+    Raises:
+        ValueError: a result that has no place in a table.
+    """
+    count, heads = len(batch.samples), len(names)
+    keys = {
+        "sample": np.repeat(batch.samples, heads),
+        "layer": np.full(count * heads, number),
+        "head": np.tile(names, count),
+        "protocol": np.full(count * heads, "exact", dtype=object),
+    }
+    columns: dict[str, Any] = {}
+    graphs: dict[str, Any] = {}
+    vectors: dict[str, Any] = {}
+    for name, result in found.items():
+        if hasattr(result, "offsets"):
+            rows.add("bars", bar_columns(result, keys))
+            continue
+        for column, values in _parts(name, result):
+            shape = tuple(values.shape[2:])
+            if values.shape[:2] != (count, heads) or len(shape) > 2:
+                raise ValueError(
+                    f"analyze: {name} of shape {tuple(values.shape)} has no place in a table; use measure"
+                )
+            if not shape:
+                columns[column] = values.flatten().numpy()
+            elif name in ("graph_statistics", "betti_numbers"):
+                graphs |= _split(column, values, count * heads * len(thresholds), extra=len(shape) - 1)
+            elif shape == (2,) and n != 2:
+                columns |= _split(column, values, count * heads, extra=1)
+            else:
+                vectors[column] = values.flatten().numpy()
+    if columns:
+        rows.add("heads", {**keys, "n_tokens": np.repeat(batch.lengths, heads), **columns})
+    if graphs:
+        levels = [
+            [float(one.partition("/")[0]) / length if isinstance(one, str) else one for one in thresholds]
+            for length in np.repeat(batch.lengths, heads)
+        ]
+        spread = {key: np.repeat(values, len(thresholds)) for key, values in keys.items()}
+        rows.add("graphs", {**spread, "threshold": np.concatenate(levels), **graphs})
+    if vectors:
+        each = len(next(iter(vectors.values()))) // (count * heads)
+        spread = {key: np.repeat(values, each) for key, values in keys.items()}
+        inside = np.tile(np.arange(each), count * heads) < np.repeat(np.repeat(batch.lengths, heads), each)
+        whole = {**spread, "index": np.tile(np.arange(each), count * heads), **vectors}
+        rows.add("vectors", {key: values[inside] for key, values in whole.items()})
+
+
+def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
+    if isinstance(result, Tensor):
+        return [(name, result)]
+    if hasattr(result, "_asdict"):
+        prefix = "" if name == "graph_statistics" else f"{name}_"
+        return [(f"{prefix}{field}", values) for field, values in result._asdict().items()]
+    raise ValueError(
+        f"analyze: {name} returns {type(result).__name__}, which has no place in a table; use measure"
+    )
+
+
+def _split(column: str, values: Tensor, rows: int, extra: int) -> dict[str, Any]:
+    """Columns of a result with a last axis of homology dimensions."""
+    if not extra:
+        return {column: values.flatten().numpy()}
+    prefix = "betti" if column == "betti_numbers" else column
+    return {f"{prefix}_{at}": part.reshape(rows).numpy() for at, part in enumerate(values.unbind(-1))}
+
+
+def _everything(options: Mapping[str, Any]) -> Recipe:
+    from attnscope.studies.sink_study import SinkStudy
+
+    unknown = set(options) - {"thresholds", "bars"}
+    if unknown:
+        raise ValueError(f"analyze: {sorted(unknown)[0]!r} is an option of single metrics; name the metrics")
+    return SinkStudy(Study(models="-", texts="-", **options))
+
+
+def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
+    if isinstance(model, torch.nn.Module):
+        config = getattr(model, "config", None)
+        if config is None:
+            raise ValueError(f"analyze: {type(model).__name__} has no config; a transformers model is needed")
+        return model, tokenizer, str(getattr(config, "_name_or_path", "") or type(model).__name__)
+    checkpoint = find_checkpoints(str(model))[-1]
+    loaded = load_model(checkpoint)
+    return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
+
+
+def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        ids = torch.as_tensor(inputs["input_ids"])
+        mask = torch.as_tensor(inputs["attention_mask"]).bool() if "attention_mask" in inputs else ids >= 0
+        lines: Iterable[Any] = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+    elif isinstance(inputs, Tensor):
+        lines = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
+    elif isinstance(inputs, Iterable):
+        lines = list(inputs)
+    else:
+        raise ValueError(
+            f"analyze: inputs must be sentences, token ids or what a tokenizer gives, not {type(inputs).__name__}"
+        )
+    found = []
+    for sample, line in enumerate(lines):
+        text = line if isinstance(line, str) else None
+        token_ids = None if text is not None else tuple(line)
+        encoded: Encoded = encoder.encode(text, token_ids, sample)
+        if not len(encoded.ids):
+            raise ValueError(f"analyze: input {sample} has no token")
+        found.append(Input(Sentence(sample, "text", text, token_ids, "", sample), encoded))
+    if not found:
+        raise ValueError("analyze: there are no inputs")
+    return found

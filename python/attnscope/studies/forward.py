@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""A batch of sentences through a model, its self-attention layers one at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.models import Encoder, LoadError
+from attnscope.studies.plan import Input
+from attnscope.studies.recipe import Batch
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+
+
+def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
+    """What a recipe is told of the sentences of one forward pass."""
+    ids = [one.encoded.ids.tolist() for one in group]
+    return Batch(
+        samples=[one.sentence.sample for one in group],
+        lengths=[one.n_tokens for one in group],
+        token_ids=ids,
+        tokens=[encoder.names(one) for one in ids],
+        groups=[one.sentence.group for one in group],
+    )
+
+
+def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
+    """The sentences of a batch as tensors, padded on the right.
+
+    Args:
+        batch: the sentences.
+        pad_id: what stands behind the shorter ones.
+        device: where the model is.
+    """
+    longest = max(batch.lengths)
+    ids = torch.full((len(batch.samples), longest), pad_id, dtype=torch.long)
+    mask = torch.zeros(len(batch.samples), longest, dtype=torch.long)
+    for row, one in enumerate(batch.token_ids):
+        ids[row, : len(one)] = torch.as_tensor(np.asarray(one), dtype=torch.long)
+        mask[row, : len(one)] = 1
+    return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
+
+
+def self_attention(
+    model: Any,
+    inputs: dict[str, Any],
+    *,
+    layers: Sequence[int] | None = None,
+    sites: Sequence[str] = ("attention",),
+) -> Iterator[tuple[int, Layer]]:
+    """Streams the self-attention layers of one forward pass with a number that is unique in the model.
+
+    The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder
+    is run.
+
+    Args:
+        model: of transformers.
+        inputs: of its forward pass.
+        layers: only these.
+        sites: what is captured.
+
+    Raises:
+        LoadError: the model's attention cannot be captured.
+    """
+    from attnscope.capture import capture
+
+    config = model.config
+    seq2seq = getattr(config, "is_encoder_decoder", False)
+    body = model.get_encoder() if seq2seq else getattr(model, "base_model", model)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    depth = int(getattr(text, "num_hidden_layers", None) or 1)
+    stacks: dict[tuple[str, int], int] = {}
+    with ExitStack() as stack:
+        try:
+            tape = stack.enter_context(capture(body, layers=layers, sites=sites))
+        except (RuntimeError, TypeError, ValueError) as error:
+            raise LoadError(str(error)) from error
+        for layer in tape.run(**inputs):
+            if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
+                continue
+            # a second stack, or a module that runs twice, counts on where the first one ends
+            place = stacks.setdefault((layer.stack, layer.call), len(stacks))
+            yield place * depth + layer.index, layer

@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""asc.analyze: a model and inputs in, tables out, every number that of the direct call."""
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from folders import model_folder, tokenizer
+from models import text, tiny
+
+
+@pytest.fixture(scope="module")
+def llama():
+    return tiny("llama", implementation="eager")
+
+
+def eager_maps(model, ids):
+    with torch.no_grad():
+        return model(ids, output_attentions=True).attentions
+
+
+def test_numbers_per_map_threshold_and_token(llama):
+    ids = text(llama, batch=2, n=9)["input_ids"]
+    results = asc.analyze(
+        llama,
+        ids,
+        ["fiedler_value", "graph_statistics", "incoming_attention", "sink_share"],
+        thresholds=[0.1, "2/n"],
+    )
+    assert results.tables() == ["samples", "heads", "graphs", "vectors"]
+    maps = eager_maps(llama, ids)
+    heads, graphs, vectors = (results.to_xarray("heads"), results.table("graphs"), results.table("vectors"))
+    for layer, attention in enumerate(maps):
+        found = heads["fiedler_value"].sel(layer=layer, head=range(4)).squeeze()
+        np.testing.assert_allclose(found, asc.fiedler_value(attention), rtol=1e-6)
+        np.testing.assert_allclose(
+            heads["fiedler_value"].sel(layer=layer, head=-1).squeeze(),
+            asc.fiedler_value(attention.double().mean(1)),
+            rtol=1e-6,
+        )
+        np.testing.assert_allclose(
+            heads["sink_share_boost"].sel(layer=layer, head=range(4)).squeeze(),
+            asc.sink_share(attention).boost,
+            rtol=1e-6,
+        )
+        stored = graphs[(graphs["layer"] == layer) & (graphs["head"] == 2) & (graphs["sample"] == 1)]
+        assert stored["threshold"].tolist() == [0.1, 2 / 9]
+        expected = asc.graph_statistics(attention[1, 2], [0.1, 2 / 9])
+        np.testing.assert_array_equal(stored["components"], expected.components)
+        rows = vectors[(vectors["layer"] == layer) & (vectors["head"] == 3) & (vectors["sample"] == 0)]
+        assert rows["index"].tolist() == list(range(9))
+        np.testing.assert_allclose(
+            rows["incoming_attention"], asc.incoming_attention(attention[0, 3]), rtol=1e-6
+        )
+
+
+def test_padding_changes_nothing(llama):
+    inputs = text(llama, padding="right", batch=2, n=20)
+    both = asc.analyze(llama, inputs, ["fiedler_value", "attention_entropy"])
+    assert both.table("samples")["n_tokens"].tolist() == [20, 11]
+    alone = asc.analyze(llama, inputs["input_ids"][1:, :11], ["fiedler_value", "attention_entropy"])
+    padded = both.table("heads").query("sample == 1").reset_index(drop=True)
+    np.testing.assert_allclose(padded["fiedler_value"], alone.table("heads")["fiedler_value"], rtol=1e-4)
+    rows = both.table("vectors").query("sample == 1")
+    assert rows["index"].max() == 10
+    assert rows["attention_entropy"].notna().all()
+
+
+def test_sentences_a_folder_and_everything(tmp_path):
+    folder = model_folder(tmp_path / "tiny")
+    results = asc.analyze(str(folder), ["the cat sat", "rain fell over the old town"])
+    assert set(results.table("heads")["model"]) == {"tiny"}
+    assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]
+    assert {"sink_share", "entropy", "sink_token"} <= set(results.table("heads"))
+    assert len(results.table("graphs")) == 2 * 2 * 5 * 7
+
+
+def test_own_options_per_column(llama):
+    results = asc.analyze(
+        llama,
+        text(llama, batch=1, n=6)["input_ids"],
+        {"plain": {"metric": "fiedler_value"}, "normalized": {"metric": "fiedler_value", "normalized": True}},
+        name="mine",
+        layers=[1],
+    )
+    heads = results.table("heads")
+    assert set(heads["layer"]) == {1}
+    assert set(heads["model"]) == {"mine"}
+    assert (heads["normalized"] > heads["plain"]).all()
+
+
+@pytest.mark.parametrize(
+    ("inputs", "metrics", "options", "message"),
+    [
+        ("a text", ["fiedler_value"], {}, "a text needs a tokenizer"),
+        (5, ["fiedler_value"], {}, "inputs must be sentences"),
+        ([], ["fiedler_value"], {}, "there are no inputs"),
+        ([[]], ["fiedler_value"], {}, "input 0 has no token"),
+        ([[5000]], ["fiedler_value"], {}, "token id 5000 is outside the vocabulary"),
+        ([[1, 2]], ["fiedler_valu"], {}, "did you mean 'fiedler_value'"),
+        ([[1, 2]], None, {"epsilon": 0.1}, "'epsilon' is an option of single metrics"),
+    ],
+)
+def test_bad_input_is_refused_in_words(llama, inputs, metrics, options, message):
+    with pytest.raises(ValueError, match=message):
+        asc.analyze(llama, inputs, metrics, **options)
+
+
+def test_what_is_no_model_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="Linear has no config"):
+        asc.analyze(torch.nn.Linear(2, 2), [[1]], ["fiedler_value"])
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        asc.analyze("./none", [[1]], ["fiedler_value"])
+
+
+def test_a_tokenizer_beside_a_model(llama):
+    results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=tokenizer())
+    assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]

@@ -1,0 +1,255 @@
+# SPDX-License-Identifier: MIT
+"""The command line: every command, its example, its exit codes, its JSON."""
+
+import csv
+import json
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+from attnscope import cli
+from attnscope.metrics.measure import metric_names
+from folders import model_folder, sentences, series
+
+COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
+
+
+@pytest.fixture
+def call(capsys):
+    def made(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(one) for one in arguments])
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return made
+
+
+@pytest.fixture(scope="module")
+def inputs(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("inputs")
+    return model_folder(folder / "tiny"), sentences(folder / "texts.txt", 6)
+
+
+@pytest.fixture(scope="module")
+def finished(inputs, tmp_path_factory):
+    output = tmp_path_factory.mktemp("runs")
+    for name, seed in (("a", 0), ("b", 1)):
+        with pytest.raises(SystemExit) as end:
+            cli.main(
+                ["run", "--model", str(inputs[0]), "--texts", str(inputs[1]), "--output", str(output),
+                 "--name", name, "--set", "metrics=[fiedler_value, sink_share]", "--quiet", "--seed", str(seed)]
+            )  # fmt: skip
+        assert not end.value.code
+    return output
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_shows_an_example(call, name):
+    code, out, _ = call(name, "--help")
+    assert code == 0
+    assert f"Example: attnscope {name}" in " ".join(out.split())
+
+
+def test_help_tells_the_exit_codes(call):
+    code, out, _ = call("--help")
+    assert code == 0
+    assert "0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped" in " ".join(out.split())
+    assert "--install-completion" in out
+
+
+def test_a_run_its_tables_and_json(call, inputs, tmp_path):
+    model, texts = inputs
+    arguments = ("--model", model, "--texts", texts, "--samples", 3, "--block", 2, "--output", tmp_path)
+    code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "--json")
+    assert (code, err) == (0, "")
+    answer = json.loads(out)
+    assert answer == {
+        "folder": str(tmp_path / "sink_study-tiny"), "skipped": [],
+        "tables": {"samples": 3, "heads": 30, "baselines": 6},
+    }  # fmt: skip
+    code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]")
+    assert code == 1
+    assert f"attnscope resume {tmp_path}/sink_study-tiny" in err
+    code, out, _ = call("resume", tmp_path / "sink_study-tiny", "--json")
+    assert code == 0
+    assert json.loads(out) == answer
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["run", "--model", "/no/where"], "there is no model folder /no/where"),
+        (["run", "nope"], "neither a file nor a packaged study"),
+        (["run"], "models is missing"),
+        (["run", "--model", "gpt2", "--set", "blok=1"], "unknown key 'blok'; did you mean 'block'?"),
+        (["run", "--model", "gpt2", "--set", "block"], "expected key=value"),
+        (["run", "--model", "gpt2", "--max-memory", "lots"], "expected an amount of memory"),
+        (["run", "--model", "gpt2", "--block", "0"], "block"),
+        (["run", "--model", "gpt2", "--protocol", "exakt"], "exakt"),
+        (["run", "--model", "gpt2", "--wrong"], "--wrong"),
+        (["metrics", "fiedler"], "there is no metric 'fiedler'; did you mean 'fiedler_value'?"),
+        (["tables"], "DIR"),
+    ],
+)
+def test_usage_errors_end_with_2(call, arguments, message):
+    code, out, err = call(*arguments)
+    assert code == 2
+    assert out == ""
+    assert message in err
+    assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("command", ["resume", "tables"])
+def test_folders_that_hold_nothing_end_with_1(call, command, tmp_path):
+    code, _, err = call(command, tmp_path / "none")
+    assert code == 1
+    assert "none" in err
+    assert "Traceback" not in err
+
+
+def test_bad_text_files_end_with_2_and_write_nothing(call, inputs, tmp_path):
+    table = tmp_path / "a.csv"
+    table.write_text("text,field\nthe cat,f\n", "utf-8")
+    model = inputs[0]
+    code, _, err = call("run", "-m", model, "-t", table, "--column", "txt", "--output", tmp_path / "runs")
+    assert code == 2
+    assert "no column 'txt'" in err
+    assert "did you mean 'text'?" in err
+    table.write_bytes("text\ncaf\xe9\n".encode("latin-1"))
+    code, _, err = call("run", "-m", model, "-t", table, "--column", "text", "--output", tmp_path / "runs")
+    assert code == 2
+    assert "is not utf-8" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_skipped_checkpoints_end_with_3_and_are_named(call, tmp_path):
+    folder = series(tmp_path / "growing", (0, 1))
+    (folder / "step1" / "model.safetensors").write_bytes(b"\x10")
+    texts = sentences(tmp_path / "texts.txt", 2)
+    code, _, err = call(
+        "run", "-m", folder, "-t", texts, "--output", tmp_path, "--set", "metrics=[fiedler_value]", "-q"
+    )
+    assert code == 3
+    assert "1 checkpoints skipped: growing step1" in err
+
+
+def test_quiet_is_quiet(call, inputs, tmp_path):
+    model, texts = inputs
+    code, out, err = call(
+        "run",
+        "-m",
+        model,
+        "-t",
+        texts,
+        "--samples",
+        1,
+        "--output",
+        tmp_path,
+        "-q",
+        "--set",
+        "metrics=[fiedler_value]",
+    )
+    assert (code, out, err) == (0, "", "")
+
+
+def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
+    model, texts = inputs
+    arguments = ("run", "-m", model, "-t", texts, "--block", 4, "--output", tmp_path / "runs", "--dry-run")
+    code, out, _ = call(*arguments)
+    assert code == 0
+    assert "units         2 (1 checkpoints x 6 sentences)" in out
+    assert "tokens        39, longest sentence 9" in out
+    code, out, _ = call(*arguments, "--json")
+    plan = json.loads(out)
+    assert (plan["units"], plan["tokens"], plan["longest"]) == (2, 39, 9)
+    assert 0 < plan["seconds"] < 600
+    assert plan["peak_bytes"] > plan["layer_bytes"] > 0
+    assert not (tmp_path / "runs").exists()
+
+
+def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
+    code, out, _ = call("tables", finished / "a", "--by", "layer,head", "--json")
+    rows = json.loads(out)
+    assert code == 0
+    assert [(row["layer"], row["head"]) for row in rows] == [
+        (a, b) for a in range(2) for b in (-1, 0, 1, 2, 3)
+    ]
+    code, out, _ = call("tables", finished / "a", "--latex", "--by", "layer")
+    assert out.splitlines()[2].startswith(r"layer & n\_tokens & sink\_share &")
+    assert out.splitlines()[0] == r"\begin{tabular}{rrrrrrr}"
+    code, out, _ = call("tables", finished / "a", "--csv", tmp_path / "csv")
+    assert code == 0
+    with open(tmp_path / "csv" / "heads.csv", encoding="utf-8", newline="") as file:
+        assert len(list(csv.DictReader(file))) == 60
+    code, _, err = call("tables", finished / "a", "--by", "laier")
+    assert (code, "did you mean 'layer'" in err) == (2, True)
+    code, _, err = call("tables", finished / "a", "--table", "head")
+    assert (code, "did you mean 'heads'" in err) == (2, True)
+
+
+def test_compare(call, finished):
+    code, out, _ = call("compare", finished / "a", finished / "b", "--json")
+    assert code == 0
+    assert {row["metric"]: row["equal"] for row in json.loads(out)}["fiedler_value"]
+    code, out, _ = call("compare", finished / "a", finished / "b")
+    assert "sink_share" in out
+
+
+def test_metrics_prints_definition_and_reference(call):
+    code, out, _ = call("metrics", "fiedler_value")
+    assert code == 0
+    assert out.startswith("attnscope.fiedler_value(attention, *, symmetrize='mean'")
+    assert "Fiedler, Algebraic connectivity of graphs, 1973" in out
+    code, out, _ = call("metrics", "--json")
+    names = json.loads(out)
+    assert set(names) <= set(metric_names())
+    assert all(names.values())
+
+
+def test_doctor_passes_here_and_fails_when_a_kernel_lies(call, monkeypatch):
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert "BAD" not in out
+    assert "instruction set" in out
+    from attnscope import doctor
+
+    compute, expected = doctor.KNOWN_ANSWERS["fiedler_value"]
+    monkeypatch.setitem(doctor.KNOWN_ANSWERS, "fiedler_value", (compute, expected + 1e-9))
+    code, out, _ = call("doctor", "--json")
+    checks = {check["name"]: check["ok"] for check in json.loads(out)["checks"]}
+    assert code == 1
+    assert not checks.pop("fiedler_value")
+    assert all(checks.values())
+
+
+def test_the_doctor_knows_an_answer_for_every_metric():
+    from attnscope.catalogue import first_lines
+    from attnscope.doctor import KNOWN_ANSWERS
+
+    assert set(first_lines()) <= set(KNOWN_ANSWERS)
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):
+    monkeypatch.setattr("attnscope.doctor.examine", lambda: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        cli.main(["doctor"])
+
+
+def test_as_a_module_in_another_process():
+    done = subprocess.run(
+        [sys.executable, "-m", "attnscope.cli", "run", "--model", "/none"], capture_output=True, text=True
+    )
+    assert done.returncode == 2
+    assert done.stderr.strip() == "attnscope: error: models[0]: there is no model folder /none"
+
+
+def test_resume_says_when_the_study_is_gone(call, finished, tmp_path):
+    copy = tmp_path / "copy"
+    shutil.copytree(finished / "a", copy)
+    (copy / "study.yaml").write_text("models: [", "utf-8")
+    code, _, err = call("resume", copy)
+    assert code == 2
+    assert "is not valid YAML" in err

@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Which checkpoints a path names, how their weights are told apart, what a context length is."""
+
+import shutil
+from types import SimpleNamespace
+
+import pytest
+
+from attnscope.models import Encoder, LoadError, find_checkpoints, load_model, load_tokenizer, step_of
+from attnscope.models.checkpoints import fingerprint
+from attnscope.models.loading import context_length
+from folders import model_folder, series, tokenizer
+
+
+@pytest.mark.parametrize(
+    ("name", "step"),
+    [
+        ("step0", 0), ("step143000", 143000), ("checkpoint-500", 500), ("global_step12", 12), ("ckpt_7", 7),
+        ("stage1-step1000-tokens5B", 1000), ("main", -1), ("", -1), ("2step", -1), ("steps", -1),
+    ],
+)  # fmt: skip
+def test_steps_of_names(name, step):
+    assert step_of(name) == step
+
+
+def touch(folder, *names):
+    for name in names:
+        (folder / name).mkdir(parents=True)
+        (folder / name / "config.json").write_text("{}", "utf-8")
+    return folder
+
+
+def test_a_series_is_in_integer_order(tmp_path):
+    touch(tmp_path / "pythia", *(f"step{step}" for step in (1, 10, 2, 512, 64, 0)))
+    found = find_checkpoints(str(tmp_path / "pythia"))
+    assert [one.step for one in found] == [0, 1, 2, 10, 64, 512]
+    assert {one.model for one in found} == {"pythia"}
+    assert [one.step for one in find_checkpoints(str(tmp_path / "pythia" / "step?"))] == [0, 1, 2]
+    some = find_checkpoints(str(tmp_path / "pythia"), ["step512", "step2"])
+    assert [one.revision for one in some] == ["step2", "step512"]
+
+
+def test_folder_names_that_say_nothing_give_way_to_the_one_above(tmp_path):
+    touch(tmp_path / "llama2xs", "hf")
+    assert find_checkpoints(str(tmp_path / "llama2xs" / "hf"))[0].model == "llama2xs"
+    touch(tmp_path / "run" / "checkpoints", "step1", "step2")
+    assert {one.model for one in find_checkpoints(str(tmp_path / "run" / "checkpoints" / "step*"))} == {"run"}
+    assert find_checkpoints(str(tmp_path / "llama2xs" / "hf"), label="mine")[0].model == "mine"
+
+
+def test_hub_ids_and_their_revisions():
+    found = find_checkpoints("EleutherAI/pythia-14m", ["step1000", "step8"])
+    assert [(one.model, one.revision, one.step, one.local) for one in found] == [
+        ("EleutherAI/pythia-14m", "step8", 8, False),
+        ("EleutherAI/pythia-14m", "step1000", 1000, False),
+    ]
+    assert [one.revision for one in find_checkpoints("gpt2", ["main", "step3"])] == ["main", "step3"]
+    assert find_checkpoints("gpt2")[0].title == "gpt2"
+
+
+@pytest.mark.parametrize("path", ["./x", "/x/y", "~/no such", "a/b/c", "../x", "has space", "x/"])
+def test_what_is_neither_folder_nor_hub_id(path):
+    with pytest.raises(FileNotFoundError, match="there is no model folder"):
+        find_checkpoints(path)
+
+
+def test_files_and_empty_patterns_are_named(tmp_path):
+    (tmp_path / "model.bin").write_bytes(b"x")
+    with pytest.raises(FileNotFoundError, match="is a file; a model is a folder"):
+        find_checkpoints(str(tmp_path / "model.bin"))
+    with pytest.raises(FileNotFoundError, match=r"no folder with a config\.json matches"):
+        find_checkpoints(str(tmp_path / "step*"))
+
+
+def test_paths_with_spaces_and_unicode(tmp_path):
+    folder = model_folder(tmp_path / "mein Modell ü" / ".." / "mein Modell ü")
+    assert load_model(find_checkpoints(str(folder))[0]).architecture == "LlamaForCausalLM"
+
+
+def test_fingerprints_follow_the_weights(tmp_path):
+    series(tmp_path / "a", (0, 1))
+    one, two = (fingerprint(checkpoint) for checkpoint in find_checkpoints(str(tmp_path / "a")))
+    assert one != two
+    shutil.copytree(tmp_path / "a" / "step0", tmp_path / "copy")
+    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == one
+    (tmp_path / "copy" / "README.md").write_text("words", "utf-8")
+    assert fingerprint(find_checkpoints(str(tmp_path / "copy"))[0]) == one
+    hub = find_checkpoints("gpt2", ["a", "b"])
+    assert fingerprint(hub[0]) != fingerprint(hub[1])
+
+
+def test_dtype_is_kept_or_as_asked(tmp_path):
+    checkpoint = find_checkpoints(str(model_folder(tmp_path / "m")))[0]
+    assert load_model(checkpoint).dtype == "float32"
+    assert load_model(checkpoint, dtype="bfloat16").dtype == "bfloat16"
+    with pytest.raises(LoadError, match=r"^m: "):
+        load_model(checkpoint, device="no such device")
+
+
+def test_context_lengths():
+    def config(kind="llama", positions=512, pad=1):
+        return SimpleNamespace(model_type=kind, max_position_embeddings=positions, pad_token_id=pad)
+
+    assert context_length(config(), None) == 512
+    assert context_length(config("xlm-roberta", 514), None) == 512
+    assert context_length(config("bloom", None), None) is None
+    assert context_length(config(positions=100), SimpleNamespace(model_max_length=64)) == 64
+    assert context_length(config(positions=100), SimpleNamespace(model_max_length=10**30)) == 100
+
+
+def test_an_encoder_keeps_the_token_at_its_end_when_it_cuts(tmp_path):
+    model_folder(tmp_path / "bert", "bert")
+    made = load_tokenizer(find_checkpoints(str(tmp_path / "bert"))[0])
+    from tokenizers import processors
+
+    made.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="<s> $A </s>", special_tokens=[("<s>", 1), ("</s>", 2)]
+    )
+    cut = Encoder(made, limit=5).encode("the cat sat on a mat")
+    assert cut.truncated
+    assert cut.ids.tolist()[0] == 1
+    assert cut.ids.tolist()[-1] == 2
+    assert len(cut.ids) == 5
+
+
+def test_dropping_bos_leaves_room_for_one_more_token():
+    encoder = Encoder(tokenizer(), limit=3, bos="drop")
+    assert encoder.names(encoder.encode("the cat sat").ids) == ["the", "cat", "sat"]
+    assert not encoder.encode("the cat sat").truncated
+    assert encoder.encode("the cat sat on").truncated
