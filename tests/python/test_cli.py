@@ -36,12 +36,20 @@ def inputs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(inputs, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs")
+    arguments = [
+        "run",
+        "--model",
+        str(inputs[0]),
+        "--texts",
+        str(inputs[1]),
+        "--output",
+        str(output),
+        "--quiet",
+    ]
+    arguments += ["--set", "metrics=[fiedler_value, sink_share]"]
     for name, seed in (("a", 0), ("b", 1)):
         with pytest.raises(SystemExit) as end:
-            cli.main(
-                ["run", "--model", str(inputs[0]), "--texts", str(inputs[1]), "--output", str(output),
-                 "--name", name, "--set", "metrics=[fiedler_value, sink_share]", "--quiet", "--seed", str(seed)]
-            )  # fmt: skip
+            cli.main([*arguments, "--name", name, "--seed", str(seed)])
         assert not end.value.code
     return output
 

@@ -266,10 +266,12 @@ class Engine:
         encoder = plan.encoders[unit.source]
         seen: set[tuple[int, bool]] = set()
         with _counting_spoiled(self.tally.spoiled):
-            for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
-                batch = batch_of(group, encoder)
-                causal = self._forward(loaded, batch, encoder.pad_id, rows)
-                seen |= {(n, causal) for n in batch.lengths}
+            with self._bar(len(unit.inputs), "sentences", leave=False) as bar:
+                for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
+                    batch = batch_of(group, encoder)
+                    causal = self._forward(loaded, batch, encoder.pad_id, rows)
+                    seen |= {(n, causal) for n in batch.lengths}
+                    bar.update(len(group))
             for n, causal in sorted(seen):
                 if (n, causal) not in self._uniform:
                     self._uniform[n, causal] = self.recipe.baselines(n, causal)
@@ -355,12 +357,12 @@ class Engine:
         models = json.loads(stored.read_text("utf-8")).get("models", {})
         return models if isinstance(models, dict) else {}
 
-    def _bar(self, total: int, unit: str, initial: int = 0) -> Any:
+    def _bar(self, total: int, unit: str, initial: int = 0, leave: bool = True) -> Any:
         from tqdm.auto import tqdm
 
-        return tqdm(
-            total=total, initial=initial, unit=f" {unit}", disable=None if self.progress else True, leave=True
-        )
+        # None: silent where nobody can see it
+        off = None if self.progress else True
+        return tqdm(total=total, initial=initial, unit=f" {unit}", disable=off, leave=leave)
 
 
 def _say(text: str) -> None:
