@@ -105,6 +105,34 @@ def test_only_causal_models_do_not_look_ahead(pair):
             )
 
 
+@pytest.mark.parametrize("name", models.SEQ2SEQ)
+@pytest.mark.parametrize("padding", PADDINGS)
+def test_the_encoder_alone(name, padding):
+    """BART's encoder carries the configuration of an encoder-decoder, without taking decoder tokens."""
+    whole = models.tiny(name)
+    encoder, inputs = whole.get_encoder(), models.text(whole, padding=padding)
+    own = {key: inputs[key] for key in ("input_ids", "attention_mask")}
+    with capture(whole) as tape:
+        wanted = [layer for layer in tape.run(**inputs) if "encoder." in layer.stack]
+    with capture(encoder) as tape:
+        layers = list(tape.run(**own))
+        assert tape.tier == INTERFACE
+    for layer, other in zip(layers, wanted, strict=True):
+        assert torch.equal(layer.attention, other.attention)
+        assert torch.equal(layer.valid, own["attention_mask"].bool())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "falcon"])
+def test_the_body_without_its_head(name):
+    whole = models.tiny(name)
+    inputs = models.text(whole, padding="left")
+    with capture(whole) as tape, capture(whole.base_model) as body:
+        wanted = list(tape.run(**inputs))
+        for layer, other in zip(body.run(**inputs), wanted, strict=True):
+            assert torch.equal(layer.attention, other.attention)
+            assert torch.equal(layer.valid, other.valid)
+
+
 def test_captured_forward_leaves_the_model_as_it_was(pair):
     _, model, _ = pair
     inputs = models.text(model, padding="left")

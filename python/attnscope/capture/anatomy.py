@@ -7,6 +7,7 @@ norm has none), and a block is the nearest element of a module list that holds a
 
 from __future__ import annotations
 
+import inspect
 import re
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,11 @@ _CROSS = re.compile(r"cross|encdec|encoder_attn|enc_attn", re.IGNORECASE)
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
     return {_COMPILED.sub("", name): module for name, module in model.named_modules()}
+
+
+def takes(model: nn.Module, argument: str) -> bool:
+    """Whether the model's forward pass names the argument."""
+    return argument in inspect.signature(model.forward).parameters
 
 
 def starred(name: str) -> str:

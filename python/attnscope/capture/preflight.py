@@ -8,7 +8,6 @@ they agree with what ``output_attentions=True`` returns; else that; else an erro
 
 from __future__ import annotations
 
-import inspect
 import weakref
 from collections.abc import Mapping
 from contextlib import ExitStack
@@ -112,7 +111,7 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     mask[1, : n // 4] = 0
     mask[2, n - n // 4 :] = 0
     inputs = {"input_ids": ids, "attention_mask": mask}
-    if getattr(config, "is_encoder_decoder", False):
+    if anatomy.takes(model, "decoder_input_ids"):
         inputs["decoder_input_ids"] = ids.flip(1)
     return inputs
 
@@ -218,7 +217,7 @@ def _run(model: nn.Module, inputs: Mapping[str, Any], *, tier: int, ask: bool = 
     arguments = dict(inputs)
     if (ask or tier == OUTPUTS) and "output_attentions" not in arguments:
         arguments["output_attentions"] = True
-    if "use_cache" in inspect.signature(model.forward).parameters:
+    if anatomy.takes(model, "use_cache"):
         arguments.setdefault("use_cache", False)
     token = LIVE.set(recorder)
     try:

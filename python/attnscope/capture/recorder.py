@@ -106,7 +106,7 @@ class Recorder:
         self.projections: dict[str, Tensor] = {}
         self.trace: anatomy.Trace | None = None
         self.pulse: Callable[[], None] = lambda: None
-        self._simple = not getattr(getattr(model, "config", None), "is_encoder_decoder", False)
+        self._simple = not anatomy.takes(model, "decoder_input_ids")
         self._masks: list[tuple[Tensor, Tensor]] = []
         self._buffer = torch.empty(0)
 

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -14,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import preflight
+from attnscope.capture import anatomy, preflight
 from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import NAME, register
@@ -154,10 +153,7 @@ class Tape:
             raise ValueError("run: output_attentions is what the tape is for, leave it out")
         if self._plan is None:
             self._settle(preflight.plan_for(self._model, inputs))
-        if (
-            "past_key_values" not in inputs
-            and "use_cache" in inspect.signature(self._model.forward).parameters
-        ):
+        if "past_key_values" not in inputs and anatomy.takes(self._model, "use_cache"):
             inputs.setdefault("use_cache", False)
         return self._start(self._model, inputs)
 
