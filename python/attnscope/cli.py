@@ -170,6 +170,68 @@ def resume(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
 
 @app.command()
 @_exits
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The run folder.")] = Path("runs/demo"),
+    samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small model, run the sink study over its checkpoints, draw, report. No download.
+
+    Example: attnscope demo runs/demo
+    """
+    from attnscope.demo import run_demo
+
+    run_demo(folder, samples=samples, progress=not quiet, say=_silent if quiet else typer.echo)
+
+
+@app.command()
+@_exits
+def report(
+    folder: Folder,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/report.html.")
+    ] = None,
+) -> None:
+    """Write the self-contained report of a run.
+
+    Example: attnscope report runs/demo
+    """
+    from attnscope.results import load
+
+    typer.echo(load(folder).report(output))
+
+
+@app.command()
+@_exits
+def figures(
+    folder: Folder,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these figures.")
+    ] = None,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
+    ] = None,
+) -> None:
+    """Draw the figures of a run as PDF and PNG.
+
+    Example: attnscope figures runs/demo
+    """
+    from attnscope.figures import FIGURES, NotDrawable
+    from attnscope.results import MissingError, ResultsError, load, nearest
+
+    for name in names or []:
+        if name not in FIGURES:
+            raise MissingError(f"there is no figure {name!r}{nearest(name, FIGURES)}")
+    try:
+        files = load(folder).figures(output, names or None)
+    except NotDrawable as error:
+        raise ResultsError(str(error)) from error
+    for file in files:
+        typer.echo(file)
+
+
+@app.command()
+@_exits
 def tables(
     folder: Folder,
     table: Annotated[str, typer.Option(help="Which table.")] = "heads",

@@ -198,6 +198,18 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     assert (code, "did you mean 'heads'" in err) == (2, True)
 
 
+def test_figures_and_report(call, finished, tmp_path):
+    code, out, err = call("figures", finished / "a", "depth", "--output", tmp_path)
+    assert (code, err) == (0, "")
+    assert sorted(line.rpartition("/")[2] for line in out.splitlines()) == ["depth.pdf", "depth.png"]
+    assert (tmp_path / "depth.pdf").read_bytes()[:4] == b"%PDF"
+    code, _, err = call("figures", finished / "a", "dept")
+    assert (code, "there is no figure 'dept'; did you mean 'depth'?" in err) == (2, True)
+    code, out, _ = call("report", finished / "a", "--output", tmp_path / "r.html")
+    assert code == 0
+    assert "sink_share" in (tmp_path / "r.html").read_text("utf-8")
+
+
 def test_compare(call, finished):
     code, out, _ = call("compare", finished / "a", finished / "b", "--json")
     assert code == 0

@@ -243,7 +243,8 @@ def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
         lines = list(inputs)
     else:
         raise ValueError(
-            f"analyze: inputs must be sentences, token ids or what a tokenizer gives, not {type(inputs).__name__}"
+            "analyze: inputs must be sentences, token ids or what a tokenizer gives, "
+            f"not {type(inputs).__name__}"
         )
     found = []
     for sample, line in enumerate(lines):

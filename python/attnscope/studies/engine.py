@@ -108,6 +108,7 @@ class Tally:
     forward_seconds: float = 0.0
     metric_seconds: float = 0.0
     spoiled: Counter[str] = field(default_factory=Counter)
+    undefined: Counter[str] = field(default_factory=Counter)
     commits: dict[str, str] = field(default_factory=dict)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -204,6 +205,10 @@ class Engine:
         self._write_provenance(facts, plan, "finished")
         for metric, count in self.tally.spoiled.items():
             self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
+        for metric, count in self.tally.undefined.items():
+            self.say(
+                f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
+            )
         return load(self.folder)
 
     def _refuse_changed(self, facts: dict[str, Any]) -> None:
@@ -265,18 +270,20 @@ class Engine:
         rows = Rows({"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step})
         encoder = plan.encoders[unit.source]
         seen: set[tuple[int, bool]] = set()
-        with _counting_spoiled(self.tally.spoiled):
-            with self._bar(len(unit.inputs), "sentences", leave=False) as bar:
-                for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
-                    batch = batch_of(group, encoder)
-                    causal = self._forward(loaded, batch, encoder.pad_id, rows)
-                    seen |= {(n, causal) for n in batch.lengths}
-                    bar.update(len(group))
-            for n, causal in sorted(seen):
-                if (n, causal) not in self._uniform:
+        with self._counting(), self._bar(len(unit.inputs), "sentences", leave=False) as bar:
+            for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
+                batch = batch_of(group, encoder)
+                causal = self._forward(loaded, batch, encoder.pad_id, rows)
+                seen |= {(n, causal) for n in batch.lengths}
+                bar.update(len(group))
+        for n, causal in sorted(seen):
+            if (n, causal) not in self._uniform:
+                with warnings.catch_warnings():
+                    # what has no value on uniform attention is NaN in the table, which says enough
+                    warnings.simplefilter("ignore", RuntimeWarning)
                     self._uniform[n, causal] = self.recipe.baselines(n, causal)
-                for row in self._uniform[n, causal]:
-                    rows.add("baselines", row)
+            for row in self._uniform[n, causal]:
+                rows.add("baselines", row)
         tables = {"samples": samples_table(unit, encoder, extras), **rows.finish()}
         return tables
 
@@ -295,6 +302,20 @@ class Engine:
         self.tally.metric_seconds += inside
         self.tally.forward_seconds += time.perf_counter() - began - inside
         return causal
+
+    @contextmanager
+    def _counting(self) -> Iterator[None]:
+        """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            yield
+        for warning in caught:
+            found = re.match(r"(\w+): (\d+) of \d+ \w+ (hold NaN|have fewer)", str(warning.message))
+            if found:
+                tally = self.tally.spoiled if found[3] == "hold NaN" else self.tally.undefined
+                tally[found[1]] += int(found[2])
+            else:
+                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
     def _note_model(self, loaded: LoadedModel) -> None:
         self.tally.models[loaded.checkpoint.title] = {
@@ -344,6 +365,7 @@ class Engine:
             "forward_seconds": round(self.tally.forward_seconds, 3),
             "metric_seconds": round(self.tally.metric_seconds, 3),
             "spoiled": dict(self.tally.spoiled),
+            "undefined": dict(self.tally.undefined),
         }
         write_bytes(
             self.folder / "provenance.json",
@@ -406,17 +428,3 @@ def _layer_budget(study: Study) -> int | None:
 def _hashable(table: Any, name: str) -> list[Any]:
     """Values that compare and hash; NaN, which equals nothing, becomes −1."""
     return [-1.0 if value != value else value for value in table.column(name).to_pylist()]
-
-
-@contextmanager
-def _counting_spoiled(tally: Counter[str]) -> Iterator[None]:
-    """Gathers the metrics' warnings on NaN and infinite maps: a count per run, not a line per layer."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        yield
-    for warning in caught:
-        found = re.match(r"(\w+): (\d+) of \d+ \w+ hold NaN", str(warning.message))
-        if found:
-            tally[found[1]] += int(found[2])
-        else:
-            warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
