@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: MIT
+"""Which build of the core is loaded, and what is said when none can be."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from attnscope import _build, _isa
+
+
+def python(script, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+    )
+
+
+def test_the_best_build_that_runs_is_live():
+    assert _isa.live() == os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_") or _isa.live() == _isa.runnable()[0]
+    assert set(_isa.runnable()) <= set(_isa.available())
+
+
+@pytest.mark.parametrize("isa", _isa.runnable())
+def test_every_build_that_runs_here_gives_the_same_answers(isa):
+    script = (
+        "import torch, attnscope as asc; from attnscope import _isa;"
+        "a = torch.softmax(torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0)), -1);"
+        "print(_isa.live(), *asc.fiedler_value(a).tolist(), *asc.participation_ratio(a).tolist())"
+    )
+    answer = python(script, ATTNSCOPE_ISA=isa)
+    assert answer.returncode == 0, answer.stderr
+    live, *numbers = answer.stdout.split()
+    assert live == isa
+    here = python(script).stdout.split()[1:]
+    assert [float(x) for x in numbers] == pytest.approx([float(x) for x in here], rel=1e-9)
+
+
+def test_a_build_that_is_not_there_is_named():
+    answer = python("import attnscope", ATTNSCOPE_ISA="x86-64-v9")
+    assert "ATTNSCOPE_ISA=x86_64_v9 is not one of the builds that run here" in answer.stderr
+
+
+def test_another_torch_than_the_one_built_against_is_refused_in_words():
+    answer = python("import torch; torch.__version__ = '2.6.1'; import attnscope")
+    assert answer.returncode != 0
+    assert f"attnscope was built against torch {_build.TORCH_VERSION}, but torch 2.6.1 is installed now" in answer.stderr
+    assert "pip install --no-build-isolation" in answer.stderr
+
+
+def test_patch_releases_share_a_build():
+    version = _build.TORCH_VERSION.split("+")[0].rsplit(".", 1)[0] + ".99+cu999"
+    assert python(f"import torch; torch.__version__ = {version!r}; import attnscope").returncode == 0
