@@ -108,13 +108,19 @@ def test_no_matrices_give_an_empty_result():
     ],
 )
 def test_thresholds(thresholds, expected):
-    assert _checks.thresholds_argument("f", thresholds, 8).tolist() == expected
+    eight = _checks.attention_argument("f", torch.rand(8, 8))
+    assert _checks.thresholds_argument("f", thresholds, eight).tolist() == expected
+
+
+def test_thresholds_over_n_follow_each_maps_own_length():
+    ragged = _checks.attention_argument("f", torch.rand(2, 8, 8), [4, 8])
+    assert _checks.thresholds_argument("f", ["1/n", 0.5], ragged).tolist() == [[0.25, 0.5], [0.125, 0.5]]
 
 
 @pytest.mark.parametrize("thresholds", [[], [0.0], [1.0], ["n/2"], ["0/n"], ["x/n"], ["-1/n"], [0.5, 1.2]])
 def test_bad_thresholds(thresholds):
     with pytest.raises(ValueError, match="threshold"):
-        _checks.thresholds_argument("f", thresholds, 8)
+        _checks.thresholds_argument("f", thresholds, _checks.attention_argument("f", torch.rand(8, 8)))
 
 
 def test_support_words_and_shapes():
