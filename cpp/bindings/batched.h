@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cassert>
 #include <functional>
 #include <limits>
 #include <span>
@@ -102,11 +103,15 @@ Index per_matrix(const Batch& batch, Kernel&& kernel) {
   return per_matrix(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
 }
 
+// No instruction set interleaves more matrices than this.
+inline constexpr Index kWidestPack = 16;
+
 // Calls kernel(views, indices, workspace) with spans of 1 to `width` finite matrices of one size, which
 // the kernel interleaves; otherwise as per_matrix. Which matrices meet in a pack depends on the batch and
 // never on the threads, and a kernel must give each matrix the result that it has alone.
 template <class Workspace, class Kernel>
 Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
+  assert(1 <= width && width <= kWidestPack);
   const BatchOrder order(batch);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
   std::atomic<Index> spoiled{0};

@@ -12,9 +12,11 @@ py::tuple value(const py::object& attention, const py::object& lengths,
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options = graph_options(symmetrize, threshold, normalized);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index spoiled =
-      per_matrix<LaplacianWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
-        result.data[index] = fiedler_value(view, options, workspace);
+  const Index spoiled = per_pack<FiedlerWorkspace>(
+      batch, fiedler_pack_width(batch.n), [&](auto views, auto indices, auto& workspace) {
+        double values[kWidestPack];
+        fiedler_values(views, options, values, workspace);
+        for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
       });
   return py::make_tuple(result.tensor, spoiled);
 }

@@ -1,0 +1,191 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "kernels/base/lanes.h"
+
+// Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalue of positive definite
+// tridiagonal ones. Every step is done in all lanes with the same operations, so that a lane's result
+// does not depend on its neighbours.
+namespace attnscope {
+
+// Reduces the symmetric matrices in the lower triangles of `a` ([n, n], rows of n) to tridiagonal form
+// by Householder reflections: `diagonal` [n] and `beside` [n − 1]. Destroys `a`; `scratch` holds 4 n.
+// The rank-two update of one step and the product of the next share one sweep over the matrix, since
+// reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
+// Loan, Matrix Computations, 2013, section 8.3.1).
+inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Lanes* scratch) {
+  Lanes* v = scratch;            // last reflection
+  Lanes* w = scratch + n;        // a -= v wᵀ + w vᵀ is still to be done
+  Lanes* u = scratch + 2 * n;    // this step's reflection
+  Lanes* p = scratch + 3 * n;    // a u
+  for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
+  for (Index k = 0; k + 1 < n; ++k) {
+    for (Index i = k; i < n; ++i) a[i * n + k] -= v[i] * w[k] + w[i] * v[k];
+    diagonal[k] = a[k * n + k];
+    const Lanes head = a[(k + 1) * n + k];
+    Lanes tail{};
+    for (Index i = k + 2; i < n; ++i) tail += a[i * n + k] * a[i * n + k];
+    const Lanes norm = square_root(head * head + tail);
+    // A column that is already zero below its head, or whose square cannot be told from zero, stays.
+    const LaneMask turn = tail > broadcast(1e-280);
+    const Lanes alpha = turn ? (head > 0.0 ? -norm : norm) : head;
+    beside[k] = alpha;
+    const Lanes one = broadcast(1.0);
+    const Lanes scale = turn ? one / (head - alpha) : Lanes{};
+    const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
+    u[k + 1] = one;
+    for (Index i = k + 2; i < n; ++i) u[i] = a[i * n + k] * scale;
+    for (Index i = k + 1; i < n; ++i) p[i] = Lanes{};
+
+    Index i = k + 1;
+    for (; i + 1 < n; i += 2) {
+      Lanes* row0 = a + i * n;
+      Lanes* row1 = row0 + n;
+      const Lanes v0 = v[i], w0 = w[i], u0 = u[i];
+      const Lanes v1 = v[i + 1], w1 = w[i + 1], u1 = u[i + 1];
+      Lanes sum0{}, sum1{};
+      for (Index j = k + 1; j < i; ++j) {
+        const Lanes vj = v[j], wj = w[j], uj = u[j];
+        const Lanes x0 = row0[j] - v0 * wj - w0 * vj;
+        const Lanes x1 = row1[j] - v1 * wj - w1 * vj;
+        row0[j] = x0;
+        row1[j] = x1;
+        sum0 += x0 * uj;
+        sum1 += x1 * uj;
+        p[j] += x0 * u0 + x1 * u1;
+      }
+      const Lanes x00 = row0[i] - 2.0 * v0 * w0;
+      const Lanes x10 = row1[i] - v1 * w0 - w1 * v0;
+      const Lanes x11 = row1[i + 1] - 2.0 * v1 * w1;
+      row0[i] = x00;
+      row1[i] = x10;
+      row1[i + 1] = x11;
+      p[i] += sum0 + x00 * u0 + x10 * u1;
+      p[i + 1] += sum1 + x10 * u0 + x11 * u1;
+    }
+    if (i < n) {
+      Lanes* row = a + i * n;
+      const Lanes vi = v[i], wi = w[i], ui = u[i];
+      Lanes sum{};
+      for (Index j = k + 1; j < i; ++j) {
+        const Lanes x = row[j] - vi * w[j] - wi * v[j];
+        row[j] = x;
+        sum += x * u[j];
+        p[j] += x * ui;
+      }
+      const Lanes x = row[i] - 2.0 * vi * wi;
+      row[i] = x;
+      p[i] += sum + x * ui;
+    }
+
+    Lanes dot{};
+    for (Index r = k + 1; r < n; ++r) dot += p[r] * u[r];
+    const Lanes half = -0.5 * tau * tau * dot;
+    for (Index r = k + 1; r < n; ++r) w[r] = tau * p[r] + half * u[r];
+    std::swap(u, v);
+  }
+  const Index last = n - 1;
+  diagonal[last] = a[last * n + last] - 2.0 * v[last] * w[last];
+}
+
+// What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and whether
+// no eigenvalue lies at or below x.
+struct TridiagonalProbe {
+  Lanes first;   // Σ 1/(λ_i − x)
+  Lanes second;  // Σ 1/(λ_i − x)²
+  Lanes last;    // 1 / (last component of the eigenvector)² where x is an eigenvalue
+  LaneMask below;
+};
+
+inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index n, Lanes x) {
+  const Lanes one = broadcast(1.0);
+  Lanes pivot = diagonal[0] - x;
+  LaneMask below = pivot > 0.0;
+  Lanes inverse = one / pivot;
+  Lanes slope = -one;         // derivative of the pivot
+  Lanes log_slope = -inverse;  // of its logarithm
+  Lanes bend = -log_slope * log_slope;
+  Lanes first = -log_slope;
+  Lanes second = -bend;
+  for (Index i = 1; i < n; ++i) {
+    const Lanes ratio = squares[i - 1] * inverse;
+    pivot = diagonal[i] - x - ratio;
+    below &= pivot > 0.0;
+    const Lanes curve = ratio * (bend - log_slope * log_slope);
+    inverse = one / pivot;
+    slope = ratio * log_slope - one;
+    log_slope = slope * inverse;
+    bend = curve * inverse - log_slope * log_slope;
+    first -= log_slope;
+    second -= bend;
+  }
+  return {first, second, -slope, below};
+}
+
+// How many eigenvalues lie below x (Sturm's count of negative pivots).
+inline Lanes count_below(const Lanes* diagonal, const Lanes* squares, Index n, Lanes x) {
+  const Lanes one = broadcast(1.0);
+  // A pivot of exactly 0 counts as the limit from below.
+  const Lanes tiny = broadcast(-1e-300);
+  Lanes pivot = diagonal[0] - x;
+  Lanes count = pivot < 0.0 ? one : Lanes{};
+  for (Index i = 1; i < n; ++i) {
+    pivot = pivot == 0.0 ? tiny : pivot;
+    pivot = diagonal[i] - x - squares[i - 1] / pivot;
+    count += pivot < 0.0 ? one : Lanes{};
+  }
+  return count;
+}
+
+// The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal
+// entries squared), to 1e-12 of itself or to the rounding of the matrix's norm, whichever is larger.
+//
+// For x below the spectrum, with S1 = Σ 1/(λ_i − x) and S2 = Σ 1/(λ_i − x)², Laguerre's step
+// x + n / (S1 + sqrt((n − 1)(n S2 − S1²))) stays below the smallest eigenvalue and x + S1/S2, a mean of
+// the λ_i with positive weights, stays above: a bracket that closes cubically at a simple eigenvalue,
+// and from above quadratically at a multiple one. `low` is where the search starts, and must lie below
+// the spectrum. Lanes that do not converge (never seen) are NaN.
+// Reference: Parlett, Laguerre's method applied to the matrix eigenvalue problem, 1964.
+inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, Index n, Lanes low,
+                                 Lanes norm) {
+  const double order = static_cast<double>(n);
+  const Lanes noise = 2.0 * std::numeric_limits<double>::epsilon() * norm;
+  Lanes high = broadcast(std::numeric_limits<double>::infinity());
+  for (Index i = 0; i < n; ++i) high = smaller(high, diagonal[i]);
+  Lanes x = low;
+  Lanes safe = low;
+  Lanes ceiling = high;
+  Lanes found = broadcast(std::numeric_limits<double>::quiet_NaN());
+  LaneMask searching = found != found;
+  for (int round = 0; round < 200; ++round) {
+    const TridiagonalProbe at = probe(diagonal, squares, n, x);
+    const Lanes spread = order * at.second - at.first * at.first;
+    const Lanes laguerre =
+        x + order / (at.first + square_root((order - 1.0) * larger(spread, Lanes{})));
+    const Lanes mean = x + at.first / at.second;
+    low = at.below ? larger(low, x) : low;
+    high = at.below ? high : smaller(high, x);
+    safe = at.below ? larger(safe, laguerre) : safe;
+    const Lanes upper = at.below ? smaller(ceiling, mean) : ceiling;
+    const Lanes moved = ceiling - upper;
+    ceiling = upper;
+    high = smaller(high, ceiling);
+    safe = smaller(safe, high);
+    const Lanes tolerance = larger(1e-12 * high, noise);
+    const LaneMask done = searching & (high - safe <= tolerance);
+    found = done ? 0.5 * (high + safe) : found;
+    searching &= ~done;
+    if (!any(searching)) break;
+    // Below the ceiling by twice the distance it last fell is nearly always still below the spectrum.
+    // Where it is not, the next step is Laguerre's.
+    const Lanes bold = ceiling - larger(2.0 * moved, 0.5 * tolerance);
+    x = at.below & (bold > safe) & (bold < high) ? bold : safe;
+    x = x > low ? x : 0.5 * (low + high);
+  }
+  return found;
+}
+
+}  // namespace attnscope
