@@ -253,7 +253,7 @@ double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& option
     next.noalias() -= basis.leftCols(j + 2) * along.head(j + 2);
     const double b = next.norm();
     beta[j] = broadcast(b);
-    if (j >= 2 || b <= 1e-10 * alpha[0][0]) {
+    if (is_inspected(j) || b <= 1e-10 * alpha[0][0]) {
       const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, scratch);
       if (ritz.converged[0] != 0) return std::max(0.0, 1.0 / ritz.theta[0]);
     }
