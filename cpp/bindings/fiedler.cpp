@@ -8,14 +8,18 @@ namespace attnscope {
 namespace {
 
 py::tuple value(const py::object& attention, const py::object& lengths,
-                const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
+                const std::string& symmetrize, std::optional<double> threshold, bool normalized,
+                const std::string& precision) {
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Precision wanted = precision == "fast" ? Precision::fast : Precision::exact;
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  Index smallest = batch.n;
+  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
   const Index spoiled = per_pack<FiedlerWorkspace>(
-      batch, fiedler_pack_width(batch.n), [&](auto views, auto indices, auto& workspace) {
+      batch, fiedler_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
         double values[kWidestPack];
-        fiedler_values(views, options, values, workspace);
+        fiedler_values(views, options, wanted, values, workspace);
         for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
       });
   return py::make_tuple(result.tensor, spoiled);
@@ -37,7 +41,8 @@ py::tuple vector(const py::object& attention, const py::object& lengths,
 
 void bind_fiedler(py::module_& module) {
   module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
-             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
+             py::arg("precision"));
   module.def("fiedler_vector", &vector, py::arg("attention"), py::arg("lengths"),
              py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
 }

@@ -171,8 +171,8 @@ Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOption
 
 // λ2 of a pack from the Cholesky factors of L + s·uuᵀ, s the mean degree (1 when normalized).
 template <class Scalar>
-Lanes by_cholesky(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Kind* kinds,
-                  FiedlerWorkspace& workspace) {
+Lanes by_cholesky(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                  double tolerance, Kind* kinds, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   const Index padded = padded_to_tile(n);
   Lanes* a = lane_buffer(workspace.matrix, padded * padded);
@@ -187,7 +187,7 @@ Lanes by_cholesky(std::span<const MatrixView<Scalar>> pack, const GraphOptions& 
     a[i * padded + i] = broadcast(1.0);
   }
   factorize(a, padded, inverse);
-  return inverse_lanczos(n, null, basis, scratch, [&](Lanes* vector) {
+  return inverse_lanczos(n, null, tolerance, basis, scratch, [&](Lanes* vector) {
     std::copy(vector, vector + n, x);
     std::fill(x + n, x + padded, Lanes{});
     solve(a, padded, inverse, x);
@@ -197,7 +197,7 @@ Lanes by_cholesky(std::span<const MatrixView<Scalar>> pack, const GraphOptions& 
 
 // λ2 of one large matrix: the same as by_cholesky, in blocks that stay in the cache.
 template <class Scalar>
-double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& options,
+double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
                  FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
   const double nodes = static_cast<double>(n);
@@ -254,7 +254,7 @@ double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& option
     const double b = next.norm();
     beta[j] = broadcast(b);
     if (is_inspected(j) || b <= 1e-10 * alpha[0][0]) {
-      const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, scratch);
+      const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, tolerance, scratch);
       if (ritz.converged[0] != 0) return std::max(0.0, 1.0 / ritz.theta[0]);
     }
     if (b == 0.0) break;
@@ -265,7 +265,7 @@ double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& option
 
 }  // namespace
 
-Index fiedler_pack_width(Index n) { return n < kSmallestBlocked ? kPackWidth : 1; }
+Index fiedler_pack_width(Index smallest) { return smallest < kSmallestBlocked ? kPackWidth : 1; }
 
 template <class Scalar>
 double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
@@ -277,8 +277,9 @@ double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOpti
 }
 
 template <class Scalar>
-void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double* out,
-                    FiedlerWorkspace& workspace) {
+void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                    Precision precision, double* out, FiedlerWorkspace& workspace) {
+  const double tolerance = precision == Precision::exact ? 1e-11 : 1e-7;
   const Index n = pack.front().rows();
   const Index count = static_cast<Index>(pack.size());
   if (n < 3) {
@@ -288,12 +289,12 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
     return;
   }
   if (n >= kSmallestBlocked) {
-    for (Index k = 0; k < count; ++k) out[k] = by_blocks(pack[k], options, workspace);
+    for (Index k = 0; k < count; ++k) out[k] = by_blocks(pack[k], options, tolerance, workspace);
     return;
   }
   Kind kinds[kPackWidth];
   const Lanes values = n <= kLargestTridiagonal ? by_tridiagonal(pack, options, kinds, workspace)
-                                                : by_cholesky(pack, options, kinds, workspace);
+                                                : by_cholesky(pack, options, tolerance, kinds, workspace);
   for (Index k = 0; k < count; ++k) {
     if (kinds[k] == Kind::disconnected) {
       out[k] = 0.0;
@@ -313,7 +314,12 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
     out[0] = kNaN;
     return;
   }
-  graph_weights(attention, options, workspace);
+  Eigen::Map<Eigen::VectorXd> vector(out, n);
+  const bool graph = graph_weights(attention, options, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    vector.setConstant(kNaN);
+    return;
+  }
   Eigen::VectorXd null = options.normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
                                             : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
   if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
@@ -321,12 +327,12 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
   laplacian_from_weights(options.normalized, workspace);
   // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
   // vector is orthogonal to the null vector even where λ2 is 0 too.
+  // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
   const double lift = 2.0 * workspace.weights.cwiseAbs().rowwise().sum().maxCoeff() + 1.0;
-  workspace.weights += lift * null * null.transpose();
+  if (graph) workspace.weights += lift * null * null.transpose();
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
-  Eigen::Map<Eigen::VectorXd> vector(out, n);
-  vector = solver.eigenvectors().col(0);
-  vector -= null.dot(vector) * null;
+  vector = solver.eigenvectors().col(graph ? 0 : 1);
+  if (graph) vector -= null.dot(vector) * null;
   vector.normalize();
   // Entries that tie in exact arithmetic differ by rounding; the first within rounding of the largest
   // decides the sign.
@@ -340,7 +346,7 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
   template void fiedler_values<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&,  \
-                                       double*, FiedlerWorkspace&);                               \
+                                       Precision, double*, FiedlerWorkspace&);                    \
   template double fiedler_value_direct<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,    \
                                                LaplacianWorkspace&);                              \
   template void fiedler_vector<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, double*,   \

@@ -18,22 +18,25 @@ struct FiedlerWorkspace {
   LaplacianWorkspace laplacian;
 };
 
-// How many matrices of size n fiedler_values takes best at once.
-Index fiedler_pack_width(Index n);
+// `exact`: a relative error below 1e-9; `fast`: below 1e-6, from fewer steps.
+enum class Precision { exact, fast };
+
+// How many matrices fiedler_values takes at once, of a batch whose smallest has this size.
+Index fiedler_pack_width(Index smallest);
 
 // λ2 of the options' graph for 1 to fiedler_pack_width(n) matrices of one size n, to out[k] for pack[k]:
 // the second smallest Laplacian eigenvalue (algebraic connectivity). Range [0, n/(n−1)·min degree],
 // normalized [0, n/(n−1)]; exactly 0 when the graph is disconnected. n = 1: 0. Negative weights, which
 // are no graph, get the second smallest eigenvalue as it is, negative or not; normalized, a negative
-// degree gives NaN. The relative error is below 1e-9 and a rounding of the largest degree. A matrix's
-// result does not depend on the others in its pack.
+// degree gives NaN. The relative error is that of `precision`, or a rounding of the largest degree where
+// that is more. A matrix's result does not depend on the others in its pack.
 //
 // n <= 32: tridiagonal form and Laguerre's iteration. Larger: Cholesky factors of L + s·uuᵀ, u the null
 // vector, and inverse Lanczos with a bound on the error; from n = 256 one matrix at a time in blocks.
 // Where that does not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
-void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double* out,
-                    FiedlerWorkspace& workspace);
+void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                    Precision precision, double* out, FiedlerWorkspace& workspace);
 
 // λ2 of one matrix, from all eigenvalues of a dense symmetric solver. The reference for fiedler_values,
 // and where it turns to when in doubt.

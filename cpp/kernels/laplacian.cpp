@@ -4,6 +4,7 @@
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 
 namespace attnscope {
@@ -33,7 +34,7 @@ double edge_weight(double a, double b, const GraphOptions& options) {
 }  // namespace
 
 template <class Scalar>
-void graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
                    LaplacianWorkspace& workspace) {
   const Index n = attention.rows();
   Eigen::MatrixXd& w = workspace.weights;
@@ -48,6 +49,7 @@ void graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
     }
   }
   workspace.degree = w.colwise().sum().transpose();
+  return w.minCoeff() >= 0.0;
 }
 
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
@@ -60,9 +62,9 @@ void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
     return;
   }
   const Eigen::VectorXd scale =
-      degree.unaryExpr([](double d) { return d > 0.0 ? 1.0 / std::sqrt(d) : 0.0; });
+      degree.unaryExpr([](double d) { return d == 0.0 ? 0.0 : 1.0 / std::sqrt(d); });
   w = -(scale.asDiagonal() * w * scale.asDiagonal());
-  for (Index i = 0; i < n; ++i) w(i, i) = degree[i] > 0.0 ? 1.0 : 0.0;
+  for (Index i = 0; i < n; ++i) w(i, i) = degree[i] == 0.0 ? 0.0 : 1.0;
 }
 
 Index count_components(LaplacianWorkspace& workspace) {
@@ -88,18 +90,24 @@ Index count_components(LaplacianWorkspace& workspace) {
 template <class Scalar>
 void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
                            double* out, LaplacianWorkspace& workspace) {
-  graph_weights(attention, options, workspace);
-  const Index components = count_components(workspace);
+  const bool graph = graph_weights(attention, options, workspace);
+  const Index components = graph ? count_components(workspace) : 0;
   laplacian_from_weights(options.normalized, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights,
                                                               Eigen::EigenvaluesOnly);
   for (Index i = 0; i < k; ++i) {
-    out[i] = i < components ? 0.0 : std::max(0.0, solver.eigenvalues()[i]);
+    const double value = solver.eigenvalues()[i];
+    // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
+    out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
   }
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
-  template void graph_weights<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,              \
+  template bool graph_weights<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,              \
                                       LaplacianWorkspace&);                                        \
   template void laplacian_eigenvalues<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, Index, \
                                               double*, LaplacianWorkspace&);

@@ -28,12 +28,14 @@ struct LaplacianWorkspace {
 };
 
 // Writes W of the options' graph (symmetric, zero diagonal) to workspace.weights and its row sums to
-// workspace.degree. Entries are widened to float64 before they are compared or added.
+// workspace.degree. Entries are widened to float64 before they are compared or added. Returns whether no
+// weight is negative, without which zero eigenvalues say nothing about components.
 template <class Scalar>
-void graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
                    LaplacianWorkspace& workspace);
 
-// Turns workspace.weights into the Laplacian of the options' kind, in place.
+// Turns workspace.weights into the Laplacian of the options' kind, in place. Normalized, a negative degree
+// has no square root and makes its row and column NaN.
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace);
 
 // Number of connected components of the graph with an edge wherever workspace.weights > 0.
@@ -41,6 +43,8 @@ Index count_components(LaplacianWorkspace& workspace);
 
 // The k smallest eigenvalues of the Laplacian, ascending, to `out`; 1 <= k <= n. As many of them are
 // exactly 0 as the graph has components. Range: [0, 2·max degree], normalized [0, 2]. n = 1: {0}.
+// Negative weights give the eigenvalues as they are, negative or not; NaN where a negative degree would
+// have to be normalized.
 // Cost O(n³).
 template <class Scalar>
 void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,

@@ -15,7 +15,12 @@ def laplacian_eigenvalues(
     normalized: bool,
 ) -> tuple[Tensor, int]: ...
 def fiedler_value(
-    attention: Tensor, lengths: Tensor | None, symmetrize: str, threshold: float | None, normalized: bool
+    attention: Tensor,
+    lengths: Tensor | None,
+    symmetrize: str,
+    threshold: float | None,
+    normalized: bool,
+    precision: str,
 ) -> tuple[Tensor, int]: ...
 def fiedler_vector(
     attention: Tensor, lengths: Tensor | None, symmetrize: str, threshold: float | None, normalized: bool

@@ -55,14 +55,16 @@ inline void orthogonalize(const Lanes* basis, Index count, Index n, Lanes* x) {
 
 // The largest eigenvalue θ of the tridiagonal matrices that `size` Lanczos steps left (`alpha` [size],
 // `beta` [size], the last of which couples the next step), and in which lanes it is as good as the
-// largest eigenvalue of the operator itself: the bound residual²/gap on its error is below 1e-11 θ, the
-// gap being that to the second Ritz value, or its residual is. `scratch` holds 2 size lanes.
+// largest eigenvalue of the operator itself: the bound residual²/gap on its error is below
+// tolerance·θ, the gap being that to the second Ritz value, or its residual is. `scratch` holds 2 size
+// lanes.
 struct RitzValue {
   Lanes theta;
   LaneMask converged;
 };
 
-inline RitzValue largest_ritz_value(const Lanes* alpha, const Lanes* beta, Index size, Lanes* scratch) {
+inline RitzValue largest_ritz_value(const Lanes* alpha, const Lanes* beta, Index size, double tolerance,
+                                    Lanes* scratch) {
   Lanes* flipped = scratch;
   Lanes* squares = scratch + size;
   Lanes above = alpha[0] + (size > 1 ? beta[0] : Lanes{});
@@ -77,10 +79,10 @@ inline RitzValue largest_ritz_value(const Lanes* alpha, const Lanes* beta, Index
   const Lanes theta = above - mu;
   const Lanes coupling = beta[size - 1] * beta[size - 1];
   const Lanes residual = coupling / probe(flipped, squares, size, mu).last;  // squared
-  const Lanes gap = residual / (1e-11 * theta);
+  const Lanes gap = residual / (tolerance * theta);
   // One Sturm count: is there a single Ritz value within the gap that the bound needs?
   const LaneMask alone = count_below(flipped, squares, size, mu + gap) <= broadcast(1.0);
-  const LaneMask close = residual <= (1e-11 * theta) * (1e-11 * theta);
+  const LaneMask close = residual <= (tolerance * theta) * (tolerance * theta);
   return {theta, close | (alone & (gap < 0.5 * theta))};
 }
 
@@ -93,7 +95,8 @@ inline RitzValue largest_ritz_value(const Lanes* alpha, const Lanes* beta, Index
 // kMostLanczosSteps.
 // Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11 and 13.
 template <class Apply>
-Lanes inverse_lanczos(Index n, const Lanes* null, Lanes* basis, Lanes* scratch, Apply&& apply) {
+Lanes inverse_lanczos(Index n, const Lanes* null, double tolerance, Lanes* basis, Lanes* scratch,
+                      Apply&& apply) {
   Lanes* alpha = scratch;
   Lanes* beta = scratch + (kMostLanczosSteps + 1);
   Lanes* inner = scratch + 2 * (kMostLanczosSteps + 1);
@@ -141,7 +144,7 @@ Lanes inverse_lanczos(Index n, const Lanes* null, Lanes* basis, Lanes* scratch, 
     // A lane whose space has closed is looked at in any step, and the others beside it are not.
     const LaneMask closed = searching & (beta[j] <= 1e-10 * alpha[0]);
     if (is_inspected(j) || exhausted || any(closed)) {
-      const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, inner);
+      const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, tolerance, inner);
       const LaneMask inspected = is_inspected(j) ? searching : closed;
       const LaneMask done = exhausted ? searching : inspected & ritz.converged;
       found = done ? one / ritz.theta : found;

@@ -141,7 +141,7 @@ inline Lanes count_below(const Lanes* diagonal, const Lanes* squares, Index n, L
 }
 
 // The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal
-// entries squared), to 1e-12 of itself or to the rounding of the matrix's norm, whichever is larger.
+// entries squared), to 2e-14 of itself or to the rounding of the matrix's norm, whichever is larger.
 //
 // For x below the spectrum, with S1 = Σ 1/(λ_i − x) and S2 = Σ 1/(λ_i − x)², Laguerre's step
 // x + n / (S1 + sqrt((n − 1)(n S2 − S1²))) stays below the smallest eigenvalue and x + S1/S2, a mean of
@@ -152,7 +152,7 @@ inline Lanes count_below(const Lanes* diagonal, const Lanes* squares, Index n, L
 inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, Index n, Lanes low,
                                  Lanes norm) {
   const double order = static_cast<double>(n);
-  const Lanes noise = 2.0 * std::numeric_limits<double>::epsilon() * norm;
+  const Lanes noise = 4.0 * std::numeric_limits<double>::epsilon() * norm;
   Lanes high = broadcast(std::numeric_limits<double>::infinity());
   for (Index i = 0; i < n; ++i) high = smaller(high, diagonal[i]);
   Lanes x = low;
@@ -174,7 +174,7 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
     ceiling = upper;
     high = smaller(high, ceiling);
     safe = smaller(safe, high);
-    const Lanes tolerance = larger(1e-12 * high, noise);
+    const Lanes tolerance = larger(2e-14 * high, noise);
     const LaneMask done = searching & (high - safe <= tolerance);
     found = done ? 0.5 * (high + safe) : found;
     searching &= ~done;

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 
 from attnscope import _checks, _core
@@ -15,6 +17,7 @@ def fiedler_value(
     symmetrize: Symmetrize = "mean",
     threshold: float | None = None,
     normalized: bool = False,
+    precision: Literal["exact", "fast"] = "exact",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
@@ -29,11 +32,14 @@ def fiedler_value(
             n/(n−1)·min degree, about 0.5, for sink and diffuse heads alike: look at `normalized` beside it.
         threshold: when given, the simple unweighted graph 1[max(A_ij, A_ji) >= threshold] instead.
         normalized: the symmetric normalised Laplacian instead.
+        precision: "exact" is within 1e-9 of the value (or a rounding of the largest degree, where that is
+            more), "fast" within 1e-6 in less time for more than 32 tokens.
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
         [...] float64, in [0, n/(n−1)·min degree] ([0, n/(n−1)] when normalized); one token gives 0.
+        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is.
 
     Raises:
         ValueError: not square, empty, wrong dtype, threshold outside (0, 1), lengths outside 1..n.
@@ -57,6 +63,7 @@ def fiedler_value(
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
         bool(normalized),
+        _checks.choice_argument(name, "precision", precision, ("exact", "fast")),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
 

@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""λ2 from attention, against dense symmetric solvers of torch, NumPy, SciPy, and networkx."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, installed, sizes
+from maps import all_maps
+
+# wanted and possible ratios to torch.linalg.eigvalsh, by size
+TARGET = {32: 10, 64: 10, 128: 10, 256: 10, 512: 10, 1024: 8, 2048: 8}
+LIMIT = {32: 30, 64: 30, 128: 18, 256: 17, 512: 18}
+FAST = 15
+
+
+def laplacians(attention: torch.Tensor) -> torch.Tensor:
+    """L = D − W of the mean-symmetrised maps, float64, made beforehand: peers pay for the solver alone."""
+    weights = (attention.double() + attention.double().mT) / 2
+    weights.diagonal(dim1=-2, dim2=-1).zero_()
+    return torch.diag_embed(weights.sum(-1)) - weights
+
+
+def agree(tolerance: float) -> Any:
+    """Equal within `tolerance` of the value, or a rounding of the largest degree."""
+
+    def check(peer: str, ours: torch.Tensor, theirs: Any) -> None:
+        theirs = np.asarray(theirs)
+        np.testing.assert_allclose(
+            ours.numpy()[: len(theirs)], theirs, rtol=tolerance, atol=2e-14, err_msg=peer
+        )
+
+    return check
+
+
+def main() -> None:
+    benchmark = Benchmark("fiedler", __doc__ or "")
+    networkx = installed("networkx")
+    for n in sizes(benchmark, (32, 64, 128, 256, 512, 1024), (32, 64, 256)):
+        count = 8 if n <= 512 else 2
+        for name, attention in all_maps(n, count).items() if n <= 512 else synthetic(n, count).items():
+            if not benchmark.wants(name):
+                continue
+            dense = laplacians(attention)
+            array = dense.numpy()
+            peers: dict[str, Any] = {"torch": lambda dense=dense: torch.linalg.eigvalsh(dense)[:, 1]}
+            few: dict[str, int] = {}
+            if n <= 512:
+                from scipy.linalg import eigh
+
+                peers["numpy"] = lambda array=array: np.linalg.eigvalsh(array)[:, 1]
+                peers["scipy"] = lambda array=array: np.array(
+                    [eigh(one, eigvals_only=True, subset_by_index=[1, 1])[0] for one in array]
+                )
+            if networkx and n <= 64:
+                import networkx as nx
+
+                graphs = [nx.from_numpy_array(np.diag(np.diag(one)) - one) for one in array[:2]]
+                few["networkx"] = len(graphs)
+                peers["networkx"] = lambda graphs=graphs: [
+                    np.sort(nx.laplacian_spectrum(graph))[1] for graph in graphs
+                ]
+            common = {"peer_maps": few, "against": "torch", "facts": {"n": n}}
+            benchmark.compare(
+                name,
+                len(attention),
+                lambda attention=attention: asc.fiedler_value(attention),
+                peers,
+                agree=agree(1e-9),
+                target=TARGET[n],
+                limit=LIMIT.get(n),
+                **common,
+            )
+            benchmark.compare(
+                f"{name} fast",
+                len(attention),
+                lambda attention=attention: asc.fiedler_value(attention, precision="fast"),
+                {"torch": peers["torch"]},
+                agree=agree(1e-6),
+                target=FAST,
+                limit=35,
+                against="torch",
+                facts={"n": n},
+            )
+    benchmark.finish()
+
+
+def synthetic(n: int, count: int) -> dict[str, torch.Tensor]:
+    """The regimes that are made without a model."""
+    from maps import synthetic_maps
+
+    return {f"{regime} n={n}": synthetic_maps(regime, n, count) for regime in ("sink", "peaky")}
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""How much a second thread helps on a batch of heads: ours, and torch.linalg.eigvalsh beside it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+import attnscope as asc
+from fiedler import laplacians
+from harness import Benchmark, sizes
+from maps import synthetic_maps
+
+TARGET = 1.9
+
+
+def with_threads(count: int, call: Callable[[], Any]) -> Callable[[], Any]:
+    def run() -> Any:
+        torch.set_num_threads(count)
+        return call()
+
+    return run
+
+
+def equal(peer: str, ours: Any, theirs: Any) -> None:
+    if not torch.equal(ours, theirs):
+        raise AssertionError(f"{peer}: the number of threads changed a result")
+
+
+def nothing(peer: str, ours: Any, theirs: Any) -> None:
+    del peer, ours, theirs
+
+
+def main() -> None:
+    benchmark = Benchmark("threads", __doc__ or "")
+    print(
+        f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}: a busy machine hides what threads gain"
+    )
+    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
+        attention = synthetic_maps("peaky", n, 1000 if n <= 64 else 200)
+        dense = laplacians(attention[:40])
+        calls: dict[str, Callable[[], Any]] = {
+            "fiedler_value": lambda attention=attention: asc.fiedler_value(attention),
+            "graph_statistics": lambda attention=attention: asc.graph_statistics(attention, 0.05).density,
+            "attention_entropy": lambda attention=attention: asc.attention_entropy(attention),
+        }
+        for name, call in calls.items():
+            benchmark.compare(
+                f"{name} n={n}",
+                len(attention),
+                with_threads(2, call),
+                {"one thread": with_threads(1, call)},
+                agree=equal,
+                target=TARGET,
+                limit=2,
+                facts={"n": n},
+            )
+        solver = lambda dense=dense: torch.linalg.eigvalsh(dense)  # noqa: E731
+        benchmark.compare(
+            f"torch eigvalsh n={n}",
+            len(dense),
+            with_threads(2, solver),
+            {"one thread": with_threads(1, solver)},
+            agree=nothing,
+            facts={"n": n, "ours": "two threads of torch itself"},
+        )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()
