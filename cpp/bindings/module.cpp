@@ -4,7 +4,9 @@
 namespace py = pybind11;
 
 namespace attnscope {
+void bind_alignment(py::module_&);
 void bind_betti(py::module_&);
+void bind_divergence(py::module_&);
 void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
 void bind_graph_statistics(py::module_&);
@@ -12,6 +14,7 @@ void bind_laplacian(py::module_&);
 void bind_marchenko_pastur(py::module_&);
 void bind_participation_ratio(py::module_&);
 void bind_persistence(py::module_&);
+void bind_reference_influence(py::module_&);
 void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
 void bind_validity(py::module_&);
@@ -20,7 +23,9 @@ void bind_validity(py::module_&);
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
   // one concept a line, in alphabetical order
+  attnscope::bind_alignment(module);
   attnscope::bind_betti(module);
+  attnscope::bind_divergence(module);
   attnscope::bind_entropy(module);
   attnscope::bind_fiedler(module);
   attnscope::bind_graph_statistics(module);
@@ -28,6 +33,7 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_marchenko_pastur(module);
   attnscope::bind_participation_ratio(module);
   attnscope::bind_persistence(module);
+  attnscope::bind_reference_influence(module);
   attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
   attnscope::bind_validity(module);

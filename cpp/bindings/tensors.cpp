@@ -149,6 +149,59 @@ Thresholds make_thresholds(const Batch& batch, const py::object& thresholds) {
   return result;
 }
 
+FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::object& flags) {
+  FlagBatch result;
+  if (flags.is_none()) return result;
+  const at::Tensor& tensor = unwrap(flags, "keys");
+  if (tensor.scalar_type() != at::kBool || !tensor.device().is_cpu()) {
+    throw py::value_error("marked keys must be a boolean CPU tensor");
+  }
+  std::vector<Index> shape = leading;
+  shape.push_back(n);
+  const at::Tensor expanded = tensor.expand(shape);
+  result.owner = flags;
+  result.data = expanded.const_data_ptr<bool>();
+  result.stride = expanded.stride(-1);
+  for (Index axis = 0; axis + 1 < expanded.dim(); ++axis) {
+    result.sizes.push_back(expanded.size(axis));
+    result.strides.push_back(expanded.stride(axis));
+  }
+  return result;
+}
+
+StateBatch make_states(const Batch& batch, const py::object& states) {
+  const at::Tensor& tensor = unwrap(states, "states");
+  const Index rank = tensor.dim();
+  if (!tensor.device().is_cpu()) throw py::value_error("states must be on the CPU");
+  if (rank < 2 || tensor.size(rank - 2) != batch.n) {
+    throw py::value_error("states must hold one row per token");
+  }
+  StateBatch result;
+  result.owner = states;
+  result.data = tensor.const_data_ptr();
+  result.dtype = dtype_of(tensor);
+  result.width = tensor.size(rank - 1);
+  result.row_stride = tensor.stride(rank - 2);
+  result.column_stride = tensor.stride(rank - 1);
+  Index count = 1;
+  for (Index axis = 0; axis + 2 < rank; ++axis) {
+    result.sizes.push_back(tensor.size(axis));
+    result.strides.push_back(tensor.stride(axis));
+    count *= tensor.size(axis);
+  }
+  if (count != batch.count) throw py::value_error("states must hold one entry per matrix");
+  return result;
+}
+
+Index StateBatch::shared() const {
+  Index count = 1;
+  for (std::size_t axis = sizes.size(); axis-- > 0;) {
+    if (strides[axis] != 0 && sizes[axis] != 1) break;
+    count *= sizes[axis];
+  }
+  return count;
+}
+
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
                            double fill) {
   return filled<double>(leading, trailing, fill, at::kDouble);

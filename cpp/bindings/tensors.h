@@ -62,6 +62,34 @@ struct Thresholds {
   const double* of(Index index) const { return data + index * stride; }
 };
 
+// A boolean [..., n] tensor beside a batch: marked tokens.
+struct FlagBatch {
+  py::object owner;
+  const bool* data = nullptr;  // null where nothing is marked
+  Index stride = 0;
+  std::vector<Index> sizes;
+  std::vector<Index> strides;
+
+  const bool* at(Index index) const;
+};
+
+// Token states [..., n, d] beside a batch, in the caller's memory: one for each matrix, in the order of
+// the batch. An axis of stride 0 is a state that several matrices share.
+struct StateBatch {
+  py::object owner;
+  const void* data = nullptr;
+  Dtype dtype = Dtype::float32;
+  Index width = 0;  // d
+  Index row_stride = 0;
+  Index column_stride = 0;
+  std::vector<Index> sizes;
+  std::vector<Index> strides;
+
+  Index offset(Index index) const;
+  // How many matrices that follow each other share one state.
+  Index shared() const;
+};
+
 // A result tensor, filled with the value that a spoiled matrix keeps.
 template <class T>
 struct Result {
@@ -78,6 +106,12 @@ SupportBatch make_support(const Batch& batch, const py::object& support);
 
 // `thresholds`: a contiguous float64 tensor [T], or [count, T] with a row per matrix of the batch.
 Thresholds make_thresholds(const Batch& batch, const py::object& thresholds);
+
+// `flags`: None, or a boolean tensor that broadcasts to leading + [n].
+FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::object& flags);
+
+// `states`: a CPU float tensor [..., n, d] whose leading axes hold one entry per matrix.
+StateBatch make_states(const Batch& batch, const py::object& states);
 
 // New contiguous tensors of shape leading + trailing, filled.
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
@@ -102,6 +136,12 @@ inline Index offset_of(Index index, const std::vector<Index>& sizes,
   }
   return offset;
 }
+
+inline const bool* FlagBatch::at(Index index) const {
+  return data == nullptr ? nullptr : data + offset_of(index, sizes, strides);
+}
+
+inline Index StateBatch::offset(Index index) const { return offset_of(index, sizes, strides); }
 
 inline Index Batch::offset(Index index) const { return offset_of(index, sizes, strides); }
 

@@ -16,6 +16,11 @@ from attnscope import _isa
 _isa.load_core()
 
 from attnscope.capture import capture  # noqa: E402
+from attnscope.metrics.alignment import (  # noqa: E402
+    entropy_magnitude_correlation,
+    geometric_semantic_alignment,
+    transformation_magnitude,
+)
 from attnscope.metrics.barcodes import (  # noqa: E402
     Barcodes,
     bar_count,
@@ -25,6 +30,7 @@ from attnscope.metrics.barcodes import (  # noqa: E402
     total_persistence,
 )
 from attnscope.metrics.betti import betti_numbers  # noqa: E402
+from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal  # noqa: E402
 from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
@@ -37,6 +43,7 @@ from attnscope.metrics.marchenko_pastur import (  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
 from attnscope.metrics.participation_ratio import participation_ratio  # noqa: E402
 from attnscope.metrics.persistence import persistence  # noqa: E402
+from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence  # noqa: E402
 from attnscope.metrics.singular_values import (  # noqa: E402
     effective_rank,
     singular_values,
@@ -77,20 +84,25 @@ _LAZY: dict[str, str] = {
 }
 
 __all__ = [
+    "__version__",
     "Barcodes",
     "GraphStatistics",
     "MarchenkoPastur",
+    "ReferenceInfluence",
+    "SinkRemoval",
     "SinkShare",
-    "__version__",
     "attention_entropy",
     "bar_count",
     "betti_curve",
     "betti_numbers",
     "capture",
     "effective_rank",
+    "entropy_magnitude_correlation",
     "fiedler_value",
     "fiedler_vector",
+    "geometric_semantic_alignment",
     "graph_statistics",
+    "head_divergence",
     "incoming_attention",
     "laplacian_eigenvalues",
     "laplacian_gap",
@@ -101,9 +113,11 @@ __all__ = [
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "reference_influence",
     "singular_values",
     "sink_position",
     "sink_rate",
+    "sink_removal",
     "sink_share",
     "sink_tokens",
     "spectral_gap",
@@ -111,6 +125,7 @@ __all__ = [
     "stable_rank",
     "top_mass",
     "total_persistence",
+    "transformation_magnitude",
     *_LAZY,
 ]
 

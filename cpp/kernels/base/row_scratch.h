@@ -16,6 +16,15 @@ using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 struct RowScratch {
   std::vector<float> floats;
   std::vector<double> doubles;
+
+  template <class T>
+  std::vector<T>& of() {
+    if constexpr (std::is_same_v<T, double>) {
+      return doubles;
+    } else {
+      return floats;
+    }
+  }
 };
 
 }  // namespace attnscope

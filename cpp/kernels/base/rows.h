@@ -62,60 +62,83 @@ void widen(const Scalar* from, Index count, Wide<Scalar>* to) {
   }
 }
 
-// Calls visit(i, row, end) for every query i in order: row[0, end) are the entries that query i may
-// see, contiguous and widened, invisible ones of a mask as 0; no visible key lies behind `end`.
-// Rows whose entries already are contiguous and wide are handed out in place.
-template <class Scalar, class Visit>
-void for_each_row(const MatrixView<Scalar>& matrix, const Support& support, RowScratch& scratch,
-                  Visit&& visit) {
-  const Index n = matrix.rows();
-  const Index row_stride = matrix.outerStride();
-  const Index column_stride = matrix.innerStride();
-  const bool masked = support.kind == Support::Kind::mask;
-  if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
-    if (column_stride == 1 && !masked) {
-      for (Index i = 0; i < n; ++i) visit(i, matrix.data() + i * row_stride, support.end(i, n));
-      return;
+// Reads single rows of a matrix, contiguous and widened, the invisible entries of a mask as 0. A
+// row is handed out in place where its entries already are contiguous and wide; otherwise it is
+// valid until the next row is read.
+template <class Scalar>
+class RowReader {
+ public:
+  RowReader(const MatrixView<Scalar>& matrix, const Support& support, RowScratch& scratch)
+      : matrix_(matrix), support_(support) {
+    const Index column_stride = matrix.innerStride();
+    const bool masked = support.kind == Support::Kind::mask;
+    in_place_ = std::is_same_v<Scalar, Wide<Scalar>> && column_stride == 1 && !masked;
+    if (in_place_) return;
+    // A matrix whose columns are contiguous is read 16 rows at a time, so that a cache line is used
+    // whole.
+    panel_rows_ = column_stride == 1 ? 1 : 16;
+    auto& storage = scratch.of<Wide<Scalar>>();
+    const auto size = static_cast<std::size_t>(panel_rows_ * matrix.rows());
+    if (storage.size() < size) storage.resize(size);
+    panel_ = storage.data();
+  }
+
+  const Wide<Scalar>* row(Index i) {
+    if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
+      if (in_place_) return matrix_.data() + i * matrix_.outerStride();
     }
+    if (i < first_ || i >= last_) fill(i);
+    return panel_ + (i - first_) * matrix_.rows();
   }
-  // A matrix whose columns are contiguous is read 16 rows at a time, so that a cache line is used
-  // whole.
-  const Index panel_rows = column_stride == 1 ? 1 : 16;
-  auto& storage = [&]() -> auto& {
-    if constexpr (std::is_same_v<Scalar, double>) {
-      return scratch.doubles;
-    } else {
-      return scratch.floats;
-    }
-  }
-  ();
-  if (storage.size() < static_cast<std::size_t>(panel_rows * n)) {
-    storage.resize(static_cast<std::size_t>(panel_rows * n));
-  }
-  Wide<Scalar>* panel = storage.data();
-  for (Index first = 0; first < n; first += panel_rows) {
-    const Index rows = std::min(panel_rows, n - first);
-    const Index end = support.end(first + rows - 1, n);
-    const Scalar* data = matrix.data() + first * row_stride;
+
+  // No key that query `i` can see lies behind it.
+  Index end(Index i) const { return support_.end(i, matrix_.rows()); }
+
+ private:
+  void fill(Index from) {
+    const Index n = matrix_.rows();
+    first_ = from;
+    last_ = std::min(n, from + panel_rows_);
+    const Index rows = last_ - first_;
+    const Index end = support_.end(last_ - 1, n);
+    const Index row_stride = matrix_.outerStride();
+    const Index column_stride = matrix_.innerStride();
+    const Scalar* data = matrix_.data() + first_ * row_stride;
     if (column_stride == 1) {
-      widen(data, end, panel);
+      widen(data, end, panel_);
     } else {
       for (Index j = 0; j < end; ++j) {
         for (Index r = 0; r < rows; ++r) {
-          panel[r * n + j] = static_cast<Wide<Scalar>>(data[r * row_stride + j * column_stride]);
+          panel_[r * n + j] = static_cast<Wide<Scalar>>(data[r * row_stride + j * column_stride]);
         }
       }
     }
+    // Rows of several matrices are walked to their common end.
+    for (Index r = 0; r < rows; ++r)
+      std::fill(panel_ + r * n + end, panel_ + (r + 1) * n, Wide<Scalar>(0));
+    if (support_.kind != Support::Kind::mask) return;
     for (Index r = 0; r < rows; ++r) {
-      Wide<Scalar>* row = panel + r * n;
-      if (masked) {
-        for (Index j = 0; j < n; ++j) {
-          if (!support.visible(first + r, j)) row[j] = 0;
-        }
+      for (Index j = 0; j < n; ++j) {
+        if (!support_.visible(first_ + r, j)) panel_[r * n + j] = 0;
       }
-      visit(first + r, static_cast<const Wide<Scalar>*>(row), support.end(first + r, n));
     }
   }
+
+  MatrixView<Scalar> matrix_;
+  Support support_;
+  bool in_place_ = false;
+  Index panel_rows_ = 1;
+  Wide<Scalar>* panel_ = nullptr;
+  Index first_ = 0;
+  Index last_ = 0;
+};
+
+// Calls visit(i, row, end) for every query i in order: row[0, end) are the entries that it may see.
+template <class Scalar, class Visit>
+void for_each_row(const MatrixView<Scalar>& matrix, const Support& support, RowScratch& scratch,
+                  Visit&& visit) {
+  RowReader<Scalar> reader(matrix, support, scratch);
+  for (Index i = 0; i < matrix.rows(); ++i) visit(i, reader.row(i), reader.end(i));
 }
 
 // Number of keys that query `i` of `n` can see.

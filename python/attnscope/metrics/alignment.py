@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""Does attention follow the geometry of the states it moves, and how far do states move?"""
+
+from __future__ import annotations
+
+import warnings
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _core, _device
+from attnscope.metrics._states import states_argument, tokens_argument
+from attnscope.metrics.entropy import attention_entropy
+
+
+def geometric_semantic_alignment(
+    attention: torch.Tensor,
+    states: torch.Tensor,
+    *,
+    without: torch.Tensor | None = None,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Correlation between how much tokens attend to each other and how alike their states are.
+
+    Pearson's r between A_ij and cos(s_i, s_j) over the visible pairs i ≠ j. Which states is the caller's
+    choice: the value vectors of the head (after W_V) give the words' meaning, the residual stream that
+    enters the layer what the head reads.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        states: [..., n, d], leading axes broadcast against those of attention: [B, 1, n, d] is one state
+            for all heads, and [B, kv, n, d] beside [B, h, n, n] gives each of the kv value heads to its
+            h/kv query heads. Shared states are read in place and their cosines computed once.
+        without: boolean [..., n], keys to leave out (the sinks, which dominate r otherwise).
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [...] float64 in [−1, 1]. NaN where attention or the cosines do not vary, and for fewer than two
+        pairs. A token whose state is zero has no direction, and its pairs are left out.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, states that neither broadcast nor group, an unknown
+            support, lengths outside 1..n.
+
+    Example:
+        Two groups of tokens that attend to their own group, and point the same way within it.
+
+        >>> import torch, attnscope as asc
+        >>> group = torch.tensor([0, 0, 1, 1])
+        >>> same = (group[:, None] == group).double()
+        >>> states = torch.eye(2, dtype=torch.float64)[group]
+        >>> round(asc.geometric_semantic_alignment(same / 2, states).item(), 9)
+        1.0
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "geometric_semantic_alignment"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    result, spoiled = _core.geometric_semantic_alignment(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        states_argument(name, states, checked),
+        None if without is None else tokens_argument(name, "without", without, checked),
+    )
+    return _checks.finished(name, checked, result, spoiled, "matrices or their states")  # type: ignore[no-any-return]
+
+
+def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """How far each token moves: ‖after_i − before_i‖₂.
+
+    Before and after the attention sub-layer, or before and after the whole block.
+
+    Args:
+        before: states [..., n, d].
+        after: states of a shape that broadcasts against `before`.
+
+    Returns:
+        [..., n] float64, >= 0; NaN for a token with a NaN or infinite entry, with one warning.
+
+    Raises:
+        ValueError: fewer than two dimensions, no numbers per token, wrong dtype, shapes that do not
+            broadcast or differ in n or d.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> asc.transformation_magnitude(torch.zeros(2, 2), torch.tensor([[3.0, 4.0], [0.0, 1.0]]))
+        tensor([5., 1.], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "transformation_magnitude"
+    start = _device.to_host(_checks.float_tensor(name, "before", before))
+    stop = _device.to_host(_checks.float_tensor(name, "after", after))
+    if start.ndim < 2 or start.shape[-1] == 0 or start.shape[-2:] != stop.shape[-2:]:
+        raise ValueError(
+            f"{name}: before and after must both have shape [..., n, d] with d >= 1, got "
+            f"{tuple(start.shape)} and {tuple(stop.shape)}"
+        )
+    try:
+        start, stop = torch.broadcast_tensors(start, stop)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: before of shape {tuple(start.shape)} and after of shape {tuple(stop.shape)} do not "
+            "broadcast"
+        ) from None
+    difference = stop.double() - start.double()
+    # The largest entry is taken out, so that no square over- or underflows.
+    largest = difference.abs().amax(-1, keepdim=True)
+    scale = torch.where(largest > 0, largest, 1.0)
+    result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
+    result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
+    spoiled = int(result.isnan().sum())
+    if spoiled:
+        warnings.warn(
+            f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are NaN",
+            RuntimeWarning,
+            stacklevel=2,
+        )
+    return result
+
+
+def entropy_magnitude_correlation(
+    attention: torch.Tensor,
+    before: torch.Tensor,
+    after: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Do tokens that spread their attention move further? Pearson's r over tokens.
+
+    Between `attention_entropy` of each query and `transformation_magnitude` of the same token.
+
+    Args:
+        attention: attention maps [..., n, n].
+        before: states [..., n, d]; leading axes broadcast against those of attention.
+        after: the same shape.
+        support: as in `attention_entropy`.
+        lengths: tokens per map.
+        validate: refuse bad entries.
+
+    Returns:
+        [...] float64 in [−1, 1]; NaN for fewer than two tokens, or where either does not vary.
+
+    Raises:
+        ValueError: as the two functions, and magnitudes that do not broadcast to [..., n].
+
+    Example:
+        Under uniform causal attention entropy grows with log(i + 1); here the magnitudes do as well.
+
+        >>> import torch, attnscope as asc
+        >>> uniform = torch.ones(5, 5, dtype=torch.float64).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> after = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
+        >>> round(asc.entropy_magnitude_correlation(uniform, torch.zeros(5, 1), after).item(), 9)
+        1.0
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "entropy_magnitude_correlation"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    entropy = attention_entropy(checked.tensor, support=support, lengths=lengths)
+    magnitude = transformation_magnitude(before, after)
+    try:
+        magnitude = magnitude.expand(entropy.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to {tuple(entropy.shape)}"
+        ) from None
+    inside = torch.ones(entropy.shape, dtype=torch.bool)
+    if checked.lengths is not None:
+        inside = torch.arange(checked.n) < checked.lengths.reshape(*checked.leading, 1)
+    return pearson(entropy, magnitude, inside)
+
+
+def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
+    """Pearson's r along the last axis over the entries marked `inside`; NaN without variance.
+
+    A variable whose spread is within rounding of its size does not vary.
+    """
+    count = inside.sum(-1, keepdim=True)
+
+    def centred(values: torch.Tensor) -> torch.Tensor:
+        values = torch.where(inside, values, 0.0)
+        return torch.where(inside, values - values.sum(-1, keepdim=True) / count, 0.0)
+
+    def norm(values: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+        size = torch.where(inside, original.abs(), 0.0).amax(-1)
+        length = torch.linalg.vector_norm(values, dim=-1)
+        rounding = 4 * torch.finfo(torch.float64).eps * size * count.squeeze(-1).sqrt()
+        return torch.where(length > rounding, length, torch.nan)
+
+    a, b = centred(x), centred(y)
+    return ((a * b).sum(-1) / norm(a, x) / norm(b, y)).clamp(-1, 1)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""How different the heads of a layer are, and how much of that difference its sinks carry."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core, _device
+from attnscope.metrics._named import shown_by_shape
+
+
+@shown_by_shape
+class SinkRemoval(NamedTuple):
+    """What taking sink keys out of a layer does to the divergence of its heads.
+
+    kl_reduction [...]: mean over heads of before − after, in nats. excluded [..., h]: int64, rows with
+    nothing left. attention [..., h, n, n]: the rescaled maps, or None. before, after [..., h]: each head's
+    mean divergence over its surviving rows.
+    """
+
+    kl_reduction: torch.Tensor
+    excluded: torch.Tensor
+    attention: torch.Tensor | None
+    before: torch.Tensor
+    after: torch.Tensor
+
+
+def head_divergence(
+    heads: torch.Tensor,
+    *,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """How far each head is from the mean of its layer: KL(A^h_i ‖ Ā_i), averaged over queries.
+
+    Ā is the mean over heads, KL(p‖q) = Σ_j p_j (log p_j − log q_j) in nats. Rows are taken as they are,
+    never renormalised.
+
+    Args:
+        heads: all heads of a layer, [..., h, n, n].
+        support: which keys a query sees: "auto", "causal", "full", or a boolean tensor [n, n] or
+            [..., h, n, n]; only visible keys are summed.
+        lengths: tokens per layer, broadcast against [...].
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.
+
+    Returns:
+        [..., h] float64 in nats, in [0, log h] for rows that sum to 1; 0 for a single head. A layer with a
+        NaN or infinite entry in any head is NaN, because its mean is.
+
+    Raises:
+        ValueError: fewer than three dimensions, not square, empty, wrong dtype, an unknown support, lengths
+            outside 1..n.
+
+    Example:
+        Two heads with nothing in common are log 2 from their mean.
+
+        >>> import math, torch, attnscope as asc
+        >>> one = torch.zeros(3, 3, dtype=torch.float64); one[:, 0] = 1
+        >>> other = torch.zeros(3, 3, dtype=torch.float64); other[:, 1] = 1
+        >>> asc.head_divergence(torch.stack([one, other])) / math.log(2)
+        tensor([1., 1.], dtype=torch.float64)
+
+    References:
+        Kullback and Leibler, On information and sufficiency, 1951. Ruscio et al., What are you sinking?, 2025.
+    """
+    name = "head_divergence"
+    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    rows, spoiled = _core.head_divergence(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
+    )
+    result = _mean_over(rows, None, checked)
+    return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
+
+
+def sink_removal(
+    heads: torch.Tensor,
+    keys: torch.Tensor | list[int],
+    *,
+    keep_attention: bool = True,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> SinkRemoval:
+    """How much of the heads' divergence disappears with the sink keys.
+
+    The columns in `keys` are set to 0 and every row is rescaled to sum 1 over what is left of its support; a
+    row with nothing left is excluded and counted. The divergence is computed again against the new mean Ā',
+    over the heads whose row survives: kl_reduction = mean_h(KL_h − KL'_h), both averaged over the rows
+    that survive in head h. This edits maps after the fact; `output_kl` removes the keys inside the model.
+
+    Args:
+        heads: all heads of a layer, [..., h, n, n].
+        keys: the keys to take out, a boolean tensor [..., n] (as `sink_tokens` of the head mean gives), or a
+            list of positions for every layer.
+        keep_attention: return the rescaled maps, float64; they are as large as `heads` in double precision.
+        support: as in `head_divergence`.
+        lengths: tokens per layer.
+        validate: refuse bad entries.
+
+    Returns:
+        SinkRemoval. kl_reduction is NaN where no row survives; maps are NaN past a layer's own length and 0
+        in excluded rows.
+
+    Raises:
+        ValueError: keys that do not broadcast to [..., n], positions outside 0..n−1, and as
+            `head_divergence`.
+
+    Example:
+        Heads that differ only in how much they rest on key 0 are equal without it.
+
+        >>> import torch, attnscope as asc
+        >>> strong = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64).expand(3, 3)
+        >>> weak = torch.tensor([0.2, 0.4, 0.4], dtype=torch.float64).expand(3, 3)
+        >>> removed = asc.sink_removal(torch.stack([strong, weak]), [0])
+        >>> removed.attention[0, 0]
+        tensor([0.0000, 0.5000, 0.5000], dtype=torch.float64)
+        >>> removed.after.abs().max().item() < 1e-12
+        True
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    name = "sink_removal"
+    checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
+    before, after, excluded, attention, spoiled = _core.sink_removal(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        _keys(name, keys, checked),
+        bool(keep_attention),
+    )
+    kl_before = _mean_over(before, excluded, checked)
+    kl_after = _mean_over(after, excluded, checked)
+    # A head without a surviving row says nothing about the layer; any other NaN does.
+    difference = kl_before - kl_after
+    dropped = excluded.sum(-1)
+    silent = dropped == _rows(checked)
+    reduction = torch.where(silent, 0.0, difference).sum(-1) / (~silent).sum(-1)
+    dropped = torch.where(before.isnan().all(-1), -1, dropped)
+    result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
+    return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
+
+
+def _rows(checked: _checks.Attention) -> torch.Tensor:
+    """Number of rows of each matrix, broadcast to its leading axes."""
+    if checked.lengths is None:
+        return torch.full(checked.leading, checked.n, dtype=torch.int64)
+    return checked.lengths.reshape(checked.leading)
+
+
+def _mean_over(
+    rows: torch.Tensor, excluded: torch.Tensor | None, checked: _checks.Attention
+) -> torch.Tensor:
+    """Mean over the queries inside the lengths that are not excluded; NaN without any."""
+    count = _rows(checked)
+    if excluded is not None:
+        count = count - excluded.sum(-1)
+    inside = torch.arange(checked.n) < _rows(checked).unsqueeze(-1)
+    return torch.where(inside, rows, 0.0).sum(-1) / count
+
+
+def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
+    n = checked.n
+    flags = torch.as_tensor(keys)
+    if flags.dtype != torch.bool:
+        whole = not flags.is_floating_point() and not flags.is_complex()
+        if flags.ndim > 1 or not (whole or flags.numel() == 0):
+            raise ValueError(
+                f"{function}: keys must be a boolean tensor [..., n] or a list of positions, got "
+                f"{flags.dtype} of shape {tuple(flags.shape)}"
+            )
+        positions = [int(position) for position in flags.reshape(-1)]
+        for position in positions:
+            if not 0 <= position < n:
+                raise ValueError(f"{function}: keys must lie between 0 and n - 1 = {n - 1}, got {position}")
+        flags = torch.zeros(n, dtype=torch.bool)
+        flags[positions] = True
+        return flags
+    shape = (*checked.leading[:-1], n)
+    try:
+        flags.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: keys of shape {tuple(flags.shape)} do not broadcast to {shape}"
+        ) from None
+    return _device.to_host(flags)
+
+
+def _layers(checked: _checks.Attention) -> _checks.Attention:
+    """The same argument, counted by layers in warnings."""
+    return _checks.Attention(checked.tensor[..., 0, :, :], None)
