@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/alignment.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "kernels/base/states.h"
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+RowMatrix<double> unit_rows(Index n, Index d, unsigned seed) {
+  RowMatrix<double> states(n, d);
+  std::mt19937 generator(seed);
+  std::normal_distribution<double> normal;
+  for (Index k = 0; k < n * d; ++k) states.data()[k] = normal(generator);
+  RowMatrix<double> unit(n, d);
+  EXPECT_TRUE(widen_states(states.data(), d, 1, d, 0, n, true, unit.data()));
+  return unit;
+}
+
+double aligned(const AlignedHead<double>& head, const RowMatrix<double>& unit, Index rows) {
+  const Index n = head.attention.rows();
+  AlignmentWorkspace workspace;
+  std::vector<PairMoments> parts;
+  for (Index begin = 0; begin < n; begin += rows) {
+    PairMoments part;
+    alignment_moments(std::span<const AlignedHead<double>>(&head, 1), unit.data(), unit.cols(),
+                      begin, std::min(n, begin + rows), &part, workspace);
+    parts.push_back(part);
+  }
+  return alignment_of(parts);
+}
+
+TEST(Alignment, EqualsTheTextbookFormulaInAnyBlocks) {
+  constexpr Index n = 37;
+  const RowMatrix<double> a = testing::random_attention(n, true, 3);
+  const RowMatrix<double> unit = unit_rows(n, 5, 4);
+  AlignedHead<double> head{view(a), {}};
+  head.support.kind = Support::Kind::causal;
+  std::vector<double> x;
+  std::vector<double> y;
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < i; ++j) {
+      x.push_back(a(i, j));
+      y.push_back(unit.row(i).dot(unit.row(j)));
+    }
+  }
+  const Eigen::Map<Eigen::ArrayXd> ax(x.data(), Index(x.size()));
+  const Eigen::Map<Eigen::ArrayXd> ay(y.data(), Index(y.size()));
+  const Eigen::ArrayXd dx = ax - ax.mean();
+  const Eigen::ArrayXd dy = ay - ay.mean();
+  const double expected = (dx * dy).sum() / std::sqrt(dx.square().sum() * dy.square().sum());
+  for (Index rows : {1, 5, 16, 37}) EXPECT_NEAR(aligned(head, unit, rows), expected, 1e-13) << rows;
+}
+
+TEST(Alignment, NothingThatVariesMeansNoCorrelation) {
+  const RowMatrix<double> flat = RowMatrix<double>::Constant(9, 9, 0.1);
+  const RowMatrix<double> varied = testing::random_attention(9, false, 5);
+  const RowMatrix<double> unit = unit_rows(9, 4, 6);
+  RowMatrix<double> same = unit.row(0).replicate(9, 1);
+  EXPECT_TRUE(std::isnan(aligned({view(flat), {}}, unit, 4)));
+  EXPECT_TRUE(std::isnan(aligned({view(varied), {}}, same, 4)));
+  EXPECT_FALSE(std::isnan(aligned({view(varied), {}}, unit, 4)));
+}
+
+TEST(Alignment, StatesOfExtremeSizeKeepTheirDirection) {
+  const double huge[4] = {3e200, 4e200, 0.0, 0.0};
+  double unit[4];
+  EXPECT_TRUE(widen_states(huge, 2, 1, 2, 0, 2, true, unit));
+  EXPECT_NEAR(unit[0], 0.6, 1e-15);
+  EXPECT_NEAR(unit[1], 0.8, 1e-15);
+  EXPECT_EQ(unit[2], 0.0);
+  const float spoiled[2] = {1.0F, std::numeric_limits<float>::infinity()};
+  EXPECT_FALSE(widen_states(spoiled, 2, 1, 2, 0, 1, false, unit));
+}
+
+}  // namespace
+}  // namespace attnscope

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/divergence.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <vector>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+// Two heads that look at key 0 and key 1 only are log 2 from their mean; one head is its own mean.
+TEST(Divergence, DisjointHeadsAreLogTwoApart) {
+  constexpr Index n = 7;
+  RowMatrix<double> one = RowMatrix<double>::Zero(n, n);
+  RowMatrix<double> other = RowMatrix<double>::Zero(n, n);
+  one.col(0).setOnes();
+  other.col(1).setOnes();
+  const std::vector<MatrixView<double>> heads = {view(one), view(other)};
+  const std::vector<Support> supports(2);
+  std::vector<double> out(2 * n);
+  DivergenceWorkspace workspace;
+  head_divergence(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports), 0,
+                  n, out.data(), n, workspace);
+  for (double value : out) EXPECT_NEAR(value, std::log(2.0), 1e-15);
+  head_divergence(std::span<const MatrixView<double>>(heads).first(1),
+                  std::span<const Support>(supports).first(1), 0, n, out.data(), n, workspace);
+  for (Index i = 0; i < n; ++i) EXPECT_EQ(out[i], 0.0);
+}
+
+TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
+  constexpr Index n = 20;
+  const RowMatrix<float> a = testing::random_attention(n, true, 1).cast<float>();
+  const RowMatrix<float> b = testing::random_attention(n, false, 2).cast<float>();
+  const RowMatrix<float> b_turned = b.transpose();
+  const std::vector<MatrixView<float>> heads = {view(a), matrix_view(b_turned.data(), n, 1, n)};
+  std::vector<Support> supports(2);
+  supports[0].kind = Support::Kind::causal;
+  std::vector<double> whole(2 * n);
+  std::vector<double> parts(2 * n, -1.0);
+  DivergenceWorkspace workspace;
+  const std::span<const MatrixView<float>> views(heads);
+  head_divergence(views, std::span<const Support>(supports), 0, n, whole.data(), n, workspace);
+  head_divergence(views, std::span<const Support>(supports), 5, 17, parts.data(), n, workspace);
+  for (Index h = 0; h < 2; ++h) {
+    for (Index i = 0; i < n; ++i) {
+      double expected = 0.0;
+      for (Index j = 0; j < n; ++j) {
+        const double x = h == 0 ? a(i, j) : b(i, j);
+        const double mean = (static_cast<double>(a(i, j)) + static_cast<double>(b(i, j))) / 2.0;
+        if (x > 0.0) expected += x * (std::log(x) - std::log(mean));
+      }
+      EXPECT_NEAR(whole[h * n + i], expected, 1e-14);
+      EXPECT_EQ(parts[h * n + i], i >= 5 && i < 17 ? whole[h * n + i] : -1.0);
+    }
+  }
+}
+
+TEST(Divergence, RemovalRescalesAndExcludes) {
+  RowMatrix<double> a(2, 2);
+  a << 1.0, 0.0, 0.75, 0.25;
+  const std::vector<MatrixView<double>> heads = {view(a)};
+  const std::vector<Support> supports(1);
+  const bool removed[2] = {true, false};
+  double before[2];
+  double after[2];
+  bool excluded[2];
+  double attention[4];
+  DivergenceWorkspace workspace;
+  sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
+               removed, 1, 0, 2, RemovalRows{before, after, excluded, attention, 2}, workspace);
+  EXPECT_TRUE(excluded[0]);
+  EXPECT_FALSE(excluded[1]);
+  EXPECT_EQ(attention[0], 0.0);
+  EXPECT_EQ(attention[2], 0.0);
+  EXPECT_EQ(attention[3], 1.0);
+  EXPECT_EQ(after[1], 0.0);
+}
+
+}  // namespace
+}  // namespace attnscope
