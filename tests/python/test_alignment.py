@@ -81,7 +81,8 @@ def test_without_sinks_masks_and_zero_states():
     np.testing.assert_allclose(found, expected, rtol=1e-10)
     states[:, 3] = 0
     found = asc.geometric_semantic_alignment(attention, states)
-    np.testing.assert_allclose(found, [oracle(*one) for one in zip(attention, states, strict=True)], rtol=1e-10)
+    expected = [oracle(*one) for one in zip(attention, states, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
     window = torch.ones(20, 20, dtype=torch.bool).tril() & ~torch.ones(20, 20, dtype=torch.bool).tril(-5)
     found = asc.geometric_semantic_alignment(attention, states, support=window)
     expected = [oracle(a, s, mask=window) for a, s in zip(attention, states, strict=True)]
@@ -183,16 +184,24 @@ def test_entropy_magnitude_correlation_without_variance():
             lambda: asc.geometric_semantic_alignment(torch.rand(6, 3, 3), torch.rand(4, 3, 2)),
             r"states of shape \(4, 3, 2\) neither broadcast to attention of shape \(6, 3, 3\) nor divide",
         ),
-        (lambda: asc.geometric_semantic_alignment(torch.rand(3, 3), torch.ones(3, 2).int()), r"got torch.int32"),
+        (
+            lambda: asc.geometric_semantic_alignment(torch.rand(3, 3), torch.ones(3, 2).int()),
+            r"got torch.int32",
+        ),
         (
             lambda: asc.geometric_semantic_alignment(
                 torch.rand(3, 3), torch.rand(3, 2), without=torch.ones(4, dtype=torch.bool)
             ),
             r"without of shape \(4,\) does not broadcast to \(3,\)",
         ),
-        (lambda: asc.transformation_magnitude(torch.rand(3, 2), torch.rand(4, 2)), r"got \(3, 2\) and \(4, 2\)"),
         (
-            lambda: asc.entropy_magnitude_correlation(torch.rand(2, 3, 3), torch.rand(4, 3, 2), torch.rand(3, 2)),
+            lambda: asc.transformation_magnitude(torch.rand(3, 2), torch.rand(4, 2)),
+            r"got \(3, 2\) and \(4, 2\)",
+        ),
+        (
+            lambda: asc.entropy_magnitude_correlation(
+                torch.rand(2, 3, 3), torch.rand(4, 3, 2), torch.rand(3, 2)
+            ),
             r"do not broadcast to \(2, 3\)",
         ),
     ],

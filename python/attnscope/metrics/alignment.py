@@ -105,13 +105,12 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
             f"{tuple(start.shape)} and {tuple(stop.shape)}"
         )
     try:
-        start, stop = torch.broadcast_tensors(start, stop)
+        difference = stop.double() - start.double()
     except RuntimeError:
         raise ValueError(
             f"{name}: before of shape {tuple(start.shape)} and after of shape {tuple(stop.shape)} do not "
             "broadcast"
         ) from None
-    difference = stop.double() - start.double()
     # The largest entry is taken out, so that no square over- or underflows.
     largest = difference.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)
@@ -120,7 +119,8 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     spoiled = int(result.isnan().sum())
     if spoiled:
         warnings.warn(
-            f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are NaN",
+            f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are "
+            "NaN",
             RuntimeWarning,
             stacklevel=2,
         )
@@ -175,7 +175,8 @@ def entropy_magnitude_correlation(
         magnitude = magnitude.expand(entropy.shape)
     except RuntimeError:
         raise ValueError(
-            f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to {tuple(entropy.shape)}"
+            f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to "
+            f"{tuple(entropy.shape)}"
         ) from None
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     if checked.lengths is not None:

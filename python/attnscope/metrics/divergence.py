@@ -64,7 +64,8 @@ def head_divergence(
         tensor([1., 1.], dtype=torch.float64)
 
     References:
-        Kullback and Leibler, On information and sufficiency, 1951. Ruscio et al., What are you sinking?, 2025.
+        Kullback and Leibler, On information and sufficiency, 1951.
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "head_divergence"
     checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
