@@ -72,7 +72,8 @@ void standardize(const Support& support, Index n, MarchenkoPasturWorkspace& work
 // The k largest squared singular values of `matrix` over n, ascending, to `spectrum`; overwrites matrix.
 void spectrum_of(double* matrix, Index n, double* spectrum, MarchenkoPasturWorkspace& workspace) {
   workspace.sigma.resize(static_cast<std::size_t>(n));
-  singular_values_in_place(matrix, n, n, workspace.sigma.data(), workspace.singular_values);
+  singular_values(matrix_view(static_cast<const double*>(matrix), n, n, Index{1}),
+                  workspace.sigma.data(), workspace.singular_values);
   const Index k = static_cast<Index>(workspace.kept.size());
   for (Index i = 0; i < k; ++i) {
     const double sigma = workspace.sigma[static_cast<std::size_t>(k - 1 - i)];

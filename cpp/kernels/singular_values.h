@@ -1,24 +1,38 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include <vector>
+#include <span>
 
+#include "kernels/base/dqds.h"
 #include "kernels/base/matrix_view.h"
 
 namespace attnscope {
 
 // Scratch that a thread reuses over a batch.
 struct SingularValuesWorkspace {
-  std::vector<double> matrix;
+  AlignedBuffer matrices;
+  AlignedBuffer rows;
+  AlignedBuffer vectors;
+  AlignedBuffer bidiagonals;
+  DqdsWorkspace dqds;
 };
 
-// All n singular values of one matrix, descending, to `out`. Range [0, ‖A‖_F]; absolute error below
-// 1e-12·σ1; n = 1: |a|. Cost O(n³).
-template <class Scalar>
-void singular_values(const MatrixView<Scalar>& matrix, double* out, SingularValuesWorkspace& workspace);
+// Matrices that are worked on together: give `singular_values` this many where there are as many.
+Index singular_values_width();
 
-// The same for n rows of float64 entries `ld` apart, which are overwritten.
-void singular_values_in_place(double* matrix, Index n, Index ld, double* out,
-                              SingularValuesWorkspace& workspace);
+// All n singular values of 1 to singular_values_width() matrices of one size, descending; out[k] receives
+// those of matrices[k]. Range [0, ‖A‖_F]; absolute error below 1e-12·σ1; n = 1: |a|. A matrix's values do
+// not depend on the others. Cost O(n³) each.
+template <class Scalar>
+void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
+                     SingularValuesWorkspace& workspace);
+
+// The same for one matrix.
+template <class Scalar>
+void singular_values(const MatrixView<Scalar>& matrix, double* out, SingularValuesWorkspace& workspace) {
+  double* const outs[] = {out};
+  singular_values(std::span<const MatrixView<Scalar>>(&matrix, 1), std::span<double* const>(outs),
+                  workspace);
+}
 
 }  // namespace attnscope

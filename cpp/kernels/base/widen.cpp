@@ -15,19 +15,24 @@ double safe_scale(double largest) {
 }
 
 template <class Scalar>
+void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out) {
+  const Index n = matrix.cols();
+  const Index column_stride = matrix.innerStride();
+  const Scalar* in = matrix.data() + i * matrix.outerStride();
+  if (column_stride == 1) {
+    for (Index j = 0; j < n; ++j) out[j] = static_cast<double>(in[j]);
+  } else {
+    for (Index j = 0; j < n; ++j) out[j] = static_cast<double>(in[j * column_stride]);
+  }
+}
+
+template <class Scalar>
 double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   const Index n = matrix.rows();
-  const Index row_stride = matrix.outerStride();
-  const Index column_stride = matrix.innerStride();
   double largest = 0.0;
   for (Index i = 0; i < n; ++i) {
-    const Scalar* in = matrix.data() + i * row_stride;
     double* row = out + i * ld;
-    if (column_stride == 1) {
-      for (Index j = 0; j < n; ++j) row[j] = static_cast<double>(in[j]);
-    } else {
-      for (Index j = 0; j < n; ++j) row[j] = static_cast<double>(in[j * column_stride]);
-    }
+    widen_row(matrix, i, row);
     for (Index j = 0; j < n; ++j) largest = std::max(largest, std::abs(row[j]));
   }
   const double scale = safe_scale(largest);
@@ -39,7 +44,8 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   return scale;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar) \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                       \
+  template void widen_row<Scalar>(const MatrixView<Scalar>&, Index, double*); \
   template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

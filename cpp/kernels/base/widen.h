@@ -11,6 +11,10 @@ namespace attnscope {
 template <class Scalar>
 double widen(const MatrixView<Scalar>& matrix, double* out, Index ld);
 
+// Copies row i of a matrix to float64 as it is.
+template <class Scalar>
+void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out);
+
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 

@@ -28,7 +28,7 @@ def singular_values(
         A permutation is orthogonal.
 
         >>> import torch, attnscope as asc
-        >>> asc.singular_values(torch.eye(4, dtype=torch.float64).roll(1, 0))
+        >>> asc.singular_values(torch.eye(4, dtype=torch.float64).roll(1, 0)).round(decimals=12)
         tensor([1., 1., 1., 1.], dtype=torch.float64)
 
     References:
