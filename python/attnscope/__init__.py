@@ -15,6 +15,7 @@ from attnscope import _isa
 
 _isa.load_core()
 
+from attnscope import protocols  # noqa: E402
 from attnscope.capture import capture  # noqa: E402
 from attnscope.metrics.alignment import (  # noqa: E402
     entropy_magnitude_correlation,
@@ -113,6 +114,7 @@ __all__ = [
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "protocols",
     "reference_influence",
     "singular_values",
     "sink_position",

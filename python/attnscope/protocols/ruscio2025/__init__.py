@@ -1,0 +1,42 @@
+# SPDX-License-Identifier: MIT
+"""The computations of the notebooks of *What are you sinking?* (Ruscio et al. 2025, arXiv 2508.02546).
+
+The same names as the exact metrics, on the head mean [..., n, n] unless an argument is called `heads`. Each
+docstring names what differs from the exact definition. Use these to check published numbers, and the exact
+metrics to learn about a model.
+"""
+
+from attnscope.protocols.ruscio2025.alignment import (
+    PcaCorrelation,
+    entropy_magnitude_correlation,
+    geometric_semantic_alignment,
+    pca_correlation,
+    transformation_magnitude,
+)
+from attnscope.protocols.ruscio2025.divergence import (
+    SinkRemoval,
+    combine_p_values,
+    head_divergence,
+    sink_removal,
+    speed_layers,
+)
+from attnscope.protocols.ruscio2025.entropy import attention_entropy
+from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
+from attnscope.protocols.ruscio2025.sinks import sink_tokens
+
+__all__ = [
+    "PcaCorrelation",
+    "ReferenceInfluence",
+    "SinkRemoval",
+    "attention_entropy",
+    "combine_p_values",
+    "entropy_magnitude_correlation",
+    "geometric_semantic_alignment",
+    "head_divergence",
+    "pca_correlation",
+    "reference_influence",
+    "sink_removal",
+    "sink_tokens",
+    "speed_layers",
+    "transformation_magnitude",
+]

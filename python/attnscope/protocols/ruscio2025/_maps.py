@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: MIT
+"""Maps as the notebooks hold them: whole, dense, in float64 here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _device
+
+PROTOCOL = "ruscio2025."
+
+
+def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:
+    """`attention` [..., n, n] in float64 and the checked argument."""
+    checked = _checks.attention_argument(PROTOCOL + function, attention)
+    return checked.tensor.double(), checked
+
+
+def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attention]:
+    """`heads` [..., h, n, n] in float64 and the checked argument."""
+    checked, _ = _checks.heads_argument(PROTOCOL + function, heads)
+    return checked.tensor.double(), checked
+
+
+def hidden_states(
+    function: str, states: Any, attention: _checks.Attention, name: str = "hidden"
+) -> torch.Tensor:
+    """`states` [..., n, d] in float64, with a row for every token of `attention`."""
+    tensor = _device.to_host(_checks.float_tensor(PROTOCOL + function, name, states))
+    if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
+        raise ValueError(
+            f"{PROTOCOL}{function}: {name} must have shape [..., n, d] with n = {attention.n} and d >= 1, "
+            f"got {tuple(tensor.shape)}"
+        )
+    try:
+        torch.empty(tensor.shape[:-2], device="meta").expand(attention.leading)
+    except RuntimeError:
+        raise ValueError(
+            f"{PROTOCOL}{function}: {name} of shape {tuple(tensor.shape)} does not broadcast to attention of "
+            f"shape {tuple(attention.tensor.shape)}"
+        ) from None
+    return tensor.double()
+
+
+def spoiled(*tensors: torch.Tensor) -> torch.Tensor:
+    """Where the last two dimensions hold an entry that is NaN or infinite; tensors broadcast."""
+    found = torch.zeros((), dtype=torch.bool)
+    for tensor in tensors:
+        found = found | ~tensor.isfinite().all(-1).all(-1)
+    return found
+
+
+def limited(states: torch.Tensor, largest: float) -> torch.Tensor:
+    """States scaled down so that no entry exceeds `largest` in size; smaller ones are left alone."""
+    size = states.abs().amax((-2, -1), keepdim=True)
+    return torch.where(size > largest, states * (largest / size), states)

@@ -1,0 +1,196 @@
+# SPDX-License-Identifier: MIT
+"""Attention against hidden states, as the value notebook computes it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.alignment import pearson
+from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, limited, spoiled
+from attnscope.protocols.ruscio2025.entropy import attention_entropy
+
+LARGEST_STATE = 1e3
+COMPONENTS = 3
+
+
+@shown_by_shape
+class PcaCorrelation(NamedTuple):
+    """Mean correlation of matching principal scores, each [...]: signed (arbitrary) and absolute."""
+
+    signed: torch.Tensor
+    absolute: torch.Tensor
+
+
+def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) -> torch.Tensor:
+    """Pearson's r between the head mean and the cosines of the hidden states, over all ordered pairs i ≠ j.
+
+    Quirks: the pairs a causal query cannot see enter with attention 0, so that r mostly measures how much
+    alike early and late tokens are; hidden states stand for what the words call values; without variance r
+    is 0.
+
+    Args:
+        attention: head mean [..., n, n].
+        hidden: residual stream that enters the layer, [..., n, d].
+
+    Returns:
+        [...] float64 in [−1, 1]; NaN for a map or state with a NaN or infinite entry.
+
+    Raises:
+        ValueError: as the exact `geometric_semantic_alignment`.
+
+    Example:
+        Constant states have no variance: NaN by the exact definition, 0 here.
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> ruscio2025.geometric_semantic_alignment(torch.eye(4), torch.ones(4, 2)).item()
+        0.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
+    """
+    name = "geometric_semantic_alignment"
+    checked = _checks.attention_argument("ruscio2025." + name, attention)
+    states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
+    result, count = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
+    zero = (states == 0).all(-1).any(-1)
+    bad = spoiled(checked.tensor, states)
+    if bool((zero & ~bad).any()):
+        # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
+        unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
+        pairs = (~torch.eye(checked.n, dtype=torch.bool)).flatten().expand(*checked.leading, -1)
+        whole = pearson(checked.tensor.double().flatten(-2), (unit @ unit.mT).flatten(-2), pairs)
+        result = torch.where(zero, whole, result)
+    result = torch.where(bad, torch.nan, result.nan_to_num(nan=0.0))
+    return _checks.finished("ruscio2025." + name, checked, result, count, "matrices or their states")  # type: ignore[no-any-return]
+
+
+def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrelation:
+    """Mean Pearson correlation between matching principal scores of attention rows and hidden states.
+
+    Three principal components of the rows of the head mean, and three of the states; components whose
+    scores have a standard deviation of 1e-8 or less are skipped.
+
+    Quirk: the sign of a principal component is arbitrary, so that the signed mean the notebook prints is
+    noise around 0; `absolute` averages |r|. Signs here make the entry of largest size in each direction
+    positive.
+
+    Args:
+        attention: head mean [..., n, n].
+        hidden: residual stream that enters the layer, [..., n, d].
+
+    Returns:
+        PcaCorrelation, each [...] float64; NaN where no component is left, or an entry is not finite.
+
+    Raises:
+        ValueError: as `geometric_semantic_alignment`.
+
+    Example:
+        Attention rows that are the states themselves have the same components.
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> same = torch.rand(6, 6, generator=torch.Generator().manual_seed(0))
+        >>> round(ruscio2025.pca_correlation(same, same).absolute.item(), 6)
+        1.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
+    """
+    name = "pca_correlation"
+    maps, checked = head_mean(name, attention)
+    states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
+    bad = spoiled(maps, states)
+    count = min(COMPONENTS, checked.n, states.shape[-1])
+    a = _scores(torch.where(bad[..., None, None], 0.0, maps), count)
+    b = _scores(torch.where(bad[..., None, None], 0.0, states), count)
+    used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
+    norms = a.norm(dim=-2) * b.norm(dim=-2)
+    r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)
+    number = used.sum(-1)
+    signed, absolute = r.sum(-1) / number, r.abs().sum(-1) / number
+    result = PcaCorrelation(torch.where(bad, torch.nan, signed), torch.where(bad, torch.nan, absolute))
+    return _checks.finished(
+        "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
+    )  # type: ignore[no-any-return]
+
+
+def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """‖after_i − before_i‖₂ per token, after both states are scaled down to at most 1e3.
+
+    Quirk: a layer with one entry above 1000 in size (massive activations) is shrunk whole, each state by its
+    own factor, so that the difference of two large states is no difference any more.
+
+    Args:
+        before: hidden states that enter the block, [..., n, d].
+        after: hidden states that leave it, the same shape.
+
+    Returns:
+        [..., n] float64.
+
+    Raises:
+        ValueError: as the exact `transformation_magnitude`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> ruscio2025.transformation_magnitude(torch.zeros(1, 2), torch.tensor([[6e3, 8e3]]))
+        tensor([1250.], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
+    """
+    from attnscope.metrics import alignment as exact
+
+    name = "ruscio2025.transformation_magnitude"
+    start = limited(_checks.float_tensor(name, "before", before).double(), LARGEST_STATE)
+    stop = limited(_checks.float_tensor(name, "after", after).double(), LARGEST_STATE)
+    return exact.transformation_magnitude(start, stop)
+
+
+def entropy_magnitude_correlation(
+    attention: torch.Tensor, before: torch.Tensor, after: torch.Tensor
+) -> torch.Tensor:
+    """Pearson's r over tokens between the protocol's entropy and magnitude.
+
+    Quirk: those of `attention_entropy` and `transformation_magnitude`, and 0 without variance.
+
+    Args:
+        attention: head mean [..., n, n].
+        before: hidden states that enter the block, [..., n, d].
+        after: hidden states that leave it.
+
+    Returns:
+        [...] float64 in [−1, 1]; NaN where an entry is not finite.
+
+    Raises:
+        ValueError: as the two functions.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> still = torch.zeros(4, 2)
+        >>> ruscio2025.entropy_magnitude_correlation(torch.eye(4), still, still).item()
+        0.0
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
+    """
+    entropy = attention_entropy(attention)
+    magnitude = transformation_magnitude(before, after).expand(entropy.shape)
+    inside = torch.ones(entropy.shape, dtype=torch.bool)
+    bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
+    return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
+
+
+def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
+    """Scores [..., n, count] on the first principal components of `rows` [..., n, d]."""
+    centred = rows - rows.mean(-2, keepdim=True)
+    u, s, v = torch.linalg.svd(centred, full_matrices=False)
+    v = v[..., :count, :]
+    sign = v.gather(-1, v.abs().argmax(-1, keepdim=True)).sign().squeeze(-1)
+    return u[..., :count] * (s[..., :count] * sign).unsqueeze(-2)

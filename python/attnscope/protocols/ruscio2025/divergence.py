@@ -1,0 +1,205 @@
+# SPDX-License-Identifier: MIT
+"""Divergence of heads from their mean and its change without sinks, as the KL notebook computes them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.protocols.ruscio2025._maps import all_heads, spoiled
+from attnscope.protocols.ruscio2025.sinks import sink_tokens
+
+# Speed mode looks at so many query rows and, for the concentration, heads.
+SPEED_ROWS = 20
+SPEED_HEADS = 4
+
+
+@shown_by_shape
+class SinkRemoval(NamedTuple):
+    """kl_reduction [...] nats, sink_concentration [...], sinks [..., n] bool, p_value [...]."""
+
+    kl_reduction: torch.Tensor
+    sink_concentration: torch.Tensor
+    sinks: torch.Tensor
+    p_value: torch.Tensor
+
+
+def head_divergence(heads: torch.Tensor) -> torch.Tensor:
+    """KL of every head from the head mean, in nats, averaged over queries.
+
+    Quirk: every row is first divided by its sum, which hides maps that do not sum to 1.
+
+    Args:
+        heads: all heads of a layer [..., h, n, n].
+
+    Returns:
+        [..., h] float64; a layer with a NaN or infinite entry is NaN.
+
+    Raises:
+        ValueError: as the exact `head_divergence`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> heads = torch.zeros(2, 3, 3); heads[0, :, 0] = 1; heads[1, :, 1] = 5
+        >>> ruscio2025.head_divergence(heads).exp()
+        tensor([2., 2.], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
+    """
+    maps, checked = all_heads("head_divergence", heads)
+    bad = spoiled(maps).any(-1)
+    result = _divergence(_normalised(maps)).mean(-1)
+    result = torch.where(bad.unsqueeze(-1), torch.nan, result)
+    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
+    return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")  # type: ignore[no-any-return]
+
+
+def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = False) -> SinkRemoval:
+    """How much the heads' divergence falls when the sink columns are zeroed and rows rescaled.
+
+    Sinks are the keys whose incoming mass over heads and queries reaches its `percentile`. kl_reduction is
+    the mean over heads of KL before − KL after; sink_concentration the share of mass on the sinks.
+
+    Quirks: rows are normalised first; a row that removal empties becomes uniform over all non-sinks, keys it
+    cannot see included, and stays in the average; in speed mode (the notebook's default) only 20 query rows
+    and, for the concentration, 4 heads are looked at, and p-values are 1. In full mode the paired t-test
+    takes the heads of one sample as replicates.
+
+    Args:
+        heads: all heads of a layer [..., h, n, n].
+        percentile: 80, 90 or 95 in the paper.
+        speed: the notebook's speed mode.
+
+    Returns:
+        SinkRemoval; p_value is NaN for fewer than two heads. A layer with a NaN or infinite entry is NaN
+        and without sinks.
+
+    Raises:
+        ValueError: a percentile outside 0..100, and as `head_divergence`.
+
+    Example:
+        Two heads that differ only in how much they rest on key 0.
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> strong = torch.tensor([0.8, 0.1, 0.1]).expand(3, 3)
+        >>> weak = torch.tensor([0.2, 0.4, 0.4]).expand(3, 3)
+        >>> found = ruscio2025.sink_removal(torch.stack([strong, weak]), percentile=80)
+        >>> found.sinks, round(found.sink_concentration.item(), 6)
+        (tensor([ True, False, False]), 0.5)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
+    """
+    name = "ruscio2025.sink_removal"
+    if not 0 <= float(percentile) <= 100:
+        raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    maps, checked = all_heads("sink_removal", heads)
+    bad = spoiled(maps).any(-1)
+    maps = _normalised(torch.where(bad[..., None, None, None], 0.0, maps))
+    sinks = sink_tokens(maps.mean(-3), rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
+    kept = ~sinks[..., None, None, :]
+    looked_at = maps[..., :SPEED_HEADS, :, :] if speed else maps
+    on_sinks = torch.where(kept, 0.0, looked_at).sum((-3, -2, -1))
+    concentration = on_sinks / looked_at.sum((-3, -2, -1))
+    n = checked.n
+    if speed and n > SPEED_ROWS:
+        rows = torch.linspace(0, n - 1, SPEED_ROWS, dtype=torch.float64).long()
+        maps = maps[..., rows, :]
+    removed = torch.where(kept, maps, 0.0)
+    mass = removed.sum(-1, keepdim=True)
+    left = kept.double()
+    uniform = left / left.sum(-1, keepdim=True).clamp(min=1)
+    removed = torch.where(mass > 0, removed / torch.where(mass > 0, mass, 1.0), uniform)
+    before, after = _divergence(maps).mean(-1), _divergence(removed).mean(-1)
+    p_value = torch.ones(bad.shape, dtype=torch.float64) if speed else _paired_t_test(before, after)
+    reduction = torch.where(bad, torch.nan, (before - after).mean(-1))
+    result = SinkRemoval(
+        reduction,
+        torch.where(bad, torch.nan, concentration),
+        sinks,
+        torch.where(bad, torch.nan, p_value),
+    )
+    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
+    return _checks.finished(name, layers, result, int(bad.sum()), "layers")  # type: ignore[no-any-return]
+
+
+def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
+    """Fisher's combination of p-values, the notebook's way: χ² = −2 Σ ln(p + 1e-10), 2m degrees of freedom.
+
+    Quirk: the 1e-10 caps what one sample can say, and p-values of 1 (speed mode) are combined like any.
+
+    Args:
+        p_values: one per sample; NaN is refused.
+
+    Returns:
+        The combined p-value in [0, 1].
+
+    Raises:
+        ValueError: no p-value, or one outside [0, 1].
+
+    Example:
+        >>> from attnscope.protocols import ruscio2025
+        >>> round(ruscio2025.combine_p_values([0.05]), 6)
+        0.05
+
+    References:
+        Fisher, Statistical methods for research workers, 1925, section 21.1.
+    """
+    from scipy import stats
+
+    values = [float(p) for p in p_values]
+    if not values or not all(0.0 <= p <= 1.0 for p in values):
+        raise ValueError(f"ruscio2025.combine_p_values: p_values must lie between 0 and 1, got {values!r}")
+    statistic = -2.0 * sum(math.log(p + 1e-10) for p in values)
+    return float(stats.chi2.sf(statistic, 2 * len(values)))
+
+
+def speed_layers(count: int) -> list[int]:
+    """The layers that speed mode looks at: 0, 1, 3, 5, … and the last; all of six or fewer.
+
+    Args:
+        count: number of layers of the model.
+
+    Returns:
+        Ascending layer numbers.
+
+    Example:
+        >>> from attnscope.protocols import ruscio2025
+        >>> ruscio2025.speed_layers(9)
+        [0, 1, 3, 5, 7, 8]
+    """
+    if count <= 6:
+        return list(range(count))
+    return sorted({0, *range(1, count, 2), count - 1})
+
+
+def _normalised(maps: torch.Tensor) -> torch.Tensor:
+    mass = maps.sum(-1, keepdim=True)
+    return maps / torch.where(mass > 0, mass, 1.0)
+
+
+def _divergence(maps: torch.Tensor) -> torch.Tensor:
+    """KL of every row from the mean over heads, [..., h, rows]."""
+    mean = maps.mean(-3, keepdim=True)
+    return (torch.xlogy(maps, maps) - torch.xlogy(maps, mean)).sum(-1)
+
+
+def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """Two-sided p-values over the last axis; NaN for fewer than two pairs."""
+    from scipy import stats
+
+    if before.shape[-1] < 2:
+        return torch.full(before.shape[:-1], torch.nan, dtype=torch.float64)
+    difference = (before - after).numpy()
+    error = difference.std(-1, ddof=1) / math.sqrt(difference.shape[-1])
+    mean = difference.mean(-1)
+    t = torch.as_tensor(mean).abs() / torch.as_tensor(error)
+    return torch.as_tensor(2 * stats.t.sf(t.numpy(), difference.shape[-1] - 1), dtype=torch.float64)

@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: MIT
+"""Entropy of attention rows, as two of the notebooks compute it."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from attnscope import _checks
+from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
+
+# The value notebook drops entries up to a hundred float32 roundings.
+SMALLEST = 100 * 2.0**-23
+
+
+def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch.Tensor:
+    """Entropy of every row of the head mean, by the value notebook (nats) or the random-matrix one (bits).
+
+    base = e: over the entries above 1.1921e-5 only, renormalised to sum 1. base = 2: −Σ a·log2(a + 1e-10)
+    over the whole row, of which the notebook reports the mean over rows.
+
+    Quirks: in nats the tail of small entries, and with it entropy, is dropped; in bits a row of zeros has
+    entropy 0 and a one-hot row a slightly negative one; both take the entropy of the head mean, which is
+    larger than the mean entropy of the heads.
+
+    Args:
+        attention: head mean [..., n, n].
+        base: e or 2, which chooses the notebook.
+
+    Returns:
+        [..., n] float64; a map with a NaN or infinite entry is NaN.
+
+    Raises:
+        ValueError: another base, and as the exact `attention_entropy`.
+
+    Example:
+        Uniform causal attention: the mean over rows is log2(n!)/n bits.
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> uniform = torch.ones(10, 10, dtype=torch.float64).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> round(ruscio2025.attention_entropy(uniform, base=2).mean().item(), 3)
+        2.179
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
+    """
+    name = "attention_entropy"
+    if base not in (math.e, 2):
+        raise ValueError(
+            f"ruscio2025.{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
+        )
+    maps, checked = head_mean(name, attention)
+    bad = spoiled(maps)
+    if base == 2:
+        result = -(maps * (maps + 1e-10).log2()).sum(-1)
+    else:
+        kept = torch.where(maps > SMALLEST, maps, 0.0)
+        mass = kept.sum(-1, keepdim=True)
+        share = kept / torch.where(mass > 0, mass, 1.0)
+        result = -torch.xlogy(share, share).sum(-1)
+    result = torch.where(bad.unsqueeze(-1), torch.nan, result)
+    return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))  # type: ignore[no-any-return]

@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Influence of reference tokens on every position, as the reference notebook computes it."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, limited, spoiled
+from attnscope.protocols.ruscio2025.sinks import sink_tokens
+
+LARGEST_STATE = 1e5
+LARGEST_CHANGE = 1e6
+SMALLEST_NORM = 1e-10
+
+
+@shown_by_shape
+class ReferenceInfluence(NamedTuple):
+    """Per query, each [..., n], queries in the reference included; reference [..., n] bool."""
+
+    relative_magnitude: torch.Tensor
+    directional: torch.Tensor
+    information_change: torch.Tensor
+    reference: torch.Tensor
+
+
+def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> ReferenceInfluence:
+    """What the reference tokens contribute to Σ_j Ā_ij h_j.
+
+    The reference R is found by the rule "reference" of `sink_tokens`. relative_magnitude = ‖c_R‖/‖c‖ cut to
+    [0, 1]; directional = (cos(c_R, c) + 1)/2; information_change = ‖c − c_N‖₂, at most 1e6.
+
+    Quirks: rows are normalised; states with an entry above 1e5 are scaled down whole; hidden states stand
+    for values; queries in R enter with 0.5, 0.5 and 0, which pulls means towards these; information_change
+    is ‖c_R‖ again, in the units of the residual stream; a vanishing ‖c‖ gives magnitude 0 or 1.
+
+    Args:
+        attention: head mean [..., n, n].
+        hidden: residual stream that enters the layer, [..., n, d].
+
+    Returns:
+        ReferenceInfluence, float64; a map or state with a NaN or infinite entry is NaN.
+
+    Raises:
+        ValueError: as the exact `reference_influence`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> star = torch.zeros(4, 4); star[:, 0] = 1
+        >>> found = ruscio2025.reference_influence(star, torch.ones(4, 2))
+        >>> found.relative_magnitude
+        tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
+        >>> found.directional
+        tensor([0.5000, 1.0000, 1.0000, 1.0000], dtype=torch.float64)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, reference notebook.
+    """
+    name = "reference_influence"
+    maps, checked = head_mean(name, attention)
+    states = hidden_states(name, hidden, checked)
+    bad = spoiled(maps, states).expand(checked.leading)
+    maps = torch.where(bad[..., None, None], 0.0, maps)
+    states = limited(torch.where(bad[..., None, None], 0.0, states), LARGEST_STATE)
+    reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)
+    mass = maps.sum(-1, keepdim=True)
+    mass = torch.where(mass > 0, mass, 1.0)
+    marked = reference.unsqueeze(-1)
+    part = maps @ torch.where(marked, states, 0.0) / mass
+    whole = part + maps @ torch.where(marked, 0.0, states) / mass
+    norm_part, norm = part.norm(dim=-1), whole.norm(dim=-1)
+    vanishing = torch.where(norm_part < SMALLEST_NORM, 0.0, 1.0)
+    magnitude = torch.where(norm < SMALLEST_NORM, vanishing, norm_part / norm).clamp(0, 1)
+    cosine = (part * whole).sum(-1) / (norm_part * norm)
+    none = (norm < SMALLEST_NORM) | (norm_part < SMALLEST_NORM)
+    directional = torch.where(none, 0.5, ((cosine + 1) / 2).clamp(0, 1))
+    change = norm_part.clamp(max=LARGEST_CHANGE)
+
+    def outside(values: torch.Tensor, inside: float) -> torch.Tensor:
+        return torch.where(bad.unsqueeze(-1), torch.nan, torch.where(reference, inside, values))
+
+    result = ReferenceInfluence(
+        outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
+    )
+    return _checks.finished(
+        "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
+    )  # type: ignore[no-any-return]

@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: MIT
+"""Protocol ruscio2025, sinks and information: against the notebooks' steps written out in NumPy and SciPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+from attnscope.protocols import ruscio2025
+
+
+def maps(*shape, causal=True, seed=0, sharpness=2.0, dtype=torch.float64):
+    generator = torch.Generator().manual_seed(seed)
+    logits = sharpness * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    if causal:
+        logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return torch.softmax(logits, -1).to(dtype)
+
+
+def uniform_causal(n):
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    return uniform / uniform.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize(("n", "bits"), [(10, 2.179), (20, 3.054), (30, 3.590), (40, 3.979), (50, 4.284)])
+def test_entropy_in_bits_of_uniform_attention(n, bits):
+    found = ruscio2025.attention_entropy(uniform_causal(n), base=2).mean().item()
+    assert found == pytest.approx(bits, abs=5e-4)
+    assert found == pytest.approx(math.lgamma(n + 1) / math.log(2) / n, abs=1e-6)
+
+
+def test_entropy_in_nats_drops_and_renormalises():
+    row = torch.tensor([0.6, 0.4 - 1e-5, 1e-5, 0.0], dtype=torch.float64)
+    found = ruscio2025.attention_entropy(row.expand(4, 4))[0].item()
+    assert found == pytest.approx(stats.entropy([0.6, 0.4 - 1e-5]), rel=1e-12)
+    kept = row.clone()
+    kept[2] = 1.2e-5
+    found = ruscio2025.attention_entropy(kept.expand(4, 4))[0].item()
+    assert found == pytest.approx(stats.entropy(kept[:3].numpy()), rel=1e-12)
+    assert ruscio2025.attention_entropy(torch.zeros(2, 2)).tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("percentile", [80, 90, 95])
+def test_kl_rule_is_the_percentile_of_incoming_mass(percentile):
+    heads = maps(3, 4, 25, 25)
+    found = ruscio2025.sink_tokens(heads.mean(1), rule="kl", percentile=percentile)
+    total = heads.sum((1, 2)).numpy()
+    for layer in range(3):
+        expected = total[layer] >= np.percentile(total[layer], percentile) - 1e-12
+        assert found[layer].tolist() == expected.tolist()
+    columns = heads.sum(-2).numpy()
+    expected = columns >= np.percentile(columns, 90, axis=-1, keepdims=True)
+    assert ruscio2025.sink_tokens(heads, rule="rmt").tolist() == expected.tolist()
+
+
+def test_reference_rule_step_by_step():
+    # Strong keys, never more than 30 % of them.
+    attention = torch.zeros(10, 10, dtype=torch.float64)
+    attention[:, [9, 2, 5, 7]] = torch.tensor([0.3, 0.25, 0.24, 0.21], dtype=torch.float64)
+    found = ruscio2025.sink_tokens(attention, rule="reference")
+    assert found.nonzero().flatten().tolist() == [2, 5, 9]
+    attention[:, [5, 7]] = 0.05
+    assert ruscio2025.sink_tokens(attention, rule="reference").nonzero().flatten().tolist() == [2, 9]
+    # Nothing above 0.1: the top tenth, the first keys on ties.
+    flat = torch.full((25, 25), 1 / 25, dtype=torch.float64)
+    assert ruscio2025.sink_tokens(flat, rule="reference").nonzero().flatten().tolist() == [0, 1]
+    assert ruscio2025.sink_tokens(torch.ones(1, 1), rule="reference").tolist() == [True]
+
+
+def test_topology_rule_marks_one_key_a_head():
+    heads = maps(2, 3, 12, 12)
+    found = ruscio2025.sink_tokens(heads, rule="topology")
+    assert (found.sum(-1) == 1).all()
+    assert torch.equal(found.int().argmax(-1), heads.mean(-2).argmax(-1))
+
+
+def removal_oracle(heads, percentile, rows=None):
+    a = heads.double().numpy()
+    a = a / a.sum(-1, keepdims=True)
+    total = a.sum((0, 1))
+    sinks = total >= np.percentile(total, percentile)
+    picked = a if rows is None else a[:, rows]
+    kept = np.where(sinks, 0, picked)
+    uniform = (~sinks) / (~sinks).sum()
+    mass = kept.sum(-1, keepdims=True)
+    removed = np.where(mass > 0, kept / np.where(mass > 0, mass, 1), uniform)
+
+    def divergence(x):
+        mean = x.mean(0)
+        return np.array([[stats.entropy(head[i], mean[i]) for i in range(x.shape[1])] for head in x]).mean(1)
+
+    return divergence(picked), divergence(removed), sinks, a
+
+
+@pytest.mark.parametrize("percentile", [80, 90, 95])
+@pytest.mark.parametrize("n", [3, 12, 40])
+def test_sink_removal_equals_its_steps(n, percentile):
+    heads = maps(5, n, n)
+    before, after, sinks, a = removal_oracle(heads, percentile)
+    found = ruscio2025.sink_removal(heads, percentile=percentile)
+    assert found.sinks.tolist() == sinks.tolist()
+    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10, abs=1e-13)
+    assert found.sink_concentration.item() == pytest.approx(a[..., sinks].sum() / a.sum(), rel=1e-12)
+    assert found.p_value.item() == pytest.approx(stats.ttest_rel(before, after).pvalue, rel=1e-8)
+    np.testing.assert_allclose(ruscio2025.head_divergence(heads), before, rtol=1e-10, atol=1e-14)
+
+
+def test_speed_mode_looks_at_twenty_rows_and_four_heads():
+    heads = maps(6, 50, 50)
+    rows = np.linspace(0, 49, 20).astype(int)
+    before, after, sinks, a = removal_oracle(heads, 90, rows)
+    found = ruscio2025.sink_removal(heads, speed=True)
+    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
+    assert found.sink_concentration.item() == pytest.approx(a[:4][..., sinks].sum() / a[:4].sum(), rel=1e-12)
+    assert found.p_value.item() == 1
+    assert ruscio2025.speed_layers(6) == [0, 1, 2, 3, 4, 5]
+    assert ruscio2025.speed_layers(28) == [0, *range(1, 28, 2)]
+
+
+def test_an_emptied_row_becomes_uniform_over_keys_it_cannot_see():
+    star = torch.zeros(2, 4, 4, dtype=torch.float64)
+    star[..., 0] = 1
+    found = ruscio2025.sink_removal(star, percentile=80)
+    assert found.sinks.tolist() == [True, False, False, False]
+    assert found.kl_reduction.item() == 0
+    assert found.sink_concentration.item() == 1
+
+
+def test_fisher_combination_equals_scipy_up_to_its_floor():
+    p_values = [0.2, 0.03, 0.7]
+    expected = stats.combine_pvalues(p_values, method="fisher").pvalue
+    assert ruscio2025.combine_p_values(p_values) == pytest.approx(expected, rel=1e-8)
+    # One sample says at most 1e-10.
+    assert ruscio2025.combine_p_values([0.0]) == pytest.approx(1e-10, rel=1e-9)
+    for bad in ([], [0.1, math.nan], [1.2]):
+        with pytest.raises(ValueError, match="combine_p_values: p_values must lie between 0 and 1"):
+            ruscio2025.combine_p_values(bad)
+
+
+def test_spoiled_maps_are_reported_and_their_neighbours_kept():
+    heads = maps(2, 3, 8, 8)
+    clean = ruscio2025.sink_removal(heads[1])
+    heads[0, 1, 3, 3] = torch.nan
+    with pytest.warns(RuntimeWarning, match=r"ruscio2025.sink_removal: 1 of 2 layers"):
+        found = ruscio2025.sink_removal(heads)
+    assert found.kl_reduction.isnan().tolist() == [True, False]
+    assert found.kl_reduction[1].item() == pytest.approx(clean.kl_reduction.item(), rel=1e-12)
+    assert not found.sinks[0].any()
+    with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
+        assert ruscio2025.attention_entropy(heads.mean(1)).isnan().all(-1).tolist() == [True, False]
+    with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
+        assert not ruscio2025.sink_tokens(heads.mean(1), rule="kl")[0].any()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: ruscio2025.attention_entropy(torch.rand(3, 3), base=10), "base must be e .* or 2"),
+        (lambda: ruscio2025.attention_entropy(torch.rand(3, 4)), "square in its last two dimensions"),
+        (lambda: ruscio2025.sink_tokens(torch.rand(3, 3), rule="gu"), "rule must be one of"),
+        (lambda: ruscio2025.sink_tokens(torch.rand(3, 3), rule="kl", percentile=101), "percentile must lie"),
+        (lambda: ruscio2025.sink_removal(torch.rand(2, 3, 3), percentile=-1), "percentile must lie"),
+        (lambda: ruscio2025.head_divergence(torch.rand(3, 3)), "at least three dimensions"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=r"ruscio2025\.\w+: .*" + message):
+        call()

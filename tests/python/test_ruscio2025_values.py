@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""Protocol ruscio2025, attention against states: the notebooks' steps written out in NumPy."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.protocols import ruscio2025
+
+
+def maps(*shape, causal=True, seed=0):
+    logits = 2 * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if causal:
+        logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return torch.softmax(logits, -1)
+
+
+def normal(*shape, seed=1):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+
+
+def alignment_oracle(attention, hidden):
+    a, s = attention.numpy(), hidden.numpy()
+    norms = np.linalg.norm(s, axis=1)
+    unit = np.divide(s, norms[:, None], out=np.zeros_like(s), where=norms[:, None] > 0)
+    off = ~np.eye(len(a), dtype=bool)
+    x, y = a[off], (unit @ unit.T)[off]
+    return 0.0 if x.std() == 0 or y.std() < 1e-12 else np.corrcoef(x, y)[0, 1]
+
+
+def test_alignment_keeps_the_zeros_that_a_causal_query_cannot_see():
+    attention, hidden = maps(3, 15, 15), normal(3, 15, 6)
+    hidden[1, 4] = 0
+    found = ruscio2025.geometric_semantic_alignment(attention, hidden)
+    expected = [alignment_oracle(a, s) for a, s in zip(attention, hidden, strict=True)]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    assert abs(found[0] - asc.geometric_semantic_alignment(attention[0], hidden[0])) > 1e-3
+    assert ruscio2025.geometric_semantic_alignment(attention[0], torch.ones(15, 2)).item() == 0
+    assert ruscio2025.geometric_semantic_alignment(attention[0], torch.zeros(15, 2)).item() == 0
+    full = maps(9, 9, causal=False)
+    exact = asc.geometric_semantic_alignment(full, normal(9, 3))
+    assert ruscio2025.geometric_semantic_alignment(full, normal(9, 3)).item() == pytest.approx(exact.item())
+
+
+def pca_oracle(rows, count):
+    centred = rows - rows.mean(0)
+    values, vectors = np.linalg.eigh(centred.T @ centred)
+    vectors = vectors[:, np.argsort(values)[::-1][:count]]
+    vectors = vectors * np.sign(vectors[np.abs(vectors).argmax(0), range(count)])
+    return centred @ vectors
+
+
+def test_pca_correlation_equals_eigenvectors_of_the_covariance():
+    attention, hidden = maps(12, 12), normal(12, 5)
+    found = ruscio2025.pca_correlation(attention, hidden)
+    a, b = pca_oracle(attention.numpy(), 3), pca_oracle(hidden.numpy(), 3)
+    r = [np.corrcoef(a[:, k], b[:, k])[0, 1] for k in range(3)]
+    assert found.signed.item() == pytest.approx(np.mean(r), rel=1e-8)
+    assert found.absolute.item() == pytest.approx(np.mean(np.abs(r)), rel=1e-8)
+    # States on a line have one component; constant ones none.
+    line = torch.arange(12, dtype=torch.float64).unsqueeze(-1) * torch.ones(3)
+    one = ruscio2025.pca_correlation(attention, line)
+    first = np.corrcoef(a[:, 0], np.arange(12))[0, 1]
+    assert one.absolute.item() == pytest.approx(abs(first), rel=1e-8)
+    assert ruscio2025.pca_correlation(attention, torch.ones(12, 3)).absolute.isnan()
+    batch = ruscio2025.pca_correlation(maps(2, 3, 6, 6), normal(2, 1, 6, 4))
+    assert batch.signed.shape == (2, 3)
+
+
+def influence_oracle(attention, hidden):
+    a, s = attention.numpy(), hidden.numpy()
+    n = len(a)
+    mean = a.mean(0)
+    reference = np.flatnonzero(mean > 0.1)
+    if len(reference) == 0:
+        reference = np.argsort(-mean, kind="stable")[: max(1, int(0.1 * n))]
+    limit = max(1, int(0.3 * n))
+    if len(reference) > limit:
+        reference = reference[np.argsort(-mean[reference], kind="stable")][:limit]
+    if np.abs(s).max() > 1e5:
+        s = s * (1e5 / np.abs(s).max())
+    rows = a / a.sum(1, keepdims=True)
+    found = []
+    for i in range(n):
+        if i in reference:
+            found.append((0.5, 0.5, 0.0))
+            continue
+        c = rows[i] @ s
+        c_r = rows[i, reference] @ s[reference]
+        c_n = c - c_r
+        size, part = np.linalg.norm(c), np.linalg.norm(c_r)
+        magnitude = min(part / size, 1) if size >= 1e-10 else float(part >= 1e-10)
+        direction = (c @ c_r / size / part + 1) / 2 if min(size, part) >= 1e-10 else 0.5
+        found.append((magnitude, direction, min(np.linalg.norm(c - c_n), 1e6)))
+    return np.array(found).T
+
+
+@pytest.mark.parametrize("scale", [1.0, 1e7])
+@pytest.mark.parametrize("causal", [True, False])
+def test_reference_influence_equals_its_steps(causal, scale):
+    attention, hidden = maps(3, 20, 20, causal=causal), scale * normal(3, 20, 6)
+    found = ruscio2025.reference_influence(attention, hidden)
+    for index in range(3):
+        expected = influence_oracle(attention[index], hidden[index])
+        np.testing.assert_allclose([part[index] for part in found[:3]], expected, rtol=1e-8, atol=1e-12)
+
+
+def test_reference_influence_of_vanishing_outputs():
+    star = torch.zeros(6, 6, dtype=torch.float64)
+    star[:, 0] = 1
+    nothing = ruscio2025.reference_influence(star, torch.zeros(6, 2))
+    assert nothing.relative_magnitude.tolist() == [0.5, 0, 0, 0, 0, 0]
+    assert nothing.directional.tolist() == [0.5] * 6
+    # The reference and the rest cancel: the output vanishes, the reference does not.
+    half = torch.zeros(10, 10, dtype=torch.float64)
+    half[:, 0] = half[:, 1] = 0.5
+    half[:, 1] = torch.linspace(0.49, 0.5, 10, dtype=torch.float64)
+    states = torch.ones(10, 1, dtype=torch.float64)
+    found = ruscio2025.reference_influence(half, states)
+    assert found.reference.nonzero().flatten().tolist() == [0, 1]
+    np.testing.assert_allclose(found.relative_magnitude[2:], 1)
+
+
+def test_magnitude_scales_each_state_down_on_its_own():
+    before, after = normal(7, 4), normal(7, 4, seed=2)
+    plain = ruscio2025.transformation_magnitude(before, after)
+    np.testing.assert_allclose(plain, asc.transformation_magnitude(before, after), rtol=1e-14)
+    large = before.clone()
+    large[3, 2] = 4000
+    expected = np.linalg.norm(after.numpy() - large.numpy() / 4, axis=-1)
+    np.testing.assert_allclose(ruscio2025.transformation_magnitude(large, after), expected, rtol=1e-12)
+
+
+def test_entropy_magnitude_correlation_is_pearson_of_the_two():
+    attention, before, after = maps(9, 9), normal(9, 4), normal(9, 4, seed=3)
+    entropy = ruscio2025.attention_entropy(attention).numpy()
+    step = ruscio2025.transformation_magnitude(before, after).numpy()
+    found = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
+    assert found == pytest.approx(np.corrcoef(entropy, step)[0, 1], rel=1e-12)
+    assert ruscio2025.entropy_magnitude_correlation(attention, before, before).item() == 0
+
+
+def test_spoiled_states_are_reported_and_their_neighbours_kept():
+    attention, hidden = maps(2, 8, 8), normal(2, 8, 3)
+    clean = ruscio2025.reference_influence(attention[1], hidden[1])
+    hidden[0, 2, 1] = torch.nan
+    for function in (ruscio2025.geometric_semantic_alignment, ruscio2025.pca_correlation):
+        with pytest.warns(RuntimeWarning, match="1 of 2 matrices or their states"):
+            found = function(attention, hidden)
+        found = found if isinstance(found, torch.Tensor) else found.absolute
+        assert found.isnan().tolist() == [True, False]
+    with pytest.warns(RuntimeWarning, match="1 of 2 matrices or their states"):
+        found = ruscio2025.reference_influence(attention, hidden)
+    assert found.directional[0].isnan().all()
+    np.testing.assert_allclose(found.directional[1], clean.directional, rtol=1e-12)
+    assert not math.isnan(clean.information_change.sum())
+
+
+def test_bad_arguments_are_named():
+    shape = r"ruscio2025.pca_correlation: hidden must have shape .* got \(4, 2\)"
+    with pytest.raises(ValueError, match=shape):
+        ruscio2025.pca_correlation(torch.rand(3, 3), torch.rand(4, 2))
+    broadcast = r"ruscio2025.reference_influence: hidden of shape \(2, 3, 2\) does not"
+    with pytest.raises(ValueError, match=broadcast):
+        ruscio2025.reference_influence(torch.rand(3, 3), torch.rand(2, 3, 2))
