@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """Other dtypes, autocast, masks of other kinds, compiled models, memory."""
 
-import resource
 import subprocess
 import sys
 import textwrap
@@ -158,27 +157,33 @@ def test_compiled_models_are_captured_as_written(way):
 def test_peak_memory_is_that_of_two_layers():
     """12 layers of 8 heads x 1024 x 1024: 32 MiB of float32 each, 384 MiB together."""
     script = """
-        import resource, sys, torch
+        import ctypes, sys, torch
         sys.path.insert(0, "tests")
         import models
         from attnscope.capture import capture
+
+        def status(field):
+            with open("/proc/self/status") as lines:
+                return next(int(line.split()[1]) for line in lines if line.startswith(field))
+
         torch.set_num_threads(1)
         model = models.tiny("llama", num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
                             max_position_embeddings=1024)
         small, large = models.text(model, batch=1, n=32), models.text(model, batch=1, n=1024)
         with capture(model) as tape:
-            for layer in tape.run(**small):
-                pass
-            with torch.no_grad():
-                model(**large)
-            before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+            list(tape.run(**small))
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+            with open("/proc/self/clear_refs", "w") as reset:
+                reset.write("5")  # the peak starts again from here
+            before = status("VmRSS")
             for layer in tape.run(**large):
                 assert layer.attention.shape == (1, 8, 1024, 1024)
-        print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
+        print(status("VmHWM") - before)
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script)], cwd=ROOT, capture_output=True, text=True, check=True
     )
     grown = int(done.stdout) / 1024
-    assert grown < 3 * 32, f"grew by {grown:.0f} MiB"
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss > 0
+    print(f"peak memory grew by {grown:.0f} MiB")
+    # Two maps of 32 MiB, and what the forward pass itself needs: masks, states, logits.
+    assert 32 < grown < 4 * 32, f"grew by {grown:.0f} MiB"

@@ -109,9 +109,6 @@ def test_an_argument_that_would_change_attention_is_refused(model, monkeypatch):
 
 
 def test_a_forward_pass_without_attention_is_an_error(model):
-    class Silent(nn.Module):
-        pass
-
     with capture(model) as tape:
         original, model.forward = model.forward, lambda **_: {"nothing": 0}
         try:
