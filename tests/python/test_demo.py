@@ -167,3 +167,39 @@ def test_another_recipe_is_refused_with_its_differences(trained: Path) -> None:
         train(trained, Recipe(steps=0), progress=False)
     with pytest.raises(ValueError, match="twice the heads, got 18 and 4"):
         build_model(Recipe(width=18))
+
+
+def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.demo import run_demo
+    from attnscope.figures import FIGURES
+
+    for name in set(FIGURES) - {"sink_maps", "examples"}:
+        monkeypatch.delitem(FIGURES, name)
+    recipe = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=4)
+    root, said = tmp_path / "runs" / "demo", []
+    results = run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
+    heads, samples = results.table("heads"), results.table("samples")
+    assert sorted(samples["step"].unique()) == [0, 1]
+    assert set(samples["group"]) == {"text", "copying"}
+    assert set(samples["n_tokens"]) == {127}
+    assert len(heads) == 2 * 4 * 1 * (2 + 1)
+    assert {"examples", "bars"} <= set(results.tables())
+    examples = results.table("examples")
+    attention = torch.tensor(examples["attention"][0]).reshape(127, 127)
+    torch.testing.assert_close(attention.sum(-1), torch.ones(127, dtype=attention.dtype), rtol=0, atol=1e-5)
+    row = heads.merge(examples[["step", "sample", "layer", "head"]].head(1))
+    assert row["sink_share"].item() == pytest.approx(attention[:, 0].mean().item(), abs=1e-6)
+    for name in ("report.html", "figures/sink_maps.png", "figures/examples.pdf"):
+        assert (root / name).stat().st_size > 1000
+    text = "\n".join(said)
+    assert "uniform attention gives 0.043" in text
+    assert "copying: no head gives BOS more than 0.3" in text
+    copying = heads[(heads["sample"] >= 2) & (heads["step"] == 1) & (heads["head"] >= 0)]
+    strongest = copying.groupby("head")["sink_share"].mean().max()
+    assert f"{strongest:.3f}" in text
+
+    tables = {file.name: file.read_bytes() for file in (root / "tables").iterdir()}
+    run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
+    assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables

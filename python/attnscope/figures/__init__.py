@@ -16,7 +16,7 @@ from attnscope.figures.lines import depth_profile, emergence_curve, head_emergen
 from attnscope.figures.maps import attention_map, layer_head_map
 from attnscope.figures.registry import FIGURES, NotDrawable, Tables
 from attnscope.figures.spectra import spectrum_against_null
-from attnscope.figures.style import save, style
+from attnscope.figures.style import save, settled, style
 from attnscope.figures.topology import betti_curve, persistence_diagram
 
 __all__ = [
@@ -58,7 +58,7 @@ def draw(results: Tables, names: Sequence[str] | None = None) -> dict[str, Figur
     drawn: dict[str, Figure] = {}
     for name in names or FIGURES:
         try:
-            drawn[name] = FIGURES[name](results)
+            drawn[name] = settled(FIGURES[name](results))
         except NotDrawable as error:
             if names:
                 raise NotDrawable(f"figures: {name}: {error}") from error

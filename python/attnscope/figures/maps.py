@@ -13,7 +13,7 @@ from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from attnscope.figures.quantities import quantity
-from attnscope.figures.style import INK, SEQUENTIAL, axes_or_new, styled
+from attnscope.figures.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
@@ -131,14 +131,15 @@ def attention_map(
         raise ValueError(f"attention_map: {n} queries but {len(tokens)} tokens")
     ax = axes_or_new(ax, 3.4, 3.0)
     shown = np.ma.masked_less(matrix, floor)
-    image = ax.imshow(
-        shown, cmap=f"{SEQUENTIAL}_r", norm=LogNorm(floor, 1.0), interpolation="nearest", aspect="equal"
-    )
+    image = ax.imshow(shown, cmap=SPARSE, norm=LogNorm(floor, 1.0), interpolation="nearest", aspect="equal")
     ax.set_xlabel("key")
     ax.set_ylabel("query")
+    # The frame would cover the first key, which is the one to look at.
+    for spine in ax.spines.values():
+        spine.set_visible(False)
     if tokens is None:
-        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
-        ax.yaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+        ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     else:
         every = -(-n // 40)
         places = list(range(0, n, every))

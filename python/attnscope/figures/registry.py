@@ -323,16 +323,16 @@ def examples(results: Tables) -> Figure:
     samples, bars = optional(results, "samples"), optional(results, "bars")
     keys = [*CHECKPOINT, "sample", "layer", "head"]
     drawn = 4 if bars is not None and not bars.empty else 2
-    figure_, axes = panels(len(table), drawn, height=1.95 * len(table))
+    figure_, axes = panels(len(table), drawn, height=1.85 * len(table))
     for axes_row, (_, row) in zip(axes, table.iterrows(), strict=True):
         n = int(row["n_tokens"])
         matrix = np.asarray(row["attention"], dtype=float).reshape(n, n)
-        attention_map(matrix, ax=axes_row[0])
+        attention_map(matrix, ax=axes_row[0], colorbar=False)
         title = f"L{row['layer']}H{row['head']}, sample {row['sample']}"
         if samples is not None and "group" in samples:
             group = samples[(samples[[*CHECKPOINT, "sample"]] == row[[*CHECKPOINT, "sample"]]).all(axis=1)]
             title = f"L{row['layer']}H{row['head']}, {group['group'].iloc[0]}" if len(group) else title
-        axes_row[0].set_title(title)
+        axes_row[0].set_ylabel(f"{title}\nquery", linespacing=1.5)
         spectrum_against_null(matrix, ax=axes_row[1])
         if bars is not None and drawn == 4:
             own = bars[(bars[keys] == row[keys]).all(axis=1)]

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from attnscope.figures.style import INK, PALETTE, UNIFORM, axes_or_new, styled
+from attnscope.figures.style import INK, PALETTE, UNIFORM, axes_or_new, legend_above, styled
 
 
 class Spectrum(NamedTuple):
@@ -161,5 +161,5 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     ax.set_ylim(0, 1.02)
     ax.set_xlabel("eigenvalue")
     ax.set_ylabel("share below")
-    ax.legend(loc="upper left")
+    legend_above(ax)
     return ax

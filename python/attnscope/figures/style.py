@@ -20,8 +20,8 @@ WIDTH = 7.0
 SEQUENTIAL = "cividis"
 """For quantities from low to high; even in lightness and the same to all colour vision."""
 
-DIVERGING = "PuOr"
-"""For quantities around zero."""
+SPARSE = "Blues"
+"""For maps that are mostly empty: what is small fades into the paper."""
 
 INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
 
@@ -145,6 +145,24 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
     return made
 
 
+def legend_above(ax: Axes, **options: Any) -> None:
+    """A legend in one line above the axes, where it can hide no data.
+
+    Args:
+        ax: the axes.
+        options: what `Axes.legend` takes.
+    """
+    columns = len(ax.get_legend_handles_labels()[1])
+    legend = ax.legend(
+        loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
+        handlelength=1.4, borderpad=0.1, fontsize=6.5, **options,
+    )  # fmt: skip
+    # A legend wider than its axes must not make them narrower; the title keeps its height free.
+    legend.set_in_layout(False)
+    if not ax.get_title(loc="left"):
+        ax.set_title(" ")
+
+
 @styled
 def panels(
     rows: int, columns: int, *, height: float, width: float = WIDTH, **options: Any
@@ -164,6 +182,21 @@ def panels(
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, [list(row) for row in axes]
+
+
+@styled
+def settled(figure: Figure) -> Figure:
+    """Lays a figure out once and for all: every format saved afterwards would do it again.
+
+    Args:
+        figure: with a constrained layout.
+
+    Returns:
+        The same figure.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
 
 
 @styled

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter
 
-from attnscope.figures.style import GRID, MUTED, PALETTE, axes_or_new, styled
+from attnscope.figures.style import GRID, MUTED, PALETTE, axes_or_new, legend_above, styled
 
-_NAMES = {0: "H0 (components)", 1: "H1 (loops)"}
 _MARKS = {0: "o", 1: "^"}
 
 
@@ -30,7 +30,7 @@ def persistence_diagram(bars: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         The axes: one collection of points per dimension, in order of dimension.
     """
     ax = axes_or_new(ax, 2.8, 2.6)
-    top = 1.08
+    top = 1.14
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
     ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
     for dimension in sorted({int(value) for value in bars["dimension"]}):
@@ -39,16 +39,15 @@ def persistence_diagram(bars: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
         ax.scatter(
             rows["birth"], np.where(np.isfinite(death), death, top), s=9, alpha=0.55, linewidths=0,
             marker=_MARKS.get(dimension, "s"), color=PALETTE[dimension], clip_on=False, zorder=3,
-            label=f"{_NAMES.get(dimension, f'H{dimension}')}: {len(rows)}",
+            label=f"H{dimension}: {len(rows)}",
         )  # fmt: skip
     ax.set_xlim(-0.02, 1.02)
-    ax.set_ylim(0, 1.12)
+    ax.set_ylim(0, 1.18)
     ax.set_yticks([0, 0.25, 0.5, 0.75, 1.0, top], ["0", ".25", ".5", ".75", "1", "∞"])
     ax.set_xticks([0, 0.25, 0.5, 0.75, 1.0], ["0", ".25", ".5", ".75", "1"])
-    ax.set_aspect("equal")
     ax.set_xlabel("birth (1 − attention)")
     ax.set_ylabel("death")
-    ax.legend(loc="lower right", handletextpad=0.2)
+    legend_above(ax)
     return ax
 
 
@@ -87,15 +86,20 @@ def betti_curve(bars: pd.DataFrame, *, ax: Axes | None = None, smallest: float =
     """
     ax = axes_or_new(ax)
     thresholds = np.geomspace(1.0, smallest, 400)
-    for dimension, symbol in ((0, r"$\beta_0$ components"), (1, r"$\beta_1$ loops")):
+    for dimension, symbol in ((0, r"$\beta_0$"), (1, r"$\beta_1$")):
         ax.step(
             thresholds, betti_numbers_of(bars, dimension, thresholds), where="post",
             color=PALETTE[dimension], label=symbol, linestyle="-" if dimension == 0 else (0, (4, 1)),
         )  # fmt: skip
     ax.set_xscale("log")
     ax.set_xlim(1.0, smallest)
+    # Loops outnumber components by orders of magnitude, and both may be 0.
+    ax.set_yscale("symlog", linthresh=10)
     ax.set_ylim(bottom=0)
+    ax.yaxis.set_major_locator(FixedLocator([0, 5, 10, 100, 1000, 10_000]))
+    ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}".replace("0.", ".")))
     ax.set_xlabel("threshold on attention")
     ax.set_ylabel("count")
-    ax.legend(loc="best")
+    legend_above(ax)
     return ax

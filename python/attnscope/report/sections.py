@@ -225,7 +225,9 @@ SECTIONS: tuple[Section, ...] = (
             "threshold falls."
         ),
         figures=("examples",),
-        captions={"examples": "From left to right: attention, spectrum, persistence diagram, Betti curve."},
+        captions={
+            "examples": "Each row a head: attention (log scale, white under 0.001), spectrum, persistence, Betti numbers."
+        },
     ),
 )
 
