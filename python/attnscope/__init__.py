@@ -15,7 +15,7 @@ from attnscope import _isa
 
 _isa.load_core()
 
-from attnscope import protocols  # noqa: E402
+from attnscope import protocols, statistics  # noqa: E402
 from attnscope.capture import capture  # noqa: E402
 from attnscope.metrics.alignment import (  # noqa: E402
     entropy_magnitude_correlation,
@@ -32,8 +32,10 @@ from attnscope.metrics.barcodes import (  # noqa: E402
 )
 from attnscope.metrics.betti import betti_numbers  # noqa: E402
 from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal  # noqa: E402
+from attnscope.metrics.emergence import emergence_step  # noqa: E402
 from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
+from attnscope.metrics.frames import Frames, classify_frames  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.marchenko_pastur import (  # noqa: E402
@@ -87,6 +89,7 @@ _LAZY: dict[str, str] = {
 __all__ = [
     "__version__",
     "Barcodes",
+    "Frames",
     "GraphStatistics",
     "MarchenkoPastur",
     "ReferenceInfluence",
@@ -97,7 +100,9 @@ __all__ = [
     "betti_curve",
     "betti_numbers",
     "capture",
+    "classify_frames",
     "effective_rank",
+    "emergence_step",
     "entropy_magnitude_correlation",
     "fiedler_value",
     "fiedler_vector",
@@ -125,6 +130,7 @@ __all__ = [
     "spectral_gap",
     "spectral_ratio",
     "stable_rank",
+    "statistics",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",

@@ -20,16 +20,19 @@ from attnscope.protocols.ruscio2025.divergence import (
     sink_removal,
     speed_layers,
 )
+from attnscope.protocols.ruscio2025.emergence import EmergenceChange, emergence_change
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 __all__ = [
+    "EmergenceChange",
     "PcaCorrelation",
     "ReferenceInfluence",
     "SinkRemoval",
     "attention_entropy",
     "combine_p_values",
+    "emergence_change",
     "entropy_magnitude_correlation",
     "geometric_semantic_alignment",
     "head_divergence",

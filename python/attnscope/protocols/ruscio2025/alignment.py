@@ -10,6 +10,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.alignment import pearson
+from attnscope.metrics.alignment import transformation_magnitude as exact_magnitude
 from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, limited, spoiled
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
@@ -114,9 +115,9 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     number = used.sum(-1)
     signed, absolute = r.sum(-1) / number, r.abs().sum(-1) / number
     result = PcaCorrelation(torch.where(bad, torch.nan, signed), torch.where(bad, torch.nan, absolute))
-    return _checks.finished(
+    return _checks.finished(  # type: ignore[no-any-return]
         "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
-    )  # type: ignore[no-any-return]
+    )
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -144,12 +145,10 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    from attnscope.metrics import alignment as exact
-
     name = "ruscio2025.transformation_magnitude"
     start = limited(_checks.float_tensor(name, "before", before).double(), LARGEST_STATE)
     stop = limited(_checks.float_tensor(name, "after", after).double(), LARGEST_STATE)
-    return exact.transformation_magnitude(start, stop)
+    return exact_magnitude(start, stop)
 
 
 def entropy_magnitude_correlation(
@@ -193,4 +192,5 @@ def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
     u, s, v = torch.linalg.svd(centred, full_matrices=False)
     v = v[..., :count, :]
     sign = v.gather(-1, v.abs().argmax(-1, keepdim=True)).sign().squeeze(-1)
-    return u[..., :count] * (s[..., :count] * sign).unsqueeze(-2)
+    scores: torch.Tensor = u[..., :count] * (s[..., :count] * sign).unsqueeze(-2)
+    return scores

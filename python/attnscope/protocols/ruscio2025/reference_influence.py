@@ -86,6 +86,6 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     result = ReferenceInfluence(
         outside(magnitude, 0.5), outside(directional, 0.5), outside(change, 0.0), reference
     )
-    return _checks.finished(
+    return _checks.finished(  # type: ignore[no-any-return]
         "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
-    )  # type: ignore[no-any-return]
+    )

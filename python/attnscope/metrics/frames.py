@@ -1,0 +1,298 @@
+# SPDX-License-Identifier: MIT
+"""Which reference frame a model keeps: one anchor for all, two ends, or many."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+FRAMES = ("centralized", "bidirectional", "distributed")
+THIRDS = ("early", "middle", "late")
+DRAWS = 1000
+
+Counts = npt.NDArray[np.float64]
+
+
+class Frames(NamedTuple):
+    """The verdict by position, the verdict by token identity beside it, and what they rest on."""
+
+    frame: str
+    token_frame: str | None
+    margin: float
+    probability: float
+    evidence: pd.DataFrame
+
+    def __repr__(self) -> str:
+        return (
+            f"Frames(frame={self.frame!r}, token_frame={self.token_frame!r}, margin={self.margin:.3f}, "
+            f"probability={self.probability:.3f}, evidence={len(self.evidence)} rows)"
+        )
+
+
+class _Thresholds(NamedTuple):
+    dominant: float
+    half: float
+    minor: float
+
+
+def classify_frames(
+    positions: torch.Tensor,
+    *,
+    lengths: torch.Tensor | Sequence[int] | int,
+    causal: bool,
+    tokens: Sequence[Sequence[Any]] | None = None,
+    special: torch.Tensor | None = None,
+    seed: int = 0,
+    dominant: float = 0.8,
+    half: float = 0.5,
+    minor: float = 0.1,
+) -> Frames:
+    """The reference frame of a model from where its heads put their sinks.
+
+    Sink positions are pooled over samples and heads in each third of the layers. In this order:
+
+    * centralized: one position holds `dominant` of the sinks in every third;
+    * bidirectional: the model is not causal, and its two anchors hold `half` each in different thirds, or
+      over all layers `dominant` together and `minor` each;
+    * distributed: otherwise.
+
+    The last anchor of a sample is its own last valid position, so samples of several lengths agree on it.
+
+    Args:
+        positions: sink position of every head, int64 [samples, layers, heads], as `sink_position` gives;
+            −1 (no sink) is left out.
+        lengths: tokens per sample.
+        causal: whether queries see earlier keys only.
+        tokens: token strings or ids of every sample, for the verdict by token identity. The two disagree
+            where a tokenizer prepends no special token: heads then agree on position 0 and not on a string.
+        special: bool [samples, n], special tokens; the first and last of them are the anchors instead of
+            the first and last position.
+        seed: of the bootstrap over samples.
+        dominant: see above, in (0, 1).
+        half: see above, in (0, 1).
+        minor: see above, in (0, 1).
+
+    Returns:
+        Frames: margin >= 0 is the distance in share to the nearest other verdict; probability the share of
+        1,000 bootstrap samples with the same verdict; evidence a row for each kind (position, token) and
+        third with the number of sinks, the three largest shares, the normalised entropy and the shares of
+        the anchors.
+
+    Raises:
+        ValueError: positions of another shape or past a sample's length, no sink at all, thresholds outside
+            (0, 1), another number of lengths, tokens or special rows.
+
+    Example:
+        Every head of every layer rests on position 0.
+
+        >>> import torch, attnscope as asc
+        >>> asc.classify_frames(torch.zeros(5, 6, 4, dtype=torch.int64), lengths=[7, 8, 9, 7, 8], causal=True)
+        Frames(frame='centralized', token_frame=None, margin=0.200, probability=1.000, evidence=3 rows)
+
+    References:
+        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+    """
+    thresholds = _thresholds(dominant, half, minor)
+    found, sizes = _arguments(positions, lengths)
+    anchors = _anchors(special, sizes)
+    groups = _thirds(found.shape[1])
+    # A sample's own last anchor gets one label for all samples.
+    n = int(sizes.max())
+    labels = np.where(
+        (found == anchors[:, 1, None, None]) & (anchors[:, 1] > anchors[:, 0])[:, None, None], n, found
+    )
+    by_position = _count(labels, found >= 0, groups, n + 1)
+    first = np.where(found == anchors[:, 0, None, None], 1, 0)
+    last = np.where(labels == n, 1, 0)
+    at_anchors = np.stack([_count(side, found >= 0, groups, 2)[..., 1] for side in (first, last)], -1)
+    if by_position.sum() == 0:
+        raise ValueError("classify_frames: positions hold no sink at all, only -1")
+    frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds)
+    drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), DRAWS)
+    same = 0
+    for weights in drawn:
+        counts = np.tensordot(weights, by_position, 1)
+        same += _verdict(counts, np.tensordot(weights, at_anchors, 1), causal, thresholds)[0] == frame
+    rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), math.log(n) if n > 1 else 1.0)
+    for row in rows:
+        row["top"] = "last" if row["top"] == n else str(row["top"])
+    token_frame = None
+    if tokens is not None:
+        token_frame, token_rows = _by_token(found, tokens, sizes, anchors, groups, causal, thresholds)
+        rows += token_rows
+    import pandas as pd
+
+    return Frames(frame, token_frame, margin, same / DRAWS, pd.DataFrame(rows))
+
+
+def _verdict(
+    counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thresholds
+) -> tuple[str, float]:
+    """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is."""
+    totals = counts.sum(-1)
+    used = totals > 0
+    if not used.any():
+        return "distributed", 0.0
+    shares = counts[used] / totals[used, None]
+    central = float(shares.min(0).max()) - thresholds.dominant
+    two_ended = -math.inf
+    if not causal:
+        ends = at_anchors[used] / totals[used, None]
+        pooled = at_anchors.sum(0) / totals.sum()
+        together = min(float(pooled.sum()) - thresholds.dominant, float(pooled.min()) - thresholds.minor)
+        apart = [
+            min(ends[a, 0], ends[b, 1]) - thresholds.half
+            for a in range(len(ends))
+            for b in range(len(ends))
+            if a != b
+        ]
+        two_ended = max([together, *map(float, apart)])
+    if central >= 0:
+        return "centralized", central
+    if two_ended >= 0:
+        return "bidirectional", min(two_ended, -central)
+    return "distributed", min(-central, -two_ended)
+
+
+def _by_token(
+    found: npt.NDArray[np.int64],
+    tokens: Sequence[Sequence[Any]],
+    sizes: npt.NDArray[np.int64],
+    anchors: npt.NDArray[np.int64],
+    groups: npt.NDArray[np.int64],
+    causal: bool,
+    thresholds: _Thresholds,
+) -> tuple[str, list[dict[str, Any]]]:
+    """The verdict and evidence with token identities for positions."""
+    if len(tokens) != len(found):
+        raise ValueError(f"classify_frames: tokens must hold {len(found)} samples, got {len(tokens)}")
+    names: dict[Any, int] = {}
+    identities = np.zeros_like(found)
+    ends = np.zeros((len(found), 2), dtype=np.int64)
+    for index, sample in enumerate(tokens):
+        if len(sample) < sizes[index]:
+            raise ValueError(
+                f"classify_frames: tokens of sample {index} must hold {sizes[index]} entries, got "
+                f"{len(sample)}"
+            )
+        own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=np.int64)
+        identities[index] = own[found[index].clip(min=0)]
+        ends[index] = own[anchors[index]]
+    counts = _count(identities, found >= 0, groups, len(names)).sum(0)
+    sides = [
+        _count((identities == ends[:, side, None, None]).astype(np.int64), found >= 0, groups, 2)[..., 1]
+        for side in (0, 1)
+    ]
+    at_anchors = np.stack(sides, -1).sum(0)
+    frame, _ = _verdict(counts, at_anchors, causal, thresholds)
+    rows = _evidence("token", counts, at_anchors, math.log(len(names)) if len(names) > 1 else 1.0)
+    by_number = {number: name for name, number in names.items()}
+    for row in rows:
+        row["top"] = str(by_number[row["top"]])
+    return frame, rows
+
+
+def _evidence(kind: str, counts: Counts, at_anchors: Counts, scale: float) -> list[dict[str, Any]]:
+    rows: list[dict[str, Any]] = []
+    names = THIRDS if len(counts) == 3 else ("all",)
+    for third, (own, ends) in enumerate(zip(counts, at_anchors, strict=True)):
+        total = own.sum()
+        shares = own / total if total else np.full_like(own, math.nan)
+        largest = np.sort(shares)[::-1]
+        positive = shares[shares > 0]
+        rows.append(
+            {
+                "kind": kind,
+                "third": names[third],
+                "sinks": int(total),
+                "top": int(np.argmax(own)),
+                "top_1": float(largest[0]),
+                "top_2": float(largest[:2].sum()),
+                "top_3": float(largest[:3].sum()),
+                "entropy": abs(float(-(positive * np.log(positive)).sum())) / scale if total else math.nan,
+                "first_anchor": float(ends[0] / total) if total else math.nan,
+                "last_anchor": float(ends[1] / total) if total else math.nan,
+            }
+        )
+    return rows
+
+
+def _count(
+    labels: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64], size: int
+) -> Counts:
+    """How often each label occurs, [samples, thirds, labels]."""
+    samples = len(labels)
+    third = np.broadcast_to(groups[None, :, None], labels.shape)
+    sample = np.broadcast_to(np.arange(samples)[:, None, None], labels.shape)
+    counts = np.zeros((samples, int(groups.max()) + 1, size))
+    np.add.at(counts, (sample[valid], third[valid], labels[valid]), 1.0)
+    return counts
+
+
+def _thirds(layers: int) -> npt.NDArray[np.int64]:
+    """The third of every layer, cut at L//3 and 2L//3; one group for fewer than three layers."""
+    index = np.arange(layers)
+    if layers < 3:
+        return np.zeros(layers, dtype=np.int64)
+    return (index >= layers // 3).astype(np.int64) + (index >= 2 * layers // 3)
+
+
+def _anchors(special: torch.Tensor | None, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """First and last anchor of every sample, [samples, 2]."""
+    ends = np.stack([np.zeros_like(sizes), sizes - 1], -1)
+    if special is None:
+        return ends
+    flags = np.asarray(torch.as_tensor(special).cpu())
+    if flags.dtype != bool or flags.ndim != 2 or len(flags) != len(sizes) or flags.shape[1] < sizes.max():
+        raise ValueError(
+            f"classify_frames: special must be boolean of shape [{len(sizes)}, n] with n >= {sizes.max()}, "
+            f"got {flags.dtype} of shape {flags.shape}"
+        )
+    for index, size in enumerate(sizes):
+        marked = np.flatnonzero(flags[index, :size])
+        if len(marked):
+            ends[index] = marked[0], marked[-1]
+    return ends
+
+
+def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    tensor = torch.as_tensor(positions)
+    if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
+        raise ValueError(f"classify_frames: positions must be integers, got {tensor.dtype}")
+    if tensor.ndim != 3 or tensor.numel() == 0:
+        raise ValueError(
+            f"classify_frames: positions must have shape [samples, layers, heads], got {tuple(tensor.shape)}"
+        )
+    found = tensor.cpu().numpy().astype(np.int64)
+    sizes = np.asarray(torch.as_tensor(lengths).cpu())
+    if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape not in ((), (len(found),)):
+        raise ValueError(
+            f"classify_frames: lengths must be {len(found)} integers, got {sizes.dtype} of shape "
+            f"{sizes.shape}"
+        )
+    sizes = np.broadcast_to(sizes, len(found)).astype(np.int64)
+    if (sizes < 1).any():
+        raise ValueError(f"classify_frames: lengths must be at least 1, got {sizes.min()}")
+    outside = (found >= sizes[:, None, None]) | (found < -1)
+    if outside.any():
+        sample = int(np.argwhere(outside)[0, 0])
+        raise ValueError(
+            f"classify_frames: positions of sample {sample} must lie between -1 and {sizes[sample] - 1}, got "
+            f"{found[outside][0]}"
+        )
+    return found, sizes
+
+
+def _thresholds(dominant: float, half: float, minor: float) -> _Thresholds:
+    for name, value in (("dominant", dominant), ("half", half), ("minor", minor)):
+        if not 0.0 < float(value) < 1.0:
+            raise ValueError(f"classify_frames: {name} must lie strictly between 0 and 1, got {value!r}")
+    return _Thresholds(float(dominant), float(half), float(minor))

@@ -1,0 +1,377 @@
+# SPDX-License-Identifier: MIT
+"""Intervals and tests with the sentence as unit: heads and layers of one sentence are not replicates."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+__all__ = [
+    "Comparison",
+    "Correlation",
+    "Interval",
+    "benjamini_hochberg",
+    "bootstrap",
+    "correlation",
+    "holm",
+    "paired_test",
+    "per_sentence",
+    "welch_test",
+]
+
+Vector = npt.NDArray[np.float64]
+
+
+class Interval(NamedTuple):
+    """An estimate, its percentile interval, and the number of sentences it rests on."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+class Comparison(NamedTuple):
+    """A difference of means with its interval, t, degrees of freedom, two-sided p, and sentences (pairs)."""
+
+    difference: float
+    low: float
+    high: float
+    statistic: float
+    freedom: float
+    p_value: float
+    n: int
+
+
+class Correlation(NamedTuple):
+    """A correlation over sentences with its bootstrap interval and two-sided p."""
+
+    r: float
+    low: float
+    high: float
+    p_value: float
+    n: int
+
+
+def per_sentence(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd.Series[float]:
+    """One number a sentence: the mean of `metric` over the rows (layers, heads) of each sample.
+
+    Args:
+        table: rows with `sample` and the metric.
+        metric: a column of it; NaN rows are left out.
+        by: further columns that keep sentences apart, for example ["model"].
+
+    Returns:
+        A Series indexed by (`by`…, sample).
+
+    Raises:
+        ValueError: a missing column.
+
+    Example:
+        >>> import pandas as pd
+        >>> from attnscope import statistics
+        >>> table = pd.DataFrame({"sample": [0, 0, 1], "x": [1.0, 3.0, 5.0]})
+        >>> statistics.per_sentence(table, "x").tolist()
+        [2.0, 5.0]
+    """
+    for column in ("sample", metric, *by):
+        if column not in table.columns:
+            raise ValueError(
+                f"per_sentence: the table has no column {column!r}, only {', '.join(map(str, table.columns))}"
+            )
+    result: pd.Series[float] = table.groupby([*by, "sample"])[metric].mean()
+    return result
+
+
+def bootstrap(
+    values: Any,
+    statistic: Callable[[Vector], Any] | None = None,
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """A percentile bootstrap interval over sentences.
+
+    Args:
+        values: one number a sentence; NaN is left out, and `n` counts what is left.
+        statistic: a function of an array along its last axis; None: the mean.
+        confidence: in (0, 1).
+        draws: samples with replacement.
+        seed: the same seed gives the same interval.
+
+    Returns:
+        Interval; all NaN without values, and no width for a single one.
+
+    Raises:
+        ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1.
+
+    Example:
+        >>> from attnscope import statistics
+        >>> statistics.bootstrap([2.0, 2.0, 2.0])
+        Interval(estimate=2.0, low=2.0, high=2.0, n=3)
+
+    References:
+        Efron, Bootstrap methods: another look at the jackknife, 1979.
+    """
+    data = _vector("bootstrap", "values", values)
+    data = data[~np.isnan(data)]
+    _check_draws("bootstrap", confidence, draws)
+    if len(data) == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    function = (lambda x: x.mean(-1)) if statistic is None else statistic
+    index = np.random.default_rng(seed).integers(0, len(data), (draws, len(data)))
+    low, high = _percentiles(np.asarray(function(data[index])), confidence)
+    return Interval(float(function(data)), low, high, len(data))
+
+
+def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+    """Paired t-test of the mean of a − b over the same sentences.
+
+    Args:
+        a: one number a sentence.
+        b: the same sentences in the same order; a pair with NaN is left out.
+        confidence: of the interval of the difference.
+
+    Returns:
+        Comparison; p_value is NaN for fewer than two pairs, and 0 where all differences are equal and not 0.
+
+    Raises:
+        ValueError: different lengths, confidence outside (0, 1).
+
+    Example:
+        >>> from attnscope import statistics
+        >>> statistics.paired_test([3.0, 4.0, 8.0], [2.0, 2.0, 5.0]).difference
+        2.0
+
+    References:
+        Student, The probable error of a mean, 1908.
+    """
+    x, y = _pairs("paired_test", a, b)
+    difference = x - y
+    n = len(difference)
+    if n < 2:
+        mean = float(difference.mean()) if n else math.nan
+        return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
+    error = float(difference.std(ddof=1)) / math.sqrt(n)
+    return _t_test(float(difference.mean()), error, n - 1, n, "paired_test", confidence)
+
+
+def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+    """Welch's t-test of the difference of means of two independent sets of sentences.
+
+    Args:
+        a: one number a sentence; NaN is left out.
+        b: other sentences.
+        confidence: of the interval of the difference.
+
+    Returns:
+        Comparison, n the sentences of both; p_value is NaN where either holds fewer than two.
+
+    Raises:
+        ValueError: confidence outside (0, 1).
+
+    Example:
+        >>> from attnscope import statistics
+        >>> round(statistics.welch_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]).freedom, 3)
+        4.959
+
+    References:
+        Welch, The generalization of Student's problem when several different population variances are
+        involved, 1947.
+    """
+    x, y = (_vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
+    x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+    n = len(x) + len(y)
+    if min(len(x), len(y)) < 2:
+        mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
+        return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
+    u, v = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
+    freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1)) if u + v > 0 else float(n - 2)
+    return _t_test(float(x.mean() - y.mean()), math.sqrt(u + v), freedom, n, "welch_test", confidence)
+
+
+def correlation(
+    x: Any,
+    y: Any,
+    *,
+    method: Literal["pearson", "spearman"] = "pearson",
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Correlation:
+    """Pearson's or Spearman's correlation over sentences, with a bootstrap interval.
+
+    Args:
+        x: one number a sentence.
+        y: the same sentences; a pair with NaN is left out.
+        method: of values, or of ranks (mean ranks on ties).
+        confidence: in (0, 1).
+        draws: samples of pairs with replacement.
+        seed: of the bootstrap.
+
+    Returns:
+        Correlation; all NaN for fewer than three pairs or without variance. p_value is that of Student's t
+        with n − 2 degrees of freedom.
+
+    Raises:
+        ValueError: different lengths, an unknown method, confidence outside (0, 1), draws below 1.
+
+    Example:
+        >>> from attnscope import statistics
+        >>> statistics.correlation([1, 2, 3, 4], [1, 8, 27, 64], method="spearman").r
+        1.0
+
+    References:
+        Spearman, The proof and measurement of association between two things, 1904.
+    """
+    from scipy import stats
+
+    name = "correlation"
+    if method not in ("pearson", "spearman"):
+        raise ValueError(f"{name}: method must be 'pearson' or 'spearman', got {method!r}")
+    _check_draws(name, confidence, draws)
+    a, b = _pairs(name, x, y)
+    n = len(a)
+    nothing = Correlation(math.nan, math.nan, math.nan, math.nan, n)
+    if n < 3:
+        return nothing
+
+    def r_of(first: Vector, second: Vector) -> Vector:
+        if method == "spearman":
+            first, second = (stats.rankdata(values, axis=-1) for values in (first, second))
+        first = first - first.mean(-1, keepdims=True)
+        second = second - second.mean(-1, keepdims=True)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            result = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+        clipped: Vector = np.clip(result, -1, 1)
+        return clipped
+
+    r = float(r_of(a, b))
+    if math.isnan(r) or np.ptp(a) == 0 or np.ptp(b) == 0:
+        return nothing
+    index = np.random.default_rng(seed).integers(0, n, (draws, n))
+    drawn = r_of(a[index], b[index])
+    # A draw that repeats one sentence only has no correlation.
+    low, high = _percentiles(drawn[~np.isnan(drawn)], confidence)
+    t = abs(r) * math.sqrt((n - 2) / max(1 - r * r, np.finfo(float).tiny))
+    return Correlation(r, low, high, float(2 * stats.t.sf(t, n - 2)), n)
+
+
+def holm(p_values: Any) -> Vector:
+    """Holm's adjusted p-values: the chance of any false discovery in the family stays below the level.
+
+    Args:
+        p_values: the family that is printed together; NaN stays NaN and does not count.
+
+    Returns:
+        Adjusted p-values in the order given, float64, at most 1.
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+
+    Example:
+        >>> from attnscope import statistics
+        >>> statistics.holm([0.01, 0.04, 0.03]).tolist()
+        [0.03, 0.06, 0.06]
+
+    References:
+        Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    p, order, result = _family("holm", p_values)
+    m = len(order)
+    adjusted = p[order] * np.arange(m, 0, -1)
+    result[order] = np.minimum(np.maximum.accumulate(adjusted), 1)
+    return result
+
+
+def benjamini_hochberg(p_values: Any) -> Vector:
+    """Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
+
+    Args:
+        p_values: the family that is printed together; NaN stays NaN and does not count.
+
+    Returns:
+        Adjusted p-values in the order given, float64, at most 1.
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+
+    Example:
+        >>> from attnscope import statistics
+        >>> statistics.benjamini_hochberg([0.01, 0.04, 0.03]).round(6).tolist()
+        [0.03, 0.04, 0.04]
+
+    References:
+        Benjamini and Hochberg, Controlling the false discovery rate, 1995.
+    """
+    p, order, result = _family("benjamini_hochberg", p_values)
+    m = len(order)
+    adjusted = p[order] * m / np.arange(1, m + 1)
+    result[order] = np.minimum(np.minimum.accumulate(adjusted[::-1])[::-1], 1)
+    return result
+
+
+def _family(function: str, p_values: Any) -> tuple[Vector, npt.NDArray[np.intp], Vector]:
+    """The p-values, the order of those that are not NaN, and a result of NaN."""
+    p = _vector(function, "p_values", p_values)
+    counted = p[~np.isnan(p)]
+    if ((counted < 0) | (counted > 1)).any():
+        raise ValueError(f"{function}: p_values must lie between 0 and 1, got {counted.tolist()}")
+    order = np.argsort(np.where(np.isnan(p), np.inf, p), kind="stable")[: len(counted)]
+    return p, order, np.full(len(p), math.nan)
+
+
+def _t_test(
+    mean: float, error: float, freedom: float, n: int, function: str, confidence: float
+) -> Comparison:
+    from scipy import stats
+
+    if not 0.0 < float(confidence) < 1.0:
+        raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
+    half = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error
+    if error > 0:
+        t = mean / error
+    else:
+        t = math.copysign(math.inf, mean) if mean != 0 else math.nan
+    p_value = float(2 * stats.t.sf(abs(t), freedom)) if not math.isnan(t) else 1.0
+    return Comparison(mean, mean - half, mean + half, t, float(freedom), p_value, n)
+
+
+def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:
+    if len(values) == 0:
+        return math.nan, math.nan
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
+
+
+def _vector(function: str, name: str, values: Any) -> Vector:
+    data = np.asarray(values, dtype=np.float64)
+    if data.ndim != 1:
+        raise ValueError(f"{function}: {name} must have one dimension, got shape {data.shape}")
+    return data
+
+
+def _pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
+    x, y = _vector(function, "the first argument", a), _vector(function, "the second argument", b)
+    if len(x) != len(y):
+        raise ValueError(
+            f"{function}: both arguments must hold the same sentences, got {len(x)} and {len(y)}"
+        )
+    both = ~(np.isnan(x) | np.isnan(y))
+    return x[both], y[both]
+
+
+def _check_draws(function: str, confidence: float, draws: int) -> None:
+    if not 0.0 < float(confidence) < 1.0:
+        raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
+    if draws < 1:
+        raise ValueError(f"{function}: draws must be at least 1, got {draws!r}")

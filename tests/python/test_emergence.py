@@ -1,0 +1,100 @@
+# SPDX-License-Identifier: MIT
+"""emergence_step: crossings by construction, integer order, intervals over samples."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import attnscope as asc
+from attnscope.protocols import ruscio2025
+
+STEPS = [0, 1, 2, 4, 8, 16, 512, 1000, 2000, 143000]
+
+
+def table(values, steps=STEPS, **columns):
+    """`values` [samples, steps]."""
+    rows = [
+        {"step": step, "sample": sample, "x": value, **columns}
+        for sample, curve in enumerate(values)
+        for step, value in zip(steps, curve, strict=True)
+    ]
+    return pd.DataFrame(rows).sample(frac=1, random_state=0)
+
+
+def test_the_first_step_that_covers_the_fraction():
+    curve = [0.0, 0.0, 0.1, 0.2, 0.45, 0.55, 0.5, 0.9, 0.95, 1.0]
+    found = asc.emergence_step(table([curve, curve]), "x").iloc[0]
+    assert (found["step"], found["low"], found["high"]) == (16, 16, 16)
+    assert (found["start"], found["end"]) == (0, 1)
+    assert asc.emergence_step(table([curve]), "x", fraction=0.2)["step"].item() == 4
+    assert asc.emergence_step(table([curve]), "x", fraction=1.0)["step"].item() == 143000
+    falling = [1 - value for value in curve]
+    assert asc.emergence_step(table([falling]), "x")["step"].item() == 16
+
+
+def test_steps_are_integers_not_strings():
+    # As strings 143000 comes before 2, and the last step would be 8.
+    curve = np.arange(len(STEPS)) / 9.0
+    found = asc.emergence_step(table([curve]), "x").iloc[0]
+    assert (found["step"], found["end"]) == (16, 1)
+    published = ruscio2025.emergence_change(table([curve]), "x")
+    assert published.last_step == 8
+    assert published.change == pytest.approx(curve[4])
+
+
+def test_no_change_and_missing_values_have_no_step():
+    assert asc.emergence_step(table([[1.0] * 10]), "x")["step"].item() == -1
+    assert asc.emergence_step(table([[np.nan] * 9 + [1.0]]), "x")["step"].item() == -1
+    gap = [0.0, np.nan, 0.1, 0.6, np.nan, 0.7, 0.8, 0.9, 1.0, 1.0]
+    assert asc.emergence_step(table([gap]), "x")["step"].item() == 4
+
+
+def test_the_interval_is_over_samples_and_seeded():
+    early = [0.0, 0.0, 1.0, *[1.0] * 7]
+    late = [0.0, 0.0, 0.0, *[0.0] * 4, 1.0, 1.0, 1.0]
+    data = table([early] * 6 + [late] * 6)
+    one, again = asc.emergence_step(data, "x").iloc[0], asc.emergence_step(data, "x").iloc[0]
+    assert one.equals(again)
+    assert (one["low"], one["high"]) == (2, 1000)
+    lone = asc.emergence_step(table([early] * 12), "x").iloc[0]
+    assert (lone["low"], lone["high"]) == (2, 2)
+
+
+def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
+    half = table([[0.0] * 5 + [1.0] * 5], layer=0, head=0)
+    other = table([[0.0] * 8 + [1.0] * 2], layer=0, head=1)
+    both = pd.concat([half, other])
+    found = asc.emergence_step(both, "x", by=["layer", "head"])
+    assert found["step"].tolist() == [16, 2000]
+    assert list(found.columns) == ["layer", "head", "step", "low", "high", "start", "end"]
+    # Averaged over heads the curve is 0, then 0.5, then 1: half the way is reached with the first head.
+    assert asc.emergence_step(both, "x")["step"].item() == 16
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"metric": "y"}, "the table has no column 'y', only step, sample, x"),
+        ({"fraction": 0}, r"fraction must lie in \(0, 1\], got 0"),
+        ({"confidence": 1}, "confidence must lie strictly between 0 and 1, got 1"),
+        ({"draws": 0}, "draws must be at least 1, got 0"),
+        ({"by": "head"}, "by must be a list of columns, got the string 'head'"),
+        ({"table": table([[1.0]], steps=[5])}, r"at least two steps, none negative, got \[5\]"),
+        ({"table": table([[1.0, 2.0]], steps=[-1, 3])}, r"none negative, got \[-1, 3\]"),
+    ],
+)
+def test_bad_arguments_are_named(change, message):
+    options = {"table": table([range(10)]), "metric": "x", **change}
+    with pytest.raises(ValueError, match="emergence_step: .*" + message):
+        asc.emergence_step(options.pop("table"), options.pop("metric"), **options)
+
+
+def test_models_and_protocols_are_not_mixed_in_silence():
+    both = pd.concat([table([range(10)], model="a"), table([range(10)], model="b")])
+    with pytest.raises(ValueError, match="holds 2 values of 'model': filter it or name 'model' in by"):
+        asc.emergence_step(both, "x")
+    assert asc.emergence_step(both, "x", by=["model"])["model"].tolist() == ["a", "b"]
+    with pytest.raises(ValueError, match=r"ruscio2025.emergence_change: the table has no column 'y'"):
+        ruscio2025.emergence_change(both, "y")
+    with pytest.raises(ValueError, match="at least two steps"):
+        ruscio2025.emergence_change(table([[1.0]], steps=[5]), "x")

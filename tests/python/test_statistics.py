@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Statistics against SciPy, coverage by simulation, and laws."""
+
+import math
+
+import numpy as np
+import pandas as pd
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from attnscope import statistics
+
+RNG = np.random.default_rng(0)
+A, B = RNG.normal(size=12), RNG.normal(0.3, 2, size=12)
+
+
+def test_paired_test_equals_scipy():
+    found, expected = statistics.paired_test(A, B), stats.ttest_rel(A, B)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-12)
+    assert found.statistic == pytest.approx(expected.statistic, rel=1e-12)
+    low, high = expected.confidence_interval(0.95)
+    assert (found.low, found.high) == pytest.approx((low, high), rel=1e-12)
+    assert (found.freedom, found.n) == (11, 12)
+    holes = A.copy()
+    holes[[2, 5]] = np.nan
+    kept = np.delete(np.arange(12), [2, 5])
+    assert statistics.paired_test(holes, B) == statistics.paired_test(A[kept], B[kept])
+
+
+def test_welch_test_equals_scipy():
+    found = statistics.welch_test(A, B[:7], confidence=0.9)
+    expected = stats.ttest_ind(A, B[:7], equal_var=False)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-12)
+    assert found.freedom == pytest.approx(expected.df, rel=1e-12)
+    assert (found.low, found.high) == pytest.approx(tuple(expected.confidence_interval(0.9)), rel=1e-12)
+    assert found.n == 19
+
+
+def test_tests_without_spread_or_sentences():
+    assert statistics.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
+    same = statistics.paired_test([1, 2, 3], [1, 2, 3])
+    assert (same.difference, same.p_value) == (0, 1)
+    assert math.isnan(statistics.paired_test([1.0], [0.0]).p_value)
+    assert statistics.paired_test([1.0], [0.0]).difference == 1
+    assert math.isnan(statistics.paired_test([], []).difference)
+    assert statistics.welch_test([1, 1], [2, 2]).p_value == 0
+    assert math.isnan(statistics.welch_test([1, 1], [2]).p_value)
+
+
+@pytest.mark.parametrize("method", ["pearson", "spearman"])
+def test_correlation_equals_scipy(method):
+    x = np.round(RNG.normal(size=40), 1)  # with ties
+    y = x + RNG.normal(size=40)
+    found = statistics.correlation(x, y, method=method)
+    expected = (stats.pearsonr if method == "pearson" else stats.spearmanr)(x, y)
+    assert found.r == pytest.approx(expected.statistic, rel=1e-12)
+    assert found.p_value == pytest.approx(expected.pvalue, rel=1e-8)
+    assert found.low < found.r < found.high
+    assert found == statistics.correlation(x, y, method=method)
+    assert found != statistics.correlation(x, y, method=method, seed=1)
+    turned = statistics.correlation(x, -y, method=method)
+    assert (turned.r, turned.low) == pytest.approx((-found.r, -found.high), rel=1e-9)
+
+
+def test_correlation_without_variance_or_sentences():
+    assert math.isnan(statistics.correlation([1, 1, 1], [1, 2, 3]).r)
+    assert math.isnan(statistics.correlation([1, 2], [1, 2]).r)
+    exact = statistics.correlation([1, 2, 3, 4], [2, 4, 6, 8])
+    assert exact.r == pytest.approx(1)
+    assert exact.p_value < 1e-6
+
+
+def test_bootstrap_is_seeded_counts_sentences_and_covers():
+    found = statistics.bootstrap([1.0, np.nan, 3.0])
+    assert (found.estimate, found.n) == (2, 2)
+    assert statistics.bootstrap(A) == statistics.bootstrap(A)
+    assert statistics.bootstrap(A) != statistics.bootstrap(A, seed=1)
+    assert statistics.bootstrap([5.0]) == (5, 5, 5, 1)
+    assert math.isnan(statistics.bootstrap([np.nan]).estimate)
+    median = statistics.bootstrap(A, lambda x: np.median(x, axis=-1))
+    assert median.estimate == np.median(A)
+    rng = np.random.default_rng(1)
+    hits = 0
+    for trial in range(200):
+        one = statistics.bootstrap(rng.normal(size=40), draws=400, seed=trial)
+        hits += one.low <= 0 <= one.high
+    assert 0.87 < hits / 200 < 0.99
+    narrow = statistics.bootstrap(A, confidence=0.5)
+    assert narrow.high - narrow.low < statistics.bootstrap(A).high - statistics.bootstrap(A).low
+
+
+def test_holm_and_benjamini_hochberg_by_hand_and_by_scipy():
+    p = np.array([0.001, 0.2, 0.012, np.nan, 0.04, 0.012])
+    known = p[~np.isnan(p)]
+    expected = np.full(6, np.nan)
+    expected[~np.isnan(p)] = stats.false_discovery_control(known)
+    np.testing.assert_allclose(statistics.benjamini_hochberg(p), expected, rtol=1e-12)
+    by_hand = [0.005, 0.2, 0.048, np.nan, 0.08, 0.048]
+    np.testing.assert_allclose(statistics.holm(p), by_hand, rtol=1e-12)
+    assert len(statistics.holm([])) == 0
+
+
+@settings(max_examples=60, deadline=None)
+@given(p=st.lists(st.floats(0, 1), min_size=1, max_size=12), seed=st.integers(0, 1000))
+def test_corrections_are_ordered_and_follow_their_p_values(p, seed):
+    holm, bh = statistics.holm(p), statistics.benjamini_hochberg(p)
+    assert (holm >= bh - 1e-12).all()
+    assert (bh >= np.array(p) - 1e-12).all()
+    assert (holm <= np.minimum(1, np.array(p) * len(p)) + 1e-12).all()
+    order = np.random.default_rng(seed).permutation(len(p))
+    np.testing.assert_allclose(statistics.holm(np.array(p)[order]), holm[order])
+    np.testing.assert_allclose(statistics.benjamini_hochberg(np.array(p)[order]), bh[order])
+    assert (np.diff(holm[np.argsort(p)]) >= -1e-12).all()
+
+
+def test_heads_and_layers_of_a_sentence_are_one_number():
+    table = pd.DataFrame(
+        {"model": list("aaab"), "sample": [0, 0, 1, 0], "layer": [0, 1, 0, 0], "x": [1.0, 3.0, np.nan, 8.0]}
+    )
+    found = statistics.per_sentence(table[table["model"] == "a"], "x")
+    assert found[0] == 2
+    assert math.isnan(found[1])
+    assert statistics.per_sentence(table, "x", by=["model"])["b", 0] == 8
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: statistics.paired_test([1, 2], [1]), "must hold the same sentences, got 2 and 1"),
+        (lambda: statistics.paired_test([1, 2], [3, 5], confidence=0), "confidence must lie strictly"),
+        (lambda: statistics.correlation([1, 2], [1, 2], method="kendall"), "method must be 'pearson' or"),
+        (lambda: statistics.correlation([1, 2, 3], [1, 2, 4], draws=0), "draws must be at least 1, got 0"),
+        (lambda: statistics.bootstrap([[1.0]]), r"values must have one dimension, got shape \(1, 1\)"),
+        (lambda: statistics.bootstrap([1.0], confidence=2), "confidence must lie strictly"),
+        (lambda: statistics.holm([0.1, 1.1]), "p_values must lie between 0 and 1"),
+        (lambda: statistics.benjamini_hochberg([-0.1]), "p_values must lie between 0 and 1"),
+        (lambda: statistics.per_sentence(pd.DataFrame({"x": [1]}), "x"), "the table has no column 'sample'"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
