@@ -225,9 +225,7 @@ SECTIONS: tuple[Section, ...] = (
             "threshold falls."
         ),
         figures=("examples",),
-        captions={
-            "examples": "Each row a head: attention (log scale, white under 0.001), spectrum, persistence, Betti numbers."
-        },
+        captions={"examples": "Each row a head; attention on a log scale, white under 0.001."},
     ),
 )
 
