@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/graph_statistics.h"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <limits>
@@ -144,30 +143,6 @@ double gini_of(const std::int64_t* degree, Index n, std::vector<std::int64_t>& h
   return static_cast<double>(weighted) / (static_cast<double>(n) * static_cast<double>(sum));
 }
 
-// λ2 and λ3 − λ2 of graph t.
-void spectrum(const std::vector<Level>& level, Index n, Index t, std::int64_t components,
-              LaplacianWorkspace& workspace, double& fiedler_value, double& gap) {
-  if (n == 1 || components >= 3) {
-    fiedler_value = 0.0;
-    gap = n < 3 ? kNaN : 0.0;
-    return;
-  }
-  Eigen::MatrixXd& laplacian = workspace.weights;
-  laplacian.resize(n, n);
-  for (Index j = 0; j < n; ++j) {
-    double degree = 0.0;
-    for (Index i = 0; i < n; ++i) {
-      const double edge = level[j * n + i] > t ? 1.0 : 0.0;
-      laplacian(i, j) = -edge;
-      degree += edge;
-    }
-    laplacian(j, j) = degree;
-  }
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(laplacian, Eigen::EigenvaluesOnly);
-  fiedler_value = components > 1 ? 0.0 : solver.eigenvalues()[1];
-  gap = n < 3 ? kNaN : solver.eigenvalues()[2] - fiedler_value;
-}
-
 // The statistics that degrees and components decide.
 void degree_statistics(const std::int64_t* degree, const std::int64_t* in_degree, Index n,
                        std::vector<std::int64_t>& histogram, const GraphStatisticsOut& out) {
@@ -241,9 +216,12 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
       *one.components = workspace.components[t];
       degree_statistics(workspace.degree.data() + t * n, workspace.in_degree.data() + t * n, n,
                         workspace.histogram, one);
-      spectrum(workspace.level, n, t, workspace.components[t], workspace.laplacian,
-               *one.fiedler_value, *one.laplacian_gap);
+      workspace.spectra.add(workspace.level.data(), n, static_cast<Level>(t),
+                            workspace.degree.data() + t * n, workspace.components[t],
+                            one.fiedler_value, one.laplacian_gap);
     }
+    // The levels belong to this matrix and these thresholds.
+    workspace.spectra.flush();
   }
 }
 

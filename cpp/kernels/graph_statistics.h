@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/laplacian.h"
+#include "kernels/base/simple_graph_spectrum.h"
 
 namespace attnscope {
 
@@ -38,8 +38,7 @@ struct GraphStatisticsWorkspace {
   std::vector<std::uint8_t> reached;
   std::vector<Index> order;
   std::vector<double> sorted;
-  std::vector<double> smallest;
-  LaplacianWorkspace laplacian;
+  SimpleGraphSpectra spectra;
 };
 
 // Statistics of the simple undirected graphs 1[max(A_ij, A_ji) >= t], i ≠ j, for each of `count`
