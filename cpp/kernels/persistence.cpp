@@ -14,9 +14,31 @@ void write_edge(Edge edge, std::int32_t* out) {
 }
 
 bool sorts_before(const Bar& a, const Bar& b) {
-  return std::tie(a.dimension, a.birth, a.death, a.birth_edge[0], a.birth_edge[1], a.death_edge[0],
-                  a.death_edge[1]) < std::tie(b.dimension, b.birth, b.death, b.birth_edge[0],
-                                              b.birth_edge[1], b.death_edge[0], b.death_edge[1]);
+  return std::tie(a.birth, a.death, a.birth_edge[0], a.birth_edge[1]) <
+         std::tie(b.birth, b.death, b.birth_edge[0], b.birth_edge[1]);
+}
+
+// Edges between two looks at whether anything is left to find.
+constexpr std::uint32_t kSlice = 64;
+
+// Adds edges until no later one can change anything.
+void run(EdgeOrder& order, FlagHomology& homology) {
+  const std::vector<Edge>& edges = order.edges();
+  homology.reset(order.vertices());
+  FlagHomology::Rest rest = FlagHomology::Rest::unknown;
+  Edge awaited = 0;
+  std::uint32_t look_again = 0;
+  std::uint32_t begin = 0;
+  while (begin < edges.size() || order.next()) {
+    const auto end = std::min(static_cast<std::uint32_t>(edges.size()), begin + kSlice);
+    homology.add(edges, begin, end, order.radius_begin());
+    begin = end;
+    if (end < look_again) continue;
+    if (rest == FlagHomology::Rest::opens && !homology.joined(awaited)) continue;
+    rest = homology.look_ahead(order, awaited);
+    if (rest == FlagHomology::Rest::nothing) return;
+    if (homology.components() == 1 && homology.cycles() == 0) look_again = end + end / 8;
+  }
 }
 
 }  // namespace
@@ -28,11 +50,7 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   FlagHomology& homology = workspace.homology;
   order.assign(attention, options.symmetrize, options.metric);
   const std::vector<Edge>& edges = order.edges();
-  const auto count = static_cast<std::uint32_t>(edges.size());
-  homology.reset(order.vertices());
-  homology.add(edges, 0, count, order.radius_begin());
-
-  const auto first = static_cast<std::ptrdiff_t>(bars.size());
+  run(order, homology);
   for (const std::uint32_t merge : homology.merges()) {
     Bar bar{0.0, order.dissimilarity(merge), {-1, -1}, {-1, -1}, 0};
     if (bar.death == 0.0) continue;
@@ -41,15 +59,21 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   }
   bars.push_back({0.0, std::numeric_limits<double>::infinity(), {-1, -1}, {-1, -1}, 0});
   if (options.max_dimension >= 1) {
-    for (const FlagHomology::Cycle& cycle : homology.closed()) {
+    const auto first = static_cast<std::ptrdiff_t>(bars.size());
+    for (const FlagHomology::Cycle& cycle : homology.classes()) {
+      // A class still open was born at the enclosing radius and ends there.
+      if (cycle.death == FlagHomology::kOpen) continue;
       Bar bar{order.dissimilarity(cycle.birth), order.dissimilarity(cycle.death), {}, {}, 1};
       if (bar.birth == bar.death) continue;
       write_edge(edges[cycle.birth], bar.birth_edge);
       write_edge(edges[cycle.death], bar.death_edge);
       bars.push_back(bar);
     }
+    // Classes come by age, so only those born at one distance can stand in another order.
+    if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {
+      std::sort(bars.begin() + first, bars.end(), sorts_before);
+    }
   }
-  std::sort(bars.begin() + first, bars.end(), sorts_before);
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                       \

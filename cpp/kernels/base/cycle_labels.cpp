@@ -68,9 +68,22 @@ void CycleLabels::drain() {
   }
 }
 
-// Rewrites a label in open classes, and first the closed classes that it leans on.
+// Rewrites a label in open classes where it holds a closed one.
 void CycleLabels::refresh(Id id) {
-  if (labels_[id].closed == closed_) return;
+  Label& label = labels_[id];
+  if (label.closed == closed_) return;
+  const Class* entries = arena_.data() + label.offset;
+  bool stale = false;
+  for (std::uint32_t k = 0; k < label.size; ++k) stale |= is_closed_[entries[k]] != 0;
+  if (stale) {
+    rewrite(id);
+  } else {
+    label.closed = closed_;
+  }
+}
+
+// Rewrites a label, and first the closed classes that it leans on.
+void CycleLabels::rewrite(Id id) {
   stack_.assign(1, id);
   while (!stack_.empty()) {
     const Id top = stack_.back();
@@ -119,16 +132,44 @@ CycleLabels::Id CycleLabels::sum(Id a, Id b) {
   refresh(b);
   if (labels_[a].size == 0) return labels_[b].size == 0 ? kZero : b;
   if (labels_[b].size == 0) return a;
-  toggle_all(a);
-  toggle_all(b);
-  drain();
+  add({a, b});
   return store();
 }
 
+// The sum of labels that are up to date, to `list_`.
+void CycleLabels::add(std::initializer_list<Id> ids) {
+  constexpr std::size_t kFew = 24;
+  std::size_t total = 0;
+  for (const Id id : ids) total += labels_[id].size;
+  if (total > kFew) {
+    for (const Id id : ids) toggle_all(id);
+    drain();
+    return;
+  }
+  Class sorted[kFew];
+  std::size_t size = 0;
+  for (const Id id : ids) {
+    const Label& label = labels_[id];
+    for (std::uint32_t k = 0; k < label.size; ++k) {
+      const Class entry = arena_[label.offset + k];
+      std::size_t at = size;
+      while (at > 0 && sorted[at - 1] < entry) --at;
+      if (at > 0 && sorted[at - 1] == entry) {
+        std::copy(sorted + at, sorted + size, sorted + at - 1);
+        --size;
+      } else {
+        std::copy_backward(sorted + at, sorted + size, sorted + size + 1);
+        sorted[at] = entry;
+        ++size;
+      }
+    }
+  }
+  list_.assign(sorted, sorted + size);
+}
+
 CycleLabels::Class CycleLabels::close(Id a, Id b, Id c, Id d) {
-  for (Id id : {a, b, c, d}) refresh(id);
-  for (Id id : {a, b, c, d}) toggle_all(id);
-  drain();
+  for (const Id id : {a, b, c, d}) refresh(id);
+  add({a, b, c, d});
   if (list_.empty()) return kNone;
   const Class youngest = list_[0];
   is_closed_[youngest] = 1;

@@ -7,6 +7,9 @@
 #include <limits>
 #include <numeric>
 #include <type_traits>
+#include <utility>
+
+#include "kernels/base/radix_sort.h"
 
 namespace attnscope {
 namespace {
@@ -36,28 +39,42 @@ FloatOf<Key> weight_of_key(Key key) {
   return -std::bit_cast<FloatOf<Key>>(static_cast<Key>(key - kOne<Key>));
 }
 
+// True when everything above the diagonal is a zero of either sign; columns are contiguous in a row.
+template <class Scalar>
+bool is_lower(const Scalar* data, Index n, Index row_stride) {
+  using Bits = std::conditional_t<
+      sizeof(Scalar) == 8, std::uint64_t,
+      std::conditional_t<sizeof(Scalar) == 4, std::uint32_t, std::uint16_t>>;
+  constexpr Bits kMagnitude = std::numeric_limits<std::make_signed_t<Bits>>::max();
+  for (Index i = 0; i < n; ++i) {
+    Bits seen = 0;
+    for (Index j = i + 1; j < n; ++j) {
+      seen = static_cast<Bits>(seen | std::bit_cast<Bits>(data[i * row_stride + j]));
+    }
+    if ((seen & kMagnitude) != 0) return false;
+  }
+  return true;
+}
+
 // Rows of a tile of the transpose that are read together: a cache line of float32.
 constexpr Index kTile = 16;
 
+// The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled to know
+// where that is. Few pairs are one batch.
+constexpr std::size_t kFirst = 5;
+constexpr std::size_t kLater = 3;
+constexpr std::size_t kSample = 128;
+constexpr std::size_t kOneBatch = 1024;
+
 }  // namespace
 
-template <>
-EdgeOrder::Keys<std::uint32_t>& EdgeOrder::keys<std::uint32_t>() {
-  return narrow_keys_;
-}
-template <>
-EdgeOrder::Keys<std::uint64_t>& EdgeOrder::keys<std::uint64_t>() {
-  return wide_keys_;
-}
-
 // Stores the keys of `row` to all smaller columns, and what they say about both ends.
-template <class Key>
-void EdgeOrder::take_row(Index row, const Key* row_keys) {
+template <class S, class Key>
+void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys) {
   constexpr int kCoarse = std::numeric_limits<Key>::digits - 16;
-  Keys<Key>& store = keys<Key>();
-  Key* triangle = store.triangle.data() + row * (row - 1) / 2;
-  Key* farthest = store.farthest.data();
-  std::uint32_t* remoteness = remoteness_.data();
+  Key* __restrict__ triangle = sorter.triangle.data() + row * (row - 1) / 2;
+  Key* __restrict__ farthest = sorter.farthest.data();
+  std::uint32_t* __restrict__ remoteness = remoteness_.data();
   Key largest = 0;
   std::uint32_t sum = 0;
   for (Index j = 0; j < row; ++j) {
@@ -73,35 +90,45 @@ void EdgeOrder::take_row(Index row, const Key* row_keys) {
   remoteness[row] = sum;
 }
 
-template <class Key, class Scalar, class Combine>
-void EdgeOrder::fill(const MatrixView<Scalar>& attention, Combine combine) {
+template <class S, class Scalar, class Combine>
+void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine) {
+  using Key = typename decltype(sorter.triangle)::value_type;
   using Float = FloatOf<Key>;
   // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
   const bool by_rows = attention.innerStride() <= attention.outerStride();
   const Index outer = by_rows ? attention.outerStride() : attention.innerStride();
   const Index inner = by_rows ? attention.innerStride() : attention.outerStride();
   const Scalar* data = attention.data();
-  Keys<Key>& store = keys<Key>();
-  store.row.resize(static_cast<std::size_t>(n_));
-  store.columns.resize(static_cast<std::size_t>(n_ * kTile));
+  sorter.row.resize(static_cast<std::size_t>(n_));
+  Key* __restrict__ row = sorter.row.data();
+  if (inner == 1 && is_lower(data, n_, outer)) {
+    for (Index i = 1; i < n_; ++i) {
+      const Scalar* source = data + i * outer;
+      for (Index j = 0; j < i; ++j) {
+        row[j] = key_of_weight<Key>(combine(static_cast<Float>(source[j]), Float(0)));
+      }
+      take_row(sorter, i, row);
+    }
+    return;
+  }
+  sorter.columns.resize(static_cast<std::size_t>(n_ * kTile));
   for (Index first = 0; first < n_; first += kTile) {
     const Index last = std::min(first + kTile, n_);
     for (Index j = 0; j + 1 < last; ++j) {
       const Scalar* source = data + j * outer;
       for (Index i = std::max(first, j + 1); i < last; ++i) {
-        store.columns[(i - first) * n_ + j] =
+        sorter.columns[(i - first) * n_ + j] =
             std::bit_cast<Key>(static_cast<Float>(source[i * inner]));
       }
     }
     for (Index i = std::max<Index>(first, 1); i < last; ++i) {
       const Scalar* source = data + i * outer;
-      const Key* column = store.columns.data() + (i - first) * n_;
-      Key* row = store.row.data();
+      const Key* column = sorter.columns.data() + (i - first) * n_;
       for (Index j = 0; j < i; ++j) {
         const Float a = static_cast<Float>(source[j * inner]);
         row[j] = key_of_weight<Key>(combine(a, std::bit_cast<Float>(column[j])));
       }
-      take_row(i, row);
+      take_row(sorter, i, row);
     }
   }
 }
@@ -115,85 +142,109 @@ void EdgeOrder::fill_hellinger(const MatrixView<Scalar>& attention) {
       roots_[i * n_ + j] = entry > 0.0 ? std::sqrt(entry) : 0.0;
     }
   }
-  wide_keys_.row.resize(static_cast<std::size_t>(n_));
+  broad_.row.resize(static_cast<std::size_t>(n_));
   for (Index i = 1; i < n_; ++i) {
     for (Index j = 0; j < i; ++j) {
       const Eigen::Map<const Eigen::ArrayXd> a(roots_.data() + i * n_, n_);
       const Eigen::Map<const Eigen::ArrayXd> b(roots_.data() + j * n_, n_);
-      wide_keys_.row[j] = std::bit_cast<std::uint64_t>(std::sqrt(0.5 * (a - b).square().sum()));
+      broad_.row[j] = std::bit_cast<std::uint64_t>(std::sqrt(0.5 * (a - b).square().sum()));
     }
-    take_row(i, wide_keys_.row.data());
+    take_row(broad_, i, broad_.row.data());
   }
 }
 
-// One pass shares the edges out over buckets of equal width in the key; a bucket holds a few edges and is
-// sorted by itself. Keys are logarithms of weights, nearly, so the buckets fill evenly.
-template <class Key, class Entry>
-void EdgeOrder::sort(std::vector<Entry>& entries) {
-  const std::vector<Key>& triangle = keys<Key>().triangle;
-  const Key radius = *std::min_element(keys<Key>().farthest.begin(),
-                                       keys<Key>().farthest.begin() + n_);
-  const Index pairs = n_ * (n_ - 1) / 2;
-  Key smallest = radius;
-  for (Index k = 0; k < pairs; ++k) smallest = std::min(smallest, triangle[k]);
-  const int bits = std::min(16, static_cast<int>(std::bit_width(static_cast<std::uint64_t>(pairs))));
-  const int shift = std::max(0, static_cast<int>(std::bit_width(radius - smallest)) - bits);
-  const auto count = static_cast<std::size_t>((radius - smallest) >> shift) + 1;
-
-  buckets_.assign(count + 1, 0);
-  for (Index k = 0; k < pairs; ++k) {
-    if (triangle[k] <= radius) ++buckets_[((triangle[k] - smallest) >> shift) + 1];
+template <class S>
+void EdgeOrder::prepare(S& sorter) {
+  // One place more than there are pairs, for the write that is not kept.
+  const std::size_t pairs = sorter.triangle.size();
+  if (sorter.sorted.size() <= pairs) {
+    sorter.sorted.resize(pairs + 1);
+    sorter.scratch.resize(pairs + 1);
   }
-  std::partial_sum(buckets_.begin(), buckets_.end(), buckets_.begin());
-  const std::uint32_t total = buckets_[count];
-  entries.resize(total);
-  const Key* key = triangle.data();
+  sorter.radius = *std::min_element(sorter.farthest.begin(), sorter.farthest.begin() + n_);
+  sorter.sample.clear();
+  const std::size_t step = std::max<std::size_t>(32, pairs / kSample);
+  for (std::size_t k = step / 2; k < pairs; k += step) sorter.sample.push_back(sorter.triangle[k]);
+  std::sort(sorter.sample.begin(), sorter.sample.end());
+}
+
+template <class S>
+bool EdgeOrder::append(S& sorter) {
+  using Key = typename decltype(sorter.triangle)::value_type;
+  if (batches_ > 0 && sorter.taken == sorter.radius) return false;
+  // Keys in [from, to] make the batch.
+  const Key from = batches_ > 0 ? sorter.taken + 1 : 0;
+  const std::size_t part = (kFirst + kLater * batches_) * sorter.sample.size() / 16;
+  Key to = part < sorter.sample.size() ? sorter.sample[part] : sorter.radius;
+  if (sorter.triangle.size() < kOneBatch) to = sorter.radius;
+  to = std::clamp(to, from, sorter.radius);
+  ++batches_;
+  sorter.taken = to;
+
+  const std::size_t before = edges_.size();
+  auto* const batch = sorter.sorted.data() + before;
+  auto* out = batch;
+  const Key* key = sorter.triangle.data();
+  const Key width = to - from;
   for (Index i = 1; i < n_; ++i) {
     for (Index j = 0; j < i; ++j, ++key) {
-      if (*key > radius) continue;
-      Entry& entry = entries[buckets_[(*key - smallest) >> shift]++];
       const auto edge = static_cast<Edge>(i << 16 | j);
       if constexpr (std::is_same_v<Key, std::uint32_t>) {
-        entry = std::uint64_t{*key} << 32 | edge;
+        *out = std::uint64_t{*key} << 32 | edge;
       } else {
-        entry = {*key, edge};
+        *out = {*key, edge};
       }
+      out += static_cast<Key>(*key - from) <= width ? 1 : 0;
     }
   }
-  // Edges come in (row, column) order, so a bucket of equal keys is sorted already.
-  for (std::size_t b = 0, begin = 0; b < count; ++b) {
-    const std::size_t end = buckets_[b];
-    if (end - begin > 24) {
-      if (!std::is_sorted(entries.begin() + begin, entries.begin() + end)) {
-        std::sort(entries.begin() + begin, entries.begin() + end);
-      }
-    } else {
-      for (std::size_t k = begin + 1; k < end; ++k) {
-        const Entry entry = entries[k];
-        std::size_t at = k;
-        for (; at > begin && entry < entries[at - 1]; --at) entries[at] = entries[at - 1];
-        entries[at] = entry;
-      }
-    }
-    begin = end;
-  }
-  edges_.resize(total);
-  radius_begin_ = total;
-  for (std::uint32_t k = 0; k < total; ++k) {
+  const auto count = static_cast<std::size_t>(out - batch);
+  const auto key_of = [](const auto& entry) {
     if constexpr (std::is_same_v<Key, std::uint32_t>) {
-      edges_[k] = static_cast<Edge>(entries[k]);
+      return static_cast<Key>(entry >> 32);
     } else {
-      edges_[k] = static_cast<Edge>(entries[k].edge);
-    }
-  }
-  const auto key_at = [&](std::uint32_t k) {
-    if constexpr (std::is_same_v<Key, std::uint32_t>) {
-      return static_cast<Key>(entries[k] >> 32);
-    } else {
-      return entries[k].key;
+      return entry.key;
     }
   };
-  while (radius_begin_ > 0 && key_at(radius_begin_ - 1) == radius) --radius_begin_;
+  // Edges come in (row, column) order and the sort is stable, so it need not look at them.
+  Key lowest = to;
+  Key ones = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    lowest = std::min(lowest, key_of(batch[k]));
+    ones |= key_of(batch[k]);
+  }
+  radix_sort(batch, sorter.scratch.data(), count, lowest, ones, key_of, counts_);
+
+  edges_.resize(before + count);
+  for (std::size_t k = 0; k < count; ++k) {
+    if constexpr (std::is_same_v<Key, std::uint32_t>) {
+      edges_[before + k] = static_cast<Edge>(batch[k]);
+    } else {
+      edges_[before + k] = static_cast<Edge>(batch[k].edge);
+    }
+  }
+  radius_begin_ = static_cast<std::uint32_t>(before + count);
+  if (to == sorter.radius) {
+    while (radius_begin_ > before && key_of(batch[radius_begin_ - 1 - before]) == to) {
+      --radius_begin_;
+    }
+  }
+  return true;
+}
+
+template <class S>
+bool EdgeOrder::has_earlier_path(const S& sorter, Edge edge) const {
+  const auto entry = [&](std::size_t a, std::size_t b) {
+    if (a < b) std::swap(a, b);
+    return std::pair(sorter.triangle[a * (a - 1) / 2 + b], static_cast<Edge>(a << 16 | b));
+  };
+  const std::size_t u = edge_row(edge);
+  const std::size_t w = edge_column(edge);
+  const auto own = entry(u, w);
+  for (const std::size_t k : vertices_) {
+    if (k == u || k == w) continue;
+    if (entry(u, k) < own && entry(w, k) < own) return true;
+  }
+  return false;
 }
 
 template <class Scalar>
@@ -207,46 +258,64 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
   edges_.clear();
   radius_begin_ = 0;
+  batches_ = 0;
   if (n_ < 2) return;
 
-  const auto pairs = static_cast<std::size_t>(n_ * (n_ - 1) / 2);
+  const auto size = static_cast<std::size_t>(n_);
+  const auto ready = [size](auto& sorter) {
+    sorter.triangle.resize(size * (size - 1) / 2);
+    sorter.farthest.assign(size, 0);
+  };
   if (wide_) {
-    wide_keys_.triangle.resize(pairs);
-    wide_keys_.farthest.assign(static_cast<std::size_t>(n_), 0);
+    ready(broad_);
   } else {
-    narrow_keys_.triangle.resize(pairs);
-    narrow_keys_.farthest.assign(static_cast<std::size_t>(n_), 0);
+    ready(narrow_);
   }
   const auto larger = [](auto a, auto b) { return a > b ? a : b; };
   const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
   if (metric == Metric::hellinger) {
     fill_hellinger(attention);
   } else if (symmetrize == Symmetrize::mean) {
-    fill<std::uint64_t>(attention, [](double a, double b) { return 0.5 * (a + b); });
+    fill(broad_, attention, [](double a, double b) { return 0.5 * (a + b); });
   } else {
-    using Key = std::conditional_t<std::is_same_v<Scalar, double>, std::uint64_t, std::uint32_t>;
-    if (symmetrize == Symmetrize::max) {
-      fill<Key>(attention, larger);
+    const auto fill_one = [&](auto& sorter) {
+      if (symmetrize == Symmetrize::max) {
+        fill(sorter, attention, larger);
+      } else {
+        fill(sorter, attention, smaller);
+      }
+    };
+    if constexpr (std::is_same_v<Scalar, double>) {
+      fill_one(broad_);
     } else {
-      fill<Key>(attention, smaller);
+      fill_one(narrow_);
     }
   }
   if (wide_) {
-    sort<std::uint64_t>(wide_entries_);
+    prepare(broad_);
   } else {
-    sort<std::uint32_t>(narrow_);
+    prepare(narrow_);
   }
   std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
     return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;
   });
 }
 
+bool EdgeOrder::next() {
+  if (n_ < 2) return false;
+  return wide_ ? append(broad_) : append(narrow_);
+}
+
+bool EdgeOrder::enters_with_triangle(Edge edge) const {
+  return wide_ ? has_earlier_path(broad_, edge) : has_earlier_path(narrow_, edge);
+}
+
 double EdgeOrder::dissimilarity(std::uint32_t index) const {
   if (!wide_) {
-    return 1.0 - static_cast<double>(
-                     weight_of_key(static_cast<std::uint32_t>(narrow_[index] >> 32)));
+    const auto key = static_cast<std::uint32_t>(narrow_.sorted[index] >> 32);
+    return 1.0 - static_cast<double>(weight_of_key(key));
   }
-  const std::uint64_t key = wide_entries_[index].key;
+  const std::uint64_t key = broad_.sorted[index].key;
   return metric_ == Metric::hellinger ? std::bit_cast<double>(key) : 1.0 - weight_of_key(key);
 }
 

@@ -1,35 +1,42 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/base/flag_homology.h"
 
+#include <algorithm>
 #include <bit>
 #include <numeric>
 
+#include "kernels/base/bit_row.h"
+
 namespace attnscope {
 namespace {
+
+using bits::Word;
 
 constexpr std::uint32_t kLabelled = 0x80000000u;
 
 }  // namespace
 
 void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
-  n_ = static_cast<Index>(by_connection.size());
-  words_ = std::bit_ceil(static_cast<std::size_t>((n_ + 63) / 64));
+  const std::size_t n = by_connection.size();
+  n_ = static_cast<Index>(n);
+  words_ = (n + 63) / 64;
+  if (words_ > 2) words_ = (words_ + 3) / 4 * 4;
   components_ = n_;
   old_cycles_ = 0;
-  position_.resize(by_connection.size());
-  for (std::size_t k = 0; k < by_connection.size(); ++k) {
-    position_[by_connection[k]] = static_cast<std::uint16_t>(k);
-  }
-  rows_.assign(by_connection.size() * words_, 0);
-  cells_.resize(by_connection.size() * (by_connection.size() - 1) / 2);
-  parent_.resize(by_connection.size());
+  vertex_ = by_connection;
+  bit_.resize(n);
+  for (std::size_t k = 0; k < n; ++k) bit_[vertex_[k]] = static_cast<std::uint16_t>(k);
+  rows_.lines.clear();
+  rows_.resize(n * words_);
+  for (std::size_t k = 0; k < n; ++k) bits::insert(row(k), k);
+  reached_.resize(words_);
+  rest_.resize(words_);
+  cells_.assign(n * (n - 1) / 2, 0);
+  parent_.resize(n);
   std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
   merges_.clear();
-  closed_.clear();
-  births_.clear();
+  classes_.clear();
   labels_.reset();
-  lune_.resize(words_);
-  rest_.resize(words_);
 }
 
 std::uint32_t FlagHomology::root(std::uint32_t vertex) {
@@ -43,55 +50,50 @@ std::uint32_t FlagHomology::root(std::uint32_t vertex) {
 // The label of an edge: that of a triangle's third side is the sum of the other two, and the cell names a
 // triangle that the edge completed when it entered, so both other edges are older.
 CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
-  const std::size_t wanted = cell(u, w);
-  if (cells_[wanted] & kLabelled) return cells_[wanted] & ~kLabelled;
+  const auto known = [](std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; };
+  const std::uint32_t wanted = cells_[cell_of_bits(u, w)];
+  if (known(wanted)) return wanted & ~kLabelled;
   pending_.assign(1, {u, w});
+  CycleLabels::Id result = CycleLabels::kZero;
   while (!pending_.empty()) {
     const auto [a, b] = pending_.back();
-    const std::size_t at = cell(a, b);
-    const std::uint32_t apex = cells_[at];
-    if (apex & kLabelled) {
+    std::uint32_t& entry = cells_[cell_of_bits(a, b)];
+    if (known(entry)) {
       pending_.pop_back();
       continue;
     }
-    const std::uint32_t first = cells_[cell(a, apex)];
-    const std::uint32_t second = cells_[cell(b, apex)];
-    if (!(first & kLabelled)) pending_.push_back({a, apex});
-    if (!(second & kLabelled)) pending_.push_back({b, apex});
-    if ((first & second & kLabelled) == 0) continue;
-    cells_[at] = kLabelled | labels_.sum(first & ~kLabelled, second & ~kLabelled);
+    const std::uint32_t apex = entry - 1;
+    const std::uint32_t first = cells_[cell_of_bits(a, apex)];
+    const std::uint32_t second = cells_[cell_of_bits(b, apex)];
+    if (!known(first)) pending_.push_back({a, apex});
+    if (!known(second)) pending_.push_back({b, apex});
+    if (!known(first) || !known(second)) continue;
+    result = labels_.sum(first & ~kLabelled, second & ~kLabelled);
+    entry = result == CycleLabels::kZero ? 0 : kLabelled | result;
     pending_.pop_back();
   }
-  return cells_[wanted] & ~kLabelled;
+  return result;
 }
 
 template <int kWords>
 void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
-                         std::uint32_t position, const std::uint64_t* lune, std::uint64_t* rest) {
-  const std::size_t words = kWords > 0 ? static_cast<std::size_t>(kWords) : words_;
-  const std::uint64_t* rows = rows_.data();
-  // `rest` holds the vertices of the lune that are not known to be joined to the components found so
-  // far. Absorbing a reached vertex takes all its neighbours out of `rest`.
+                         std::uint32_t position) {
+  const std::size_t words = bits::count<kWords>(words_);
+  // The lune, split into the vertices known to be joined to the components found so far and the others.
+  Word* reached = reached_.words();
+  Word* rest = rest_.words();
+  bits::split<kWords>(row(u), row(w), row(apex), reached, rest, words);
   for (;;) {
-    bool grew = true;
     bool left = true;
-    while (grew && left) {
+    for (bool grew = true; grew && left;) {
       grew = false;
-      left = false;
-      for (std::size_t k = 0; k < words; ++k) {
-        for (std::uint64_t bits = rest[k]; bits != 0; bits &= rest[k]) {
-          const auto vertex = k * 64 + static_cast<std::size_t>(std::countr_zero(bits));
-          bits &= bits - 1;
-          const std::uint64_t* row = rows + vertex * words;
-          std::uint64_t touches = 0;
-          for (std::size_t q = 0; q < words; ++q) touches |= row[q] & lune[q] & ~rest[q];
-          if (touches == 0) {
-            left = true;
-            continue;
-          }
-          rest[k] &= ~(std::uint64_t{1} << (vertex & 63));
-          for (std::size_t q = 0; q < words; ++q) rest[q] &= ~row[q];
+      for (std::size_t k = 0; k < words && left; ++k) {
+        for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
+          const auto vertex = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+          open &= open - 1;
+          if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
           grew = true;
+          left = bits::move<kWords>(row(vertex), rest, reached, words);
         }
       }
     }
@@ -103,66 +105,46 @@ void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
     const CycleLabels::Class gone =
         labels_.close(label(u, apex), label(w, apex), label(u, vertex), label(w, vertex));
     if (gone != CycleLabels::kNone) {
-      if (births_[gone] < last_group_) --old_cycles_;
-      closed_.push_back({births_[gone], position});
+      if (classes_[gone].birth < last_group_) --old_cycles_;
+      classes_[gone].death = position;
       if (labels_.alive() == 0) return;
     }
-    const std::uint64_t* row = rows + vertex * words;
-    rest[k] &= rest[k] - 1;
-    for (std::size_t q = 0; q < words; ++q) rest[q] &= ~row[q];
+    if (!bits::move<kWords>(row(vertex), rest, reached, words)) return;
   }
 }
 
 template <int kWords>
 void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
                              std::uint32_t last_group) {
-  const std::size_t words = kWords > 0 ? static_cast<std::size_t>(kWords) : words_;
-  std::uint64_t local_lune[kWords > 0 ? kWords : 1];
-  std::uint64_t local_rest[kWords > 0 ? kWords : 1];
-  std::uint64_t* lune = kWords > 0 ? local_lune : lune_.data();
-  std::uint64_t* rest = kWords > 0 ? local_rest : rest_.data();
+  const std::size_t words = bits::count<kWords>(words_);
+  Word* const rows = rows_.words();
   for (std::uint32_t e = begin; e < end; ++e) {
     if (e >= last_group && components_ == 1 && old_cycles_ == 0) return;
-    const std::uint32_t u = position_[edge_row(edges[e])];
-    const std::uint32_t w = position_[edge_column(edges[e])];
-    std::uint64_t* row_u = rows_.data() + u * words;
-    std::uint64_t* row_w = rows_.data() + w * words;
-    std::uint64_t any = 0;
-    for (std::size_t k = 0; k < words; ++k) {
-      lune[k] = row_u[k] & row_w[k];
-      any |= lune[k];
-    }
-    std::uint32_t& entry = cells_[cell(u, w)];
-    if (any == 0) {
+    const std::uint32_t u = bit_[edge_row(edges[e])];
+    const std::uint32_t w = bit_[edge_column(edges[e])];
+    Word* const row_u = rows + u * words;
+    Word* const row_w = rows + w * words;
+    const std::uint32_t apex = bits::first_common<kWords>(row_u, row_w, words);
+    if (apex == bits::kNone) {
       const std::uint32_t a = components_ > 1 ? root(u) : 0;
       const std::uint32_t b = components_ > 1 ? root(w) : 0;
       if (a != b) {
         parent_[a] = static_cast<std::uint16_t>(b);
         --components_;
         merges_.push_back(e);
-        entry = kLabelled | CycleLabels::kZero;
       } else {
-        entry = kLabelled | labels_.open();
-        births_.push_back(e);
+        cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = kLabelled | labels_.open();
+        classes_.push_back({e, kOpen});
         if (e < last_group) ++old_cycles_;
       }
-    } else if (labels_.alive() == 0) {
-      entry = kLabelled | CycleLabels::kZero;
-    } else {
-      std::size_t k = 0;
-      while (lune[k] == 0) ++k;
-      const auto apex =
-          static_cast<std::uint32_t>(k * 64 + static_cast<std::size_t>(std::countr_zero(lune[k])));
-      entry = apex;
-      const std::uint64_t* row = rows_.data() + apex * words;
-      std::uint64_t left = 0;
-      for (std::size_t q = 0; q < words; ++q) rest[q] = lune[q] & ~row[q];
-      rest[k] &= ~(std::uint64_t{1} << (apex & 63));
-      for (std::size_t q = 0; q < words; ++q) left |= rest[q];
-      if (left != 0) close<kWords>(u, w, apex, e, lune, rest);
+    } else if (labels_.alive() != 0) {
+      cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = apex + 1;
+      if (bits::meet_outside<kWords>(row_u, row_w, rows + apex * words, words)) {
+        close<kWords>(u, w, apex, e);
+      }
     }
-    row_u[w >> 6] |= std::uint64_t{1} << (w & 63);
-    row_w[u >> 6] |= std::uint64_t{1} << (u & 63);
+    bits::insert(row_u, w);
+    bits::insert(row_w, u);
   }
 }
 
@@ -183,6 +165,41 @@ void FlagHomology::add(const std::vector<Edge>& edges, std::uint32_t begin, std:
     default:
       return add_words<0>(edges, begin, end, last_group);
   }
+}
+
+FlagHomology::Rest FlagHomology::look_ahead(const EdgeOrder& order, Edge& awaited) {
+  if (components_ > 1 || cycles() > 0) return Rest::unknown;
+  Word* const beyond = rest_.words();
+  Index patience = 8 * n_;
+  for (std::size_t u = 1; u < static_cast<std::size_t>(n_); ++u) {
+    const Word* const own = row(u);
+    // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
+    // neighbours come first, so it is soon empty.
+    const std::size_t used = u / 64 + 1;
+    Word any = 0;
+    for (std::size_t k = 0; k < used; ++k) {
+      const Word before = k * 64 + 64 <= u ? ~Word{0} : (Word{1} << (u & 63)) - 1;
+      any |= beyond[k] = before & ~own[k];
+    }
+    for (std::size_t k = 0; k < words_ && any != 0; ++k) {
+      for (Word open = own[k]; open != 0 && any != 0; open &= open - 1) {
+        const Word* const via = row(k * 64 + static_cast<std::size_t>(std::countr_zero(open)));
+        any = 0;
+        for (std::size_t q = 0; q < used; ++q) any |= beyond[q] &= ~via[q];
+      }
+    }
+    if (any == 0) continue;
+    for (std::size_t k = 0; k < used; ++k) {
+      for (Word open = beyond[k]; open != 0; open &= open - 1) {
+        const std::uint32_t a = vertex_[u];
+        const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
+        awaited = std::max(a, b) << 16 | std::min(a, b);
+        if (!order.enters_with_triangle(awaited)) return Rest::opens;
+        if (--patience == 0) return Rest::unknown;
+      }
+    }
+  }
+  return Rest::nothing;
 }
 
 }  // namespace attnscope

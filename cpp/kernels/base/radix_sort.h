@@ -1,0 +1,72 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <bit>
+#include <cstddef>
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+namespace attnscope {
+
+// Sorts `count` entries by key_of(entry), stably. `lowest` is the smallest key and `ones` the bitwise or of
+// all keys; `scratch` holds as many entries, `counts` is scratch too.
+//
+// Two counting passes over the leading digits leave nearly distinct keys nearly sorted, which an insertion
+// pass finishes; where it meets too much disorder (most keys equal in their leading digits) all digits are
+// sorted instead. Cost O(count), at worst O(count · bits/11).
+template <class Entry, class KeyOf, class Key>
+void radix_sort(Entry* entries, Entry* scratch, std::size_t count, Key lowest, Key ones,
+                KeyOf key_of, std::vector<std::uint32_t>& counts) {
+  if (count < 2 || ones == lowest) return;
+  // Trailing zeros that all keys share, as those of half types, need no sorting.
+  const int low = std::countr_zero(ones);
+  const int bits = static_cast<int>(std::bit_width(static_cast<Key>(ones - lowest))) - low;
+  // Digits as wide as the counts can be cleared and summed for less than the entries cost.
+  const int digit = std::clamp(static_cast<int>(std::bit_width(count)) - 1, 4, 11);
+  const std::size_t values = std::size_t{1} << digit;
+
+  const auto digits_of = [&](const Entry& entry) {
+    return static_cast<Key>(key_of(entry) - lowest);
+  };
+  const auto pass = [&](const Entry* from, Entry* to, int shift) {
+    counts.assign(values, 0);
+    const Key mask = static_cast<Key>(values - 1);
+    for (std::size_t k = 0; k < count; ++k) ++counts[(digits_of(from[k]) >> shift) & mask];
+    std::uint32_t sum = 0;
+    for (std::uint32_t& entry : counts) sum += std::exchange(entry, sum);
+    for (std::size_t k = 0; k < count; ++k) {
+      to[counts[(digits_of(from[k]) >> shift) & mask]++] = from[k];
+    }
+  };
+  const auto all_digits = [&] {
+    Entry* from = entries;
+    Entry* to = scratch;
+    for (int shift = low; shift < low + bits; shift += digit) {
+      pass(from, to, shift);
+      std::swap(from, to);
+    }
+    if (from != entries) std::copy(from, from + count, entries);
+  };
+
+  if (bits <= digit) return all_digits();
+  const int shift = std::max(low, low + bits - 2 * digit);
+  pass(entries, scratch, shift);
+  pass(scratch, entries, shift + digit);
+  if (shift == low) return;
+  std::size_t budget = 4 * count;
+  for (std::size_t k = 1; k < count; ++k) {
+    if (!(key_of(entries[k]) < key_of(entries[k - 1]))) continue;
+    const Entry entry = entries[k];
+    const Key key = key_of(entry);
+    std::size_t at = k;
+    for (; at > 0 && key < key_of(entries[at - 1]); --at) entries[at] = entries[at - 1];
+    entries[at] = entry;
+    const std::size_t moved = k - at;
+    if (moved > budget) return all_digits();
+    budget -= moved;
+  }
+}
+
+}  // namespace attnscope
