@@ -110,6 +110,16 @@ void split(const Word* a, const Word* b, const Word* c, Word* in, Word* out, std
   });
 }
 
+// from := from \ row; whether anything is left.
+template <int kWords>
+bool remove(const Word* row, Word* from, std::size_t words) {
+  return any_of<kWords>(words, [=](std::size_t k, auto kind) {
+    const auto kept = at(from, k, kind) & ~at(row, k, kind);
+    put(from, k, kept);
+    return kept;
+  });
+}
+
 // Moves from ∩ row into `to`; whether anything is left in `from`.
 template <int kWords>
 bool move(const Word* row, Word* from, Word* to, std::size_t words) {

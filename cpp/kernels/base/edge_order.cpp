@@ -233,16 +233,12 @@ bool EdgeOrder::append(S& sorter) {
 
 template <class S>
 bool EdgeOrder::has_earlier_path(const S& sorter, Edge edge) const {
-  const auto entry = [&](std::size_t a, std::size_t b) {
-    if (a < b) std::swap(a, b);
-    return std::pair(sorter.triangle[a * (a - 1) / 2 + b], static_cast<Edge>(a << 16 | b));
-  };
   const std::size_t u = edge_row(edge);
   const std::size_t w = edge_column(edge);
-  const auto own = entry(u, w);
+  const auto own = entry(sorter, u, w);
   for (const std::size_t k : vertices_) {
     if (k == u || k == w) continue;
-    if (entry(u, k) < own && entry(w, k) < own) return true;
+    if (entry(sorter, u, k) < own && entry(sorter, w, k) < own) return true;
   }
   return false;
 }
@@ -304,6 +300,13 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
 bool EdgeOrder::next() {
   if (n_ < 2) return false;
   return wide_ ? append(broad_) : append(narrow_);
+}
+
+bool EdgeOrder::precedes(Edge a, Edge b) const {
+  const auto before = [=](const auto& sorter) {
+    return entry(sorter, edge_row(a), edge_column(a)) < entry(sorter, edge_row(b), edge_column(b));
+  };
+  return wide_ ? before(broad_) : before(narrow_);
 }
 
 bool EdgeOrder::enters_with_triangle(Edge edge) const {

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <utility>
 #include <vector>
 
 #include "kernels/base/matrix_view.h"
@@ -44,6 +45,8 @@ class EdgeOrder {
   double dissimilarity(std::uint32_t index) const;
   // All vertices, the best connected first.
   const std::vector<std::uint16_t>& vertices() const { return vertices_; }
+  // Whether edge a comes before edge b.
+  bool precedes(Edge a, Edge b) const;
   // Whether some vertex is joined to both ends of `edge` by edges that come before it: then it enters
   // with a common neighbour.
   bool enters_with_triangle(Edge edge) const;
@@ -82,6 +85,11 @@ class EdgeOrder {
   void prepare(S& sorter);
   template <class S>
   bool append(S& sorter);
+  template <class S>
+  static auto entry(const S& sorter, std::size_t a, std::size_t b) {
+    if (a < b) std::swap(a, b);
+    return std::pair(sorter.triangle[a * (a - 1) / 2 + b], static_cast<Edge>(a << 16 | b));
+  }
   template <class S>
   bool has_earlier_path(const S& sorter, Edge edge) const;
 

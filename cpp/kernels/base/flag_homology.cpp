@@ -148,58 +148,73 @@ void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin
   }
 }
 
-void FlagHomology::add(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
-                       std::uint32_t last_group) {
-  last_group_ = last_group;
+// Calls work<kWords>() for the row length at hand.
+template <class Work>
+auto FlagHomology::unrolled(Work work) {
   switch (words_) {
     case 1:
-      return add_words<1>(edges, begin, end, last_group);
+      return work.template operator()<1>();
     case 2:
-      return add_words<2>(edges, begin, end, last_group);
+      return work.template operator()<2>();
     case 4:
-      return add_words<4>(edges, begin, end, last_group);
+      return work.template operator()<4>();
     case 8:
-      return add_words<8>(edges, begin, end, last_group);
+      return work.template operator()<8>();
     case 16:
-      return add_words<16>(edges, begin, end, last_group);
+      return work.template operator()<16>();
     default:
-      return add_words<0>(edges, begin, end, last_group);
+      return work.template operator()<0>();
   }
+}
+
+template <int kWords>
+FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& awaited) {
+  const std::size_t words = bits::count<kWords>(words_);
+  Word* const beyond = rest_.words();
+  Rest rest = Rest::nothing;
+  Index patience = 2 * n_;
+  // Badly connected vertices come first: they are the ones with something left.
+  for (auto u = static_cast<std::size_t>(n_ - 1); u > 0; --u) {
+    const Word* const own = rows_.words() + u * words;
+    // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
+    // neighbours come first, so it is soon empty.
+    for (std::size_t k = 0; k < words; ++k) {
+      const Word before = k * 64 + 64 <= u ? ~Word{0} : k * 64 > u ? 0 : (Word{1} << (u & 63)) - 1;
+      beyond[k] = before & ~own[k];
+    }
+    bool left = true;
+    for (std::size_t k = 0; k < words && left; ++k) {
+      for (Word open = own[k]; open != 0 && left; open &= open - 1) {
+        const auto via = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+        left = bits::remove<kWords>(rows_.words() + via * words, beyond, words);
+      }
+    }
+    for (std::size_t k = 0; k < words && left; ++k) {
+      for (Word open = beyond[k]; open != 0; open &= open - 1) {
+        const std::uint32_t a = vertex_[u];
+        const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
+        const Edge edge = std::max(a, b) << 16 | std::min(a, b);
+        if (--patience == 0) return rest == Rest::opens ? rest : Rest::unknown;
+        // Of the edges that will open a class the last is the one worth waiting for.
+        if (rest == Rest::opens && order.precedes(edge, awaited)) continue;
+        if (order.enters_with_triangle(edge)) continue;
+        rest = Rest::opens;
+        awaited = edge;
+      }
+    }
+  }
+  return rest;
 }
 
 FlagHomology::Rest FlagHomology::look_ahead(const EdgeOrder& order, Edge& awaited) {
   if (components_ > 1 || cycles() > 0) return Rest::unknown;
-  Word* const beyond = rest_.words();
-  Index patience = 8 * n_;
-  for (std::size_t u = 1; u < static_cast<std::size_t>(n_); ++u) {
-    const Word* const own = row(u);
-    // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
-    // neighbours come first, so it is soon empty.
-    const std::size_t used = u / 64 + 1;
-    Word any = 0;
-    for (std::size_t k = 0; k < used; ++k) {
-      const Word before = k * 64 + 64 <= u ? ~Word{0} : (Word{1} << (u & 63)) - 1;
-      any |= beyond[k] = before & ~own[k];
-    }
-    for (std::size_t k = 0; k < words_ && any != 0; ++k) {
-      for (Word open = own[k]; open != 0 && any != 0; open &= open - 1) {
-        const Word* const via = row(k * 64 + static_cast<std::size_t>(std::countr_zero(open)));
-        any = 0;
-        for (std::size_t q = 0; q < used; ++q) any |= beyond[q] &= ~via[q];
-      }
-    }
-    if (any == 0) continue;
-    for (std::size_t k = 0; k < used; ++k) {
-      for (Word open = beyond[k]; open != 0; open &= open - 1) {
-        const std::uint32_t a = vertex_[u];
-        const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
-        awaited = std::max(a, b) << 16 | std::min(a, b);
-        if (!order.enters_with_triangle(awaited)) return Rest::opens;
-        if (--patience == 0) return Rest::unknown;
-      }
-    }
-  }
-  return Rest::nothing;
+  return unrolled([&]<int kWords>() { return look_ahead_words<kWords>(order, awaited); });
+}
+
+void FlagHomology::add(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
+                       std::uint32_t last_group) {
+  last_group_ = last_group;
+  unrolled([&]<int kWords>() { add_words<kWords>(edges, begin, end, last_group); });
 }
 
 }  // namespace attnscope

@@ -70,6 +70,10 @@ class FlagHomology {
   template <int kWords>
   void add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
                  std::uint32_t last_group);
+  template <int kWords>
+  Rest look_ahead_words(const EdgeOrder& order, Edge& awaited);
+  template <class Work>
+  auto unrolled(Work work);
   // Splits the lune of (u, w), whose first vertex is `apex`, and closes what its components close.
   template <int kWords>
   void close(std::uint32_t u, std::uint32_t w, std::uint32_t apex, std::uint32_t position);
