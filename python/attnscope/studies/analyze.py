@@ -17,7 +17,7 @@ from attnscope.results import Results
 from attnscope.studies.config import Study
 from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.plan import Input, Unit, batches
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
+from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns, head_mean
 from attnscope.studies.samples import samples_table
 from attnscope.studies.sources import Sentence
 
@@ -110,7 +110,7 @@ class _Chosen(Recipe):
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
         heads = layer.matrices()
         lengths = layer.lengths[:, None]
-        mean = heads.mean(dim=1, keepdim=True, dtype=torch.float64)
+        mean = head_mean(heads)
         for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
             found = measure(maps, self.asked, lengths=lengths, **self.options)
             place(found, batch, number, names, maps.shape[-1], self._thresholds(), rows)

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from attnscope.results import KEYS, Results
 
@@ -139,6 +141,21 @@ class Recipe(ABC):
             results: the run's tables so far.
         """
         return {}
+
+
+def head_mean(heads: Tensor) -> Tensor:
+    """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
+
+    Head by head: `torch.mean` with another dtype first copies all heads into it, which is two layers' worth
+    of memory.
+
+    Args:
+        heads: one layer's maps.
+    """
+    mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
+    for head in heads.unbind(1):
+        mean += head
+    return mean.div_(heads.shape[1]).unsqueeze(1)
 
 
 def bar_columns(barcodes: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from attnscope.metrics.measure import measure
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
+from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns, head_mean
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -83,6 +83,17 @@ HEADS: tuple[Reading, ...] = (
     _plain("participation_ratio"),
     _plain("participation_ratio", "participation_ratio_eigen", spectrum="eigen"),
     _plain("participation_ratio", "participation_ratio_laplacian", spectrum="laplacian"),
+    _plain("stable_rank"),
+    _plain("effective_rank"),
+    _plain("spectral_gap"),
+    _plain("spectral_ratio"),
+    _fields(
+        "marchenko_pastur",
+        {
+            f"mp_{field}": field
+            for field in ("ks", "wasserstein", "outliers", "outlier_energy", "largest", "edge")
+        },
+    ),
     _by_dimension("bar_count"),
     _by_dimension("total_persistence"),
     _by_dimension("max_persistence"),
@@ -118,7 +129,7 @@ class SinkStudy(Recipe):
         """
         heads = layer.matrices()
         lengths = layer.lengths[:, None]
-        mean = heads.mean(dim=1, keepdim=True, dtype=torch.float64)
+        mean = head_mean(heads)
         for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
             keys: dict[str, Any] = {
                 "sample": _each(batch.samples, len(names)),
