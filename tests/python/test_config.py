@@ -102,6 +102,11 @@ def test_an_unknown_recipe_or_metric_is_refused():
         recipe_of(Study(models="a", texts="b", metrics="fiedler"))
 
 
+def test_a_protocol_that_a_recipe_cannot_follow_is_refused():
+    with pytest.raises(ConfigError, match="sink_study follows exact, not ruscio2025; its functions are in"):
+        recipe_of(Study(models="a", texts="b", protocols="both"))
+
+
 def test_set_key_reaches_every_place():
     data = {"models": "gpt2", "texts": [{"path": "a"}, {"path": "b"}]}
     for assignment in ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]"):

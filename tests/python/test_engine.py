@@ -95,6 +95,41 @@ def test_baselines_are_uniform_attention_of_every_length(tmp_path, llama, texts)
     assert graphs["value"].item() == pytest.approx(6 / 36)
 
 
+def test_divergence_and_alignment_of_every_head(tmp_path, llama, texts):
+    made = study(
+        tmp_path, str(llama), str(texts), metrics=["head_divergence", "geometric_semantic_alignment"]
+    )
+    results = run(made)
+    heads, samples = results.table("heads"), results.table("samples")
+    mean = heads[heads["head"] == -1]
+    assert mean[["head_divergence", "alignment_value"]].isna().all().all()
+    assert mean["alignment_hidden"].notna().all()
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(llama, attn_implementation="eager").eval()
+    ids = torch.tensor([list(samples["token_ids"][5])])
+    with torch.no_grad():
+        out = model(ids, output_attentions=True, output_hidden_states=True)
+        block = model.model.layers[1]
+        value = block.self_attn.v_proj(block.input_layernorm(out.hidden_states[1]))
+    value = value.view(1, ids.shape[1], 2, -1).transpose(1, 2).repeat_interleave(2, 1)
+    rows = heads[(heads["sample"] == 5) & (heads["layer"] == 1) & (heads["head"] >= 0)]
+    maps, hidden = out.attentions[1][0].double(), out.hidden_states[1][0].double()
+    average = maps.mean(0)
+    inside = torch.ones_like(average).tril().bool()
+    terms = torch.where(inside, maps * (maps.clamp_min(1e-300) / average.clamp_min(1e-300)).log(), 0.0)
+    np.testing.assert_allclose(rows["head_divergence"], terms.sum(-1).mean(-1), rtol=1e-4)
+    pairs = inside & ~torch.eye(len(average), dtype=torch.bool)
+    for column, states in (
+        ("alignment_value", value[0].double()),
+        ("alignment_hidden", hidden.expand(4, -1, -1)),
+    ):
+        unit = torch.nn.functional.normalize(states, dim=-1)
+        cosine = unit @ unit.mT
+        expected = [np.corrcoef(maps[head][pairs], cosine[head][pairs])[0, 1] for head in range(4)]
+        np.testing.assert_allclose(rows[column], expected, atol=1e-4)
+
+
 def test_bars_are_stored_when_asked_for(tmp_path, llama, texts):
     results = run(
         study(tmp_path, str(llama), str(texts), bars=True, metrics=["bar_count", "total_persistence"])

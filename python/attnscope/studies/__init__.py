@@ -36,4 +36,10 @@ def recipe_of(study: Study) -> Recipe:
     for metric in study.metrics:
         if metric not in known:
             raise ConfigError(f"metrics: {study.study} has no metric {metric!r}{nearest(metric, known)}")
+    for protocol in study.protocols:
+        if protocol not in recipe.protocols:
+            raise ConfigError(
+                f"protocols: {study.study} follows {', '.join(recipe.protocols)}, not {protocol}"
+                f"{'' if protocol == 'exact' else f'; its functions are in attnscope.protocols.{protocol}'}"
+            )
     return recipe(study)

@@ -83,7 +83,9 @@ def analyze(
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
         tensors = padded(batch, encoder.pad_id, loaded.device)
-        for number, layer in self_attention(loaded, tensors, layers=layers, sites=recipe.sites()):
+        for number, layer in self_attention(
+            loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
+        ):
             recipe.measure(layer, number, batch, rows)
     tables = {"samples": samples_table(unit, encoder), **rows.finish()}
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})

@@ -292,7 +292,11 @@ class Engine:
         inputs = padded(batch, pad_id, loaded.device)
         causal, inside, began = True, 0.0, time.perf_counter()
         for number, layer in self_attention(
-            loaded.model, inputs, layers=self.study.layers or None, sites=self.recipe.sites()
+            loaded.model,
+            inputs,
+            layers=self.study.layers or None,
+            sites=self.recipe.sites(),
+            extra=self.recipe.extra_sites(),
         ):
             measuring = time.perf_counter()
             # in a causal map the first query sees the first key alone

@@ -16,7 +16,7 @@ from attnscope.studies.plan import Input
 from attnscope.studies.recipe import Batch
 
 if TYPE_CHECKING:
-    from attnscope.capture import Layer
+    from attnscope.capture import Layer, Tape
 
 
 def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
@@ -54,6 +54,7 @@ def self_attention(
     *,
     layers: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
+    extra: Sequence[str] = (),
 ) -> Iterator[tuple[int, Layer]]:
     """Streams the self-attention layers of one forward pass with a number that is unique in the model.
 
@@ -65,12 +66,11 @@ def self_attention(
         inputs: of its forward pass.
         layers: only these.
         sites: what is captured.
+        extra: captured too where the model lets it; a layer then has them among its `tensors`.
 
     Raises:
         LoadError: the model's attention cannot be captured.
     """
-    from attnscope.capture import capture
-
     config = model.config
     seq2seq = getattr(config, "is_encoder_decoder", False)
     body = model.get_encoder() if seq2seq else getattr(model, "base_model", model)
@@ -78,13 +78,25 @@ def self_attention(
     depth = int(getattr(text, "num_hidden_layers", None) or 1)
     stacks: dict[tuple[str, int], int] = {}
     with ExitStack() as stack:
-        try:
-            tape = stack.enter_context(capture(body, layers=layers, sites=sites))
-        except (RuntimeError, TypeError, ValueError) as error:
-            raise LoadError(str(error)) from error
+        tape = _opened(stack, body, layers, [(*sites, *extra), tuple(sites)] if extra else [tuple(sites)])
         for layer in tape.run(**inputs):
             if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
                 continue
             # a second stack, or a module that runs twice, counts on where the first one ends
             place = stacks.setdefault((layer.stack, layer.call), len(stacks))
             yield place * depth + layer.index, layer
+
+
+def _opened(
+    stack: ExitStack, body: Any, layers: Sequence[int] | None, choices: Sequence[tuple[str, ...]]
+) -> Tape:
+    """The capture with the first of the choices of sites that the model allows."""
+    from attnscope.capture import capture
+
+    reasons = []
+    for sites in choices:
+        try:
+            return stack.enter_context(capture(body, layers=layers, sites=sites))
+        except (RuntimeError, TypeError, ValueError) as error:
+            reasons.append(str(error))
+    raise LoadError(reasons[-1])

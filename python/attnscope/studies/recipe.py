@@ -101,6 +101,8 @@ class Recipe(ABC):
 
     #: Name in `Study.study` and in the registry.
     name: ClassVar[str]
+    #: Protocols that it can follow.
+    protocols: ClassVar[tuple[str, ...]] = ("exact",)
 
     def __init__(self, study: Study) -> None:
         self.study = study
@@ -113,6 +115,10 @@ class Recipe(ABC):
     @abstractmethod
     def sites(self) -> tuple[str, ...]:
         """What `attnscope.capture` is asked for."""
+
+    def extra_sites(self) -> tuple[str, ...]:
+        """Sites that are welcome where a model lets them be captured; what needs them is NaN elsewhere."""
+        return ()
 
     @abstractmethod
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import measure
 from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns, head_mean
 
@@ -100,6 +101,11 @@ HEADS: tuple[Reading, ...] = (
     _by_dimension("persistent_entropy"),
 )
 
+#: Column of `heads` -> the states that attention is compared with.
+ALIGNMENTS = {"alignment_value": "value", "alignment_hidden": "hidden"}
+#: Metrics of `heads` that need more than one head or more than attention.
+OF_LAYERS = ("head_divergence", "geometric_semantic_alignment")
+
 #: What fills the table `graphs`, one row per map and threshold.
 GRAPHS: tuple[str, ...] = ("graph_statistics", "betti_numbers")
 
@@ -112,11 +118,18 @@ class SinkStudy(Recipe):
     @classmethod
     def metrics(cls) -> list[str]:
         """Names of the metric functions that the study takes."""
-        return sorted({reading.metric for reading in HEADS} | set(GRAPHS))
+        return sorted({reading.metric for reading in HEADS} | set(GRAPHS) | set(OF_LAYERS))
 
     def sites(self) -> tuple[str, ...]:
-        """Attention only."""
+        """Attention, which everything but the value space is made of."""
         return ("attention",)
+
+    def extra_sites(self) -> tuple[str, ...]:
+        """Value vectors and the residual stream, for the alignment of attention with meaning."""
+        return tuple(ALIGNMENTS.values()) if self._takes("geometric_semantic_alignment") else ()
+
+    def _takes(self, metric: str) -> bool:
+        return not self.study.metrics or metric in self.study.metrics
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
         """Every metric on every head of the layer and on their mean.
@@ -138,6 +151,7 @@ class SinkStudy(Recipe):
                 "protocol": "exact",
             }
             columns = self._heads(maps, lengths)
+            columns |= self._layer_columns(layer, maps, lengths, mean=names == [-1])
             if "sink_position" in columns:
                 found = columns["sink_position"].reshape(len(batch.samples), len(names)).tolist()
                 columns["sink_token"] = [
@@ -160,7 +174,7 @@ class SinkStudy(Recipe):
 
     def _heads(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
         """Columns of `heads`, one entry per map, in the order of the leading axes."""
-        chosen = [one for one in HEADS if not self.study.metrics or one.metric in self.study.metrics]
+        chosen = [one for one in HEADS if self._takes(one.metric)]
         if not chosen:
             return {}
         requests = {str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)}
@@ -175,9 +189,34 @@ class SinkStudy(Recipe):
                 columns[column] = values.to(kind).flatten().numpy()
         return columns
 
+    def _layer_columns(self, layer: Layer, maps: Tensor, lengths: Tensor, *, mean: bool) -> dict[str, Any]:
+        """Columns of `heads` that need more than one head or more than attention.
+
+        The head mean has no divergence from itself and no value vectors of its own: NaN.
+        """
+        nothing = np.full(maps.shape[0] * maps.shape[1], math.nan)
+        columns: dict[str, Any] = {}
+        if self._takes("head_divergence"):
+            divergence = (
+                nothing if mean else measure(maps, "head_divergence", lengths=lengths)["head_divergence"]
+            )
+            columns["head_divergence"] = np.asarray(divergence).ravel()
+        if self._takes("geometric_semantic_alignment"):
+            for column, site in ALIGNMENTS.items():
+                columns[column] = nothing
+                if site not in layer.tensors or (mean and site == "value"):
+                    continue
+                states = (
+                    layer.states(site, per_head=True) if site == "value" else layer.states(site).unsqueeze(1)
+                )
+                states = states.expand(*maps.shape[:2], *states.shape[2:])
+                found = geometric_semantic_alignment(maps, states.cpu(), lengths=lengths)
+                columns[column] = found.flatten().numpy()
+        return columns
+
     def _graphs(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
         """Columns of `graphs`, thresholds varying fastest."""
-        chosen = [name for name in GRAPHS if not self.study.metrics or name in self.study.metrics]
+        chosen = [name for name in GRAPHS if self._takes(name)]
         if not chosen:
             return {}
         found = measure(maps, chosen, thresholds=self.study.thresholds, lengths=lengths)
