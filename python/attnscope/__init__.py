@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """attnscope: a microscope for transformer attention.
 
-Metrics take attention tensors [..., n, n] (rows are queries, columns keys) and return tensors [...]; `capture`
-streams attention out of a Hugging Face model one layer at a time; `run` does whole studies from a config.
+Metrics take attention tensors [..., n, n] (rows are queries, columns keys) and return tensors [...];
+`capture` streams attention out of a Hugging Face model one layer at a time; `run` does whole studies from a
+config.
 Importing the package loads torch and NumPy, and nothing that was not asked for.
 """
 

@@ -49,7 +49,8 @@ def attention_argument(
     tensor = _device.to_host(float_tensor(function, name, attention))
     if tensor.ndim < 2:
         raise ValueError(
-            f"{function}: {name} must have at least two dimensions [..., n, n], got shape {tuple(tensor.shape)}"
+            f"{function}: {name} must have at least two dimensions [..., n, n], "
+            f"got shape {tuple(tensor.shape)}"
         )
     if tensor.shape[-1] != tensor.shape[-2]:
         raise ValueError(
@@ -88,7 +89,9 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
     if not isinstance(value, torch.Tensor):
         if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
-            raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}")
+            raise TypeError(
+                f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}"
+            )
         with warnings.catch_warnings():
             # The core only reads, so a read-only NumPy array is as good as any.
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
@@ -99,7 +102,8 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
         )
     if value.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {value.layout}")
-    return value.detach()
+    detached: torch.Tensor = value.detach()
+    return detached
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
@@ -160,7 +164,6 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
     try:
-        torch.broadcast_shapes(support.shape, attention.tensor.shape)
         support.expand(attention.tensor.shape)
     except RuntimeError:
         raise ValueError(
@@ -205,7 +208,8 @@ def _lengths(function: str, lengths: Lengths, leading: tuple[int, ...], n: int) 
         expanded = values.expand(leading)
     except RuntimeError:
         raise ValueError(
-            f"{function}: lengths of shape {tuple(values.shape)} do not broadcast to the leading shape {leading}"
+            f"{function}: lengths of shape {tuple(values.shape)} do not broadcast to the leading "
+            f"shape {leading}"
         ) from None
     outside = (values < 1) | (values > n)
     if bool(outside.any()):

@@ -23,7 +23,7 @@ def to_host(tensor: torch.Tensor) -> torch.Tensor:
     _warn_once(tensor.device)
     if tensor.device.type != "cuda":
         return tensor.cpu()
-    side = torch.cuda.Stream(tensor.device)
+    side = torch.cuda.Stream(tensor.device)  # type: ignore[no-untyped-call]
     side.wait_stream(torch.cuda.current_stream(tensor.device))
     with torch.cuda.stream(side):
         host = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)

@@ -42,13 +42,16 @@ def choose() -> str:
     if not usable:
         raise ImportError(
             f"attnscope: no compiled core for this Python and processor (installed: {available() or 'none'}, "
-            f"torch reports {_capability()}). Build it beside your torch: pip install --no-build-isolation attnscope"
+            f"torch reports {_capability()}). Build it beside your torch: "
+            "pip install --no-build-isolation attnscope"
         )
     wanted = os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
     if not wanted:
         return usable[0]
     if wanted not in usable:
-        raise ImportError(f"attnscope: ATTNSCOPE_ISA={wanted} is not one of the builds that run here: {usable}")
+        raise ImportError(
+            f"attnscope: ATTNSCOPE_ISA={wanted} is not one of the builds that run here: {usable}"
+        )
     return wanted
 
 
@@ -79,7 +82,8 @@ def load_core() -> ModuleType:
         )
     _check_torch()
     found = importlib.util.find_spec(f"attnscope._core_{choose()}")
-    assert found is not None and found.origin is not None
+    assert found is not None
+    assert found.origin is not None
     # The builds share one initialiser, so each is loaded under the name _core.
     loader = importlib.machinery.ExtensionFileLoader("attnscope._core", found.origin)
     spec = importlib.util.spec_from_file_location("attnscope._core", found.origin, loader=loader)

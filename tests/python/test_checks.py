@@ -128,7 +128,7 @@ def test_support_words_and_shapes():
     assert _checks.support_argument("f", "causal", checked) == "causal"
     with pytest.raises(ValueError, match="support must be one of 'auto', 'causal', 'full', got 'lower'"):
         _checks.support_argument("f", "lower", checked)
-    with pytest.raises(ValueError, match="support must be boolean, got torch.float32"):
+    with pytest.raises(ValueError, match=r"support must be boolean, got torch\.float32"):
         _checks.support_argument("f", torch.ones(4, 4), checked)
     with pytest.raises(ValueError, match=re.escape("support of shape (5, 5) does not broadcast")):
         _checks.support_argument("f", torch.ones(5, 5, dtype=torch.bool), checked)

@@ -12,12 +12,19 @@ from attnscope import _build, _isa
 
 def python(script, **environment):
     return subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=False, env={**os.environ, **environment}
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, **environment},
     )
 
 
 def test_the_best_build_that_runs_is_live():
-    assert _isa.live() == os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_") or _isa.live() == _isa.runnable()[0]
+    assert (
+        _isa.live() == os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
+        or _isa.live() == _isa.runnable()[0]
+    )
     assert set(_isa.runnable()) <= set(_isa.available())
 
 
@@ -44,7 +51,10 @@ def test_a_build_that_is_not_there_is_named():
 def test_another_torch_than_the_one_built_against_is_refused_in_words():
     answer = python("import torch; torch.__version__ = '2.6.1'; import attnscope")
     assert answer.returncode != 0
-    assert f"attnscope was built against torch {_build.TORCH_VERSION}, but torch 2.6.1 is installed now" in answer.stderr
+    assert (
+        f"attnscope was built against torch {_build.TORCH_VERSION}, but torch 2.6.1 is installed now"
+        in answer.stderr
+    )
     assert "pip install --no-build-isolation" in answer.stderr
 
 

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""measure: the same values as the functions, the shared work done once, and options that go where they belong."""
+"""measure: the same values as the functions, shared work done once, options that go where they belong."""
 
 import re
 
@@ -21,10 +21,16 @@ def maps(*shape, causal=True, seed=0):
 
 def same(a, b):
     if isinstance(a, torch.Tensor):
-        return torch.equal(a.nan_to_num(nan=-7), b.nan_to_num(nan=-7)) if a.is_floating_point() else torch.equal(a, b)
+        return (
+            torch.equal(a.nan_to_num(nan=-7), b.nan_to_num(nan=-7))
+            if a.is_floating_point()
+            else torch.equal(a, b)
+        )
     if isinstance(a, tuple):
         return all(same(x, y) for x, y in zip(a, b, strict=True))
-    return all(same(getattr(a, name), getattr(b, name)) for name in ("birth", "death", "dimension", "offsets"))
+    return all(
+        same(getattr(a, name), getattr(b, name)) for name in ("birth", "death", "dimension", "offsets")
+    )
 
 
 def direct(name, attention, **options):
@@ -76,19 +82,26 @@ def test_shared_work_is_done_once(monkeypatch):
         return wrapper
 
     monkeypatch.setattr(measuring, "_function", counting)
-    asc.measure(maps(2, 9, 9), ["stable_rank", "effective_rank", "spectral_gap", "spectral_ratio", "singular_values"])
+    asc.measure(
+        maps(2, 9, 9), ["stable_rank", "effective_rank", "spectral_gap", "spectral_ratio", "singular_values"]
+    )
     assert calls == ["singular_values"]
     calls.clear()
     asc.measure(maps(2, 9, 9), ["bar_count", "total_persistence", "max_persistence", "persistent_entropy"])
     assert calls == ["persistence"]
     calls.clear()
-    asc.measure(maps(2, 9, 9), {"a": {"metric": "fiedler_value"}, "b": {"metric": "fiedler_value", "normalized": True}})
+    asc.measure(
+        maps(2, 9, 9),
+        {"a": {"metric": "fiedler_value"}, "b": {"metric": "fiedler_value", "normalized": True}},
+    )
     assert calls == ["fiedler_value", "fiedler_value"]
 
 
 def test_common_options_reach_every_metric_that_takes_them():
     attention = maps(2, 10, 10)
-    found = asc.measure(attention, ["fiedler_value", "betti_numbers", "stable_rank"], symmetrize="mean", thresholds=[0.2])
+    found = asc.measure(
+        attention, ["fiedler_value", "betti_numbers", "stable_rank"], symmetrize="mean", thresholds=[0.2]
+    )
     assert torch.equal(found["betti_numbers"], asc.betti_numbers(attention, [0.2], symmetrize="mean"))
     assert found["betti_numbers"].shape == (2, 1, 2)
 
@@ -98,7 +111,12 @@ def test_common_options_reach_every_metric_that_takes_them():
     [
         (["fidler_value"], {}, ValueError, "unknown metric 'fidler_value', did you mean 'fiedler_value'?"),
         ("zzz", {}, ValueError, "unknown metric 'zzz'; known: "),
-        (["stable_rank"], {"thresholds": [0.1]}, TypeError, "none of the metrics stable_rank takes the option 'thresholds'"),
+        (
+            ["stable_rank"],
+            {"thresholds": [0.1]},
+            TypeError,
+            "none of the metrics stable_rank takes the option 'thresholds'",
+        ),
         ({"fiedler_value": {"kk": 1}}, {}, TypeError, "fiedler_value takes no option 'kk'; it takes "),
     ],
 )

@@ -153,7 +153,9 @@ def _requests(
         accepted = _accepted(metric)
         unknown = [name for name in own if name != "metric" and name not in accepted]
         if unknown:
-            raise TypeError(f"measure: {metric} takes no option {unknown[0]!r}; it takes {', '.join(sorted(accepted))}")
+            raise TypeError(
+                f"measure: {metric} takes no option {unknown[0]!r}; it takes {', '.join(sorted(accepted))}"
+            )
         common = {name: value for name, value in options.items() if name in accepted}
         taken |= set(common)
         requests.append(_Request(key, metric, {**common, **{k: v for k, v in own.items() if k != "metric"}}))
