@@ -64,6 +64,7 @@ from attnscope.metrics.sinks import (  # noqa: E402
     sink_tokens,
     top_mass,
 )
+from attnscope.view import view  # noqa: E402
 
 if TYPE_CHECKING:
     from attnscope.doctor import show_config as show_config
@@ -135,6 +136,7 @@ __all__ = [
     "top_mass",
     "total_persistence",
     "transformation_magnitude",
+    "view",
     *_LAZY,
 ]
 

@@ -283,6 +283,24 @@ def compare(
 
 @app.command()
 @_exits
+def view(
+    folder: Folder,
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
+    ] = None,
+) -> None:
+    """Write a page to look at heads with: maps of every metric, and the matrices that the run kept.
+
+    Example: attnscope view runs/demo
+    """
+    from attnscope.results import load
+    from attnscope.view import view as look_at
+
+    typer.echo(look_at(load(folder)).save(output or folder / "view.html"))
+
+
+@app.command()
+@_exits
 def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric; without it, all are listed.")] = "",
     as_json: Json = False,

@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""One attention matrix as the page wants it: entries, bars, and its spectrum beside the null law."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+_LAW_POINTS = 240
+
+
+def number(value: Any) -> float | None:
+    """A number for JSON, to six significant digits; None where there is none.
+
+    >>> number(1 / 3), number(float("nan"))
+    (0.333333, None)
+    """
+    value = float(value)
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+class Maps:
+    """Collects matrices until the page is full.
+
+    Args:
+        max_bytes: of the encoded entries.
+
+    Attributes:
+        laws: null laws by key; heads of one support share theirs.
+        stored: the matrices so far.
+        refused: how many found no room.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self.laws: dict[str, dict[str, Any]] = {}
+        self.stored: list[dict[str, Any]] = []
+        self.refused = 0
+        self._room = max_bytes
+
+    def add(
+        self,
+        attention: torch.Tensor,
+        tokens: Sequence[str],
+        bars: Sequence[np.ndarray[Any, Any]],
+        **place: Any,
+    ) -> None:
+        """Adds a matrix, unless the page is full.
+
+        Args:
+            attention: [n, n].
+            tokens: n of them.
+            bars: [k, 2] by dimension, as `barcodes[index]` gives them.
+            place: layer, head and what else tells where it comes from.
+        """
+        n = len(attention)
+        causal = bool((attention.triu(1) == 0).all()) and n > 1
+        # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
+        entries = attention.to(torch.float32).numpy()
+        flat = entries[np.tril_indices(n)] if causal else entries.ravel()
+        if self.refused or len(flat) * 16 // 3 > self._room:
+            self.refused += 1
+            return
+        self._room -= len(flat) * 16 // 3
+        self.stored.append(
+            {
+                **place,
+                "n": n,
+                "tokens": list(tokens),
+                "causal": causal,
+                "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
+                "bars": [
+                    [dimension, number(birth), number(death)]
+                    for dimension, rows in enumerate(bars)
+                    for birth, death in rows
+                ],
+                "spectrum": self._spectrum(attention.double().numpy()),
+            }
+        )
+
+    def _spectrum(self, matrix: np.ndarray[Any, Any]) -> dict[str, Any]:
+        """The eigenvalues of the row-standardised map, the law they are compared with and their distance."""
+        if len(matrix) < 8:
+            return {"reason": "Fewer than eight tokens: too few eigenvalues to compare with a law."}
+        if not np.isfinite(matrix).all():
+            return {"reason": "The matrix has entries that are not finite."}
+        from attnscope.figures.spectra import ks_distance, spectrum
+
+        try:
+            found = spectrum(matrix)
+        except ValueError as error:
+            return {"reason": f"{str(error).partition(': ')[2].capitalize()}."}
+        distance, place = ks_distance(found)
+        key = f"{found.law} {found.edge:.9f}"
+        if key not in self.laws:
+            # Even steps in the logarithm, the axis of the page, where the law is not already flat.
+            keep = np.unique(np.linspace(0, len(found.law_x) - 1, _LAW_POINTS).astype(int))
+            self.laws[key] = {
+                "name": found.law.replace("Marchenko-Pastur", "Marchenko–Pastur"),
+                "edge": number(found.edge),
+                "x": [number(x) for x in found.law_x[keep]],
+                "cdf": [number(y) for y in found.law_cdf[keep]],
+            }
+        return {
+            "law": key,
+            "values": [number(value) for value in found.values],
+            "ks": number(distance),
+            "at": number(place),
+        }

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: MIT
+"""What the page shows of stored results: means over samples of the measured columns, and kept matrices."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from attnscope.results import KEYS, Results, ResultsError
+from attnscope.view.maps import Maps, number
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_LARGEST = 1_200_000
+_CHECKPOINT = ["model", "revision", "step"]
+_NOT_SHOWN = {"n_tokens", "sink_share_uniform", "group", "series", "checkpoint", "threshold"}
+
+
+def contents_of_results(results: Results, max_bytes: int) -> dict[str, Any]:
+    """Reads the tables.
+
+    Args:
+        results: with a `heads` table.
+        max_bytes: of the matrices in the page.
+
+    Raises:
+        ResultsError: no row of a head is stored.
+    """
+    from attnscope.figures.selection import heads_only, uniform_value, with_groups
+
+    names = results.tables()
+    samples = results.table("samples") if "samples" in names else None
+    baselines = results.table("baselines") if "baselines" in names else None
+    if "heads" not in names:
+        raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
+    heads = with_groups(heads_only(results.table("heads")), samples)
+    if heads.empty:
+        raise ResultsError("view: the table 'heads' has no row of a single head under protocol 'exact'")
+    tables = [("heads", heads, [np.nan])]
+    if "graphs" in names:
+        graphs = with_groups(heads_only(results.table("graphs")), samples)
+        tables.append(("graphs", graphs, sorted(map(float, graphs["threshold"].unique()))))
+
+    every = heads[_CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
+    inputs = list(dict.fromkeys(heads["group"].astype(str)))
+    axes = {name: sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head")}
+    metrics = [entry for table in tables for entry in _metrics(*table)]
+    notes = []
+    fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(axes["layer"]) * len(axes["head"])))
+    if len(every) > fits:
+        kept = np.unique(np.linspace(0, len(every) - 1, fits).astype(int))
+        notes.append(f"{len(kept)} of {len(every)} checkpoints are on this page; all are in the tables.")
+        every = every.iloc[kept]
+    checkpoints = [tuple(row) for row in every.itertuples(index=False, name=None)]
+
+    places = _Places(checkpoints, inputs, axes["layer"], axes["head"])
+    cubes, uniform = [], [[] for _ in inputs]  # type: list[Any], list[list[float | None]]
+    for _, frame, levels in tables:
+        cubes.append(places.means(frame, levels))
+        for at, group in enumerate(inputs):
+            one = frame[(frame["group"] == group) & (frame["head"] == axes["head"][0])]
+            uniform[at] += [
+                number(uniform_value(one, baselines, column, None if np.isnan(level) else level))
+                for level in levels
+                for column in _columns(frame)
+            ]
+    values = np.concatenate(cubes, axis=2)
+
+    maps = Maps(max_bytes)
+    if "examples" in names:
+        _add_examples(maps, results.table("examples"), samples, checkpoints, inputs)
+    return {
+        "notes": notes,
+        "layers": axes["layer"],
+        "heads": axes["head"],
+        "checkpoints": _labels(checkpoints),
+        "inputs": inputs,
+        "metrics": [{key: entry[key] for key in ("name", "label", "meaning", "group")} for entry in metrics],
+        "values": [[[_plain(grid) for grid in group] for group in checkpoint] for checkpoint in values],
+        "uniform": uniform,
+        "kind": "uniform",
+        "laws": maps.laws,
+        "maps": maps.stored,
+        "without": _why(maps),
+    }
+
+
+def _why(maps: Maps) -> str:
+    if maps.stored:
+        kept = ", ".join(dict.fromkeys(f"L{one['layer']}H{one['head']}" for one in maps.stored))
+        return f"This run kept the matrices of {kept} only (marked in the map). "
+    return (
+        "This run stored numbers, not attention matrices, which would take n² numbers for each head and "
+        "sentence. To look at matrices, capture one sentence and pass its tensors: attnscope.view(attention, "
+        "tokens=tokens)."
+    )
+
+
+def _columns(frame: pd.DataFrame) -> list[str]:
+    keys = {*KEYS["graphs"], *KEYS["heads"], *_NOT_SHOWN}
+    return [str(name) for name in frame.columns if name not in keys and frame[name].dtype.kind in "iufb"]
+
+
+def _metrics(table: str, frame: pd.DataFrame, levels: list[float]) -> list[dict[str, str]]:
+    from attnscope.figures.quantities import quantity
+
+    entries = []
+    for level in levels:
+        for column in _columns(frame):
+            about = quantity(column)
+            group = "heads" if table == "heads" else f"graph of pairs at or above {level:g}"
+            name = column if table == "heads" else f"{column} at {level:g}"
+            label = about.label if table == "heads" else f"{about.label} at {level:g}"
+            entries.append({"name": name, "label": label, "meaning": about.meaning, "group": group})
+    return entries
+
+
+class _Places(NamedTuple):
+    """The axes of the page."""
+
+    checkpoints: list[tuple[str, str, int]]
+    inputs: list[str]
+    layers: list[int]
+    heads: list[int]
+
+    def means(self, frame: pd.DataFrame, levels: list[float]) -> np.ndarray[Any, Any]:
+        """Means over samples, [checkpoint, input, level × column, layer, head], NaN where there is no row.
+
+        −1 in a counting column says that its map was spoiled, and is left out.
+        """
+        import pandas as pd
+
+        columns = _columns(frame)
+        data = frame[columns].astype(float)
+        counts = [name for name in columns if frame[name].dtype.kind == "i"]
+        data[counts] = data[counts].where(data[counts] >= 0)
+        rows = pd.MultiIndex.from_frame(frame[_CHECKPOINT])
+        codes = [
+            pd.MultiIndex.from_tuples(self.checkpoints, names=_CHECKPOINT).get_indexer(rows),
+            pd.Index(self.inputs).get_indexer(frame["group"]),
+            np.zeros(len(frame), int)
+            if np.isnan(levels[0])
+            else pd.Index(levels).get_indexer(frame["threshold"]),
+            pd.Index(self.layers).get_indexer(frame["layer"]),
+            pd.Index(self.heads).get_indexer(frame["head"]),
+        ]
+        known = np.all([code >= 0 for code in codes], axis=0)
+        mean = data[known].groupby([code[known] for code in codes]).mean()
+        shape = (len(self.checkpoints), len(self.inputs), len(levels), len(self.layers), len(self.heads))
+        cube = np.full((*shape, len(columns)), np.nan)
+        cube[tuple(mean.index.get_level_values(axis) for axis in range(len(shape)))] = mean.to_numpy()
+        return np.moveaxis(cube, -1, 3).reshape(*shape[:2], len(levels) * len(columns), *shape[3:])
+
+
+def _plain(grid: np.ndarray[Any, Any]) -> list[list[float | None]]:
+    return [[number(cell) for cell in row] for row in grid]
+
+
+def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
+    """What tells the checkpoints apart."""
+    several = len({model for model, _, _ in checkpoints}) > 1
+    labels = []
+    for model, revision, step in checkpoints:
+        when = f"step {step}" if step >= 0 else str(revision)
+        labels.append(
+            " · ".join(part for part in ([str(model)] if several or not when else []) + [when] if part)
+        )
+    return labels
+
+
+def _add_examples(
+    maps: Maps,
+    examples: pd.DataFrame,
+    samples: pd.DataFrame | None,
+    checkpoints: list[tuple[str, str, int]],
+    inputs: list[str],
+) -> None:
+    """Adds the matrices that the run kept."""
+    import torch
+
+    from attnscope.metrics.persistence import persistence
+
+    keys = [*_CHECKPOINT, "sample"]
+    for _, row in examples.iterrows():
+        checkpoint = (row["model"], row["revision"], row["step"])
+        if checkpoint not in checkpoints:
+            continue
+        n = int(row["n_tokens"])
+        tokens, group = [str(place) for place in range(n)], inputs[0]
+        if samples is not None:
+            own = samples[(samples[keys] == row[keys]).all(axis=1)]
+            if len(own):
+                group = str(own["group"].iloc[0]) if "group" in own else group
+                if "tokens" in own and len(own["tokens"].iloc[0]) == n:
+                    tokens = [str(token) for token in own["tokens"].iloc[0]]
+        attention = torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n))
+        maps.add(
+            attention, tokens, persistence(attention)[()], layer=int(row["layer"]), head=int(row["head"]),
+            checkpoint=checkpoints.index(checkpoint), input=inputs.index(group) if group in inputs else 0,
+            sample=int(row["sample"]),
+        )  # fmt: skip

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: MIT
+"use strict";
+// Every text reaches the page through textContent or fillText: a token that looks like markup stays text.
+const data = JSON.parse(document.getElementById("data").textContent);
+const at = (id) => document.getElementById(id);
+const state = { metric: 0, checkpoint: data.checkpoints.length - 1, input: 0, layer: null, head: null, map: null, query: null };
+
+// --- small tools
+const STOPS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 222, 44], [253, 231, 37]];
+function color(share) {  // viridis
+  const place = Math.min(1, Math.max(0, share)) * (STOPS.length - 1), low = Math.min(STOPS.length - 2, Math.floor(place));
+  const mix = STOPS[low].map((c, i) => Math.round(c + (STOPS[low + 1][i] - c) * (place - low)));
+  return `rgb(${mix.join(",")})`;
+}
+function shown(value) {
+  if (value === null || Number.isNaN(value)) return "none";
+  if (!Number.isFinite(value)) return "∞";
+  if (Number.isInteger(value) && Math.abs(value) < 1e6) return String(value);
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
+}
+function svg(parent, tag, attributes = {}, text = null) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  if (text !== null) node.textContent = text;
+  parent.appendChild(node);
+  return node;
+}
+function element(parent, tag, text = null, className = "") {
+  const node = document.createElement(tag);
+  if (text !== null) node.textContent = text;
+  if (className) node.className = className;
+  parent.appendChild(node);
+  return node;
+}
+const short = (text, length = 10) => (text.length > length ? text.slice(0, length - 1) + "…" : text);
+const visible = (token) => (token === "" ? "∅" : token.replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
+const cells = (metric) => data.values[state.checkpoint][state.input][metric];
+const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
+
+// --- the layer × head map
+function drawHeads() {
+  const grid = cells(state.metric), metric = data.metrics[state.metric];
+  const finite = grid.flat().filter((v) => v !== null);
+  const low = Math.min(...finite), high = Math.max(...finite);
+  const share = (v) => (high > low ? (v - low) / (high - low) : 0.5);
+  at("meaning").textContent = metric.meaning || metric.label;
+  const room = at("heads");
+  room.replaceChildren();
+  const side = Math.max(6, Math.min(40, 360 / data.heads.length)), left = 34, top = 6;
+  const width = left + side * data.heads.length + 6, height = top + side * data.layers.length + 34;
+  const picture = svg(room, "svg", { viewBox: `0 0 ${width} ${height}`, style: `max-width:${Math.round(width * 1.15)}px` });
+  const kept = new Set(data.maps.map((map) => `${map.layer} ${map.head}`)), all = kept.size === data.layers.length * data.heads.length;
+  data.layers.forEach((layer, row) => data.heads.forEach((head, column) => {
+    const value = grid[row][column], x = left + side * column, y = top + side * row;
+    const box = svg(picture, "rect", {
+      x, y, width: side, height: side, "data-layer": layer, "data-head": head, "data-value": value === null ? "" : value,
+      role: "button", tabindex: 0, "aria-pressed": layer === state.layer && head === state.head,
+      "aria-label": `layer ${layer} head ${head}: ${shown(value)}`,
+    });
+    if (value === null) box.classList.add("nothing"); else box.style.fill = color(share(value));
+    svg(box, "title", {}, `L${layer}H${head}  ${metric.label} ${shown(value)}`);
+    box.addEventListener("click", () => choose(layer, head));
+    box.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(layer, head); } });
+    if (!all && kept.has(`${layer} ${head}`)) svg(picture, "circle", { class: "kept", cx: x + side / 2, cy: y + side / 2, r: Math.max(1.5, side / 8) });
+  }));
+  const every = (count) => Math.max(1, Math.ceil(count * 14 / (side * count)));
+  data.layers.forEach((layer, row) => { if (row % every(data.layers.length) === 0) svg(picture, "text", { x: left - 5, y: top + side * (row + 0.5) + 4, "text-anchor": "end" }, layer); });
+  data.heads.forEach((head, column) => { if (column % every(data.heads.length) === 0) svg(picture, "text", { x: left + side * (column + 0.5), y: height - 20, "text-anchor": "middle" }, head); });
+  svg(picture, "text", { x: left + side * data.heads.length / 2, y: height - 5, "text-anchor": "middle" }, "head");
+  svg(picture, "text", { x: 10, y: top + side * data.layers.length / 2, "text-anchor": "middle", transform: `rotate(-90 10 ${top + side * data.layers.length / 2})` }, "layer");
+  drawScale(metric, low, high, finite.length);
+}
+
+function drawScale(metric, low, high, count) {
+  const room = at("scale");
+  room.replaceChildren();
+  const picture = svg(room, "svg", { viewBox: "0 0 400 52" });
+  if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
+  const left = 34, width = 330, uniform = data.uniform[state.input][state.metric];
+  for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, fill: color(high > low ? i / 65 : 0.5) });
+  svg(picture, "text", { x: left, y: 30 }, shown(low));
+  svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, shown(high));
+  svg(picture, "text", { x: left + width / 2, y: 30, "text-anchor": "middle" }, metric.label);
+  if (uniform === null) return;
+  const inside = uniform >= low && uniform <= high && high > low, x = left + width * (inside ? (uniform - low) / (high - low) : 0);
+  if (inside) svg(picture, "path", { d: `M${x} 2V21`, class: "axis", "stroke-width": 2 });
+  svg(picture, "text", { x: left, y: 47 }, `uniform attention: ${shown(uniform)}${inside ? " (mark)" : ""}`);
+}
+
+function drawNumbers() {
+  const room = at("numbers");
+  room.replaceChildren();
+  if (state.layer === null) return;
+  const table = element(room, "table"), head = element(element(table, "thead"), "tr");
+  for (const [text, kind] of [[`L${state.layer}H${state.head}`, ""], ["value", "n"], ["uniform", "n"], ["rank", "n"]]) element(head, "th", text, kind);
+  const body = element(table, "tbody");
+  data.metrics.forEach((metric, index) => {
+    if (metric.group !== "heads" && index !== state.metric) return;
+    const value = valueOf(index, state.layer, state.head), finite = cells(index).flat().filter((v) => v !== null);
+    const row = element(body, "tr", null, index === state.metric ? "here" : "");
+    element(row, "td", metric.label).title = metric.meaning;
+    element(row, "td", shown(value), "n");
+    const uniform = data.uniform[state.input][index];
+    element(row, "td", uniform === null ? "" : shown(uniform), "n");
+    element(row, "td", value === null ? "" : `${1 + finite.filter((v) => v > value).length} of ${finite.length}`, "n");
+  });
+}
+
+// --- one matrix
+function decoded(map) {
+  if (map.matrix) return map;
+  const bytes = Uint8Array.from(atob(map.entries), (letter) => letter.charCodeAt(0)), flat = new Float32Array(bytes.buffer), n = map.n;
+  map.matrix = new Float32Array(n * n);
+  if (map.causal) for (let i = 0, k = 0; i < n; i++) for (let j = 0; j <= i; j++) map.matrix[i * n + j] = flat[k++];
+  else map.matrix.set(flat);
+  map.pairs = [];
+  for (let i = 0; i < n; i++) for (let j = 0; j < i; j++) map.pairs.push([i, j, Math.max(map.matrix[i * n + j], map.matrix[j * n + i])]);
+  return map;
+}
+
+function choose(layer, head) {
+  Object.assign(state, { layer, head, query: null });
+  const own = data.maps.filter((map) => map.layer === layer && map.head === head);
+  const near = own.find((map) => map.checkpoint === state.checkpoint && map.input === state.input);
+  state.map = own.length ? decoded(near || own[0]) : null;
+  const menu = at("map");
+  menu.replaceChildren();
+  own.forEach((map, index) => {
+    const words = [data.checkpoints[map.checkpoint], data.inputs[map.input], map.sample === undefined ? "" : `sample ${map.sample}`];
+    const option = element(menu, "option", words.filter((word) => word).join(", ") || "the sentence");
+    option.value = index;
+    option.selected = map === state.map;
+  });
+  menu.onchange = () => { state.map = decoded(own[Number(menu.value)]); state.query = null; drawMap(); };
+  at("of-map").hidden = !own.length || (own.length === 1 && own[0].sample === undefined);
+  at("head-title").textContent = `Layer ${layer}, head ${head}`;
+  drawHeads();
+  drawNumbers();
+  drawMap();
+  remember();
+}
+
+function drawMap() {
+  const map = state.map;
+  at("matrix-room").hidden = !map;
+  at("why").textContent = map ? "" : data.without;
+  if (!map) return;
+  if (state.query === null) state.query = map.n - 1;
+  drawMatrix();
+  drawTokens();
+  drawGraph();
+  drawSpectrum();
+}
+
+const MARGIN = 74;
+function drawMatrix() {
+  const { n, matrix, tokens } = state.map, canvas = at("matrix"), context = canvas.getContext("2d"), size = 480, inner = size - MARGIN - 4, side = inner / n;
+  canvas.width = canvas.height = size * 2;
+  context.scale(2, 2);
+  context.clearRect(0, 0, size, size);
+  let top = 0;
+  for (const value of matrix) if (value > top) top = value;
+  const log = at("log").checked, share = (v) => (log ? 1 + Math.log10(Math.max(v, 1e-4) / top) / Math.log10(top / 1e-4) : v / top);
+  context.fillStyle = "rgba(128,128,128,0.16)";  // what stays of it is hidden from the query, or no number
+  context.fillRect(MARGIN, MARGIN, inner, inner);
+  for (let i = 0; i < n; i++) for (let j = 0; j < (state.map.causal ? i + 1 : n); j++) {
+    const value = matrix[i * n + j];
+    if (Number.isNaN(value)) continue;
+    context.fillStyle = color(top > 0 ? share(value) : 0);
+    context.fillRect(MARGIN + j * side, MARGIN + i * side, side + 0.25, side + 0.25);
+  }
+  context.strokeStyle = getComputedStyle(document.body).getPropertyValue("--accent");
+  context.lineWidth = 1;
+  context.strokeRect(MARGIN, MARGIN + state.query * side, inner, side);
+  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--soft");
+  context.font = `${Math.max(8, Math.min(11, side))}px system-ui, "DejaVu Sans", sans-serif`;
+  context.textBaseline = "middle";
+  const every = Math.max(1, Math.ceil(11 / side));
+  for (let k = 0; k < n; k += every) {
+    const label = short(visible(tokens[k])), middle = MARGIN + (k + 0.5) * side;
+    context.textAlign = "right";
+    context.fillText(label, MARGIN - 5, middle);
+    context.save();
+    context.translate(middle, MARGIN - 5);
+    context.rotate(-Math.PI / 2);
+    context.textAlign = "left";
+    context.fillText(label, 0, 0);
+    context.restore();
+  }
+  context.textAlign = "left";
+  context.fillText("query ↓  key →", 2, 8);
+  let best = 0;
+  matrix.forEach((value, place) => { if (value > matrix[best]) best = place; });
+  say(Math.floor(best / n), best % n, "largest: ");
+}
+function say(i, j, lead = "") {
+  const { n, matrix, tokens } = state.map, value = matrix[i * n + j];
+  at("cell").textContent = `${lead}${visible(tokens[i])} (${i}) → ${visible(tokens[j])} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
+}
+function under(event) {
+  const box = at("matrix").getBoundingClientRect(), n = state.map.n, inner = (480 - MARGIN - 4) / 480;
+  const place = (position, start, length) => Math.floor(((position - start) / length - MARGIN / 480) / inner * n);
+  const i = place(event.clientY, box.top, box.height), j = place(event.clientX, box.left, box.width);
+  return i >= 0 && j >= 0 && i < n && j < n ? [i, j] : null;
+}
+
+function drawTokens() {
+  const { n, matrix, tokens, causal } = state.map, room = at("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
+  room.replaceChildren();
+  element(room, "div", `What the query ${visible(tokens[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
+  tokens.forEach((token, key) => {
+    const node = element(room, "span", visible(token), "token");
+    if (causal && key > state.query) node.classList.add("hidden-key");
+    else if (row[key] > 0 && top > 0) node.style.background = `rgba(200, 80, 10, ${(0.75 * row[key] / top).toFixed(3)})`;
+    if (key === state.query) node.classList.add("chosen");
+    node.title = `key ${key}: ${shown(row[key])}`;
+    node.addEventListener("click", () => { state.query = key; drawMatrix(); drawTokens(); drawGraph(); });
+  });
+}
+
+// --- the graph of pairs at or above a threshold, and the bars it belongs to
+const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
+function drawGraph() {
+  const { n, pairs, tokens, bars } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
+  at("threshold-value").textContent = shown(t);
+  const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0), root = [...Array(n).keys()];
+  const find = (k) => { while (root[k] !== k) k = root[k] = root[root[k]]; return k; };
+  for (const [i, j] of edges) { degree[i]++; degree[j]++; root[find(i)] = find(j); }
+  const components = root.filter((r, k) => find(k) === k).length;
+  // the arithmetic of the filtration: a pair of weight w enters at 1 − w
+  const loops = bars.filter(([dimension, birth, death]) => dimension === 1 && birth <= 1 - t && (death === null || death > 1 - t)).length;
+  picture.replaceChildren();
+  picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
+  const spot = (k, r = radius) => [middle + r * Math.sin(2 * Math.PI * k / n), middle - r * Math.cos(2 * Math.PI * k / n)];
+  const strongest = pairs.reduce((most, pair) => Math.max(most, pair[2]), 0), drawn = edges.length > 6000 ? [...edges].sort((a, b) => b[2] - a[2]).slice(0, 6000) : edges;
+  for (const [i, j, weight] of drawn) {
+    const [x1, y1] = spot(i), [x2, y2] = spot(j), chosen = i === state.query || j === state.query;
+    svg(picture, "line", { x1, y1, x2, y2, "stroke-opacity": (0.12 + 0.75 * Math.sqrt(weight / strongest)).toFixed(2), "stroke-width": chosen ? 1.6 : 0.9 });
+  }
+  const most = Math.max(1, ...degree), step = n > 40 ? Infinity : 1;
+  for (let k = 0; k < n; k++) {
+    const [x, y] = spot(k), node = svg(picture, "circle", { cx: x, cy: y, r: 3 + 7 * degree[k] / most });
+    if (k === state.query) node.classList.add("chosen");
+    svg(node, "title", {}, `${visible(tokens[k])} (${k}), ${degree[k]} neighbours`);
+    node.addEventListener("click", () => { state.query = k; drawMatrix(); drawTokens(); drawGraph(); });
+    if (step !== 1) continue;
+    const angle = 360 * k / n, flip = angle > 180, [u, v] = spot(k, radius + 13);
+    svg(picture, "text", { x: u, y: v, "text-anchor": flip ? "end" : "start", "dominant-baseline": "middle", transform: `rotate(${angle - 90 + (flip ? 180 : 0)} ${u} ${v})` }, short(visible(tokens[k])));
+  }
+  const hub = degree.indexOf(Math.max(...degree)), total = n * (n - 1) / 2;
+  at("graph-facts").textContent = `${edges.length} of ${total} pairs${drawn.length < edges.length ? ` (the strongest ${drawn.length} drawn)` : ""} · β₀ ${components} · β₁ ${loops}` +
+    (edges.length ? ` · hub ${visible(tokens[hub])} (${hub}), degree ${degree[hub]}` : "");
+  drawDiagram(t);
+}
+
+function frame(picture, size, xLabel, yLabel) {
+  picture.replaceChildren();
+  picture.setAttribute("viewBox", `0 0 ${size} ${size * 0.8}`);
+  const box = { left: 46, right: size - 14, top: 16, bottom: size * 0.8 - 40 };
+  svg(picture, "path", { class: "axis", d: `M${box.left} ${box.top}V${box.bottom}H${box.right}` });
+  svg(picture, "text", { x: (box.left + box.right) / 2, y: size * 0.8 - 6, "text-anchor": "middle" }, xLabel);
+  svg(picture, "text", { x: 12, y: (box.top + box.bottom) / 2, "text-anchor": "middle", transform: `rotate(-90 12 ${(box.top + box.bottom) / 2})` }, yLabel);
+  return box;
+}
+function ticks(picture, box, xs, ys, x, y) {
+  for (const [value, label] of xs) { svg(picture, "path", { class: "axis", d: `M${x(value)} ${box.bottom}v4` }); svg(picture, "text", { x: x(value), y: box.bottom + 16, "text-anchor": "middle" }, label); }
+  for (const [value, label] of ys) { svg(picture, "path", { class: "axis", d: `M${box.left} ${y(value)}h-4` }); svg(picture, "text", { x: box.left - 7, y: y(value) + 4, "text-anchor": "end" }, label); }
+}
+
+function drawDiagram(t) {
+  const picture = at("diagram"), box = frame(picture, 480, "birth", "death"), { bars } = state.map, infinite = box.top + 8;
+  const x = (v) => box.left + 12 + v * (box.right - box.left - 24), y = (v) => box.bottom - v * (box.bottom - box.top - 34);
+  const steps = [0, 0.2, 0.4, 0.6, 0.8, 1].map((v) => [v, String(v)]);
+  ticks(picture, box, steps, steps, x, y);
+  svg(picture, "text", { x: box.left - 7, y: infinite + 4, "text-anchor": "end" }, "∞");
+  svg(picture, "path", { class: "guide", d: `M${box.left} ${infinite}H${box.right}M${x(0)} ${y(0)}L${x(1)} ${y(1)}` });
+  const scale = 1 - t;
+  svg(picture, "rect", { class: "region", x: box.left, y: box.top, width: x(scale) - box.left, height: y(scale) - box.top });
+  for (const [dimension, birth, death] of bars) {
+    const node = svg(picture, "circle", { class: `h${dimension}`, cx: x(birth), cy: death === null ? infinite : y(death), r: 3.6 });
+    svg(node, "title", {}, `H${dimension}: ${shown(birth)} to ${death === null ? "∞" : shown(death)}`);
+  }
+  const count = (dimension) => bars.filter((bar) => bar[0] === dimension).length;
+  at("diagram-facts").textContent = `${count(0)} bars in H0 (rings), ${count(1)} in H1 (dots). A pair of weight w enters at 1 − w; bars in the tinted corner are alive at the threshold ${shown(t)}.`;
+}
+
+function drawSpectrum() {
+  const picture = at("spectrum"), found = state.map.spectrum;
+  if (found.reason) { picture.replaceChildren(); picture.setAttribute("viewBox", "0 0 480 4"); at("spectrum-facts").textContent = found.reason; return; }
+  const law = data.laws[found.law], values = found.values, count = values.length, box = frame(picture, 480, "eigenvalue", "share below");
+  const low = Math.log10(Math.max(1e-6, Math.min(...values.filter((v) => v > 0)) / 2)), high = Math.log10(1.6 * Math.max(values[count - 1], law.edge));
+  const x = (v) => box.left + Math.min(1, Math.max(0, (Math.log10(Math.max(v, 1e-300)) - low) / (high - low))) * (box.right - box.left), y = (v) => box.bottom - v * (box.bottom - box.top);
+  const powers = [];
+  for (let p = Math.ceil(low); p <= high; p++) powers.push([10 ** p, p >= -2 && p <= 2 ? String(Number((10 ** p).toPrecision(2))) : `1e${p}`]);
+  ticks(picture, box, powers, [0, 0.25, 0.5, 0.75, 1].map((v) => [v, String(v)]), x, y);
+  svg(picture, "path", { class: "guide", d: `M${x(law.edge)} ${box.top}V${box.bottom}` });
+  svg(picture, "path", { class: "law", d: `M${box.left} ${y(0)}` + law.x.map((v, k) => `L${x(v).toFixed(1)} ${y(law.cdf[k]).toFixed(1)}`).join("") + `H${box.right}` });
+  let path = `M${box.left} ${y(0)}`;
+  values.forEach((v, k) => { path += `H${x(v).toFixed(1)}V${y((k + 1) / count).toFixed(1)}`; });
+  svg(picture, "path", { class: "map", d: path + `H${box.right}` });
+  const next = law.x.findIndex((v) => v >= found.at), below = Math.max(0, next - 1);
+  const theory = next < 0 ? 1 : next === 0 ? law.cdf[0] : law.cdf[below] + (law.cdf[next] - law.cdf[below]) * (found.at - law.x[below]) / (law.x[next] - law.x[below]);
+  const share = (values.lastIndexOf(found.at) + 1) / count, before = values.indexOf(found.at) / count;
+  const own = Math.abs(share - theory) >= Math.abs(before - theory) ? share : before;
+  svg(picture, "path", { class: "ks", d: `M${x(found.at)} ${y(theory)}V${y(own)}` });
+  const right = x(found.at) > box.right - 70;
+  svg(picture, "text", { class: "ks-text", x: x(found.at) + (right ? -6 : 6), y: y((theory + own) / 2) + 4, "text-anchor": right ? "end" : "start" }, `KS ${found.ks.toFixed(2)}`);
+  const outside = values.filter((v) => v > law.edge * (1 + state.map.n ** (-2 / 3))).length;
+  at("spectrum-facts").textContent = `Squared singular values of the row-standardised map over n (line) against the ${law.name} of random rows (dashed). KS ${found.ks.toFixed(3)}; ${outside} of ${count} beyond the edge ${shown(law.edge)}.`;
+}
+
+// --- choices, and the address that remembers them
+function remember() {
+  if (!location.protocol.startsWith("http") && location.protocol !== "file:") return;  // a notebook's frame has no address
+  const words = new URLSearchParams({ metric: data.metrics[state.metric].name });
+  if (state.layer !== null) { words.set("layer", state.layer); words.set("head", state.head); words.set("threshold", shown(threshold())); }
+  history.replaceState(null, "", `#${words}`);
+}
+function recall() {
+  const words = new URLSearchParams(location.hash.slice(1));
+  const metric = data.metrics.findIndex((one) => one.name === words.get("metric"));
+  if (metric >= 0) state.metric = metric;
+  const t = Number(words.get("threshold"));
+  at("threshold").value = t > 0 && t <= 1 ? Math.round(250 * (Math.log10(t) + 4)) : 500;
+  const layer = Number(words.get("layer")), head = Number(words.get("head"));
+  if (words.has("layer") && data.layers.includes(layer) && data.heads.includes(head)) return [layer, head];
+  return data.maps.length ? [data.maps[0].layer, data.maps[0].head] : null;
+}
+function menu(id, names, key, always = false) {
+  const select = at(id);
+  names.forEach((name, index) => { const option = element(select, "option", name); option.value = index; });
+  select.value = state[key];
+  at(`of-${id}`).hidden = names.length < 2 && !always;
+  select.addEventListener("change", () => { state[key] = Number(select.value); redraw(); });
+}
+function redraw() {
+  if (state.layer !== null) choose(state.layer, state.head);
+  else { drawHeads(); remember(); }
+}
+const groups = new Map();
+data.metrics.forEach((metric, index) => {
+  if (!groups.has(metric.group)) { const group = element(at("metric"), "optgroup"); group.label = metric.group; groups.set(metric.group, group); }
+  element(groups.get(metric.group), "option", metric.label).value = index;
+});
+const first = recall();
+at("metric").value = state.metric;
+at("metric").addEventListener("change", () => { state.metric = Number(at("metric").value); redraw(); });
+menu("checkpoint", data.checkpoints, "checkpoint");
+menu("input", data.inputs, "input");
+data.notes.forEach((note) => element(at("notes"), "p", note));
+at("log").addEventListener("change", drawMatrix);
+at("threshold").addEventListener("input", () => { drawGraph(); remember(); });
+at("matrix").addEventListener("mousemove", (event) => { const cell = under(event); if (cell) say(...cell); });
+at("matrix").addEventListener("click", (event) => { const cell = under(event); if (cell) { state.query = cell[0]; drawMatrix(); drawTokens(); drawGraph(); } });
+if (first) choose(...first); else { at("matrix-room").hidden = true; at("why").textContent = data.without; redraw(); }
