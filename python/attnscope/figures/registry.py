@@ -239,7 +239,10 @@ def sink_maps(results: Tables) -> Figure:
     )
     layers, width = heads["layer"].nunique(), heads["head"].nunique()
     cell = min(0.82 * WIDTH / len(steps) / width, 0.35)
-    figure_, axes = panels(len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35)
+    figure_, axes = panels(
+        len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35,
+        width=min(WIDTH, len(steps) * width * cell / 0.82 + 0.5),
+    )  # fmt: skip
     norm = Normalize(0, max(top, 1e-6))
     for axes_row, row, name in zip(axes, tables, names, strict=True):
         for ax, rows, step in zip(axes_row, row, steps, strict=True):

@@ -73,7 +73,9 @@ def render(results: Tables, title: str) -> str:
     from attnscope.figures import draw
     from attnscope.figures.registry import NotDrawable, measured_heads, optional
 
-    drawn = {name: _data_uri(figure) for name, figure in draw(results).items()}
+    drawn = {
+        name: (_data_uri(figure), float(figure.get_figwidth())) for name, figure in draw(results).items()
+    }
     try:
         heads = measured_heads(results)
     except NotDrawable:
@@ -83,7 +85,7 @@ def render(results: Tables, title: str) -> str:
     for section in SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
         figures = [
-            (name, drawn[name], Markup(section.captions.get(name, "")))
+            (name, *drawn[name], Markup(section.captions.get(name, "")))
             for name in section.figures
             if name in drawn
         ]

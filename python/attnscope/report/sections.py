@@ -47,8 +47,8 @@ SECTIONS: tuple[Section, ...] = (
                 "uniform attention."
             ),
             "sink_maps": (
-                "The same per layer and head, one row per input set. The mark on the colour scale is uniform "
-                "attention."
+                "Attention to the first key per layer and head, one row per input set. The mark on the "
+                "colour scale is uniform attention."
             ),
         },
     ),
