@@ -33,22 +33,27 @@ struct ShiftedSums {
   double c0;
   Lanes w{}, a{}, c{}, aa{}, ac{}, cc{};
 
-  // Entries [begin, end) of a row; `weights` (1 or 0 for each key) may be null.
+  static constexpr double kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
+
+  // Entries [begin, end) of a row of n, and of `columns` cosines; `weights` (1 or 0 for each key)
+  // may be null.
   template <class WideType>
   void add(const WideType* row, const double* cosines, const double* weights, Index begin,
-           Index end) {
+           Index end, Index n, Index columns) {
     for (Index j = begin; j < end; j += kPackWidth) {
       const Index left = end - j;
       const bool whole = left >= kPackWidth;
-      Lanes x = (whole ? load(row + j) : load_head(row + j, left)) - a0;
-      Lanes y = (whole ? load(cosines + j) : load_head(cosines + j, left)) - c0;
+      Lanes x = (whole ? load(row + j) : load_head(row + j, left, n - j)) - a0;
+      Lanes y = (whole ? load(cosines + j) : load_head(cosines + j, left, columns - j)) - c0;
       if (weights != nullptr) {
-        const Lanes v = whole ? load(weights + j) : load_head(weights + j, left);
+        const Lanes v = whole ? load(weights + j) : load_head(weights + j, left, columns - j);
         w += v;
         x *= v;
         y *= v;
       } else if (!whole) {
-        for (Index k = left; k < kPackWidth; ++k) x[k] = y[k] = 0.0;
+        const Lanes inside = load_head(kOnes, left, kPackWidth);
+        x *= inside;
+        y *= inside;
       }
       a += x;
       c += y;
@@ -126,8 +131,8 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
       while (first < last && (first == i || (weighted && row_weights[first] == 0.0))) ++first;
       if (first == last) continue;
       ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
-      sums.add(row, cosines, row_weights, first, std::min(i, last));
-      sums.add(row, cosines, row_weights, std::max(first, i + 1), last);
+      sums.add(row, cosines, row_weights, first, std::min(i, last), n, columns);
+      sums.add(row, cosines, row_weights, std::max(first, i + 1), last, n, columns);
       double count = sum(sums.w);
       if (!weighted) count = static_cast<double>(last - first - (i >= first && i < last ? 1 : 0));
       add(out[h], sums.moments(count));

@@ -15,10 +15,10 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // `visit(lanes of the row at j, j)` over [0, end), the last lanes padded with zeros.
 template <class WideType, class Visit>
-void for_each_lane(const WideType* row, Index end, Visit&& visit) {
+void for_each_lane(const WideType* row, Index end, Index n, Visit&& visit) {
   Index j = 0;
   for (; j + kPackWidth <= end; j += kPackWidth) visit(load(row + j), j);
-  if (j < end) visit(load_head(row + j, end - j), j);
+  if (j < end) visit(load_head(row + j, end - j, n - j), j);
 }
 
 // The rows of all heads for one query.
@@ -33,6 +33,7 @@ class LayerRows {
       readers_.emplace_back(heads[h], supports[h], scratch[h]);
     }
     rows_.resize(heads.size());
+    n_ = heads.front().rows();
   }
 
   void read(Index i) {
@@ -45,12 +46,14 @@ class LayerRows {
 
   const Wide<Scalar>* operator[](std::size_t h) const { return rows_[h]; }
   Index end() const { return end_; }
+  Index size() const { return n_; }
   std::size_t heads() const { return rows_.size(); }
 
  private:
   std::vector<RowReader<Scalar>> readers_;
   std::vector<const Wide<Scalar>*> rows_;
   Index end_ = 0;
+  Index n_ = 0;
 };
 
 // log of the mean over heads, to `out`, whole lanes.
@@ -61,7 +64,8 @@ void log_mean(const LayerRows<Scalar>& rows, double* out) {
   for (Index j = 0; j < end; j += kPackWidth) {
     Lanes total{};
     for (std::size_t h = 0; h < rows.heads(); ++h) {
-      total += j + kPackWidth <= end ? load(rows[h] + j) : load_head(rows[h] + j, end - j);
+      total += j + kPackWidth <= end ? load(rows[h] + j)
+                                     : load_head(rows[h] + j, end - j, rows.size() - j);
     }
     store(out + j, bounded_log(total / scale));
   }
@@ -69,10 +73,10 @@ void log_mean(const LayerRows<Scalar>& rows, double* out) {
 
 // Σ_j x_j (log x_j − log_mean_j); NaN where an entry is negative.
 template <class WideType>
-double row_divergence(const WideType* row, Index end, const double* log_of_mean) {
+double row_divergence(const WideType* row, Index end, Index n, const double* log_of_mean) {
   Lanes total{};
   LaneMask signs{};
-  for_each_lane(row, end, [&](Lanes x, Index j) {
+  for_each_lane(row, end, n, [&](Lanes x, Index j) {
     signs |= reinterpret_cast<LaneMask>(x);
     total += x * (bounded_log(x) - load(log_of_mean + j));
   });
@@ -94,7 +98,8 @@ void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const 
     rows.read(i);
     log_mean(rows, log_of_mean);
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      out[static_cast<Index>(h) * stride + i] = row_divergence(rows[h], rows.end(), log_of_mean);
+      out[static_cast<Index>(h) * stride + i] =
+          row_divergence(rows[h], rows.end(), rows.size(), log_of_mean);
     }
   }
 }
@@ -120,11 +125,11 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
     std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end()), 0.0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
-      for_each_lane(rows[h], rows.end(), [&](Lanes x, Index j) { mass += x * load(kept + j); });
+      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
       left[h] = sum(mass);
       if (!(left[h] > 0.0)) continue;
       survivors += 1.0;
-      for_each_lane(rows[h], rows.end(), [&](Lanes x, Index j) {
+      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
         double* at = log_of_removed_mean + j;
         store(at, load(at) + x * load(kept + j) / left[h]);
       });
@@ -142,7 +147,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
         std::fill(rescaled, rescaled + n, 0.0);
       } else {
         std::fill(rescaled + rows.end(), rescaled + n, 0.0);
-        for_each_lane(rows[h], rows.end(), [&](Lanes x, Index j) {
+        for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
           const Lanes entry = x * load(kept + j) / left[h];
           if (j + kPackWidth <= rows.end()) {
             store(rescaled + j, entry);
@@ -150,8 +155,8 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
             for (Index k = j; k < rows.end(); ++k) rescaled[k] = entry[k - j];
           }
         });
-        out.before[at] = row_divergence(rows[h], rows.end(), log_of_mean);
-        out.after[at] = row_divergence(rescaled, rows.end(), log_of_removed_mean);
+        out.before[at] = row_divergence(rows[h], rows.end(), rows.size(), log_of_mean);
+        out.after[at] = row_divergence(rescaled, rows.end(), n, log_of_removed_mean);
       }
       if (out.attention != nullptr) {
         std::copy(rescaled, rescaled + n, out.attention + at * out.stride);

@@ -15,7 +15,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // −Σ x log x; NaN where an entry is negative.
 template <class WideType>
-double row_entropy(const WideType* row, Index end) {
+double row_entropy(const WideType* row, Index end, Index n) {
   Lanes even{};
   Lanes odd{};
   LaneMask signs{};  // the sign bit of every lane that met one
@@ -28,7 +28,7 @@ double row_entropy(const WideType* row, Index end) {
     odd += b * bounded_log(b);
   }
   for (; j < end; j += kPackWidth) {
-    const Lanes a = j + kPackWidth <= end ? load(row + j) : load_head(row + j, end - j);
+    const Lanes a = j + kPackWidth <= end ? load(row + j) : load_head(row + j, end - j, n - j);
     signs |= reinterpret_cast<LaneMask>(a);
     even += a * bounded_log(a);
   }
@@ -44,7 +44,7 @@ void attention_entropy(const MatrixView<Scalar>& attention, const Support& suppo
                        double* out, RowScratch& scratch) {
   const Index n = attention.rows();
   for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
-    out[i] = row_entropy(row, end);
+    out[i] = row_entropy(row, end, n);
     if (!normalized) return;
     const Index keys = visible_keys(support, i, n);
     out[i] = keys < 2 ? kNaN : out[i] / std::log(static_cast<double>(keys));

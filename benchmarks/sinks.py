@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""Sink metrics, one by one and as a study asks for them, against vectorised torch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, sizes
+from maps import all_maps
+
+
+def visible(attention: torch.Tensor) -> torch.Tensor:
+    """Where queries see keys, [n, n]: every map of a benchmark has the same mask."""
+    ones = torch.ones(attention.shape[-2:], dtype=torch.bool)
+    return ones if bool(attention[0].triu(1).any()) else ones.tril()
+
+
+def torch_incoming(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return a.sum(-2) / mask.sum(0)
+
+
+def torch_tokens(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    tau = torch.quantile(a[..., mask].double(), 0.9, dim=-1)[:, None, None]
+    seen = mask.sum(0)
+    strong = ((a.double() >= tau) & mask).sum(-2) / seen >= 0.4
+    return strong & (seen >= math.ceil(0.3 * len(mask) - 1e-9))
+
+
+def torch_share(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    return torch.stack([a[..., 0].mean(-1), (1.0 / mask.sum(1)).mean().expand(len(a))])
+
+
+def torch_all(a: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Share, rate, position, count, top mass and mean entropy, as the sink study stores them."""
+    alpha = torch_incoming(a, mask)
+    competing = torch.where(mask.sum(0) >= math.ceil(0.3 * len(mask) - 1e-9), alpha, -1.0)
+    mass = a.sum(-2)
+    columns = (
+        a[..., 0].mean(-1),
+        (alpha[..., 0] > 0.3),
+        competing.argmax(-1),
+        torch_tokens(a, mask).sum(-1),
+        mass.amax(-1) / mass.sum(-1),
+        torch.special.entr(a).sum(-1).mean(-1),
+    )
+    return torch.stack([column.double() for column in columns])
+
+
+def our_all(a: torch.Tensor) -> torch.Tensor:
+    found = asc.measure(
+        a, ["sink_share", "sink_rate", "sink_position", "sink_tokens", "top_mass", "attention_entropy"]
+    )
+    columns = (
+        found["sink_share"].share,
+        found["sink_rate"],
+        found["sink_position"],
+        found["sink_tokens"].sum(-1),
+        found["top_mass"],
+        found["attention_entropy"].mean(-1),
+    )
+    return torch.stack([column.double() for column in columns])
+
+
+CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "incoming_attention": (asc.incoming_attention, torch_incoming),
+    "sink_tokens": (lambda a: asc.sink_tokens(a).double(), lambda a, mask: torch_tokens(a, mask).double()),
+    "sink_share": (lambda a: torch.stack(asc.sink_share(a)[:2]), torch_share),
+    "all of a study": (our_all, torch_all),
+}
+
+
+def agree(peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
+    np.testing.assert_allclose(ours.numpy(), theirs.double().numpy(), rtol=1e-5, atol=2e-6, err_msg=peer)
+
+
+def main() -> None:
+    benchmark = Benchmark("sinks", __doc__ or "")
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 128)):
+        inputs = all_maps(n, regimes=("sink", "peaky", "bidirectional"))
+        for case, (ours, theirs) in CASES.items():
+            for name, attention in inputs.items():
+                mask = visible(attention)
+                benchmark.compare(
+                    f"{case}: {name}",
+                    len(attention),
+                    lambda a=attention, f=ours: f(a),
+                    {"torch float32": lambda a=attention, f=theirs, m=mask: f(a, m)},
+                    agree=agree,
+                    facts={"n": n, "case": case},
+                )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()
