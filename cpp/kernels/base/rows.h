@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#if defined(__AVX__)
+#include <immintrin.h>
+#endif
+
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -21,11 +25,18 @@ inline Lanes load(const double* from) {
   return lanes;
 }
 
+// GCC 12 splits __builtin_convertvector through memory where one instruction does it.
 inline Lanes load(const float* from) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm256_loadu_ps(from)));
+#elif defined(__AVX__)
+  return reinterpret_cast<Lanes>(_mm256_cvtps_pd(_mm_loadu_ps(from)));
+#else
   typedef float Floats __attribute__((vector_size(kPackWidth * sizeof(float))));
   Floats lanes;
   std::memcpy(&lanes, from, sizeof(lanes));
   return __builtin_convertvector(lanes, Lanes);
+#endif
 }
 
 // The first `count` < kPackWidth entries, then zeros. `readable` entries may be read: where that is
