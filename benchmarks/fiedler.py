@@ -49,7 +49,7 @@ def main() -> None:
             array = dense.numpy()
             peers: dict[str, Any] = {"torch": lambda dense=dense: torch.linalg.eigvalsh(dense)[:, 1]}
             few: dict[str, int] = {}
-            if n <= 512:
+            if n <= 128:
                 from scipy.linalg import eigh
 
                 peers["numpy"] = lambda array=array: np.linalg.eigvalsh(array)[:, 1]

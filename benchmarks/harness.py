@@ -72,6 +72,11 @@ class Benchmark:
         self.quick: bool = self.options.quick
         self.seconds: float = self.options.seconds or (0.5 if self.quick else 4.0)
         torch.set_num_threads(self.options.threads)
+        if installed("threadpoolctl"):
+            # NumPy and SciPy bring a BLAS of their own, with as many threads as the machine has.
+            from threadpoolctl import threadpool_limits
+
+            threadpool_limits(self.options.threads, user_api="blas")
         self.rows: list[dict[str, Any]] = []
         self.missed: list[str] = []
         print(f"{description}\n{json.dumps(machine_facts())}", flush=True)

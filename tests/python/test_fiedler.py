@@ -12,7 +12,7 @@ from test_laplacian import OPTIONS, oracle, weights
 import attnscope as asc
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-# n on both sides of every change of method: 2|3 direct, 32|33 tridiagonal, 255|256 packed, and the edges of tiles
+# both sides of every change of method (2|3 direct, 32|33 tridiagonal; 255|256 packed below) and of a tile
 SIZES = [3, 4, 5, 16, 31, 32, 33, 34, 35, 64, 100, 130]
 
 
