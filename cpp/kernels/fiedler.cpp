@@ -18,7 +18,7 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Where one method overtakes the next.
 constexpr Index kLargestTridiagonal = 32;
-constexpr Index kSmallestBlocked = 256;
+constexpr Index kSmallestBlocked = 640;
 
 // What a matrix turned out to be while it was read.
 enum class Kind { connected, disconnected, signed_weights };

@@ -32,7 +32,7 @@ Index fiedler_pack_width(Index smallest);
 // that is more. A matrix's result does not depend on the others in its pack.
 //
 // n <= 32: tridiagonal form and Laguerre's iteration. Larger: Cholesky factors of L + s·uuᵀ, u the null
-// vector, and inverse Lanczos with a bound on the error; from n = 256 one matrix at a time in blocks.
+// vector, and inverse Lanczos with a bound on the error; from n = 640 one matrix at a time in blocks.
 // Where that does not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
