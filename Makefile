@@ -2,7 +2,7 @@
 # Every command sets itself up: .ci/setup makes .venv, installs what is missing and builds.
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
-.PHONY: demo test test-cpp test-all install bench lint format clean
+.PHONY: demo test test-cpp test-all install bench bench-quick lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -20,7 +20,10 @@ install:        ## .venv with attnscope, editable, and the tools to work on it
 	@.ci/setup dev
 
 bench:          ## every kernel against its peers -> benchmarks/results/*.json
-	@.ci/setup dev && $(BIN)/python -m pip install -q -c .ci/constraints.txt ".[bench]" --no-build-isolation && $(BIN)/python benchmarks/run.py
+	@.ci/setup bench && $(BIN)/python benchmarks/run.py
+
+bench-quick:    ## the same in two minutes, fewer sizes
+	@.ci/setup bench && $(BIN)/python benchmarks/run.py --quick
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy

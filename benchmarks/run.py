@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: MIT
+"""Runs every benchmark, each in a process of its own, and ends with the targets that were missed.
+
+python benchmarks/run.py [--quick] [--seconds S] [NAME …]
+"""
+
+from __future__ import annotations
+
+import argparse
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+# What the benchmarks share, and what only draws.
+NOT_BENCHMARKS = {"harness", "maps", "run", "plot"}
+
+
+def names() -> list[str]:
+    """Every benchmark, in alphabetical order."""
+    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all when none is given"
+    )
+    parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
+    parser.add_argument("--seconds", type=float, help="per comparison")
+    options = parser.parse_args()
+    unknown = sorted(set(options.names) - set(names()))
+    if unknown:
+        parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(names())}")
+    passed = (["--quick"] if options.quick else []) + (
+        [] if options.seconds is None else [f"--seconds={options.seconds}"]
+    )
+    failed, missed, started = [], [], time.monotonic()
+    for name in options.names or names():
+        print(f"\n=== {name}", flush=True)
+        process = subprocess.Popen(
+            [sys.executable, str(HERE / f"{name}.py"), *passed], stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for line in process.stdout:
+            print(line, end="", flush=True)
+            if line.startswith("below target: "):
+                missed.append(f"{name}: {line.removeprefix('below target: ').strip()}")
+        if process.wait() != 0:
+            failed.append(name)
+    print(f"\n{time.monotonic() - started:.0f} s; targets missed: {len(missed)}")
+    for line in missed:
+        print(f"  {line}")
+    if failed:
+        print(f"failed: {', '.join(failed)}")
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
