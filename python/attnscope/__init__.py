@@ -36,6 +36,7 @@ from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_remo
 from attnscope.metrics.emergence import emergence_step  # noqa: E402
 from attnscope.metrics.entropy import attention_entropy  # noqa: E402
 from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
+from attnscope.metrics.fisher import fisher_trace  # noqa: E402
 from attnscope.metrics.frames import Frames, classify_frames  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
@@ -67,6 +68,7 @@ from attnscope.metrics.sinks import (  # noqa: E402
 from attnscope.view import view  # noqa: E402
 
 if TYPE_CHECKING:
+    from attnscope.capture.ablation import output_kl as output_kl
     from attnscope.doctor import show_config as show_config
     from attnscope.results import Results as Results
     from attnscope.results import load as load
@@ -83,6 +85,7 @@ _LAZY: dict[str, str] = {
     "Study": "attnscope.studies.config",
     "analyze": "attnscope.studies.analyze",
     "load": "attnscope.results",
+    "output_kl": "attnscope.capture.ablation",
     "resume": "attnscope.studies.engine",
     "run": "attnscope.studies.engine",
     "show_config": "attnscope.doctor",
@@ -108,6 +111,7 @@ __all__ = [
     "entropy_magnitude_correlation",
     "fiedler_value",
     "fiedler_vector",
+    "fisher_trace",
     "geometric_semantic_alignment",
     "graph_statistics",
     "head_divergence",

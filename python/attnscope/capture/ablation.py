@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""The real ablation: keys masked before the softmax inside the model, in every layer and head."""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.implementation import implementation
+from attnscope.capture.interface import mask_function
+from attnscope.metrics._named import shown_by_shape
+
+NAME = "attnscope_ablation"
+_registration = threading.Lock()
+_registered = False
+
+
+class _Removal:
+    """The keys to hide, [B, n], and how many attention calls hid them."""
+
+    def __init__(self, removed: Tensor) -> None:
+        self.removed = removed
+        self.calls = 0
+
+
+_LIVE: ContextVar[_Removal | None] = ContextVar("attnscope_ablation", default=None)
+
+
+@shown_by_shape
+class OutputKl(NamedTuple):
+    """What hiding the keys does to the model's output, each [B] float64.
+
+    kl: mean over real positions of KL(P‖P') in nats. loss_before, loss_after: mean next-token loss in nats
+    over the real tokens of a sentence but its first; NaN for models that predict no next token.
+    """
+
+    kl: Tensor
+    loss_before: Tensor
+    loss_after: Tensor
+
+    @property
+    def loss_change(self) -> Tensor:
+        """loss_after − loss_before."""
+        return self.loss_after - self.loss_before
+
+
+def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequence[int]) -> OutputKl:
+    """How much the model's predictions change when no query may attend to some keys.
+
+    The keys get the mask's value before the softmax in every layer and head, so what follows is what the
+    model computes without them, unlike `sink_removal`, which edits maps after the fact. A query that would
+    see no key keeps what it sees: under a causal mask the first token still attends to itself.
+
+    Args:
+        model: a Hugging Face model with a language-model head, float32 or lower, on any device.
+        inputs: what the model takes: input_ids [B, n], attention_mask for padded batches, ….
+        keys: boolean [B, n], or positions counted from the first real token of every sentence.
+
+    Returns:
+        OutputKl, and its loss_change. kl >= 0, 0 where nothing was attended to.
+
+    Raises:
+        TypeError: the model gives no logits.
+        ValueError: keys of another shape, or positions outside the shortest sentence.
+        NotImplementedError: a model whose attention does not go through transformers' interface.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import attnscope as asc
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> found = asc.output_kl(model, {"input_ids": torch.arange(6).reshape(1, 6)}, [0])
+        >>> found
+        OutputKl(kl=float64[1], loss_before=float64[1], loss_after=float64[1])
+
+    References:
+        Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
+    """
+    ids = inputs["input_ids"]
+    real = inputs.get("attention_mask")
+    real = torch.ones_like(ids) if real is None else real
+    if real.ndim != 2:
+        raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
+    real = real.bool()
+    removed = _keys(keys, real)
+    training = model.training
+    model.eval()
+    try:
+        with torch.no_grad():
+            # Both runs go through the same attention function, so that they differ by the keys alone.
+            before = _logits(model, inputs, torch.zeros_like(removed))
+            after = _logits(model, inputs, removed)
+    finally:
+        model.train(training)
+    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    divergence = (p.exp() * (p - q)).sum(-1).clamp(min=0)
+    kl = torch.where(real.cpu(), divergence, 0.0).sum(-1) / real.cpu().sum(-1)
+    if not _predicts_next(model):
+        nothing = torch.full_like(kl, torch.nan)
+        return OutputKl(kl, nothing, nothing)
+    return OutputKl(kl, _loss(p, ids.cpu(), real.cpu()), _loss(q, ids.cpu(), real.cpu()))
+
+
+@contextmanager
+def removing(model: nn.Module, removed: Tensor) -> Iterator[_Removal]:
+    """Inside the block the model's attention hides the keys marked in `removed` [B, n]."""
+    _register()
+    removal = _Removal(removed)
+    token = _LIVE.set(removal)
+    try:
+        with implementation(model, NAME):
+            yield removal
+    finally:
+        _LIVE.reset(token)
+
+
+def _logits(model: nn.Module, inputs: Mapping[str, Any], removed: Tensor) -> Tensor:
+    with removing(model, removed) as removal:
+        output = model(**{**inputs, "use_cache": False} if _takes_cache(model) else inputs)
+    if removal.calls == 0:
+        raise NotImplementedError(
+            f"output_kl: the attention of {type(model).__name__} does not go through transformers' attention "
+            "interface, so keys cannot be hidden before its softmax"
+        )
+    logits = getattr(output, "logits", None)
+    if logits is None:
+        raise TypeError(
+            f"output_kl: {type(model).__name__} gives no logits; load it with its language-model head"
+        )
+    return logits.detach().double().cpu()  # type: ignore[no-any-return]
+
+
+def _attention(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
+) -> tuple[Tensor, Tensor | None]:
+    own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+    if own is None:
+        raise NotImplementedError(
+            f"output_kl: {type(module).__module__} has no eager attention function to hide keys in"
+        )
+    removal = _LIVE.get()
+    if removal is not None:
+        removal.calls += 1
+        if bool(removal.removed.any()):
+            attention_mask = _hidden(attention_mask, removal.removed, query, key.shape[-2])
+    result: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **kwargs)
+    return result
+
+
+def _hidden(mask: Tensor | None, removed: Tensor, query: Tensor, keys: int) -> Tensor:
+    """The float mask with the removed keys hidden, except from queries that would see nothing."""
+    lowest = torch.finfo(query.dtype).min
+    if mask is None:
+        mask = query.new_zeros(1, 1, query.shape[-2], keys)
+    elif mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
+    mask = mask[..., :keys]
+    if removed.shape[-1] != keys or removed.shape[0] != query.shape[0]:
+        raise NotImplementedError(
+            f"output_kl: a layer attends from {query.shape[0]} samples to {keys} keys, where the input holds "
+            f"{removed.shape[0]} of {removed.shape[1]} tokens"
+        )
+    removed = removed[:, None, None, :].to(mask.device)
+    left = ((mask > lowest / 2) & ~removed).any(-1, keepdim=True)
+    return torch.where(left & removed, lowest, mask)
+
+
+def _register() -> None:
+    global _registered
+    with _registration:
+        if _registered:
+            return
+        from transformers import AttentionInterface, AttentionMaskInterface
+
+        AttentionInterface.register(NAME, _attention)
+        AttentionMaskInterface.register(NAME, mask_function)
+        _registered = True
+
+
+def _keys(keys: Any, real: Tensor) -> Tensor:
+    flags = torch.as_tensor(keys)
+    if flags.dtype == torch.bool:
+        if flags.shape != real.shape:
+            raise ValueError(
+                f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}"
+            )
+        return flags.to(real.device) & real
+    shortest = int(real.sum(-1).min())
+    removed = torch.zeros_like(real)
+    first = real.int().argmax(-1)
+    for position in flags.reshape(-1).tolist():
+        if position != int(position) or not 0 <= position < shortest:
+            raise ValueError(
+                f"output_kl: keys must lie between 0 and {shortest - 1} (the shortest sentence), got "
+                f"{position}"
+            )
+        removed[torch.arange(len(real), device=real.device), first + int(position)] = True
+    return removed
+
+
+def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:
+    """Mean −log p of every real token but the first of a sentence."""
+    scored = real[:, 1:] & real[:, :-1]
+    token = log_p[:, :-1].gather(-1, ids[:, 1:, None]).squeeze(-1)
+    return -torch.where(scored, token, 0.0).sum(-1) / scored.sum(-1)
+
+
+def _predicts_next(model: nn.Module) -> bool:
+    name = type(model).__name__
+    return "MaskedLM" not in name and ("CausalLM" in name or "LMHead" in name)
+
+
+def _takes_cache(model: nn.Module) -> bool:
+    import inspect
+
+    return "use_cache" in inspect.signature(model.forward).parameters

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: MIT
+"""Where a model's loss is sensitive: the trace of its Fisher information, by layer and kind."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+GROUPS = ("attention", "mlp", "norm", "embedding")
+_LAYER = re.compile(r"(?:^|\.)(?:layers?|h|blocks?)\.(\d+)\.")
+_ATTENTION = re.compile(r"attn|attention", re.IGNORECASE)
+
+
+def fisher_trace(
+    model: nn.Module,
+    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
+    *,
+    tokenizer: Any = None,
+    max_tokens: int | None = None,
+    labels: Literal["data", "sampled"] = "data",
+    mask_share: float = 0.15,
+    seed: int = 0,
+    per_sentence: bool = False,
+) -> pd.DataFrame:
+    """Trace of the Fisher information of each group of parameters: (1/N) Σ_s ‖∇_g L_s‖².
+
+    L_s is the language-model loss of one sentence, its mean over predicted tokens; padding is not predicted.
+    Models for masked language are scored on masked tokens only. Groups are layer x {attention, mlp, norm,
+    embedding}; what lies outside the layers has layer −1, an output head counts as embedding.
+
+    Args:
+        model: a Hugging Face model with a language-model head, float32 or float64. Its gradients, mode and
+            requires_grad flags are left as they are.
+        texts: sentences, or what the tokenizer makes of each: mappings with input_ids [1, n].
+        tokenizer: for sentences, and for the mask token of masked-language models.
+        max_tokens: sentences are cut there.
+        labels: "data": the sentence's own tokens (the empirical Fisher). "sampled": drawn from the model's
+            own predictions (the true Fisher, by one draw a token).
+        mask_share: of the tokens of a masked-language model, at least one a sentence.
+        seed: of the draws and masks.
+        per_sentence: one row for each sentence and group instead of the mean.
+
+    Returns:
+        A DataFrame with layer (int), group, parameters (count), trace, trace_per_parameter and n; with
+        `per_sentence` a column sample, and trace is ‖∇_g L_s‖². A sentence of one token predicts nothing
+        and is left out.
+
+    Raises:
+        ValueError: a model in half precision, text without a tokenizer, no sentence long enough.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import attnscope as asc
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=2,
+        ...                      num_attention_heads=2)
+        >>> found = asc.fisher_trace(LlamaForCausalLM(config), [{"input_ids": torch.arange(6)[None]}])
+        >>> sorted(found["layer"].unique().tolist())
+        [-1, 0, 1]
+
+    References:
+        Fisher, Theory of statistical estimation, 1925. Kunstner et al., Limitations of the empirical Fisher
+        approximation, 2019.
+    """
+    import pandas as pd
+
+    if labels not in ("data", "sampled"):
+        raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
+    if not 0.0 < float(mask_share) <= 1.0:
+        raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
+    half = {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}
+    if half:
+        raise ValueError(
+            f"fisher_trace: the model must be float32 or float64, got {half.pop()}: gradients of half "
+            "precision under- and overflow; call model.float() first"
+        )
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    places = group_parameters(model)
+    generator = torch.Generator().manual_seed(seed)
+    rows: list[dict[str, Any]] = []
+    with _differentiable(model):
+        for sample, text in enumerate(texts):
+            inputs = _inputs(text, tokenizer, max_tokens, next(model.parameters()).device)
+            loss = _loss(model, inputs, tokenizer, labels, mask_share, generator)
+            if loss is None:
+                continue
+            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+            squares: dict[tuple[int, str], float] = {}
+            for name, gradient in zip(names, gradients, strict=True):
+                square = 0.0 if gradient is None else float(gradient.detach().double().square().sum())
+                squares[places[name]] = squares.get(places[name], 0.0) + square
+            rows += [
+                {"sample": sample, "layer": layer, "group": group, "trace": square}
+                for (layer, group), square in squares.items()
+            ]
+    if not rows:
+        raise ValueError("fisher_trace: texts hold no sentence of two tokens or more")
+    sizes: dict[tuple[int, str], int] = {}
+    for name, parameter in model.named_parameters():
+        sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
+    table = pd.DataFrame(rows)
+    if not per_sentence:
+        table["n"] = 1
+        table = table.groupby(["layer", "group"], as_index=False).agg({"trace": "mean", "n": "sum"})
+    table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=True)]
+    table["trace_per_parameter"] = table["trace"] / table["parameters"]
+    columns = ["sample"] if per_sentence else []
+    columns += ["layer", "group", "parameters", "trace", "trace_per_parameter"]
+    result: pd.DataFrame = table[columns if per_sentence else [*columns, "n"]]
+    return result
+
+
+def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
+    """Parameter name -> (layer, group), told by the modules that own it.
+
+    Args:
+        model: any module.
+
+    Returns:
+        Layer −1 stands for what lies outside the layers.
+
+    Example:
+        >>> from attnscope.metrics.fisher import group_parameters
+        >>> from torch import nn
+        >>> group_parameters(nn.ModuleDict({"norm": nn.LayerNorm(2)}))["norm.bias"]
+        (-1, 'norm')
+    """
+    modules = dict(model.named_modules())
+    places: dict[str, tuple[int, str]] = {}
+    for name, _ in model.named_parameters():
+        owner = name.rpartition(".")[0]
+        found = _LAYER.search(name)
+        layer = int(found.group(1)) if found else -1
+        kind = type(modules[owner]).__name__
+        if "norm" in kind.lower():
+            group = "norm"
+        elif isinstance(modules[owner], nn.Embedding):
+            group = "embedding"
+        elif found and _ATTENTION.search(name[found.end() :]):
+            group = "attention"
+        else:
+            group = "mlp" if found else "embedding"
+        places[name] = (layer, group)
+    return places
+
+
+def _loss(
+    model: nn.Module,
+    inputs: dict[str, Tensor],
+    tokenizer: Any,
+    labels: str,
+    mask_share: float,
+    generator: torch.Generator,
+) -> Tensor | None:
+    ids = inputs["input_ids"]
+    real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    if "MaskedLM" in type(model).__name__:
+        mask_token = getattr(tokenizer, "mask_token_id", None)
+        if mask_token is None:
+            raise ValueError("fisher_trace: a masked-language model needs a tokenizer with a mask token")
+        chance = torch.rand(ids.shape, generator=generator).to(ids.device)
+        chance = torch.where(real, chance, 2.0)
+        scored = (chance < mask_share) | (chance == chance.min())
+        logits = model(**{**inputs, "input_ids": torch.where(scored, mask_token, ids)}).logits
+        targets = ids
+    else:
+        if int(real.sum()) < 2:
+            return None
+        scored = (real[:, 1:] & real[:, :-1]).to(ids.device)
+        logits, targets = model(**inputs).logits[:, :-1], ids[:, 1:]
+    chosen, wanted = logits[scored], targets[scored]
+    if labels == "sampled":
+        shares = chosen.detach().softmax(-1).cpu()
+        wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
+    return nn.functional.cross_entropy(chosen, wanted)
+
+
+def _inputs(text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device) -> dict[str, Tensor]:
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError("fisher_trace: texts that are strings need a tokenizer")
+        text = tokenizer(text, return_tensors="pt")
+    return {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
+
+
+@contextmanager
+def _differentiable(model: nn.Module) -> Iterator[None]:
+    """Evaluation mode, every parameter differentiable; both restored."""
+    training = {module: module.training for module in model.modules()}
+    flags = {parameter: parameter.requires_grad for parameter in model.parameters()}
+    try:
+        model.eval()
+        for parameter in flags:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode
+        for parameter, flag in flags.items():
+            parameter.requires_grad_(flag)
