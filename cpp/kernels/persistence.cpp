@@ -21,9 +21,10 @@ bool sorts_before(const Bar& a, const Bar& b) {
 // Edges between two looks at whether anything is left to find.
 constexpr std::uint32_t kSlice = 64;
 
-// Adds edges until no later one can change anything.
-void run(EdgeOrder& order, FlagHomology& homology) {
+// Adds edges until no later one can change anything up to `max_dimension`.
+void run(EdgeOrder& order, FlagHomology& homology, int max_dimension) {
   const std::vector<Edge>& edges = order.edges();
+  order.start();
   homology.reset(order.vertices());
   FlagHomology::Rest rest = FlagHomology::Rest::unknown;
   Edge awaited = 0;
@@ -33,6 +34,7 @@ void run(EdgeOrder& order, FlagHomology& homology) {
     const auto end = std::min(static_cast<std::uint32_t>(edges.size()), begin + kSlice);
     homology.add(edges, begin, end, order.radius_begin());
     begin = end;
+    if (max_dimension == 0 && homology.components() == 1) return;
     if (end < look_again) continue;
     if (rest == FlagHomology::Rest::opens && !homology.joined(awaited)) continue;
     rest = homology.look_ahead(order, awaited);
@@ -50,12 +52,17 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   FlagHomology& homology = workspace.homology;
   order.assign(attention, options.symmetrize, options.metric);
   const std::vector<Edge>& edges = order.edges();
-  run(order, homology);
-  for (const std::uint32_t merge : homology.merges()) {
-    Bar bar{0.0, order.dissimilarity(merge), {-1, -1}, {-1, -1}, 0};
-    if (bar.death == 0.0) continue;
-    write_edge(edges[merge], bar.death_edge);
+  const auto join = [&](std::uint32_t position) {
+    Bar bar{0.0, order.dissimilarity(position), {-1, -1}, {-1, -1}, 0};
+    if (bar.death == 0.0) return;
+    write_edge(edges[position], bar.death_edge);
     bars.push_back(bar);
+  };
+  if (options.max_dimension == 0 && attention.rows() > 1 && order.take_spanning_tree()) {
+    for (std::uint32_t k = 0; k < edges.size(); ++k) join(k);
+  } else {
+    run(order, homology, options.max_dimension);
+    for (const std::uint32_t merge : homology.merges()) join(merge);
   }
   bars.push_back({0.0, std::numeric_limits<double>::infinity(), {-1, -1}, {-1, -1}, 0});
   if (options.max_dimension >= 1) {

@@ -56,6 +56,16 @@ bool is_lower(const Scalar* data, Index n, Index row_stride) {
   return true;
 }
 
+// An entry is an edge with its key.
+std::uint32_t key_of(std::uint64_t entry) { return static_cast<std::uint32_t>(entry >> 32); }
+Edge edge_of(std::uint64_t entry) { return static_cast<Edge>(entry); }
+void put(std::uint64_t& entry, std::uint32_t key, Edge edge) {
+  entry = std::uint64_t{key} << 32 | edge;
+}
+std::uint64_t key_of(const WideEntry& entry) { return entry.key; }
+Edge edge_of(const WideEntry& entry) { return entry.edge; }
+void put(WideEntry& entry, std::uint64_t key, Edge edge) { entry = {key, edge}; }
+
 // Rows of a tile of the transpose that are read together: a cache line of float32.
 constexpr Index kTile = 16;
 
@@ -168,6 +178,46 @@ void EdgeOrder::prepare(S& sorter) {
   std::sort(sorter.sample.begin(), sorter.sample.end());
 }
 
+// Sorts entries [before, before + count) and writes their edges. They come in (row, column) order and the
+// sort is stable, so it need not look at the edges.
+template <class S>
+void EdgeOrder::sort_into_edges(S& sorter, std::size_t before, std::size_t count) {
+  using Key = typename decltype(sorter.triangle)::value_type;
+  auto* const batch = sorter.sorted.data() + before;
+  Key lowest = std::numeric_limits<Key>::max();
+  Key ones = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    lowest = std::min(lowest, key_of(batch[k]));
+    ones |= key_of(batch[k]);
+  }
+  radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
+             [](const auto& entry) { return key_of(entry); }, counts_);
+  edges_.resize(before + count);
+  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = edge_of(batch[k]);
+}
+
+template <class S>
+bool EdgeOrder::append_tree(S& sorter) {
+  if (!sorter.tree.assign(sorter.triangle, n_)) return false;
+  const std::vector<Edge>& tree = sorter.tree.edges();
+  if (sorter.sorted.size() <= tree.size()) {
+    sorter.sorted.resize(tree.size() + 1);
+    sorter.scratch.resize(tree.size() + 1);
+  }
+  for (std::size_t k = 0; k < tree.size(); ++k) {
+    const auto [key, edge] = entry(sorter, edge_row(tree[k]), edge_column(tree[k]));
+    put(sorter.sorted[k], key, edge);
+  }
+  sort_into_edges(sorter, 0, tree.size());
+  // The tree came in the order of its growth, so edges of one key still have to be put in theirs.
+  for (std::size_t begin = 0, end = 0; begin < tree.size(); begin = end) {
+    while (end < tree.size() && key_of(sorter.sorted[end]) == key_of(sorter.sorted[begin])) ++end;
+    std::sort(edges_.begin() + static_cast<std::ptrdiff_t>(begin),
+              edges_.begin() + static_cast<std::ptrdiff_t>(end));
+  }
+  return true;
+}
+
 template <class S>
 bool EdgeOrder::append(S& sorter) {
   using Key = typename decltype(sorter.triangle)::value_type;
@@ -189,42 +239,15 @@ bool EdgeOrder::append(S& sorter) {
   for (Index i = 1; i < n_; ++i) {
     for (Index j = 0; j < i; ++j, ++key) {
       const auto edge = static_cast<Edge>(i << 16 | j);
-      if constexpr (std::is_same_v<Key, std::uint32_t>) {
-        *out = std::uint64_t{*key} << 32 | edge;
-      } else {
-        *out = {*key, edge};
-      }
+      put(*out, *key, edge);
       out += static_cast<Key>(*key - from) <= width ? 1 : 0;
     }
   }
   const auto count = static_cast<std::size_t>(out - batch);
-  const auto key_of = [](const auto& entry) {
-    if constexpr (std::is_same_v<Key, std::uint32_t>) {
-      return static_cast<Key>(entry >> 32);
-    } else {
-      return entry.key;
-    }
-  };
-  // Edges come in (row, column) order and the sort is stable, so it need not look at them.
-  Key lowest = to;
-  Key ones = 0;
-  for (std::size_t k = 0; k < count; ++k) {
-    lowest = std::min(lowest, key_of(batch[k]));
-    ones |= key_of(batch[k]);
-  }
-  radix_sort(batch, sorter.scratch.data(), count, lowest, ones, key_of, counts_);
-
-  edges_.resize(before + count);
-  for (std::size_t k = 0; k < count; ++k) {
-    if constexpr (std::is_same_v<Key, std::uint32_t>) {
-      edges_[before + k] = static_cast<Edge>(batch[k]);
-    } else {
-      edges_[before + k] = static_cast<Edge>(batch[k].edge);
-    }
-  }
+  sort_into_edges(sorter, before, count);
   radius_begin_ = static_cast<std::uint32_t>(before + count);
   if (to == sorter.radius) {
-    while (radius_begin_ > before && key_of(batch[radius_begin_ - 1 - before]) == to) {
+    while (radius_begin_ > before && key_of(sorter.sorted[radius_begin_ - 1]) == to) {
       --radius_begin_;
     }
   }
@@ -250,8 +273,6 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   wide_ = std::is_same_v<Scalar, double> || symmetrize == Symmetrize::mean ||
           metric == Metric::hellinger;
   remoteness_.assign(static_cast<std::size_t>(n_), 0);
-  vertices_.resize(static_cast<std::size_t>(n_));
-  std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
   edges_.clear();
   radius_begin_ = 0;
   batches_ = 0;
@@ -287,14 +308,25 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
       fill_one(narrow_);
     }
   }
-  if (wide_) {
-    prepare(broad_);
-  } else {
-    prepare(narrow_);
+}
+
+void EdgeOrder::start() {
+  if (n_ >= 2) {
+    if (wide_) {
+      prepare(broad_);
+    } else {
+      prepare(narrow_);
+    }
   }
+  vertices_.resize(static_cast<std::size_t>(n_));
+  std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
   std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
     return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;
   });
+}
+
+bool EdgeOrder::take_spanning_tree() {
+  return wide_ ? append_tree(broad_) : append_tree(narrow_);
 }
 
 bool EdgeOrder::next() {
@@ -315,8 +347,7 @@ bool EdgeOrder::enters_with_triangle(Edge edge) const {
 
 double EdgeOrder::dissimilarity(std::uint32_t index) const {
   if (!wide_) {
-    const auto key = static_cast<std::uint32_t>(narrow_.sorted[index] >> 32);
-    return 1.0 - static_cast<double>(weight_of_key(key));
+    return 1.0 - static_cast<double>(weight_of_key(key_of(narrow_.sorted[index])));
   }
   const std::uint64_t key = broad_.sorted[index].key;
   return metric_ == Metric::hellinger ? std::bit_cast<double>(key) : 1.0 - weight_of_key(key);

@@ -5,21 +5,22 @@
 #include <utility>
 #include <vector>
 
+#include "kernels/base/edge.h"
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/spanning_tree.h"
 #include "kernels/laplacian.h"
 
 // The edges of a dense weighted graph in the order in which a Rips filtration takes them in.
 namespace attnscope {
 
-// An edge is written as two vertices, the row above the column: row << 16 | column, row > column.
-using Edge = std::uint32_t;
-inline constexpr Index kMaxVertices = 65535;
-inline std::uint32_t edge_row(Edge edge) { return edge >> 16; }
-inline std::uint32_t edge_column(Edge edge) { return edge & 0xffffu; }
-
 // What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never above
 // 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0.
 enum class Metric { attention, hellinger };
+
+struct WideEntry {
+  std::uint64_t key;
+  Edge edge;
+};
 
 // The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties by
 // (row, column). From r on one vertex is joined to all others, so no later edge can matter. The order is
@@ -34,6 +35,13 @@ class EdgeOrder {
   template <class Scalar>
   void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
 
+  // Makes edges() the minimum spanning tree, in order, instead of all edges. False where keys tie and the
+  // tree is better read off the whole order; call start() then. n >= 2. Cost O(n²) without a sort.
+  bool take_spanning_tree();
+
+  // Gets ready for next(): ranks the vertices and looks where the keys lie.
+  void start();
+
   // Appends the next batch to edges(); false when all edges up to r are there.
   bool next();
 
@@ -43,7 +51,7 @@ class EdgeOrder {
   std::uint32_t radius_begin() const { return radius_begin_; }
   // The dissimilarity of edge `index` of edges(), 1.0 − double(w) or the Hellinger distance.
   double dissimilarity(std::uint32_t index) const;
-  // All vertices, the best connected first.
+  // After start(): all vertices, the best connected first.
   const std::vector<std::uint16_t>& vertices() const { return vertices_; }
   // Whether edge a comes before edge b.
   bool precedes(Edge a, Edge b) const;
@@ -52,13 +60,6 @@ class EdgeOrder {
   bool enters_with_triangle(Edge edge) const;
 
  private:
-  struct Wide {
-    std::uint64_t key;
-    std::uint64_t edge;
-    bool operator<(const Wide& other) const {
-      return key != other.key ? key < other.key : edge < other.edge;
-    }
-  };
   // Everything whose type depends on the width of a key.
   template <class Key, class Entry>
   struct Sorter {
@@ -69,11 +70,12 @@ class EdgeOrder {
     std::vector<Key> sample;     // some keys, sorted
     std::vector<Entry> sorted;   // edges() with their keys
     std::vector<Entry> scratch;
+    SpanningTree<Key> tree;
     Key radius = 0;
     Key taken = 0;               // edges with keys up to this one are in edges()
   };
   using Narrow = Sorter<std::uint32_t, std::uint64_t>;  // entry: key << 32 | edge
-  using Broad = Sorter<std::uint64_t, Wide>;
+  using Broad = Sorter<std::uint64_t, WideEntry>;
 
   template <class S, class Scalar, class Combine>
   void fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine);
@@ -85,6 +87,10 @@ class EdgeOrder {
   void prepare(S& sorter);
   template <class S>
   bool append(S& sorter);
+  template <class S>
+  void sort_into_edges(S& sorter, std::size_t before, std::size_t count);
+  template <class S>
+  bool append_tree(S& sorter);
   template <class S>
   static auto entry(const S& sorter, std::size_t a, std::size_t b) {
     if (a < b) std::swap(a, b);

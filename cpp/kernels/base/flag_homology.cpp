@@ -193,7 +193,7 @@ FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& 
       for (Word open = beyond[k]; open != 0; open &= open - 1) {
         const std::uint32_t a = vertex_[u];
         const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
-        const Edge edge = std::max(a, b) << 16 | std::min(a, b);
+        const Edge edge = make_edge(a, b);
         if (--patience == 0) return rest == Rest::opens ? rest : Rest::unknown;
         // Of the edges that will open a class the last is the one worth waiting for.
         if (rest == Rest::opens && order.precedes(edge, awaited)) continue;
