@@ -13,6 +13,7 @@ from attnscope.protocols.ruscio2025.alignment import (
     pca_correlation,
     transformation_magnitude,
 )
+from attnscope.protocols.ruscio2025.betti import betti_numbers
 from attnscope.protocols.ruscio2025.divergence import (
     SinkRemoval,
     combine_p_values,
@@ -22,24 +23,30 @@ from attnscope.protocols.ruscio2025.divergence import (
 )
 from attnscope.protocols.ruscio2025.emergence import EmergenceChange, emergence_change
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
+from attnscope.protocols.ruscio2025.persistence import persistence
 from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
+from attnscope.protocols.ruscio2025.topology import Topology, topology
 
 __all__ = [
     "EmergenceChange",
     "PcaCorrelation",
     "ReferenceInfluence",
     "SinkRemoval",
+    "Topology",
     "attention_entropy",
+    "betti_numbers",
     "combine_p_values",
     "emergence_change",
     "entropy_magnitude_correlation",
     "geometric_semantic_alignment",
     "head_divergence",
     "pca_correlation",
+    "persistence",
     "reference_influence",
     "sink_removal",
     "sink_tokens",
     "speed_layers",
+    "topology",
     "transformation_magnitude",
 ]

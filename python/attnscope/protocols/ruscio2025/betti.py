@@ -1,0 +1,36 @@
+# SPDX-License-Identifier: MIT
+"""What the topology notebook calls Betti numbers."""
+
+from __future__ import annotations
+
+import torch
+
+from attnscope.metrics.barcodes import bar_count
+from attnscope.protocols.ruscio2025.persistence import persistence
+
+
+def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
+    """Number of bars of the whole diagram, the infinite one included, which the notebook calls β.
+
+    A Betti number belongs to one scale; the exact `betti_numbers` asks for it. On a causal map whose tokens
+    all give themselves some attention this is (min(n, 30), 0) whatever else the model attends to.
+
+    Args:
+        attention: head mean [..., n, n].
+
+    Returns:
+        [..., 2] int64; −1 for a map with a NaN or infinite entry.
+
+    Raises:
+        ValueError: as the exact `persistence`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> ruscio2025.betti_numbers(torch.rand(40, 40).tril() + torch.eye(40)).tolist()
+        [30, 0]
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
+    """
+    return bar_count(persistence(attention))

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""The topology notebook's row of numbers per map."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+import torch
+
+from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
+from attnscope.protocols.ruscio2025.persistence import persistence
+
+DENSITY_THRESHOLDS = (0.2, 0.4)
+
+
+class Topology(NamedTuple):
+    """What the notebook stores of one map, leading axes kept.
+
+    Attributes:
+        mean_length: [..., 2] float64, of the finite bars of H0 and H1; NaN where there is none.
+        max_length: [..., 2] float64, likewise.
+        density: [..., 2] float64, share of all n² entries above 0.2 and above 0.4.
+        mean: [...] float64, of all entries.
+        max: [...] float64.
+        std: [...] float64, population.
+        entropy: [...] float64, −Σ a·log2(a + 1e-10) over the whole matrix.
+        top_key: [...] int64, the key of largest column mean, the first on ties.
+        strongest_edge: [..., 2] int64, query and key of the largest entry, the first on ties.
+    """
+
+    mean_length: torch.Tensor
+    max_length: torch.Tensor
+    density: torch.Tensor
+    mean: torch.Tensor
+    max: torch.Tensor
+    std: torch.Tensor
+    entropy: torch.Tensor
+    top_key: torch.Tensor
+    strongest_edge: torch.Tensor
+
+    def __repr__(self) -> str:
+        """Field names with their shapes."""
+        shapes = ", ".join(f"{name}={tuple(value.shape)}" for name, value in self._asdict().items())
+        return f"Topology({shapes})"
+
+
+def topology(attention: torch.Tensor) -> Topology:
+    """Lengths of bars, densities and moments of a map, as the topology notebook stores them.
+
+    Bars come from at most 30 tokens (`ruscio2025.persistence`), everything else from the whole map. On a
+    causal map the finite H0 lengths are the self-attentions A_ii themselves.
+
+    Args:
+        attention: head mean [..., n, n]; the notebook also takes the moments, the entropy, the top key and
+            the strongest edge of every head.
+
+    Returns:
+        Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
+
+    Raises:
+        ValueError: as the exact `persistence`.
+
+    Example:
+        Finite H0 lengths of uniform causal attention are 1/2, 1/3 and 1/4.
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> uniform = torch.ones(4, 4).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> found = ruscio2025.topology(uniform)
+        >>> round(found.mean_length[0].item(), 6), found.top_key.item(), found.strongest_edge.tolist()
+        (0.361111, 0, [0, 0])
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
+    """
+    maps, checked = head_mean("topology", attention)
+    bad = spoiled(maps)
+    bars = persistence(attention)
+    mean_length = torch.full((bars.offsets.numel() - 1, 2), torch.nan, dtype=torch.float64)
+    max_length = mean_length.clone()
+    length = (bars.death - bars.birth).numpy()
+    for index in range(len(mean_length)):
+        begin, end = int(bars.offsets[index]), int(bars.offsets[index + 1])
+        own = length[begin:end]
+        for dimension in (0, 1):
+            finite = own[np.isfinite(own) & (bars.dimension[begin:end].numpy() == dimension)]
+            if len(finite):
+                mean_length[index, dimension] = float(finite.mean())
+                max_length[index, dimension] = float(finite.max())
+
+    nan = torch.tensor(torch.nan, dtype=torch.float64)
+    clean = torch.where(bad[..., None, None], 0.0, maps)
+    flat = clean.flatten(-2)
+    n = checked.n
+    density = torch.stack([(flat > t).double().mean(-1) for t in DENSITY_THRESHOLDS], -1)
+    entropy = -(flat * torch.log2(flat + 1e-10)).sum(-1)
+    strongest = flat.argmax(-1)
+    edge = torch.stack([strongest // n, strongest % n], -1)
+    return Topology(
+        mean_length.reshape(*checked.leading, 2),
+        max_length.reshape(*checked.leading, 2),
+        torch.where(bad[..., None], nan, density),
+        torch.where(bad, nan, flat.mean(-1)),
+        torch.where(bad, nan, flat.amax(-1)),
+        torch.where(bad, nan, flat.std(-1, correction=0)),
+        torch.where(bad, nan, entropy),
+        torch.where(bad, -1, clean.mean(-2).argmax(-1)),
+        torch.where(bad[..., None], -1, edge),
+    )
