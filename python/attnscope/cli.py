@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import json
 import sys
 from collections.abc import Callable
@@ -34,6 +35,7 @@ R = TypeVar("R")
 
 Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
 Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes.")]
+Draw = Annotated[bool, typer.Option("--draw/--no-draw", help="Figures and report.html at the end.")]
 Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standard output.")]
 
 
@@ -114,10 +116,11 @@ def run(
     plan_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
     ] = False,
+    draw: Draw = True,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Do a study and store its results in runs/NAME.
+    """Do a study: tables, figures and report.html in runs/NAME.
 
     Example: attnscope run sink_study --model gpt2 --texts sentences.csv --column text --samples 100
     """
@@ -153,19 +156,20 @@ def run(
         _plan(study, as_json)
         return
     results = run_study(study, progress=not quiet, say=_silent if quiet else None)
-    _finished(results, quiet, as_json)
+    _finished(results, quiet, as_json, draw)
 
 
 @app.command()
 @_exits
-def resume(folder: Folder, quiet: Quiet = False, as_json: Json = False) -> None:
+def resume(folder: Folder, draw: Draw = True, quiet: Quiet = False, as_json: Json = False) -> None:
     """Go on with a run that was stopped or killed, from its first missing unit.
 
     Example: attnscope resume runs/sink_study-gpt2
     """
     from attnscope.studies.engine import resume as resume_study
 
-    _finished(resume_study(folder, progress=not quiet, say=_silent if quiet else None), quiet, as_json)
+    results = resume_study(folder, progress=not quiet, say=_silent if quiet else None)
+    _finished(results, quiet, as_json, draw)
 
 
 @app.command()
@@ -355,21 +359,36 @@ def _plan(study: Study, as_json: bool) -> None:
         raise typer.Exit(SKIPPED)
 
 
-def _finished(results: Results, quiet: bool, as_json: bool) -> None:
+def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
     skipped = results.provenance.get("skipped", [])
+    report = _drawn(results, quiet or as_json) if draw else None
     if as_json:
         answer = {
             "folder": str(results.path),
             "tables": {name: len(results.arrow(name, [])) for name in results.tables()},
             "skipped": skipped,
+            "report": None if report is None else str(report),
         }
         typer.echo(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
         typer.echo(f"{results!r}")
+        if report is not None:
+            typer.echo(f"report: {report}")
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         _say(f"finished, {len(skipped)} checkpoints skipped: {names}")
         raise typer.Exit(SKIPPED)
+
+
+def _drawn(results: Results, quiet: bool) -> Path | None:
+    """Figures and report of a finished run; None where what draws them is not installed."""
+    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        if not quiet:
+            _say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
+        return None
+    results.figures()
+    return Path(results.report())
 
 
 def _say(text: str) -> None:

@@ -33,7 +33,7 @@ def inputs(tmp_path_factory):
 def command(inputs, output, name="a"):
     model, texts = inputs
     return (
-        "run", "sink_study", "--model", model, "--texts", texts, "--block", 4, "--output", output,
+        "run", "sink_study", "--no-draw", "--model", model, "--texts", texts, "--block", 4, "--output", output,
         "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
     )  # fmt: skip
 
@@ -82,7 +82,7 @@ def until_shards(process, folder, count):
 
 def resumed(launcher, folder):
     """Goes on and says how many units were still missing."""
-    process = launcher.run("resume", folder)
+    process = launcher.run("resume", "--no-draw", folder)
     assert process.code == 0, process.output
     return json.loads((folder / "provenance.json").read_text("utf-8"))["units"]["done_by_this_process"]
 
@@ -103,7 +103,7 @@ def killed_at_random(launcher, inputs, peaceful, output, draw):
         assert process.code == -signal.SIGKILL, process.output
         kills += 1
         assert len(shards(folder)) >= before
-        arguments = ("resume", folder) if (folder / "study.yaml").exists() else command(inputs, output)
+        arguments = ("resume", "--no-draw", folder) if (folder / "study.yaml").exists() else command(inputs, output)
         if kills >= 4:
             listed = (folder / "shards" / "manifest.jsonl").read_bytes().count(b"\n") if before else 0
             missing = resumed(launcher, folder)
@@ -170,7 +170,7 @@ def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_
     folder = tmp_path / "a"
     first = launcher.start(*command(inputs, tmp_path))
     until_shards(first, folder, 1)
-    second = launcher.run("resume", folder)
+    second = launcher.run("resume", "--no-draw", folder)
     assert second.code == 1
     assert f"{folder} is in use by process {first.pid} on " in second.output
     third = launcher.run(*command(inputs, tmp_path))
@@ -186,7 +186,7 @@ def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path
     until_shards(process, folder, 1)
     process.send(signal.SIGKILL)
     process.wait()
-    racers = [launcher.start("resume", folder) for _ in range(4)]
+    racers = [launcher.start("resume", "--no-draw", folder) for _ in range(4)]
     codes = [racer.wait() for racer in racers]
     assert set(codes) <= {0, 1}
     assert 0 in codes

@@ -6,6 +6,7 @@ import json
 import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -45,6 +46,7 @@ def finished(inputs, tmp_path_factory):
         "--output",
         str(output),
         "--quiet",
+        "--no-draw",
     ]
     arguments += ["--set", "metrics=[fiedler_value, sink_share]"]
     for name, seed in (("a", 0), ("b", 1)):
@@ -76,14 +78,17 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     answer = json.loads(out)
     assert answer == {
         "folder": str(tmp_path / "sink_study-tiny"), "skipped": [],
+        "report": str(tmp_path / "sink_study-tiny/report.html"),
         "tables": {"samples": 3, "heads": 30, "baselines": 6},
     }  # fmt: skip
+    assert Path(answer["report"]).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
+    assert list((tmp_path / "sink_study-tiny/figures").glob("*.pdf"))
     code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]")
     assert code == 1
     assert f"attnscope resume {tmp_path}/sink_study-tiny" in err
-    code, out, _ = call("resume", tmp_path / "sink_study-tiny", "--json")
+    code, out, _ = call("resume", tmp_path / "sink_study-tiny", "--json", "--no-draw")
     assert code == 0
-    assert json.loads(out) == answer
+    assert json.loads(out) == {**answer, "report": None}
 
 
 @pytest.mark.parametrize(
@@ -138,7 +143,17 @@ def test_skipped_checkpoints_end_with_3_and_are_named(call, tmp_path):
     (folder / "step1" / "model.safetensors").write_bytes(b"\x10")
     texts = sentences(tmp_path / "texts.txt", 2)
     code, _, err = call(
-        "run", "-m", folder, "-t", texts, "--output", tmp_path, "--set", "metrics=[fiedler_value]", "-q"
+        "run",
+        "-m",
+        folder,
+        "-t",
+        texts,
+        "--output",
+        tmp_path,
+        "--set",
+        "metrics=[fiedler_value]",
+        "-q",
+        "--no-draw",
     )
     assert code == 3
     assert "1 checkpoints skipped: growing step1" in err
@@ -157,6 +172,7 @@ def test_quiet_is_quiet(call, inputs, tmp_path):
         "--output",
         tmp_path,
         "-q",
+        "--no-draw",
         "--set",
         "metrics=[fiedler_value]",
     )
