@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from folders import sentences, tokenizer
 from models import tiny
 

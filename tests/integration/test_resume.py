@@ -33,8 +33,8 @@ def inputs(tmp_path_factory):
 def command(inputs, output, name="a"):
     model, texts = inputs
     return (
-        "run", "sink_study", "--no-draw", "--model", model, "--texts", texts, "--block", 4, "--output", output,
-        "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
+        "run", "sink_study", "--no-draw", "--model", model, "--texts", texts, "--block", 4,
+        "--output", output, "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
     )  # fmt: skip
 
 
@@ -103,7 +103,8 @@ def killed_at_random(launcher, inputs, peaceful, output, draw):
         assert process.code == -signal.SIGKILL, process.output
         kills += 1
         assert len(shards(folder)) >= before
-        arguments = ("resume", "--no-draw", folder) if (folder / "study.yaml").exists() else command(inputs, output)
+        begun = (folder / "study.yaml").exists()
+        arguments = ("resume", "--no-draw", folder) if begun else command(inputs, output)
         if kills >= 4:
             listed = (folder / "shards" / "manifest.jsonl").read_bytes().count(b"\n") if before else 0
             missing = resumed(launcher, folder)
