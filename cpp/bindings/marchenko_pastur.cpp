@@ -18,10 +18,10 @@ SpectralNull null_from(const std::string& name) {
 // not finite.
 py::tuple marchenko_pastur_of(const py::object& attention, const py::object& lengths,
                               const py::object& support, const std::string& null, Index draws,
-                              std::uint64_t seed) {
+                              std::uint64_t seed, bool wasserstein_too) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const MarchenkoPasturOptions options{null_from(null), draws, seed};
+  const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein_too};
   const Result<double> ks = make_result(batch.sizes, {}, kNaN);
   const Result<double> wasserstein = make_result(batch.sizes, {}, kNaN);
   const Result<std::int64_t> outliers = make_result(batch.sizes, {}, std::int64_t{-1});
@@ -30,18 +30,26 @@ py::tuple marchenko_pastur_of(const py::object& attention, const py::object& len
   const Result<double> edge = make_result(batch.sizes, {}, kNaN);
   const Result<double> p_value = make_result(batch.sizes, {}, kNaN);
   std::atomic<Index> undefined{0};
-  const Index spoiled = per_matrix<MarchenkoPasturWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
-        const MarchenkoPastur result =
-            marchenko_pastur(view, supports.of(index, view), options, workspace);
-        ks.data[index] = result.ks;
-        wasserstein.data[index] = result.wasserstein;
-        outliers.data[index] = result.outliers;
-        outlier_energy.data[index] = result.outlier_energy;
-        largest.data[index] = result.largest;
-        edge.data[index] = result.edge;
-        p_value.data[index] = result.p_value;
-        if (result.outliers < 0) undefined.fetch_add(1, std::memory_order_relaxed);
+  const Index spoiled = per_pack<MarchenkoPasturWorkspace>(
+      batch, singular_values_width(),
+      [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
+        std::vector<Support> own(indices.size());
+        std::vector<MarchenkoPastur> results(indices.size());
+        for (std::size_t k = 0; k < indices.size(); ++k) own[k] = supports.of(indices[k], views[k]);
+        marchenko_pastur(views, std::span<const Support>(own), options,
+                         std::span<MarchenkoPastur>(results), workspace);
+        for (std::size_t k = 0; k < indices.size(); ++k) {
+          const Index index = indices[k];
+          const MarchenkoPastur& result = results[k];
+          ks.data[index] = result.ks;
+          wasserstein.data[index] = result.wasserstein;
+          outliers.data[index] = result.outliers;
+          outlier_energy.data[index] = result.outlier_energy;
+          largest.data[index] = result.largest;
+          edge.data[index] = result.edge;
+          p_value.data[index] = result.p_value;
+          if (result.outliers < 0) undefined.fetch_add(1, std::memory_order_relaxed);
+        }
       });
   return py::make_tuple(ks.tensor, wasserstein.tensor, outliers.tensor, outlier_energy.tensor,
                         largest.tensor, edge.tensor, p_value.tensor, undefined.load(), spoiled);
@@ -51,7 +59,8 @@ py::tuple marchenko_pastur_of(const py::object& attention, const py::object& len
 
 void bind_marchenko_pastur(py::module_& module) {
   module.def("marchenko_pastur", &marchenko_pastur_of, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("null"), py::arg("draws"), py::arg("seed"));
+             py::arg("support"), py::arg("null"), py::arg("draws"), py::arg("seed"),
+             py::arg("wasserstein"));
 }
 
 }  // namespace attnscope

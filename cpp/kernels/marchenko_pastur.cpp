@@ -34,12 +34,13 @@ void visible_keys(const Support& support, Index query, Index n, std::vector<Inde
   }
 }
 
-// Overwrites the float64 matrix in workspace.standardized by X and lists the kept rows.
-void standardize(const Support& support, Index n, MarchenkoPasturWorkspace& workspace) {
-  workspace.kept.clear();
+// Overwrites the float64 matrix in rows.standardized by X and lists the kept rows.
+void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows& rows,
+                 MarchenkoPasturWorkspace& workspace) {
+  rows.kept.clear();
   std::vector<double>& row = workspace.row;
   for (Index i = 0; i < n; ++i) {
-    double* x = workspace.standardized.data() + i * n;
+    double* x = rows.standardized.data() + i * n;
     visible_keys(support, i, n, workspace.columns);
     const auto count = workspace.columns.size();
     row.resize(count);
@@ -65,32 +66,28 @@ void standardize(const Support& support, Index n, MarchenkoPasturWorkspace& work
     }
     const double deviation = std::sqrt(variance / static_cast<double>(count));
     for (std::size_t j = 0; j < count; ++j) x[workspace.columns[j]] = row[j] / deviation;
-    workspace.kept.push_back(i);
+    rows.kept.push_back(i);
   }
 }
 
-// The k largest squared singular values of `matrix` over n, ascending, to `spectrum`; overwrites matrix.
-void spectrum_of(double* matrix, Index n, double* spectrum, MarchenkoPasturWorkspace& workspace) {
-  workspace.sigma.resize(static_cast<std::size_t>(n));
-  singular_values(matrix_view(static_cast<const double*>(matrix), n, n, Index{1}),
-                  workspace.sigma.data(), workspace.singular_values);
-  const Index k = static_cast<Index>(workspace.kept.size());
-  for (Index i = 0; i < k; ++i) {
-    const double sigma = workspace.sigma[static_cast<std::size_t>(k - 1 - i)];
-    spectrum[i] = sigma * sigma / static_cast<double>(n);
+// The k largest squared singular values over n, ascending.
+void spectrum_of(std::span<const double> sigma, Index n, std::span<double> spectrum) {
+  const std::size_t k = spectrum.size();
+  for (std::size_t i = 0; i < k; ++i) {
+    spectrum[i] = sigma[k - 1 - i] * sigma[k - 1 - i] / static_cast<double>(n);
   }
 }
 
-// Shuffles the visible entries of each kept row of workspace.standardized into workspace.shuffled.
-void shuffle(const Support& support, Index n, std::uint64_t key, MarchenkoPasturWorkspace& workspace) {
-  workspace.shuffled = workspace.standardized;
-  for (const Index i : workspace.kept) {
-    double* x = workspace.shuffled.data() + i * n;
-    visible_keys(support, i, n, workspace.columns);
+// Shuffles the visible entries of each kept row of `x`.
+void shuffle(const Support& support, const std::vector<Index>& kept, Index n, std::uint64_t key,
+             double* x, std::vector<Index>& columns) {
+  for (const Index i : kept) {
+    double* row = x + i * n;
+    visible_keys(support, i, n, columns);
     std::uint64_t counter = mixed(key ^ mixed(static_cast<std::uint64_t>(i)));
-    for (auto left = static_cast<Index>(workspace.columns.size()); left > 1; --left) {
+    for (auto left = static_cast<Index>(columns.size()); left > 1; --left) {
       const Index pick = below(mixed(counter++), left);
-      std::swap(x[workspace.columns[left - 1]], x[workspace.columns[pick]]);
+      std::swap(row[columns[left - 1]], row[columns[pick]]);
     }
   }
 }
@@ -114,18 +111,47 @@ SpectralNull resolved(SpectralNull null, const Support& support, Index n) {
   return SpectralNull::permutation;
 }
 
-void compare_with_draws(const Support& support, Index n, std::uint64_t key, Index draws,
-                        MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
+// The spectra of the shuffled copies of one map, ascending, one after another, to workspace.null.
+void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
+                  Index draws, MarchenkoPasturWorkspace& workspace) {
+  const Index k = static_cast<Index>(rows.kept.size());
+  const Index width = singular_values_width();
+  workspace.null.resize(static_cast<std::size_t>(draws * k));
+  workspace.shuffled.resize(static_cast<std::size_t>(width * n * n));
+  workspace.sigma.resize(static_cast<std::size_t>(width * n));
+  std::vector<MatrixView<double>> views;
+  std::vector<double*> out;
+  for (Index first = 0; first < draws; first += width) {
+    views.clear();
+    out.clear();
+    for (Index lane = 0; lane < std::min(width, draws - first); ++lane) {
+      double* x = workspace.shuffled.data() + lane * n * n;
+      std::copy(rows.standardized.begin(), rows.standardized.begin() + n * n, x);
+      shuffle(support, rows.kept, n, mixed(rows.key + static_cast<std::uint64_t>(first + lane)), x,
+              workspace.columns);
+      views.push_back(matrix_view(static_cast<const double*>(x), n, n, Index{1}));
+      out.push_back(workspace.sigma.data() + lane * n);
+    }
+    singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
+                    workspace.singular_values);
+    for (std::size_t lane = 0; lane < views.size(); ++lane) {
+      double* values = workspace.null.data() + (first + static_cast<Index>(lane)) * k;
+      spectrum_of({out[lane], static_cast<std::size_t>(n)}, n, {values, static_cast<std::size_t>(k)});
+    }
+  }
+}
+
+void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
+                        Index draws, MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
   const std::vector<double>& spectrum = workspace.spectrum;
   const auto k = static_cast<Index>(spectrum.size());
-  workspace.null.resize(static_cast<std::size_t>(draws * k));
+  draw_spectra(rows, support, n, draws, workspace);
   workspace.pool.clear();
   for (const double value : spectrum) workspace.pool.emplace_back(value, 0);
   for (Index draw = 0; draw < draws; ++draw) {
-    shuffle(support, n, mixed(key + static_cast<std::uint64_t>(draw)), workspace);
-    double* values = workspace.null.data() + draw * k;
-    spectrum_of(workspace.shuffled.data(), n, values, workspace);
-    for (Index i = 0; i < k; ++i) workspace.pool.emplace_back(values[i], draw + 1);
+    for (Index i = 0; i < k; ++i) {
+      workspace.pool.emplace_back(workspace.null[static_cast<std::size_t>(draw * k + i)], draw + 1);
+    }
   }
   std::sort(workspace.null.begin(), workspace.null.end());
   result.edge = workspace.null.back();
@@ -141,62 +167,91 @@ void compare_with_draws(const Support& support, Index n, std::uint64_t key, Inde
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
+void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n, bool with_wasserstein,
+                      MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
+  const bool causal = rows.null == SpectralNull::causal;
+  const double gamma = static_cast<double>(rows.kept.size()) / static_cast<double>(n);
+  const NullLaw law = causal ? NullLaw::triangular() : NullLaw::marchenko_pastur(gamma);
+  result.edge = law.edge();
+  const double floor = kResolvedShare * law.edge();
+  result.ks = causal ? kolmogorov_smirnov(workspace.spectrum, law, floor, workspace.triangular)
+                     : kolmogorov_smirnov(workspace.spectrum, law, floor);
+  if (with_wasserstein) {
+    result.wasserstein = wasserstein(std::span<const double>(workspace.spectrum), law);
+  }
+}
+
+// Reads one matrix, resolves its null and standardises its rows.
+template <class Scalar>
+void prepare(const MatrixView<Scalar>& matrix, const Support& support,
+             const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace::Rows& rows,
+             MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrix.rows();
+  rows.standardized.resize(static_cast<std::size_t>(n * n));
+  rows.sigma.resize(static_cast<std::size_t>(n));
+  widen(matrix, rows.standardized.data(), n);
+  rows.null = resolved(options.null, support, n);
+  if (rows.null == SpectralNull::permutation) {
+    rows.key = mixed(options.seed);
+    for (const double entry : rows.standardized) {
+      rows.key = mixed(rows.key ^ std::bit_cast<std::uint64_t>(entry + 0.0));  // −0 counts as 0
+    }
+  }
+  standardize(support, n, rows, workspace);
+}
+
 }  // namespace
 
 template <class Scalar>
-MarchenkoPastur marchenko_pastur(const MatrixView<Scalar>& matrix, const Support& support,
-                                 const MarchenkoPasturOptions& options,
-                                 MarchenkoPasturWorkspace& workspace) {
-  const Index n = matrix.rows();
-  MarchenkoPastur result;
-  if (n < kFewestTokens) return result;
-  workspace.standardized.resize(static_cast<std::size_t>(n * n));
-  widen(matrix, workspace.standardized.data(), n);
-  const SpectralNull null = resolved(options.null, support, n);
-  std::uint64_t key = mixed(options.seed);
-  if (null == SpectralNull::permutation) {
-    for (const double entry : workspace.standardized) {
-      key = mixed(key ^ std::bit_cast<std::uint64_t>(entry + 0.0));  // −0 counts as 0
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                      const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                      MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const std::size_t count = matrices.size();
+  std::fill(results.begin(), results.end(), MarchenkoPastur{});
+  if (n < kFewestTokens) return;
+  if (workspace.maps.size() < count) workspace.maps.resize(count);
+  std::vector<MatrixView<double>> views;
+  std::vector<double*> out;
+  for (std::size_t at = 0; at < count; ++at) {
+    MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
+    prepare(matrices[at], supports[at], options, rows, workspace);
+    const double* x = rows.standardized.data();
+    views.push_back(matrix_view(x, n, n, Index{1}));
+    out.push_back(rows.sigma.data());
+  }
+  singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
+                  workspace.singular_values);
+  const double margin = 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0);
+  for (std::size_t at = 0; at < count; ++at) {
+    const MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
+    if (rows.kept.empty()) continue;
+    MarchenkoPastur& result = results[at];
+    workspace.spectrum.resize(rows.kept.size());
+    spectrum_of(rows.sigma, n, workspace.spectrum);
+    if (rows.null == SpectralNull::permutation) {
+      compare_with_draws(rows, supports[at], n, options.draws, workspace, result);
+    } else {
+      compare_with_law(rows, n, options.wasserstein, workspace, result);
     }
+    double total = 0.0;
+    double outside = 0.0;
+    result.outliers = 0;
+    for (const double value : workspace.spectrum) {
+      total += value;
+      if (value <= result.edge * margin) continue;
+      ++result.outliers;
+      outside += value;
+    }
+    result.outlier_energy = outside / total;
+    result.largest = workspace.spectrum.back();
   }
-  standardize(support, n, workspace);
-  const Index k = static_cast<Index>(workspace.kept.size());
-  if (k == 0) return result;
-  workspace.spectrum.resize(static_cast<std::size_t>(k));
-  std::vector<double>& spectrum = workspace.spectrum;
-  workspace.shuffled = workspace.standardized;
-  spectrum_of(workspace.shuffled.data(), n, spectrum.data(), workspace);
-
-  if (null == SpectralNull::permutation) {
-    compare_with_draws(support, n, key, options.draws, workspace, result);
-  } else {
-    const NullLaw law =
-        null == SpectralNull::causal
-            ? NullLaw::triangular()
-            : NullLaw::marchenko_pastur(static_cast<double>(k) / static_cast<double>(n));
-    result.edge = law.edge();
-    result.ks = kolmogorov_smirnov(spectrum, law, kResolvedShare * law.edge());
-    result.wasserstein = wasserstein(std::span<const double>(spectrum), law);
-  }
-  const double bound = result.edge * (1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0));
-  double total = 0.0;
-  double outside = 0.0;
-  result.outliers = 0;
-  for (const double value : spectrum) {
-    total += value;
-    if (value <= bound) continue;
-    ++result.outliers;
-    outside += value;
-  }
-  result.outlier_energy = outside / total;
-  result.largest = spectrum.back();
-  return result;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
-  template MarchenkoPastur marchenko_pastur<Scalar>(const MatrixView<Scalar>&, const Support&,     \
-                                                    const MarchenkoPasturOptions&,                 \
-                                                    MarchenkoPasturWorkspace&);
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                           \
+  template void marchenko_pastur<Scalar>(std::span<const MatrixView<Scalar>>,                   \
+                                         std::span<const Support>, const MarchenkoPasturOptions&, \
+                                         std::span<MarchenkoPastur>, MarchenkoPasturWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

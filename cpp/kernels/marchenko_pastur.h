@@ -3,8 +3,11 @@
 
 #include <cstdint>
 #include <limits>
+#include <span>
+#include <utility>
 #include <vector>
 
+#include "kernels/base/null_law.h"
 #include "kernels/base/support.h"
 #include "kernels/singular_values.h"
 
@@ -18,6 +21,7 @@ struct MarchenkoPasturOptions {
   SpectralNull null = SpectralNull::automatic;
   Index draws = 20;  // of the permutation null, >= 1
   std::uint64_t seed = 0;
+  bool wasserstein = true;  // false: not computed, NaN
 };
 
 // Fewer tokens than this give too few eigenvalues to compare with a law.
@@ -33,13 +37,21 @@ struct MarchenkoPastur {
   double p_value = std::numeric_limits<double>::quiet_NaN();
 };
 
+// Scratch that a thread reuses over a batch.
 struct MarchenkoPasturWorkspace {
+  struct Rows {
+    std::vector<double> standardized;  // [n, n], rows over their visible keys, zeros elsewhere
+    std::vector<Index> kept;           // rows that vary
+    std::vector<double> sigma;         // descending, n
+    SpectralNull null = SpectralNull::full;
+    std::uint64_t key = 0;
+  };
+  std::vector<Rows> maps;  // one for each matrix that is worked on together
   SingularValuesWorkspace singular_values;
-  std::vector<double> standardized;  // [n, n], rows over their visible keys, zeros elsewhere
-  std::vector<double> shuffled;
+  TriangularTable triangular;
+  std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;
-  std::vector<Index> kept;     // rows that vary
-  std::vector<Index> columns;  // visible keys, of one row
+  std::vector<Index> columns;    // visible keys, of one row
   std::vector<double> sigma;
   std::vector<double> spectrum;  // ascending
   std::vector<double> null;      // the draws' spectra, one after another
@@ -62,9 +74,12 @@ struct MarchenkoPasturWorkspace {
 // The permutation null shuffles each row's visible entries; its random numbers come from the seed and the
 // matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or no row that
 // varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
+//
+// `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the same
+// places. A matrix's result does not depend on the others.
 template <class Scalar>
-MarchenkoPastur marchenko_pastur(const MatrixView<Scalar>& matrix, const Support& support,
-                                 const MarchenkoPasturOptions& options,
-                                 MarchenkoPasturWorkspace& workspace);
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                      const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                      MarchenkoPasturWorkspace& workspace);
 
 }  // namespace attnscope

@@ -58,7 +58,13 @@ def persistence(
     attention: Tensor, lengths: Tensor | None, max_dimension: int, symmetrize: str, metric: str
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def marchenko_pastur(
-    attention: Tensor, lengths: Tensor | None, support: str | Tensor, null: str, draws: int, seed: int
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    null: str,
+    draws: int,
+    seed: int,
+    wasserstein: bool,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int, int]: ...
 def participation_ratio(attention: Tensor, lengths: Tensor | None, spectrum: str) -> tuple[Tensor, int]: ...
 def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, int]: ...

@@ -17,7 +17,13 @@ using testing::view;
 
 MarchenkoPastur compare(const RowMatrix<double>& a, const MarchenkoPasturOptions& options = {}) {
   MarchenkoPasturWorkspace workspace;
-  return marchenko_pastur(view(a), auto_support(view(a)), options, workspace);
+  const MatrixView<double> matrix = view(a);
+  const Support support = auto_support(matrix);
+  MarchenkoPastur result;
+  marchenko_pastur(std::span<const MatrixView<double>>(&matrix, 1),
+                   std::span<const Support>(&support, 1), options,
+                   std::span<MarchenkoPastur>(&result, 1), workspace);
+  return result;
 }
 
 TEST(MarchenkoPastur, OneHotRowsHaveEqualEigenvalues) {
@@ -67,6 +73,26 @@ TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
   const double below = law.integral(x);
   const double above = (law.edge() - x) - (law.integral(law.edge()) - below);
   EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), below + above, 1e-13);
+}
+
+TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {
+  const NullLaw law = NullLaw::triangular();
+  const TriangularTable table;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 generator(seed);
+    std::uniform_real_distribution<double> uniform;
+    std::vector<double> values(1 + seed % 40);
+    const double power = seed % 3 == 0 ? 1.0 : seed % 3 == 1 ? 3.0 : 12.0;
+    for (double& value : values) value = 2.9 * std::pow(uniform(generator), power);
+    std::sort(values.begin(), values.end());
+    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, table), kolmogorov_smirnov(values, law, 1e-12));
+  }
+  for (double x = 1e-30; x < 3.0; x *= 1.01) {
+    const auto [low, high] = table.cdf(x);
+    EXPECT_LE(low, law.cdf(x) + 1e-14);
+    EXPECT_GE(high, law.cdf(x) - 1e-14);
+    EXPECT_LE(high - low, 0.0016);
+  }
 }
 
 TEST(SpectralDistance, WassersteinBetweenSamples) {

@@ -169,4 +169,26 @@ double NullLaw::quantile(double u) const {
   return value_at(t);
 }
 
+TriangularTable::TriangularTable() {
+  // F changes by at most 0.5 a radian.
+  constexpr Index kSteps = 1024;
+  points_.resize(kSteps + 1);
+  cdf_.resize(kSteps + 1);
+  for (Index step = 0; step <= kSteps; ++step) {
+    const double t = pi * (1.0 - static_cast<double>(step) / kSteps);
+    const double s = std::sin(t);
+    const bool upper = step == kSteps;
+    const bool lower = step == 0;
+    points_[step] = upper ? e : lower ? 0.0 : sinc(t) * std::exp(t_cot(t));
+    cdf_[step] = upper ? 1.0 : lower ? 0.0 : 1.0 - t / pi + s * s / (pi * t);
+  }
+}
+
+TriangularTable::Bracket TriangularTable::cdf(double x) const {
+  if (x <= 0.0) return {0.0, 0.0};
+  if (x >= e) return {1.0, 1.0};
+  const auto above = std::upper_bound(points_.begin(), points_.end(), x) - points_.begin();
+  return {cdf_[above - 1], cdf_[above]};
+}
+
 }  // namespace attnscope

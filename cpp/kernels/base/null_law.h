@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <vector>
+
 #include "kernels/base/matrix_view.h"
 
 namespace attnscope {
@@ -37,6 +39,21 @@ class NullLaw {
 
   Kind kind_;
   double gamma_;
+};
+
+// The triangular law at equal steps of its angle: brackets F without solving for the angle, to decide at
+// which points the exact value is worth its cost.
+class TriangularTable {
+ public:
+  TriangularTable();
+  struct Bracket {
+    double low, high;  // at most 0.0016 apart
+  };
+  Bracket cdf(double x) const;
+
+ private:
+  std::vector<double> points_;  // ascending
+  std::vector<double> cdf_;
 };
 
 }  // namespace attnscope

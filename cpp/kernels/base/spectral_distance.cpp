@@ -19,6 +19,34 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, do
   return distance;
 }
 
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
+                          const TriangularTable& table) {
+  const double k = static_cast<double>(values.size());
+  const auto first = std::lower_bound(values.begin(), values.end(), floor);
+  const auto below = first - values.begin();
+  // The largest difference is at least `certain`; a point matters if its own can reach that.
+  double certain = 0.0;
+  const auto bracket = [&](std::size_t i) {
+    const auto [low, high] = table.cdf(values[i]);
+    const double before = static_cast<double>(i) / k;
+    const double after = static_cast<double>(i + 1) / k;
+    const double least = std::max({0.0, low - before, after - high});
+    const double most = std::max(high - before, after - low);
+    return std::pair(least, most);
+  };
+  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
+    certain = std::max(certain, bracket(i).first);
+  }
+  double distance = std::abs(static_cast<double>(below) / k - triangular.cdf(floor));
+  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
+    if (bracket(i).second < certain || bracket(i).second <= distance) continue;
+    const double at = triangular.cdf(values[i]);
+    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
+                         std::abs(static_cast<double>(i + 1) / k - at)});
+  }
+  return distance;
+}
+
 double wasserstein(std::span<const double> values, const NullLaw& law) {
   const double k = static_cast<double>(values.size());
   double distance = 0.0;

@@ -16,6 +16,11 @@ inline constexpr double kResolvedShare = 1e-12;
 // sup |F_emp(x) − F(x)| over x >= floor.
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor);
 
+// The same for the triangular law: a table brackets every difference, and only those that can be the largest
+// are computed.
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
+                          const TriangularTable& table);
+
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);
 

@@ -129,7 +129,7 @@ def marchenko_pastur_deviation(
         As `marchenko_pastur`.
     """
     return _compared(
-        "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate
+        "marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=False
     ).ks
 
 
@@ -147,6 +147,8 @@ def _compared(
     seed: int,
     lengths: _checks.Lengths,
     validate: bool,
+    *,
+    whole: bool = True,
 ) -> MarchenkoPastur:
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
@@ -156,7 +158,7 @@ def _compared(
     if not 0 <= operator.index(seed) < 2**64:
         raise ValueError(f"{name}: seed must lie in [0, 2**64), got {seed!r}")
     *fields, undefined, spoiled = _core.marchenko_pastur(
-        checked.tensor, checked.lengths, visible, null, operator.index(draws), operator.index(seed)
+        checked.tensor, checked.lengths, visible, null, operator.index(draws), operator.index(seed), whole
     )
     if undefined:
         warnings.warn(
