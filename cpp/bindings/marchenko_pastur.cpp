@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/marchenko_pastur.h"
 
+#include <memory>
+
 #include "bindings/batched.h"
 
 namespace attnscope {
@@ -11,17 +13,19 @@ SpectralNull null_from(const std::string& name) {
   if (name == "full") return SpectralNull::full;
   if (name == "causal") return SpectralNull::causal;
   if (name == "permutation") return SpectralNull::permutation;
-  throw py::value_error("null must be 'auto', 'full', 'causal' or 'permutation', got '" + name + "'");
+  throw py::value_error("null must be 'auto', 'full', 'causal' or 'permutation', got '" + name +
+                        "'");
 }
 
-// The seven fields, the number of matrices that are too short or vary in no row, and the number that are
-// not finite.
+// The seven fields, the number of matrices that are too short or vary in no row, and the number
+// that are not finite.
 py::tuple marchenko_pastur_of(const py::object& attention, const py::object& lengths,
                               const py::object& support, const std::string& null, Index draws,
-                              std::uint64_t seed, bool wasserstein_too) {
+                              std::uint64_t seed, bool wasserstein_too,
+                              const TriangularTable& triangular) {
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein_too};
+  const MarchenkoPasturOptions options{null_from(null), draws, seed, wasserstein_too, &triangular};
   const Result<double> ks = make_result(batch.sizes, {}, kNaN);
   const Result<double> wasserstein = make_result(batch.sizes, {}, kNaN);
   const Result<std::int64_t> outliers = make_result(batch.sizes, {}, std::int64_t{-1});
@@ -58,9 +62,17 @@ py::tuple marchenko_pastur_of(const py::object& attention, const py::object& len
 }  // namespace
 
 void bind_marchenko_pastur(py::module_& module) {
-  module.def("marchenko_pastur", &marchenko_pastur_of, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("null"), py::arg("draws"), py::arg("seed"),
-             py::arg("wasserstein"));
+  const auto triangular = std::make_shared<const TriangularTable>();
+  module.def(
+      "marchenko_pastur",
+      [triangular](const py::object& attention, const py::object& lengths,
+                   const py::object& support, const std::string& null, Index draws,
+                   std::uint64_t seed, bool wasserstein) {
+        return marchenko_pastur_of(attention, lengths, support, null, draws, seed, wasserstein,
+                                   *triangular);
+      },
+      py::arg("attention"), py::arg("lengths"), py::arg("support"), py::arg("null"),
+      py::arg("draws"), py::arg("seed"), py::arg("wasserstein"));
 }
 
 }  // namespace attnscope

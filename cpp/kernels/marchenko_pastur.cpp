@@ -34,39 +34,71 @@ void visible_keys(const Support& support, Index query, Index n, std::vector<Inde
   }
 }
 
+// Sums of a row in four strands, which keep the adder busy and round the same everywhere.
+template <class Term>
+double strand_sum(Index count, Term&& term) {
+  double sums[4] = {};
+  Index j = 0;
+  for (; j + 4 <= count; j += 4) {
+    for (Index strand = 0; strand < 4; ++strand) sums[strand] += term(j + strand);
+  }
+  for (; j < count; ++j) sums[0] += term(j);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Standardises the entries of one row; false when they are all equal. A computed deviation of equal
+// entries is not always 0, so the entries themselves are compared.
+bool standardize_row(double* row, Index count) {
+  double smallest = row[0];
+  double largest = row[0];
+  for (Index j = 1; j < count; ++j) {
+    smallest = std::min(smallest, row[j]);
+    largest = std::max(largest, row[j]);
+  }
+  if (smallest == largest) return false;
+  const auto size = static_cast<double>(count);
+  // Twice: where the entries differ in their last digits only, the first mean's rounding is not
+  // small.
+  for (int time = 0; time < 2; ++time) {
+    const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
+    for (Index j = 0; j < count; ++j) row[j] -= mean;
+    smallest -= mean;
+    largest -= mean;
+  }
+  // Entries as small as 1e-200 still vary, and their squares must not vanish.
+  const double unit = std::max(largest, -smallest);
+  for (Index j = 0; j < count; ++j) row[j] /= unit;
+  const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
+  const double scale = std::sqrt(size / variance);
+  for (Index j = 0; j < count; ++j) row[j] *= scale;
+  return true;
+}
+
 // Overwrites the float64 matrix in rows.standardized by X and lists the kept rows.
 void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows& rows,
                  MarchenkoPasturWorkspace& workspace) {
   rows.kept.clear();
-  std::vector<double>& row = workspace.row;
   for (Index i = 0; i < n; ++i) {
     double* x = rows.standardized.data() + i * n;
-    visible_keys(support, i, n, workspace.columns);
-    const auto count = workspace.columns.size();
-    row.resize(count);
-    for (std::size_t j = 0; j < count; ++j) row[j] = x[workspace.columns[j]];
-    std::fill(x, x + n, 0.0);
-    // A computed deviation of equal entries is not always 0, so the entries themselves are compared.
-    const bool varies =
-        std::any_of(row.begin(), row.end(), [&](double entry) { return entry != row.front(); });
-    if (!varies) continue;
-    double mean = 0.0;
-    for (const double entry : row) mean += entry;
-    mean /= static_cast<double>(count);
-    double largest = 0.0;
-    for (double& entry : row) {
-      entry -= mean;
-      largest = std::max(largest, std::abs(entry));
+    Index count = support.end(i, n);
+    double* row = x;
+    if (support.kind == Support::Kind::mask) {
+      visible_keys(support, i, n, workspace.columns);
+      count = static_cast<Index>(workspace.columns.size());
+      workspace.row.resize(static_cast<std::size_t>(n));
+      row = workspace.row.data();
+      for (Index j = 0; j < count; ++j) row[j] = x[workspace.columns[j]];
+      std::fill(x, x + n, 0.0);
+    } else {
+      std::fill(x + count, x + n, 0.0);
     }
-    // Entries as small as 1e-200 still vary, and their squares must not vanish.
-    double variance = 0.0;
-    for (double& entry : row) {
-      entry /= largest;
-      variance += entry * entry;
+    if (count < 2 || !standardize_row(row, count)) {
+      std::fill(x, x + n, 0.0);
+      continue;
     }
-    const double deviation = std::sqrt(variance / static_cast<double>(count));
-    for (std::size_t j = 0; j < count; ++j) x[workspace.columns[j]] = row[j] / deviation;
     rows.kept.push_back(i);
+    if (row == x) continue;
+    for (Index j = 0; j < count; ++j) x[workspace.columns[j]] = row[j];
   }
 }
 
@@ -106,6 +138,8 @@ bool same_support(const Support& mask, Support::Kind kind, Index n) {
 
 SpectralNull resolved(SpectralNull null, const Support& support, Index n) {
   if (null != SpectralNull::automatic) return null;
+  if (support.kind == Support::Kind::causal) return SpectralNull::causal;
+  if (support.kind == Support::Kind::full) return SpectralNull::full;
   if (same_support(support, Support::Kind::causal, n)) return SpectralNull::causal;
   if (same_support(support, Support::Kind::full, n)) return SpectralNull::full;
   return SpectralNull::permutation;
@@ -136,7 +170,8 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
                     workspace.singular_values);
     for (std::size_t lane = 0; lane < views.size(); ++lane) {
       double* values = workspace.null.data() + (first + static_cast<Index>(lane)) * k;
-      spectrum_of({out[lane], static_cast<std::size_t>(n)}, n, {values, static_cast<std::size_t>(k)});
+      spectrum_of({out[lane], static_cast<std::size_t>(n)}, n,
+                  {values, static_cast<std::size_t>(k)});
     }
   }
 }
@@ -155,30 +190,32 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   }
   std::sort(workspace.null.begin(), workspace.null.end());
   result.edge = workspace.null.back();
-  leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge, workspace.seen,
-                           workspace.deviations);
+  leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
+                           workspace.seen, workspace.deviations);
   result.ks = workspace.deviations.front();
   result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
   Index at_least = 0;
   for (Index draw = 1; draw <= draws; ++draw) {
-    // The sums behind two equal deviations are the same integers over the same weights: no tolerance.
+    // The sums behind two equal deviations are the same integers over the same weights: no
+    // tolerance.
     if (workspace.deviations[static_cast<std::size_t>(draw)] >= result.ks) ++at_least;
   }
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
-void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n, bool with_wasserstein,
-                      MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
+void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n,
+                      const MarchenkoPasturOptions& options, const std::vector<double>& spectrum,
+                      MarchenkoPastur& result) {
   const bool causal = rows.null == SpectralNull::causal;
   const double gamma = static_cast<double>(rows.kept.size()) / static_cast<double>(n);
-  const NullLaw law = causal ? NullLaw::triangular() : NullLaw::marchenko_pastur(gamma);
+  const NullLaw law =
+      causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
   result.edge = law.edge();
   const double floor = kResolvedShare * law.edge();
-  result.ks = causal ? kolmogorov_smirnov(workspace.spectrum, law, floor, workspace.triangular)
-                     : kolmogorov_smirnov(workspace.spectrum, law, floor);
-  if (with_wasserstein) {
-    result.wasserstein = wasserstein(std::span<const double>(workspace.spectrum), law);
-  }
+  result.ks = causal && options.triangular != nullptr
+                  ? kolmogorov_smirnov(spectrum, law, floor, *options.triangular)
+                  : kolmogorov_smirnov(spectrum, law, floor);
+  if (options.wasserstein) result.wasserstein = wasserstein(std::span<const double>(spectrum), law);
 }
 
 // Reads one matrix, resolves its null and standardises its rows.
@@ -203,9 +240,9 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
 }  // namespace
 
 template <class Scalar>
-void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
-                      const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
-                      MarchenkoPasturWorkspace& workspace) {
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
+                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const std::size_t count = matrices.size();
   std::fill(results.begin(), results.end(), MarchenkoPastur{});
@@ -232,7 +269,7 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<co
     if (rows.null == SpectralNull::permutation) {
       compare_with_draws(rows, supports[at], n, options.draws, workspace, result);
     } else {
-      compare_with_law(rows, n, options.wasserstein, workspace, result);
+      compare_with_law(rows, n, options, workspace.spectrum, result);
     }
     double total = 0.0;
     double outside = 0.0;
@@ -248,8 +285,8 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices, std::span<co
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                           \
-  template void marchenko_pastur<Scalar>(std::span<const MatrixView<Scalar>>,                   \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
+  template void marchenko_pastur<Scalar>(std::span<const MatrixView<Scalar>>,                     \
                                          std::span<const Support>, const MarchenkoPasturOptions&, \
                                          std::span<MarchenkoPastur>, MarchenkoPasturWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)

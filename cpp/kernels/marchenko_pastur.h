@@ -22,6 +22,9 @@ struct MarchenkoPasturOptions {
   Index draws = 20;  // of the permutation null, >= 1
   std::uint64_t seed = 0;
   bool wasserstein = true;  // false: not computed, NaN
+  // Makes the triangular law quick; without it the law is solved point by point. Made once by the caller,
+  // because it costs as much as a hundred small maps.
+  const TriangularTable* triangular = nullptr;
 };
 
 // Fewer tokens than this give too few eigenvalues to compare with a law.
@@ -48,7 +51,6 @@ struct MarchenkoPasturWorkspace {
   };
   std::vector<Rows> maps;  // one for each matrix that is worked on together
   SingularValuesWorkspace singular_values;
-  TriangularTable triangular;
   std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;
   std::vector<Index> columns;    // visible keys, of one row

@@ -14,7 +14,8 @@ namespace {
 // Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
 constexpr Index kLargestPacked = 96;
 
-// Copies up to kPackWidth matrices side by side and returns the scale of each; lanes without a matrix are 0.
+// Copies up to kPackWidth matrices side by side and returns the scale of each; lanes without a
+// matrix are 0.
 template <class Scalar>
 void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, double* scales,
                 AlignedBuffer& rows) {
@@ -29,7 +30,8 @@ void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, doub
     }
     double* to = pack + i * row;
     for (Index j = 0; j < n; ++j) {
-      for (Index lane = 0; lane < kPackWidth; ++lane) to[j * kPackWidth + lane] = lines[lane * n + j];
+      for (Index lane = 0; lane < kPackWidth; ++lane)
+        to[j * kPackWidth + lane] = lines[lane * n + j];
     }
     const Lanes* entries = reinterpret_cast<const Lanes*>(to);
     for (Index j = 0; j < n; ++j) largest = larger(largest, magnitude(entries[j]));
@@ -63,10 +65,12 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
   if (n <= kLargestPacked) {
     double* pack = workspace.matrices.resize(n * bidiagonal_pack_row(n));
     for (Index first = 0; first < count; first += kPackWidth) {
-      const auto part = matrices.subspan(static_cast<std::size_t>(first),
-                                         static_cast<std::size_t>(std::min(kPackWidth, count - first)));
+      const auto part =
+          matrices.subspan(static_cast<std::size_t>(first),
+                           static_cast<std::size_t>(std::min(kPackWidth, count - first)));
       interleave(part, pack, scales + first, workspace.rows);
-      bidiagonalize_pack(pack, n, diagonal + first, superdiagonal + first, width, workspace.vectors);
+      bidiagonalize_pack(pack, n, diagonal + first, superdiagonal + first, width,
+                         workspace.vectors);
     }
   } else {
     const Index row = bidiagonal_row(n);
@@ -85,8 +89,8 @@ void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<dou
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
-  template void singular_values<Scalar>(std::span<const MatrixView<Scalar>>,                   \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                        \
+  template void singular_values<Scalar>(std::span<const MatrixView<Scalar>>, \
                                         std::span<double* const>, SingularValuesWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

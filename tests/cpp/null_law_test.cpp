@@ -100,6 +100,26 @@ TEST(NullLaw, TriangularNearZeroFallsLikeOneOverALogarithm) {
   EXPECT_NEAR(law.cdf(1e-16), 0.0299, 1e-4);
 }
 
+TEST(NullLaw, TheTableChangesNothing) {
+  const TriangularTable table;
+  const NullLaw plain = NullLaw::triangular();
+  const NullLaw fast = NullLaw::triangular(&table);
+  for (double x = 1e-40; x < 3.5; x = x < 0.01 ? 1.5 * x : x + 0.0137) {
+    EXPECT_NEAR(fast.cdf(x), plain.cdf(x), 2e-15) << x;
+    EXPECT_NEAR(fast.integral(x), plain.integral(x), 5e-12) << x;
+  }
+  for (const double gap : {1e-3, 1e-6, 1e-9, 1e-12}) {
+    const double x = plain.edge() * (1.0 - gap);
+    EXPECT_NEAR(fast.cdf(x), plain.cdf(x), 2e-15) << x;
+    EXPECT_NEAR(fast.integral(x), plain.integral(x), 5e-12) << x;
+  }
+  for (int k = 1; k < 100; ++k) {
+    const auto point = fast.crossing(k / 100.0, fast.at(0.0), fast.at(3.0));
+    EXPECT_NEAR(plain.cdf(point.x), k / 100.0, 1e-13);
+    EXPECT_NEAR(plain.integral(point.x), point.integral, 5e-12);
+  }
+}
+
 TEST(NullLaw, QuantileInvertsTheCdf) {
   for (const NullLaw& law : {NullLaw::triangular(), NullLaw::marchenko_pastur(1.0),
                              NullLaw::marchenko_pastur(0.4)}) {

@@ -58,8 +58,8 @@ void multiply(const Lanes* a, Index row, const Lanes* v, Lanes* product, Index f
   for (Index r = 0; r < kRows; ++r) product[r] = sum[r];
 }
 
-// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. A lane whose
-// tail is 0 gets tau = 0.
+// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. A lane
+// whose tail is 0 gets tau = 0.
 Lanes reflector(Lanes* x, Index size, Lanes& tau) {
   Lanes even{};
   Lanes odd{};
@@ -115,8 +115,8 @@ Index bidiagonal_pack_width() { return kPackWidth; }
 Index bidiagonal_pack_row(Index n) { return (n + (n % 2 == 0 ? 5 : 4)) * kPackWidth; }
 Index bidiagonal_row(Index n) { return ((n + 7) / 8 + ((n + 7) / 8 % 2 == 0 ? 1 : 0)) * 8; }
 
-void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal, Index stride,
-                        AlignedBuffer& scratch) {
+void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal,
+                        Index stride, AlignedBuffer& scratch) {
   Lanes* a = reinterpret_cast<Lanes*>(pack);
   const Index row = bidiagonal_pack_row(n) / kPackWidth;
   const Index size = n + 8;
@@ -170,8 +170,8 @@ void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdi
 
 void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,
                    AlignedBuffer& scratch) {
-  // Vectors run along rows, from the vector that holds column k + 1: w, v and their products are 0 in the
-  // columns before, so what the passes do to finished columns is nothing.
+  // Vectors run along rows, from the vector that holds column k + 1: w, v and their products are 0
+  // in the columns before, so what the passes do to finished columns is nothing.
   const Index row = bidiagonal_row(n);
   const Index vectors = row / kPackWidth;
   const Index size = row + 8;
@@ -204,8 +204,8 @@ void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiago
         right[r] = broadcast(x[i + r]);
         next[r] = broadcast(un[i + r]);
       }
-      update<kRows>(lanes(matrix + i * row), vectors, left, right, next, lanes(w), lanes(v), lanes(wn),
-                    from, vectors);
+      update<kRows>(lanes(matrix + i * row), vectors, left, right, next, lanes(w), lanes(v),
+                    lanes(wn), from, vectors);
     };
     Index i = k;
     for (; i + kUpdateRows <= n; i += kUpdateRows) pass.template operator()<kUpdateRows>(i);

@@ -13,8 +13,9 @@ namespace {
 constexpr Index kChains = kPackWidth == 8 ? 1 : 2;
 constexpr Index kWidth = kChains * kPackWidth;
 
-// All in units of the largest row sum, which is between σ1 and 2·σ1. A squared off-diagonal entry this
-// small moves σ by less than 1e-14; q never falls below kFloor; d may be this negative by rounding.
+// All in units of the largest row sum, which is between σ1 and 2·σ1. A squared off-diagonal entry
+// this small moves σ by less than 1e-14; q never falls below kFloor; d may be this negative by
+// rounding.
 constexpr double kNegligible = 1e-29;
 constexpr double kFloor = 1e-36;
 constexpr double kRounding = 1e-29;
@@ -30,7 +31,8 @@ struct LaneState {
   alignas(64) double failures[kWidth];
   alignas(64) double newton[kWidth];  // 1/trace of the inverse: no eigenvalue lies below
   alignas(64) double least[kWidth];   // smallest d of the last sweep
-  alignas(64) double q0[kWidth], q1[kWidth], q2[kWidth], e0[kWidth], e1[kWidth];  // from the bottom up
+  alignas(64) double q0[kWidth], q1[kWidth], q2[kWidth], e0[kWidth],
+      e1[kWidth];  // from the bottom up
 };
 
 Lanes& at(double* values, Index chain) {
@@ -126,7 +128,8 @@ bool Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
     const auto pass = [&]<bool kMasked>(Index from, Index to) {
       for (Index i = from; i < to; ++i) {
 #pragma GCC unroll 2
-        for (Index c = 0; c < kChains; ++c) step<kMasked>(chains[c], i, i * kWidth + c * kPackWidth);
+        for (Index c = 0; c < kChains; ++c)
+          step<kMasked>(chains[c], i, i * kWidth + c * kPackWidth);
       }
     };
     // Between the lowest top and the first bottom every live lane is inside its block.
@@ -141,9 +144,10 @@ bool Sweeps::run(const double* diagonal, const double* superdiagonal, double* sc
   }
 }
 
-// Chooses each lane's shift: the smaller eigenvalue of the bottom 2x2 block less the effect of the row
-// above, never below the Newton bound; half of the last smallest d where that was not at the bottom (the
-// smallest eigenvalue is then still further up). After failures: smaller, then the safe bound, then 0.
+// Chooses each lane's shift: the smaller eigenvalue of the bottom 2x2 block less the effect of the
+// row above, never below the Newton bound; half of the last smallest d where that was not at the
+// bottom (the smallest eigenvalue is then still further up). After failures: smaller, then the safe
+// bound, then 0.
 Sweeps::Chain Sweeps::begin(Index number) {
   LaneState& s = state_;
   const Lanes zero{};
@@ -158,8 +162,7 @@ Sweeps::Chain Sweeps::begin(Index number) {
   const Lanes smaller_end = choose(difference > 0.0, q0, a);
   const Lanes mu = smaller_end - off / (half + root + tiny);
   const Lanes share = off / ((a - mu) * (a - mu) + off + tiny);
-  const Lanes correction =
-      1.05 * q1 * e1 * share / (larger(q2 + e1 - mu, 0.05 * (mu + q2)) + tiny);
+  const Lanes correction = 1.05 * q1 * e1 * share / (larger(q2 + e1 - mu, 0.05 * (mu + q2)) + tiny);
   const Lanes newton = 0.9999 * at(s.newton, number);
   Lanes tau = larger(mu * (1.0 - 8.0 * 1.1e-16) - correction, newton);
   const Lanes least = at(s.least, number);
@@ -179,7 +182,8 @@ Sweeps::Chain Sweeps::begin(Index number) {
   return chain;
 }
 
-// One row of the sweep for every lane of a chain. Rows outside a lane's block pass through unchanged.
+// One row of the sweep for every lane of a chain. Rows outside a lane's block pass through
+// unchanged.
 template <bool kMasked>
 [[gnu::always_inline]] inline void Sweeps::step(Chain& c, Index row, Index offset) {
   const Lanes e = *reinterpret_cast<Lanes*>(e_ + offset);
@@ -257,8 +261,8 @@ void Sweeps::finish(Chain& c, Index number) {
   }
 }
 
-// Takes the finished rows off the bottom of a lane, finds the top of its block and loads the rows that the
-// next shift looks at.
+// Takes the finished rows off the bottom of a lane, finds the top of its block and loads the rows
+// that the next shift looks at.
 void Sweeps::settle(Index lane) {
   LaneState& s = state_;
   for (;;) {
@@ -271,7 +275,8 @@ void Sweeps::settle(Index lane) {
     if (top > bottom) {
       if (ends[bottom * kWidth] >= 0.0) s.shift[lane] = ends[bottom * kWidth];
       top = bottom;
-      while (top > 0 && e[(top - 1) * kWidth] > kNegligible && ends[(top - 1) * kWidth] < 0.0) --top;
+      while (top > 0 && e[(top - 1) * kWidth] > kNegligible && ends[(top - 1) * kWidth] < 0.0)
+        --top;
       s.top[lane] = static_cast<double>(top);
       if (top > 0 && ends[(top - 1) * kWidth] < 0.0) ends[(top - 1) * kWidth] = s.shift[lane];
       e[bottom * kWidth] = 0.0;
@@ -313,7 +318,8 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
     double* target = out[lane];
     if (target == nullptr) continue;
     if (!sweeps.done(static_cast<Index>(lane))) {
-      bidiagonal_singular_values_by_bisection(diagonal + lane, superdiagonal + lane, n, kWidth, target);
+      bidiagonal_singular_values_by_bisection(diagonal + lane, superdiagonal + lane, n, kWidth,
+                                              target);
       continue;
     }
     // Values leave from the bottom of the matrix, so they are nearly sorted.

@@ -17,20 +17,20 @@ struct DqdsWorkspace {
   std::vector<double> values;
 };
 
-// Singular values, descending, of dqds_width() upper bidiagonal matrices: row i of `diagonal` and of
-// `superdiagonal` holds entry i of every matrix (dqds_width() numbers; row n − 1 of `superdiagonal` is not
-// read). out[lane] receives n values; a null pointer leaves the lane out. Absolute error below
-// 1e-14·σ1, and a lane's values do not depend on the others.
+// Singular values, descending, of dqds_width() upper bidiagonal matrices: row i of `diagonal` and
+// of `superdiagonal` holds entry i of every matrix (dqds_width() numbers; row n − 1 of
+// `superdiagonal` is not read). out[lane] receives n values; a null pointer leaves the lane out.
+// Absolute error below 1e-14·σ1, and a lane's values do not depend on the others.
 //
-// Shifted differential quotient-difference sweeps (Fernando and Parlett 1994; Parlett and Marques 2000). A
-// lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by bisection instead. Cost
-// O(n²).
+// Shifted differential quotient-difference sweeps (Fernando and Parlett 1994; Parlett and Marques
+// 2000). A lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by bisection
+// instead. Cost O(n²).
 void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
                                 std::span<double* const> out, DqdsWorkspace& workspace,
                                 Index most_sweeps = 0);
 
-// The same for one bidiagonal matrix by bisection on the number of values below a point, which cannot fail.
-// Cost about 60·n².
+// The same for one bidiagonal matrix by bisection on the number of values below a point, which
+// cannot fail. Cost about 60·n².
 void bidiagonal_singular_values_by_bisection(const double* diagonal, const double* superdiagonal,
                                              Index n, Index stride, double* out);
 

@@ -28,8 +28,8 @@ double log_triangular_slope(double t) {
   return -(t * t - 2.0 * t * s * std::cos(t) + s * s) / (t * s * s);
 }
 
-// The root of the decreasing function f on [low, high]: Newton, with bisection where a step leaves the
-// bracket, so it ends for every target.
+// The root of the decreasing function f on [low, high]: Newton, with bisection where a step leaves
+// the bracket, so it ends for every target.
 template <class F, class Slope>
 double decreasing_root(F&& f, Slope&& slope, double target, double low, double high, double guess) {
   double t = guess;
@@ -41,16 +41,18 @@ double decreasing_root(F&& f, Slope&& slope, double target, double low, double h
       high = t;
     }
     double next = t - difference / slope(t);
-    if (!(next > low && next < high)) next = 0.5 * (low + high);
+    const bool inside = next > low && next < high;
+    if (!inside) next = 0.5 * (low + high);
     const double move = std::abs(next - t);
     t = next;
-    if (move <= 4e-16 * (1.0 + t) || high - low <= 4e-16 * high) break;
+    // A Newton step this small leaves an error of its square.
+    if ((inside && move <= 1e-9 * t) || high - low <= 4e-16 * high) break;
   }
   return t;
 }
 
-// Im E1(z), |z| >= 1, −π < Im z <= 0, away from the negative axis except where |z| is small enough for
-// the series (Abramowitz and Stegun 5.1.11, 5.1.22).
+// Im E1(z), |z| >= 1, −π < Im z <= 0, away from the negative axis except where |z| is small enough
+// for the series (Abramowitz and Stegun 5.1.11, 5.1.22).
 double imaginary_e1(std::complex<double> z) {
   if (std::abs(z) <= 5.0) {
     // −γ − ln z − Σ (−z)^k/(k·k!); the first is real.
@@ -82,9 +84,9 @@ double imaginary_e1(std::complex<double> z) {
 
 }  // namespace
 
-NullLaw NullLaw::marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma}; }
+NullLaw NullLaw::marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma, nullptr}; }
 
-NullLaw NullLaw::triangular() { return {Kind::triangular, 1.0}; }
+NullLaw NullLaw::triangular(const TriangularTable* table) { return {Kind::triangular, 1.0, table}; }
 
 double NullLaw::edge() const {
   if (kind_ == Kind::triangular) return e;
@@ -105,6 +107,10 @@ double NullLaw::angle(double x) const {
     if (x >= e) return 0.0;
     const double target = std::log(x);
     // Near the upper edge ln x = 1 − t²/2 + …, near 0 ln x ≈ −π/(π − t).
+    if (table_ != nullptr) {
+      return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
+                             table_->angle_near(x));
+    }
     const double guess = target > -1.0 ? std::sqrt(2.0 * (1.0 - target)) * 0.95
                                        : pi - pi / (2.0 - target + std::log(1.0 - target));
     return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
@@ -137,15 +143,11 @@ double NullLaw::cdf(double x) const {
   return cdf_at(angle(x));
 }
 
-double NullLaw::integral(double x) const {
-  if (x <= 0.0) return 0.0;
-  // Both laws have mean E; past the edge ∫_0^x F = x − E.
-  const double mean = kind_ == Kind::triangular ? 0.5 : 1.0;
-  if (x >= edge()) return x - mean;
-  const double t = angle(x);
+double NullLaw::integral_at(double x, double t) const {
   if (kind_ == Kind::triangular) {
-    // With ζ = t cot t + it, 1/x = ζ·e^{−ζ} and F = 1 − Im(ζ + 1/ζ)/π, so F dx has the antiderivative
-    // x − Im[e^ζ − e^ζ/(2ζ) + e^ζ/(2ζ²) − Ei(ζ)/2]/π.
+    if (table_ != nullptr) return table_->integral_at(t);
+    // With ζ = t cot t + it, 1/x = ζ·e^{−ζ} and F = 1 − Im(ζ + 1/ζ)/π, so F dx has the
+    // antiderivative x − Im[e^ζ − e^ζ/(2ζ) + e^ζ/(2ζ²) − Ei(ζ)/2]/π.
     const double s = std::sin(t);
     const double tail = imaginary_e1({-t_cot(t), -t});
     return x - x * (t - s * s / (2.0 * t)) / pi - tail / (2.0 * pi);
@@ -154,9 +156,15 @@ double NullLaw::integral(double x) const {
   return x * cdf_at(t) - moment;
 }
 
-double NullLaw::quantile(double u) const {
-  if (u <= 0.0) return value_at(pi);
-  if (u >= 1.0) return edge();
+NullLaw::Point NullLaw::at(double x) const {
+  if (x <= 0.0) return {x, 0.0, 0.0};
+  // Both laws have mean E; past the edge ∫_0^x F = x − E.
+  if (x >= edge()) return {x, 1.0, x - (kind_ == Kind::triangular ? 0.5 : 1.0)};
+  const double t = angle(x);
+  return {x, cdf_at(t), integral_at(x, t)};
+}
+
+double NullLaw::angle_of_cdf(double u, double low, double high, double guess) const {
   const auto slope = [&](double t) {
     const double s = std::sin(t);
     if (kind_ == Kind::triangular) {
@@ -164,23 +172,45 @@ double NullLaw::quantile(double u) const {
     }
     return -2.0 * s * s / (pi * value_at(t));
   };
-  const double t = decreasing_root([&](double t) { return cdf_at(t); }, slope, u, 0.0, pi,
-                                   std::clamp(pi * (1.0 - u), 1e-3, pi - 1e-3));
-  return value_at(t);
+  return decreasing_root([&](double t) { return cdf_at(t); }, slope, u, low, high, guess);
 }
+
+NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right) const {
+  const double high = angle(left.x);
+  const double low = angle(right.x);
+  const double share = (u - left.cdf) / (right.cdf - left.cdf);
+  const double guess = std::clamp(high + share * (low - high), 1e-12, pi - 1e-12);
+  const double t = angle_of_cdf(u, low, high, guess);
+  const double x = std::clamp(value_at(t), left.x, right.x);
+  return {x, u, integral_at(x, t)};
+}
+
+double NullLaw::quantile(double u) const {
+  if (u <= 0.0) return value_at(pi);
+  if (u >= 1.0) return edge();
+  return value_at(angle_of_cdf(u, 0.0, pi, std::clamp(pi * (1.0 - u), 1e-3, pi - 1e-3)));
+}
+
+namespace {
+
+constexpr Index kSteps = 1024;
+constexpr double kStep = pi / kSteps;
+
+}  // namespace
 
 TriangularTable::TriangularTable() {
   // F changes by at most 0.5 a radian.
-  constexpr Index kSteps = 1024;
-  points_.resize(kSteps + 1);
-  cdf_.resize(kSteps + 1);
+  const NullLaw law = NullLaw::triangular();
   for (Index step = 0; step <= kSteps; ++step) {
-    const double t = pi * (1.0 - static_cast<double>(step) / kSteps);
-    const double s = std::sin(t);
+    const double t = pi - kStep * static_cast<double>(step);
     const bool upper = step == kSteps;
-    const bool lower = step == 0;
-    points_[step] = upper ? e : lower ? 0.0 : sinc(t) * std::exp(t_cot(t));
-    cdf_[step] = upper ? 1.0 : lower ? 0.0 : 1.0 - t / pi + s * s / (pi * t);
+    const double x = upper ? e : law.value_at(t);
+    points_.push_back(x);
+    logarithms_.push_back(upper ? 1.0 : log_triangular(t));
+    cdf_.push_back(upper ? 1.0 : step == 0 ? 0.0 : law.cdf_at(t));
+    integrals_.push_back(upper ? e - 0.5 : x == 0.0 ? 0.0 : law.integral_at(x, t));
+    // dI/dt = F·x·d ln x/dt
+    slopes_.push_back(upper || x == 0.0 ? 0.0 : cdf_.back() * x * log_triangular_slope(t));
   }
 }
 
@@ -189,6 +219,29 @@ TriangularTable::Bracket TriangularTable::cdf(double x) const {
   if (x >= e) return {1.0, 1.0};
   const auto above = std::upper_bound(points_.begin(), points_.end(), x) - points_.begin();
   return {cdf_[above - 1], cdf_[above]};
+}
+
+double TriangularTable::angle_near(double x) const {
+  const auto above = std::upper_bound(points_.begin(), points_.end(), x) - points_.begin();
+  // In the last cells before either end ln x is far from straight; their middles start the solver.
+  double share = 0.5;
+  if (above > 3 && above < kSteps - 1) {
+    share = (std::log(x) - logarithms_[above - 1]) / (logarithms_[above] - logarithms_[above - 1]);
+  }
+  return pi - kStep * (static_cast<double>(above - 1) + share);
+}
+
+double TriangularTable::integral_at(double angle) const {
+  const double place = (pi - angle) / kStep;
+  const auto cell = std::clamp<Index>(static_cast<Index>(place), 0, kSteps - 1);
+  const double s = place - static_cast<double>(cell);
+  // Cubic Hermite interpolation in −angle; both ends' slopes are exact.
+  const double from = integrals_[cell];
+  const double to = integrals_[cell + 1];
+  const double out = -kStep * slopes_[cell];
+  const double in = -kStep * slopes_[cell + 1];
+  const double rise = to - from;
+  return from + s * (out + s * ((3.0 * rise - 2.0 * out - in) + s * (out + in - 2.0 * rise)));
 }
 
 }  // namespace attnscope

@@ -50,29 +50,24 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangu
 double wasserstein(std::span<const double> values, const NullLaw& law) {
   const double k = static_cast<double>(values.size());
   double distance = 0.0;
-  double left = 0.0;
-  double integral_left = 0.0;
-  double cdf_left = 0.0;
+  NullLaw::Point left{0.0, 0.0, 0.0};
   for (std::size_t i = 0; i <= values.size(); ++i) {
-    // F_emp is `level` on [left, right].
+    // F_emp is `level` between `left` and `right`.
     const double level = static_cast<double>(i) / k;
-    const double right = i < values.size() ? values[i] : std::max(left, law.edge());
-    const double integral_right = law.integral(right);
-    const double cdf_right = law.cdf(right);
-    const double area = integral_right - integral_left;
-    if (cdf_right <= level) {
-      distance += level * (right - left) - area;
-    } else if (cdf_left >= level) {
-      distance += area - level * (right - left);
+    const NullLaw::Point right =
+        law.at(i < values.size() ? values[i] : std::max(left.x, law.edge()));
+    const auto above = [&](const NullLaw::Point& from, const NullLaw::Point& to) {
+      return level * (to.x - from.x) - (to.integral - from.integral);  // ∫ (F_emp − F)
+    };
+    if (right.cdf <= level) {
+      distance += above(left, right);
+    } else if (left.cdf >= level) {
+      distance -= above(left, right);
     } else {
-      const double crossing = std::clamp(law.quantile(level), left, right);
-      const double to_crossing = law.integral(crossing) - integral_left;
-      distance += level * (crossing - left) - to_crossing;
-      distance += area - to_crossing - level * (right - crossing);
+      const NullLaw::Point middle = law.crossing(level, left, right);
+      distance += above(left, middle) - above(middle, right);
     }
     left = right;
-    integral_left = integral_right;
-    cdf_left = cdf_right;
   }
   return distance;
 }

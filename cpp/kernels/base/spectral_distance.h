@@ -10,14 +10,15 @@
 // Distances between an empirical spectrum (ascending values, each of weight 1/k) and a null.
 namespace attnscope {
 
-// Values below this share of the upper edge are beyond what float64 resolves and only count as below.
+// Values below this share of the upper edge are beyond what float64 resolves and only count as
+// below.
 inline constexpr double kResolvedShare = 1e-12;
 
 // sup |F_emp(x) − F(x)| over x >= floor.
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor);
 
-// The same for the triangular law: a table brackets every difference, and only those that can be the largest
-// are computed.
+// The same for the triangular law: a table brackets every difference, and only those that can be
+// the largest are computed.
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
                           const TriangularTable& table);
 
@@ -27,11 +28,11 @@ double wasserstein(std::span<const double> values, const NullLaw& law);
 // ∫ |F_a − F_b| dx of two empirical spectra.
 double wasserstein(std::span<const double> a, std::span<const double> b);
 
-// For each of `pool`'s samples (labelled 0 … count − 1, `size` values each): the sup over x >= floor of
-// the difference between its own distribution and that of all other samples together, to `deviations`.
-// Every sample is treated alike, so samples that are exchangeable have exchangeable deviations. Values
-// within floor of their neighbour count as tied: rounding must not split an atom. `pool` is sorted;
-// `seen` is scratch.
+// For each of `pool`'s samples (labelled 0 … count − 1, `size` values each): the sup over x >=
+// floor of the difference between its own distribution and that of all other samples together, to
+// `deviations`. Every sample is treated alike, so samples that are exchangeable have exchangeable
+// deviations. Values within floor of their neighbour count as tied: rounding must not split an
+// atom. `pool` is sorted; `seen` is scratch.
 void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
                               double floor, std::vector<Index>& seen,
                               std::vector<double>& deviations);

@@ -44,7 +44,7 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   return scale;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                       \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                         \
   template void widen_row<Scalar>(const MatrixView<Scalar>&, Index, double*); \
   template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
