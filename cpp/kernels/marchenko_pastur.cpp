@@ -49,24 +49,18 @@ double strand_sum(Index count, Term&& term) {
 // Standardises the entries of one row; false when they are all equal. A computed deviation of equal
 // entries is not always 0, so the entries themselves are compared.
 bool standardize_row(double* row, Index count) {
-  double smallest = row[0];
-  double largest = row[0];
-  for (Index j = 1; j < count; ++j) {
-    smallest = std::min(smallest, row[j]);
-    largest = std::max(largest, row[j]);
-  }
-  if (smallest == largest) return false;
+  bool varies = false;
+  for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
+  if (!varies) return false;
   const auto size = static_cast<double>(count);
   // Twice: where the entries differ in their last digits only, the first mean's rounding is not
   // small.
   for (int time = 0; time < 2; ++time) {
     const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
     for (Index j = 0; j < count; ++j) row[j] -= mean;
-    smallest -= mean;
-    largest -= mean;
   }
   // Entries as small as 1e-200 still vary, and their squares must not vanish.
-  const double unit = std::max(largest, -smallest);
+  const double unit = largest_magnitude(row, count);
   for (Index j = 0; j < count; ++j) row[j] /= unit;
   const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
   const double scale = std::sqrt(size / variance);

@@ -7,6 +7,7 @@
 #include <limits>
 #include <stdexcept>
 
+#include "kernels/base/lanes.h"
 #include "kernels/base/widen.h"
 
 namespace attnscope {
@@ -23,10 +24,53 @@ double ratio(double sum, double sum_of_squares) {
 template <class Scalar>
 RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& workspace) {
   const Index n = matrix.rows();
-  workspace.matrix.resize(static_cast<std::size_t>(n * n));
+  double* data = workspace.matrix.resize(n * n);
   // Every ratio here is the same for c·A, so the scale that keeps powers in range needs no undoing.
-  widen(matrix, workspace.matrix.data(), n);
-  return RowsMap(workspace.matrix.data(), n, n);
+  widen(matrix, data, n);
+  return RowsMap(data, n, n);
+}
+
+// A tile of AᵀA held in registers: kTileRows x kTileColumns entries.
+constexpr Index kTileRows = 6;
+constexpr Index kTileColumns = 2 * kPackWidth;
+
+// Adds the squares of the tile of AᵀA at (row, column) that lie on or above the diagonal: those
+// above count twice, for their mirror images. `from`: rows of A before it are 0 in these columns.
+double tile_squares(const double* a, Index ld, Index n, Index from, Index row, Index column) {
+  Lanes tile[kTileRows][2] = {};
+  for (Index k = from; k < n; ++k) {
+    const Lanes* right = reinterpret_cast<const Lanes*>(a + k * ld + column);
+    const double* left = a + k * ld + row;
+#pragma GCC unroll 6
+    for (Index r = 0; r < kTileRows; ++r) {
+      const Lanes factor = broadcast(left[r]);
+      tile[r][0] += factor * right[0];
+      tile[r][1] += factor * right[1];
+    }
+  }
+  double sum = 0.0;
+  if (column >= row + kTileRows) {
+    Lanes squares{};
+    for (Index r = 0; r < kTileRows; ++r)
+      squares += tile[r][0] * tile[r][0] + tile[r][1] * tile[r][1];
+    for (Index lane = 0; lane < kPackWidth; ++lane) sum += squares[lane];
+    return 2.0 * sum;
+  }
+  for (Index r = 0; r < kTileRows; ++r) {
+    for (Index c = std::max<Index>(0, row + r - column); c < kTileColumns; ++c) {
+      const double entry = tile[r][c / kPackWidth][c % kPackWidth];
+      sum += (column + c == row + r ? 1.0 : 2.0) * entry * entry;
+    }
+  }
+  return sum;
+}
+
+// Whether everything above the diagonal of the first n columns is 0.
+bool lower_triangular(const double* a, Index ld, Index n) {
+  for (Index i = 0; i < n; ++i) {
+    if (largest_magnitude(a + i * ld + i + 1, n - i - 1) != 0.0) return false;
+  }
+  return true;
 }
 
 }  // namespace
@@ -34,9 +78,27 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
 template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                     ParticipationRatioWorkspace& workspace) {
-  const RowsMap a = widened(matrix, workspace);
-  const Eigen::MatrixXd gram = a.transpose() * a;
-  return ratio(a.squaredNorm(), gram.squaredNorm());
+  const Index n = matrix.rows();
+  // Zeros behind the last column let every tile be a whole one.
+  const Index ld = (n + 7) / 8 * 8 + 16;
+  double* a = workspace.matrix.resize(n * ld);
+  for (Index i = 0; i < n; ++i) std::fill(a + i * ld + n, a + (i + 1) * ld, 0.0);
+  widen(matrix, a, ld);
+  const bool triangular = lower_triangular(a, ld, n);
+  Lanes energy{};
+  for (Index i = 0; i < n; ++i) {
+    const Lanes* row = reinterpret_cast<const Lanes*>(a + i * ld);
+    for (Index j = 0; j < (n + kPackWidth - 1) / kPackWidth; ++j) energy += row[j] * row[j];
+  }
+  double total = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) total += energy[lane];
+  double squares = 0.0;
+  for (Index row = 0; row < n; row += kTileRows) {
+    for (Index column = row / kTileColumns * kTileColumns; column < n; column += kTileColumns) {
+      squares += tile_squares(a, ld, n, triangular ? std::max(row, column) : 0, row, column);
+    }
+  }
+  return ratio(total, squares);
 }
 
 template <class Scalar>
@@ -85,12 +147,12 @@ double participation_ratio_laplacian(const MatrixView<Scalar>& matrix,
   return ratio(trace, squares);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template double participation_ratio_singular<Scalar>(const MatrixView<Scalar>&,                 \
-                                                       ParticipationRatioWorkspace&);             \
-  template double participation_ratio_eigen<Scalar>(const MatrixView<Scalar>&,                    \
-                                                    ParticipationRatioWorkspace&);                \
-  template double participation_ratio_laplacian<Scalar>(const MatrixView<Scalar>&,                \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                 \
+  template double participation_ratio_singular<Scalar>(const MatrixView<Scalar>&,     \
+                                                       ParticipationRatioWorkspace&); \
+  template double participation_ratio_eigen<Scalar>(const MatrixView<Scalar>&,        \
+                                                    ParticipationRatioWorkspace&);    \
+  template double participation_ratio_laplacian<Scalar>(const MatrixView<Scalar>&,    \
                                                         ParticipationRatioWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

@@ -6,6 +6,20 @@
 
 namespace attnscope {
 
+double largest_magnitude(const double* values, Index count) {
+  // Eight strands, because one maximum waits for the one before.
+  double largest[8] = {};
+  Index j = 0;
+  for (; j + 8 <= count; j += 8) {
+    for (Index strand = 0; strand < 8; ++strand) {
+      const double value = std::abs(values[j + strand]);
+      largest[strand] = value > largest[strand] ? value : largest[strand];
+    }
+  }
+  for (; j < count; ++j) largest[0] = std::max(largest[0], std::abs(values[j]));
+  return *std::max_element(largest, largest + 8);
+}
+
 double safe_scale(double largest) {
   if (largest == 0.0 || (largest > 1e-30 && largest < 1e30)) return 1.0;
   int exponent = 0;
@@ -33,7 +47,7 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   for (Index i = 0; i < n; ++i) {
     double* row = out + i * ld;
     widen_row(matrix, i, row);
-    for (Index j = 0; j < n; ++j) largest = std::max(largest, std::abs(row[j]));
+    largest = std::max(largest, largest_magnitude(row, n));
   }
   const double scale = safe_scale(largest);
   if (scale != 1.0) {

@@ -15,6 +15,9 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld);
 template <class Scalar>
 void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out);
 
+// The largest |x| of `count` numbers; 0 when there is none.
+double largest_magnitude(const double* values, Index count);
+
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 
