@@ -56,9 +56,18 @@ double tile_squares(const double* a, Index ld, Index n, Index from, Index row, I
     for (Index lane = 0; lane < kPackWidth; ++lane) sum += squares[lane];
     return 2.0 * sum;
   }
+  // Stored before entries are picked one by one: an array that is indexed so cannot stay in
+  // registers.
+  Lanes stored[kTileRows][2];
+#pragma GCC unroll 6
+  for (Index r = 0; r < kTileRows; ++r) {
+    stored[r][0] = tile[r][0];
+    stored[r][1] = tile[r][1];
+  }
+  const double* entries = reinterpret_cast<const double*>(stored);
   for (Index r = 0; r < kTileRows; ++r) {
     for (Index c = std::max<Index>(0, row + r - column); c < kTileColumns; ++c) {
-      const double entry = tile[r][c / kPackWidth][c % kPackWidth];
+      const double entry = entries[r * kTileColumns + c];
       sum += (column + c == row + r ? 1.0 : 2.0) * entry * entry;
     }
   }
