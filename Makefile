@@ -2,7 +2,7 @@
 # Every command sets itself up: .ci/setup makes .venv, installs what is missing and builds.
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
-.PHONY: demo test test-cpp test-all install bench bench-quick lint format clean
+.PHONY: demo test test-cpp test-all install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -24,6 +24,12 @@ bench:          ## every kernel against its peers -> benchmarks/results/*.json
 
 bench-quick:    ## the same in two minutes, fewer sizes
 	@.ci/setup bench && $(BIN)/python benchmarks/run.py --quick
+
+wheel:          ## sdist and manylinux wheel -> dist/, tried in a fresh environment
+	@.ci/wheel
+
+docs:           ## the site -> build/site
+	@.ci/setup build && $(BIN)/python -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy

@@ -26,10 +26,10 @@ def _whole(result: Any) -> torch.Tensor:
 
 
 def _by_dimension(metric: str) -> list[_Column]:
-    return [
-        _Column(f"{metric}_{dimension}", metric, {}, lambda result, at=dimension: result[..., at])
-        for dimension in (0, 1)
-    ]
+    def take(dimension: int) -> Callable[[Any], torch.Tensor]:
+        return lambda result: result[..., dimension]
+
+    return [_Column(f"{metric}_{dimension}", metric, {}, take(dimension)) for dimension in (0, 1)]
 
 
 _COLUMNS = (

@@ -139,12 +139,12 @@ class _Places(NamedTuple):
         rows = pd.MultiIndex.from_frame(frame[_CHECKPOINT])
         codes = [
             pd.MultiIndex.from_tuples(self.checkpoints, names=_CHECKPOINT).get_indexer(rows),
-            pd.Index(self.inputs).get_indexer(frame["group"]),
+            pd.Index(self.inputs).get_indexer(pd.Index(frame["group"])),
             np.zeros(len(frame), int)
             if np.isnan(levels[0])
-            else pd.Index(levels).get_indexer(frame["threshold"]),
-            pd.Index(self.layers).get_indexer(frame["layer"]),
-            pd.Index(self.heads).get_indexer(frame["head"]),
+            else pd.Index(levels).get_indexer(pd.Index(frame["threshold"])),
+            pd.Index(self.layers).get_indexer(pd.Index(frame["layer"])),
+            pd.Index(self.heads).get_indexer(pd.Index(frame["head"])),
         ]
         known = np.all([code >= 0 for code in codes], axis=0)
         mean = data[known].groupby([code[known] for code in codes]).mean()

@@ -64,6 +64,7 @@ function drawHeads() {
     box.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === " ") { event.preventDefault(); choose(layer, head); } });
     if (!all && kept.has(`${layer} ${head}`)) svg(picture, "circle", { class: "kept", cx: x + side / 2, cy: y + side / 2, r: Math.max(1.5, side / 8) });
   }));
+  if (state.layer !== null) svg(picture, "rect", { class: "chosen", x: left + side * data.heads.indexOf(state.head), y: top + side * data.layers.indexOf(state.layer), width: side, height: side });
   const every = (count) => Math.max(1, Math.ceil(count * 14 / (side * count)));
   data.layers.forEach((layer, row) => { if (row % every(data.layers.length) === 0) svg(picture, "text", { x: left - 5, y: top + side * (row + 0.5) + 4, "text-anchor": "end" }, layer); });
   data.heads.forEach((head, column) => { if (column % every(data.heads.length) === 0) svg(picture, "text", { x: left + side * (column + 0.5), y: height - 20, "text-anchor": "middle" }, head); });
@@ -78,7 +79,7 @@ function drawScale(metric, low, high, count) {
   const picture = svg(room, "svg", { viewBox: "0 0 400 52" });
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
   const left = 34, width = 330, uniform = data.uniform[state.input][state.metric];
-  for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, fill: color(high > low ? i / 65 : 0.5) });
+  for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
   svg(picture, "text", { x: left, y: 30 }, shown(low));
   svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, shown(high));
   svg(picture, "text", { x: left + width / 2, y: 30, "text-anchor": "middle" }, metric.label);

@@ -1,0 +1,97 @@
+# SPDX-License-Identifier: MIT
+"""`.ci/wheel`: an sdist from which a manylinux wheel builds that answers right in a fresh environment."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("build", "auditwheel", "scikit_build_core", "cmake", "ninja")
+MISSING = [name for name in TOOLS if importlib.util.find_spec(name) is None]
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(3600),
+    pytest.mark.skipif(sys.platform != "linux", reason="manylinux wheels are built on Linux"),
+    pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
+]
+
+
+@pytest.fixture(scope="module")
+def dist(tmp_path_factory):
+    """What the script makes in a copy of the files that git has, for one instruction set."""
+    copy = tmp_path_factory.mktemp("wheel") / "attnscope"
+    files = subprocess.run(
+        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.split("\0")
+    for name in filter(None, files):
+        if (ROOT / name).is_file():
+            (copy / name).parent.mkdir(parents=True, exist_ok=True)
+            (copy / name).write_bytes((ROOT / name).read_bytes())
+            (copy / name).chmod((ROOT / name).stat().st_mode)
+    settings = {
+        "BUILDER": sys.executable,
+        "CMAKE_ARGS": "-DATTNSCOPE_ISAS=native",
+        "CCACHE_BASEDIR": str(copy),
+    }
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(
+        [str(copy / ".ci/wheel")],
+        env={**environment, **settings},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-3000:]
+    return copy / "dist", done.stdout
+
+
+def test_the_wheel_answers_right_in_a_fresh_environment(dist):
+    _, said = dist
+    assert re.search(r"^attnscope 0\.\d+\.\d+ core \w+ from 1 builds$", said, re.MULTILINE)
+    assert re.search(r"^ok +fiedler_value ", said, re.MULTILINE)
+    assert "BAD" not in said
+
+
+def test_the_wheel_carries_the_package_and_no_library_of_torch(dist):
+    (wheel,) = dist[0].glob("*.whl")
+    assert "manylinux" in wheel.name
+    names = zipfile.ZipFile(wheel).namelist()
+    for wanted in (
+        "py.typed",
+        "_core.pyi",
+        "_build.py",
+        "view/view.js",
+        "report/page.html",
+        "configs/sink_study.yaml",
+    ):
+        assert f"attnscope/{wanted}" in names
+    libraries = [name for name in names if ".so" in name]
+    assert len(libraries) == 1
+    assert re.match(r"attnscope/_core_\w+\.cpython-", libraries[0])
+    assert not [name for name in names if name.startswith(("tests/", "benchmarks/", "attnscope/docs"))]
+
+
+def test_the_sdist_carries_the_sources_and_nothing_built(dist):
+    (sdist,) = dist[0].glob("*.tar.gz")
+    with tarfile.open(sdist) as archive:
+        names = [name.partition("/")[2] for name in archive.getnames()]
+    for wanted in (
+        "CMakeLists.txt",
+        "cpp/bindings/module.cpp",
+        "python/attnscope/__init__.py",
+        "LICENSE",
+        "README.md",
+    ):
+        assert wanted in names
+    assert not [name for name in names if name.endswith((".so", ".o", ".pyc")) or name.startswith("build/")]
