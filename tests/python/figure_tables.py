@@ -58,6 +58,7 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
                             "fiedler_value_normalized": x,
                             "participation_ratio": 1 + x,
                             "mp_ks": x / 3,
+                            "alignment_value": x - 0.5,
                         }
                     )
                     graphs += [

@@ -72,9 +72,8 @@ def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
     links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert links == {f"#{name}" for name in ids}
-    without_values = {section.id for section in SECTIONS} - {"values"}
-    assert ids == without_values | {"summary", "inputs", "provenance"}
-    assert sum(tag == "img" for tag, _ in page.tags) == 7
+    assert ids == {section.id for section in SECTIONS} | {"summary", "inputs", "provenance"}
+    assert sum(tag == "img" for tag, _ in page.tags) == 8
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
 
 

@@ -280,7 +280,7 @@ def step_axis(ax: Axes, steps: Any) -> None:
         if step > 1 and (not ticks or step >= 3.9 * max(ticks[-1], 0.26)):
             ticks.append(step)
     if last not in ticks:
-        ticks = [step for step in ticks if step * 2.4 < last] + [last]
+        ticks = [step for step in ticks if step * 3.9 < last] + [last]
     ax.xaxis.set_major_locator(FixedLocator(ticks))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: _thousands(value)))
     ax.xaxis.set_minor_locator(FixedLocator([step for step in there if step not in ticks]))

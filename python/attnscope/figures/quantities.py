@@ -126,7 +126,7 @@ QUANTITIES: dict[str, Quantity] = {
         "persistent entropy H1", "", "Entropy of the lengths of finite bars in dimension 1.", 0
     ),
     "head_divergence": Quantity(
-        "divergence from head mean", "KL", "Mean over queries of KL(head ‖ mean of the heads).", 0
+        "KL from head mean", "", "Mean over queries of KL(head ‖ mean of the heads).", 0
     ),
     "alignment_value": Quantity(
         "alignment with values",

@@ -306,6 +306,21 @@ def depth(results: Tables) -> Figure:
 
 
 @figure
+def values(results: Tables) -> Figure:
+    """Over depth: how heads differ, and how attention goes with the vectors it moves and reads."""
+    heads = measured_heads(results)
+    wanted = ("head_divergence", "alignment_value", "alignment_hidden")
+    metrics: list[tuple[str, float | None]] = [
+        (name, None) for name in wanted if name in heads and heads[name].notna().any()
+    ]
+    if not metrics:
+        raise NotDrawable(f"the heads table has none of {', '.join(wanted)}")
+    untrained = "before training" if is_series(heads) else None
+    baselines = optional(results, "baselines")
+    return _grid(heads, metrics, depth_profile, baselines, columns=3, untrained=untrained)
+
+
+@figure
 def thresholds(results: Tables) -> Figure:
     """The attention graph over its threshold at the last checkpoint: density, λ2, components, loops, hubs."""
     graphs = with_groups(heads_only(stored(results, "graphs")), optional(results, "samples"))

@@ -167,6 +167,8 @@ SECTIONS: tuple[Section, ...] = (
             "Pearson correlation of <i>A<sub>ij</sub></i> with cos(<i>s<sub>i</sub></i>, "
             "<i>s<sub>j</sub></i>) over visible pairs <i>i</i> ≠ <i>j</i>."
         ),
+        figures=("values",),
+        captions={"values": "Divergence from the head mean, and alignment, by layer at the last checkpoint."},
         metrics=(
             "alignment_value",
             "alignment_hidden",
