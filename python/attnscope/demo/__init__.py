@@ -1,7 +1,18 @@
 # SPDX-License-Identifier: MIT
 """The main job on a fresh machine: a small language model, trained here, and the sink study over it."""
 
+from attnscope.demo.ready import demo_checkpoints
 from attnscope.demo.run import run_demo
+from attnscope.demo.texts import copying_sequences, text_windows
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
 
-__all__ = ["Recipe", "build_model", "checkpoint_steps", "run_demo", "train"]
+__all__ = [
+    "Recipe",
+    "build_model",
+    "checkpoint_steps",
+    "copying_sequences",
+    "demo_checkpoints",
+    "run_demo",
+    "text_windows",
+    "train",
+]
