@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: MIT
+"""The stories are executed as they stand, ask their question first, and carry no output."""
+
+import ast
+import re
+from pathlib import Path
+
+import nbformat
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+FOLDER = ROOT / "notebooks"
+NOTEBOOKS = sorted(FOLDER.glob("*.ipynb"))
+SUBJECTS = {
+    1: "one_head",
+    2: "layers_and_heads",
+    3: "topology",
+    4: "spectra_and_random_matrices",
+    5: "value_space_and_frames",
+    6: "emergence",
+    7: "bring_your_own_tensors",
+}
+LOADS_NO_MODEL = "07_bring_your_own_tensors"
+
+every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+
+
+def read(path):
+    return nbformat.read(path, as_version=4)
+
+
+def source(cell):
+    """A cell's Python, without IPython's own lines."""
+    return "\n".join(line for line in cell.source.splitlines() if not line.startswith("%"))
+
+
+def test_the_series_is_complete():
+    assert [path.stem for path in NOTEBOOKS] == [f"{number:02d}_{name}" for number, name in SUBJECTS.items()]
+
+
+@every
+def test_outputs_are_stripped_and_metadata_is_bare(path):
+    notebook = read(path)
+    nbformat.validate(notebook)
+    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert notebook.metadata.kernelspec.name == "python3"
+    assert set(notebook.metadata.language_info) == {"name"}
+    for cell in notebook.cells:
+        assert not cell.metadata, f"cell {cell.id} carries metadata: {dict(cell.metadata)}"
+        if cell.cell_type == "code":
+            assert cell.outputs == [], f"cell {cell.id} carries outputs; strip them before committing"
+            assert cell.execution_count is None, f"cell {cell.id} carries an execution count"
+
+
+@every
+def test_a_story_opens_with_its_number_and_its_question(path):
+    first = read(path).cells[0]
+    assert first.cell_type == "markdown"
+    lines = [line for line in first.source.splitlines() if line.strip()]
+    assert lines[0].startswith(f"# {path.stem[:2]} · "), lines[0]
+    assert re.fullmatch(r"\*\*[A-Z].*\?.*\*\*", lines[1]), f"no question in bold under the title: {lines[1]}"
+
+
+@every
+def test_a_story_draws_and_defines_nothing_reusable(path):
+    cells = [cell for cell in read(path).cells if cell.cell_type == "code"]
+    trees = [ast.parse(source(cell)) for cell in cells]
+    defined = [
+        node.name
+        for tree in trees
+        for node in ast.walk(tree)
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
+    ]
+    assert not defined, f"{defined} belongs in the package"
+    assert any("figures." in cell.source for cell in cells)
+
+
+@every
+def test_links_between_stories_lead_somewhere(path):
+    text = "\n".join(cell.source for cell in read(path).cells if cell.cell_type == "markdown")
+    targets = re.findall(r"\]\(([^)#:]+)\)", text)
+    assert targets
+    for target in targets:
+        assert (FOLDER / target).exists(), f"{path.name} links to {target}"
+
+
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, id=path.stem, marks=() if path.stem == LOADS_NO_MODEL else pytest.mark.slow)
+        for path in NOTEBOOKS
+    ],
+)
+def test_a_story_runs(path):
+    """Every cell runs, from the notebook's own folder, and figures come out.
+
+    The first story on a machine without `runs/demo` trains the demo's model into the cache.
+    """
+    nbclient = pytest.importorskip("nbclient")
+    notebook = read(path)
+    client = nbclient.NotebookClient(
+        notebook, timeout=800, kernel_name="python3", resources={"metadata": {"path": str(FOLDER)}}
+    )
+    client.execute()
+    outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+    shown = [output for output in outputs if "image/png" in output.get("data", {})]
+    assert len(shown) >= 2, f"{path.name} shows {len(shown)} figures"
+    warned = [output.text for output in outputs if output.output_type == "stream" and "Warning" in output.text]
+    assert not warned, f"{path.name} warns: {warned[0]}"
