@@ -106,5 +106,7 @@ def test_a_story_runs(path):
     outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
     shown = [output for output in outputs if "image/png" in output.get("data", {})]
     assert len(shown) >= 2, f"{path.name} shows {len(shown)} figures"
-    warned = [output.text for output in outputs if output.output_type == "stream" and "Warning" in output.text]
+    warned = [
+        output.text for output in outputs if output.output_type == "stream" and "Warning" in output.text
+    ]
     assert not warned, f"{path.name} warns: {warned[0]}"
