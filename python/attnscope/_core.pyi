@@ -70,6 +70,7 @@ def participation_ratio(attention: Tensor, lengths: Tensor | None, spectrum: str
 def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, int]: ...
 
 max_vertices: int
+
 def head_divergence(heads: Tensor, lengths: Tensor | None, support: str | Tensor) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor, lengths: Tensor | None, support: str | Tensor, keys: Tensor, keep_attention: bool

@@ -105,9 +105,7 @@ def test_mixed_supports_in_one_layer_and_half_types():
     # A causal and a full head share a mean whose row is longer than the causal head's support.
     for dtype in DTYPES:
         heads = torch.stack([maps(7, 7), maps(7, 7, causal=False, seed=3)]).to(dtype)
-        np.testing.assert_allclose(
-            asc.head_divergence(heads), divergence_oracle(heads).mean(-1), rtol=1e-10
-        )
+        np.testing.assert_allclose(asc.head_divergence(heads), divergence_oracle(heads).mean(-1), rtol=1e-10)
         turned = heads.mT.contiguous().mT
         np.testing.assert_array_equal(asc.head_divergence(turned), asc.head_divergence(heads))
 

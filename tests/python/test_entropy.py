@@ -56,9 +56,7 @@ def test_strides_are_read_in_place(dtype):
     wide = torch.zeros(2, 24, 36, dtype=dtype)
     wide[:, ::2, ::3] = big
     np.testing.assert_array_equal(asc.attention_entropy(wide[:, ::2, ::3]), asc.attention_entropy(big))
-    np.testing.assert_array_equal(
-        asc.attention_entropy(big.mT), asc.attention_entropy(big.mT.contiguous())
-    )
+    np.testing.assert_array_equal(asc.attention_entropy(big.mT), asc.attention_entropy(big.mT.contiguous()))
     expanded = big[:1].expand(5, 12, 12)
     np.testing.assert_array_equal(asc.attention_entropy(expanded)[3], asc.attention_entropy(big)[0])
     constant = torch.full((1, 1), 0.125, dtype=dtype).expand(8, 8)

@@ -54,9 +54,7 @@ def tokens_oracle(attention, support="auto", tau=None, gamma=0.4, min_visibility
     seen = mask.sum(0)
     strong = ((a >= tau) & mask).sum(0)
     required = math.ceil(Fraction(min_visibility) * len(a))
-    return [
-        bool(seen[j] > 0 and seen[j] >= required and strong[j] / seen[j] >= gamma) for j in range(len(a))
-    ]
+    return [bool(seen[j] > 0 and seen[j] >= required and strong[j] / seen[j] >= gamma) for j in range(len(a))]
 
 
 def share_oracle(attention, support="auto", first=1, queries=None):

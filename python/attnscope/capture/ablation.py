@@ -190,9 +190,7 @@ def _keys(keys: Any, real: Tensor) -> Tensor:
     flags = torch.as_tensor(keys)
     if flags.dtype == torch.bool:
         if flags.shape != real.shape:
-            raise ValueError(
-                f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}"
-            )
+            raise ValueError(f"output_kl: keys must have shape {tuple(real.shape)}, got {tuple(flags.shape)}")
         return flags.to(real.device) & real
     shortest = int(real.sum(-1).min())
     removed = torch.zeros_like(real)

@@ -152,9 +152,7 @@ def _rows(checked: _checks.Attention) -> torch.Tensor:
     return checked.lengths.reshape(checked.leading)
 
 
-def _mean_over(
-    rows: torch.Tensor, excluded: torch.Tensor | None, checked: _checks.Attention
-) -> torch.Tensor:
+def _mean_over(rows: torch.Tensor, excluded: torch.Tensor | None, checked: _checks.Attention) -> torch.Tensor:
     """Mean over the queries inside the lengths that are not excluded; NaN without any."""
     count = _rows(checked)
     if excluded is not None:

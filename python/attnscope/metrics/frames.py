@@ -133,9 +133,7 @@ def classify_frames(
     return Frames(frame, token_frame, margin, same / DRAWS, pd.DataFrame(rows))
 
 
-def _verdict(
-    counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thresholds
-) -> tuple[str, float]:
+def _verdict(counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thresholds) -> tuple[str, float]:
     """The frame of counts [thirds, labels] and [thirds, 2], and how far the nearest other one is."""
     totals = counts.sum(-1)
     used = totals > 0
