@@ -158,7 +158,8 @@ def stable_rank_of(sigma: torch.Tensor) -> torch.Tensor:
 def effective_rank_of(sigma: torch.Tensor) -> torch.Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     share = sigma / sigma.nansum(-1, keepdim=True)
-    return (-torch.special.xlogy(share, share).nansum(-1)).exp() + 0.0 * share[..., 0]
+    entropy: torch.Tensor = -torch.special.xlogy(share, share).nansum(-1)
+    return entropy.exp() + 0.0 * share[..., 0]
 
 
 def spectral_gap_of(sigma: torch.Tensor) -> torch.Tensor:
