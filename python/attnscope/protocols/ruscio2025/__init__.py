@@ -24,11 +24,22 @@ from attnscope.protocols.ruscio2025.divergence import (
 from attnscope.protocols.ruscio2025.emergence import EmergenceChange, emergence_change
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 from attnscope.protocols.ruscio2025.persistence import persistence
+from attnscope.protocols.ruscio2025.random_matrix import (
+    Bulk,
+    bulk,
+    marchenko_pastur_deviation,
+    participation_ratio,
+    sink_concentration,
+    spectral_norm,
+    spectral_ratio,
+    stable_rank,
+)
 from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 from attnscope.protocols.ruscio2025.topology import Topology, topology
 
 __all__ = [
+    "Bulk",
     "EmergenceChange",
     "PcaCorrelation",
     "ReferenceInfluence",
@@ -36,17 +47,24 @@ __all__ = [
     "Topology",
     "attention_entropy",
     "betti_numbers",
+    "bulk",
     "combine_p_values",
     "emergence_change",
     "entropy_magnitude_correlation",
     "geometric_semantic_alignment",
     "head_divergence",
+    "marchenko_pastur_deviation",
+    "participation_ratio",
     "pca_correlation",
     "persistence",
     "reference_influence",
+    "sink_concentration",
     "sink_removal",
     "sink_tokens",
+    "spectral_norm",
+    "spectral_ratio",
     "speed_layers",
+    "stable_rank",
     "topology",
     "transformation_magnitude",
 ]
