@@ -87,6 +87,72 @@ Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& 
   return result;
 }
 
+constexpr Index kSample = 256;
+
+// The same from a sample of entries: two of them bracket the rank almost always, and one read
+// counts what lies below and keeps what lies between. False where the bracket misses or holds too
+// much.
+template <class Scalar>
+bool bracketed(const MatrixView<Scalar>& attention, const Support& support, std::uint64_t count,
+               std::uint64_t rank, QuantileWorkspace& workspace, double* at, double* next) {
+  const Index n = attention.rows();
+  const bool causal = support.kind == Support::Kind::causal;
+  if (support.kind == Support::Kind::mask || count <= 4096) return false;
+  auto& sample = workspace.sample;
+  sample.clear();
+  const double step = static_cast<double>(count) / kSample;
+  for (Index k = 0; k < kSample; ++k) {
+    // The visible entry of this number, counted row by row.
+    const double number = (static_cast<double>(k) + 0.5) * step;
+    const Index i =
+        std::min(n - 1, causal ? static_cast<Index>((std::sqrt(8.0 * number + 1.0) - 1.0) / 2.0)
+                               : static_cast<Index>(number) / n);
+    const Index first = causal ? i * (i + 1) / 2 : i * n;
+    const Index j = std::clamp<Index>(static_cast<Index>(number) - first, 0, support.end(i, n) - 1);
+    sample.push_back(static_cast<double>(attention(i, j)));
+  }
+  std::sort(sample.begin(), sample.end());
+  const double share = static_cast<double>(rank) / static_cast<double>(count);
+  // Four standard deviations of a share in a sample of this size.
+  const double width = 4.0 * std::sqrt(share * (1.0 - share) / kSample) + 1.0 / kSample;
+  const auto place_of = [](double at_share) {
+    return static_cast<std::size_t>(
+        std::clamp<Index>(static_cast<Index>(at_share * kSample), 0, kSample - 1));
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double low = share > width ? sample[place_of(share - width)] : -infinity;
+  const double high = share + width < 1.0 ? sample[place_of(share + width)] : infinity;
+
+  auto& between = workspace.between;
+  between.resize(std::max(between.size(), kFew + static_cast<std::size_t>(n)));
+  std::uint64_t below = 0;
+  std::size_t kept = 0;
+  RowReader<Scalar> reader(attention, support, workspace.rows);
+  for (Index i = 0; i < n; ++i) {
+    const Wide<Scalar>* row = reader.row(i);
+    const Index end = reader.end(i);
+    double* to = between.data();
+    // Every entry is written, and the place moves on behind those that stay: no branch to
+    // mispredict.
+    for (Index j = 0; j < end; ++j) {
+      const double x = static_cast<double>(row[j]);
+      const int over = x >= low;
+      below += static_cast<std::uint64_t>(1 - over);
+      to[kept] = x;
+      kept += static_cast<std::size_t>(over & static_cast<int>(x <= high));
+    }
+    if (kept > kFew) return false;
+  }
+  if (rank < below || rank + 1 >= below + kept) return false;
+  const auto begin = between.begin();
+  const auto place = begin + static_cast<std::ptrdiff_t>(rank - below);
+  const auto stop = begin + static_cast<std::ptrdiff_t>(kept);
+  std::nth_element(begin, place, stop);
+  *at = *place;
+  *next = *std::min_element(place + 1, stop);
+  return true;
+}
+
 }  // namespace
 
 template <class Scalar>
@@ -98,11 +164,16 @@ double visible_quantile(const MatrixView<Scalar>& attention, const Support& supp
   if (count == 0) return std::numeric_limits<double>::quiet_NaN();
   const double position = q * static_cast<double>(count - 1);
   const double rank = std::floor(position);
-  const Neighbours found = order_statistics(attention, support, static_cast<std::uint64_t>(count),
-                                            static_cast<std::uint64_t>(rank), workspace);
-  const double at = value_of(found.at);
-  if (position == rank || found.next == kNone) return at;
-  return at + (value_of(found.next) - at) * (position - rank);
+  double at = 0.0;
+  double next = 0.0;
+  if (!bracketed(attention, support, static_cast<std::uint64_t>(count),
+                 static_cast<std::uint64_t>(rank), workspace, &at, &next)) {
+    const Neighbours found = order_statistics(attention, support, static_cast<std::uint64_t>(count),
+                                              static_cast<std::uint64_t>(rank), workspace);
+    at = value_of(found.at);
+    next = found.next == kNone ? at : value_of(found.next);
+  }
+  return position == rank ? at : at + (next - at) * (position - rank);
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                         \
