@@ -106,6 +106,22 @@ TEST(Sinks, QuantileInterpolatesAcrossAGap) {
   }
 }
 
+TEST(Sinks, QuantileIsExactWhereItsSampleMisleads) {
+  // The entries that the sample reads are all 0; the others are distinct.
+  constexpr Index n = 100;
+  RowMatrix<double> a(n, n);
+  for (Index k = 0; k < n * n; ++k) a.data()[k] = 1e-4 * double((k * 7919) % (n * n) + 1);
+  for (Index k = 0; k < 256; ++k) a.data()[Index((double(k) + 0.5) * double(n * n) / 256.0)] = 0.0;
+  std::vector<double> sorted(a.data(), a.data() + n * n);
+  std::sort(sorted.begin(), sorted.end());
+  QuantileWorkspace workspace;
+  for (Index rank : {0, 255, 256, 5000, 9999}) {
+    const double q = double(rank) / double(n * n - 1);
+    EXPECT_NEAR(visible_quantile(view(a), Support{}, q, workspace), sorted[std::size_t(rank)],
+                1e-12);
+  }
+}
+
 TEST(Sinks, QuantileOrdersNegativeNumbersAndZeros) {
   RowMatrix<double> a(2, 2);
   a << -1.0, 0.0, -0.0, 2.0;
