@@ -43,34 +43,38 @@ double tile_squares(const double* a, Index ld, Index n, Index from, Index row, I
     const double* left = a + k * ld + row;
 #pragma GCC unroll 6
     for (Index r = 0; r < kTileRows; ++r) {
-      const Lanes factor = broadcast(left[r]);
+      const Lanes factor = left[r] - Lanes{};  // x − 0 costs nothing; 0 + x is an addition
       tile[r][0] += factor * right[0];
       tile[r][1] += factor * right[1];
     }
   }
-  double sum = 0.0;
+  Lanes squares{};
   if (column >= row + kTileRows) {
-    Lanes squares{};
-    for (Index r = 0; r < kTileRows; ++r)
-      squares += tile[r][0] * tile[r][0] + tile[r][1] * tile[r][1];
-    for (Index lane = 0; lane < kPackWidth; ++lane) sum += squares[lane];
-    return 2.0 * sum;
-  }
-  // Stored before entries are picked one by one: an array that is indexed so cannot stay in
-  // registers.
-  Lanes stored[kTileRows][2];
 #pragma GCC unroll 6
-  for (Index r = 0; r < kTileRows; ++r) {
-    stored[r][0] = tile[r][0];
-    stored[r][1] = tile[r][1];
-  }
-  const double* entries = reinterpret_cast<const double*>(stored);
-  for (Index r = 0; r < kTileRows; ++r) {
-    for (Index c = std::max<Index>(0, row + r - column); c < kTileColumns; ++c) {
-      const double entry = entries[r * kTileColumns + c];
-      sum += (column + c == row + r ? 1.0 : 2.0) * entry * entry;
+    for (Index r = 0; r < kTileRows; ++r) {
+      squares += tile[r][0] * tile[r][0];
+      squares += tile[r][1] * tile[r][1];
+    }
+    squares += squares;
+  } else {
+    Lanes first;
+    for (Index lane = 0; lane < kPackWidth; ++lane)
+      first[lane] = static_cast<double>(column + lane);
+    const Lanes second = first + static_cast<double>(kPackWidth);
+    const Lanes two = broadcast(2.0);
+    const Lanes one = broadcast(1.0);
+    const auto weight = [&](Lanes columns, double diagonal) {
+      return columns > diagonal ? two : (columns == diagonal ? one : Lanes{});
+    };
+#pragma GCC unroll 6
+    for (Index r = 0; r < kTileRows; ++r) {
+      const double diagonal = static_cast<double>(row + r);
+      squares += weight(first, diagonal) * (tile[r][0] * tile[r][0]);
+      squares += weight(second, diagonal) * (tile[r][1] * tile[r][1]);
     }
   }
+  double sum = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) sum += squares[lane];
   return sum;
 }
 
