@@ -181,6 +181,25 @@ TEST(Persistence, CycleIsOpenUntilTheChordsEnter) {
   }
 }
 
+TEST(Persistence, ALoopThatOpensLongAfterAllIsQuietIsFound) {
+  // A cone over 40 tokens has no loop, a path hangs on it early, and hundreds of edges later the path
+  // closes to a ring.
+  RowMatrix<double> a = RowMatrix<double>::Zero(43, 43);
+  std::mt19937 generator(3);
+  std::uniform_real_distribution<double> uniform(0.15, 0.8);
+  for (Index i = 1; i < 40; ++i) {
+    a(i, 0) = 0.9;
+    for (Index j = 1; j < i; ++j) a(i, j) = uniform(generator);
+  }
+  a(40, 0) = a(41, 40) = a(42, 41) = 0.85;
+  a(42, 0) = 0.1;
+  const auto loops = of_dimension(bars_of(a), 1);
+  ASSERT_EQ(loops.size(), 1u);
+  EXPECT_EQ(loops[0].birth, 1.0 - 0.1);
+  EXPECT_EQ(loops[0].death, 1.0);
+  EXPECT_EQ(loops[0].birth_edge[0], 42);
+}
+
 TEST(Persistence, WeightsOfOneAndMoreMakeNoBar) {
   const auto bars = bars_of(testing::complete(5, 1.5));
   ASSERT_EQ(bars.size(), 1u);
