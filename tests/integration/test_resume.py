@@ -283,3 +283,14 @@ def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
         (moved / ".lock").unlink()
     assert resumed(launcher, moved) > 0
     finished_like(peaceful, moved)
+
+
+def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, inputs, tmp_path):
+    assert launcher.run(*command(inputs, tmp_path)).code == 0
+    folder = tmp_path / "a"
+    before = content(folder)
+    for name in ("tables/.heads.parquet.1.tmp", ".study.yaml.1.tmp", "shards/.x.1.tmp"):
+        (folder / name).write_bytes(b"half a file")
+    resumed(launcher, folder)
+    assert not list(folder.rglob("*.tmp"))
+    assert content(folder) == before

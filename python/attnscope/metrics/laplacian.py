@@ -98,7 +98,7 @@ def laplacian_gap(
 
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(4, 4); star[:, 0] = 1
-        >>> asc.laplacian_gap(star, symmetrize="max").item()
+        >>> round(asc.laplacian_gap(star, symmetrize="max").item(), 12)
         0.0
 
     References:

@@ -28,7 +28,14 @@ from attnscope.studies.plan import Plan, Unit, batches, make_plan, megabytes
 from attnscope.studies.provenance import provenance
 from attnscope.studies.recipe import Batch, Recipe, Rows
 from attnscope.studies.samples import own_columns, samples_table
-from attnscope.studies.shards import DiskFull, Shards, atomic_file, disk_error, write_bytes
+from attnscope.studies.shards import (
+    DiskFull,
+    Shards,
+    atomic_file,
+    disk_error,
+    remove_leftovers,
+    write_bytes,
+)
 from attnscope.studies.stop import Interrupted, StopSignals
 
 if TYPE_CHECKING:
@@ -338,6 +345,8 @@ class Engine:
 
         target = self.folder / "tables"
         target.mkdir(exist_ok=True)
+        for folder in (self.folder, target):
+            remove_leftovers(folder)
         names = sorted(shards.rows(done[0]))
         for name in names:
             if name != "baselines":

@@ -27,6 +27,12 @@ if TYPE_CHECKING:
 ROW_GROUP = 65536
 
 
+def remove_leftovers(folder: Path) -> None:
+    """Removes the temporary files of writers that were killed; the caller holds the lock of the run."""
+    for leftover in folder.glob(".*.tmp"):
+        leftover.unlink()
+
+
 class DiskFull(OSError):
     """A write did not fit; everything written before it is intact."""
 
@@ -103,8 +109,7 @@ class Shards:
             ids of the units that are done.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
-        for leftover in self.folder.glob(".*.tmp"):
-            leftover.unlink()
+        remove_leftovers(self.folder)
         listed = {entry["unit"]: entry for entry in self._read_manifest(say)}
         self._known = {}
         for unit, name in units.items():
