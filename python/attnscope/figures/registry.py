@@ -35,6 +35,8 @@ from attnscope.figures.style import MUTED, WIDTH, panels, styled
 from attnscope.figures.topology import betti_curve, persistence_diagram
 
 THRESHOLD = 0.02
+#: Integer columns of `heads` that are no measurement.
+COUNTED = ("sample", "layer", "head", "n_tokens", "sink_position")
 """The threshold at which Betti numbers are shown where a figure has room for one."""
 
 #: Metrics of the map, emergence and depth figures; those with a threshold come from `graphs`.
@@ -127,6 +129,9 @@ def measured_heads(results: Tables) -> pd.DataFrame:
         NotDrawable: when there is no `heads` table.
     """
     heads = with_groups(heads_only(stored(results, "heads")), optional(results, "samples"))
+    # a count of −1 stands for "undefined" and must not enter a mean
+    counts = [name for name in heads.select_dtypes("integer") if name not in (*CHECKPOINT, *COUNTED)]
+    heads = heads.assign(**{name: heads[name].where(heads[name] >= 0) for name in counts})
     graphs = optional(results, "graphs")
     if graphs is None or graphs.empty:
         return heads

@@ -244,9 +244,14 @@ class SinkStudy(Recipe):
             for level, value in zip(levels, values, strict=True)
         ]
         return [
-            {"n_tokens": n_tokens, "metric": name, "value": float(value), "kind": kind, "threshold": level}
+            {"n_tokens": n_tokens, "metric": name, "value": _number(value), "kind": kind, "threshold": level}
             for name, level, value in entries
         ]
+
+
+def _number(value: Any) -> float:
+    """A stored number as a float; counts say "undefined" by −1, floats by NaN."""
+    return math.nan if isinstance(value, np.integer) and value < 0 else float(value)
 
 
 def uniform_attention(n: int, *, causal: bool) -> Tensor:
