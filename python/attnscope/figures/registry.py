@@ -128,7 +128,7 @@ def measured_heads(results: Tables) -> pd.DataFrame:
     Raises:
         NotDrawable: when there is no `heads` table.
     """
-    heads = with_groups(heads_only(stored(results, "heads")), optional(results, "samples"))
+    heads: pd.DataFrame = with_groups(heads_only(stored(results, "heads")), optional(results, "samples"))
     # a count of −1 stands for "undefined" and must not enter a mean
     counts = [name for name in heads.select_dtypes("integer") if name not in (*CHECKPOINT, *COUNTED)]
     heads = heads.assign(**{name: heads[name].where(heads[name] >= 0) for name in counts})
@@ -139,7 +139,9 @@ def measured_heads(results: Tables) -> pd.DataFrame:
     at = graphs[np.isclose(there, THRESHOLD, rtol=1e-6, atol=0)]
     keys = [*CHECKPOINT, "sample", "layer", "head", "protocol"]
     betti = [name for name in ("betti_0", "betti_1") if name in at]
-    return heads.merge(at[keys + betti], on=keys, how="left") if betti and not at.empty else heads
+    if betti and not at.empty:
+        heads = heads.merge(at[keys + betti], on=keys, how="left")
+    return heads
 
 
 def drawable(heads: pd.DataFrame) -> list[tuple[str, float | None]]:
