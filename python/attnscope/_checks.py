@@ -132,9 +132,10 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     given = torch.tensor(values, dtype=torch.float64)
     if not any(over_n):
         return given
-    if attention.lengths is None:
-        return torch.where(torch.tensor(over_n), given / attention.n, given)
-    return torch.where(torch.tensor(over_n), given / attention.lengths.reshape(-1, 1), given)
+    n: Any = attention.n if attention.lengths is None else attention.lengths.reshape(-1, 1)
+    values_over_n = torch.where(torch.tensor(over_n), given / n, given)
+    # Infinity, because an entry of exactly 1 reaches a threshold of 1, and the graph is to be empty.
+    return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)
 
 
 def threshold_argument(function: str, threshold: float | None) -> float | None:

@@ -128,3 +128,12 @@ def test_bad_arguments_name_themselves():
         asc.betti_numbers(torch.rand(3, 3), 0.5, symmetrize="sum")
     with pytest.raises(ValueError, match="betti_numbers: attention must be square"):
         asc.betti_numbers(torch.rand(3, 4), 0.5)
+
+
+def test_a_threshold_over_n_of_one_or_more_is_the_empty_graph_here_and_in_graph_statistics():
+    star = torch.zeros(4, 4)
+    star[:, 0] = 1
+    statistics = asc.graph_statistics(star, ["4/n", "9/n", "1/n"])
+    assert statistics.components.tolist() == [4, 4, 1]
+    assert statistics.density.tolist() == [0.0, 0.0, 0.5]
+    assert asc.betti_numbers(star, ["4/n", "9/n", "1/n"])[:, 0].tolist() == [4, 4, 1]
