@@ -60,7 +60,7 @@ def machine_facts() -> dict[str, Any]:
 class Benchmark:
     """One concept's comparisons; reads --quick, --threads, --seconds, --json and --only."""
 
-    def __init__(self, concept: str, description: str) -> None:
+    def __init__(self, concept: str, description: str, *, wall: bool = False) -> None:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
         parser.add_argument("--threads", type=int, default=1)
@@ -69,6 +69,7 @@ class Benchmark:
         parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
         self.options = parser.parse_args()
         self.concept = concept
+        self.wall = wall or self.options.threads != 1
         self.quick: bool = self.options.quick
         self.seconds: float = self.options.seconds or (0.5 if self.quick else 4.0)
         torch.set_num_threads(self.options.threads)
@@ -122,8 +123,8 @@ class Benchmark:
         for peer, call in peers.items():
             contenders[peer] = (call, (peer_maps or {}).get(peer, maps))
         # On a shared machine the wall time of a long call holds other people's work, that of a short one
-        # does not: one thread is timed by its own processor time.
-        clock = time.process_time if self.options.threads == 1 else time.perf_counter
+        # does not: one thread is timed by its own processor time, more than one by the wall clock.
+        clock = time.perf_counter if self.wall else time.process_time
         times = round_robin({key: call for key, (call, _) in contenders.items()}, self.seconds, clock)
         best = {key: 1e3 * min(values) / contenders[key][1] for key, values in times.items()}
         median = {key: 1e3 * statistics.median(values) / contenders[key][1] for key, values in times.items()}

@@ -35,12 +35,12 @@ def nothing(peer: str, ours: Any, theirs: Any) -> None:
 
 
 def main() -> None:
-    benchmark = Benchmark("threads", __doc__ or "")
+    benchmark = Benchmark("threads", __doc__ or "", wall=True)
     print(
         f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}: a busy machine hides what threads gain"
     )
     for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
-        attention = synthetic_maps("peaky", n, 1000 if n <= 64 else 200)
+        attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
         calls: dict[str, Callable[[], Any]] = {
             "fiedler_value": lambda attention=attention: asc.fiedler_value(attention),
