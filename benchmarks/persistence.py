@@ -59,7 +59,13 @@ def peers_for(attention: torch.Tensor, max_dimension: int, few: int) -> dict[str
     if "gudhi" in present:
         from gudhi.sklearn.rips_persistence import RipsPersistence
 
-        rips = RipsPersistence(homology_dimensions=dims, input_type="full distance matrix", n_jobs=1)
+        # GUDHI's own default is Z/11, over which dense maps can have other bars.
+        rips = RipsPersistence(
+            homology_dimensions=dims,
+            homology_coeff_field=2,
+            input_type="full distance matrix",
+            n_jobs=1,
+        )
         peers["gudhi"] = lambda: rips.fit_transform(exact)
     if "ripser" in present:
         from ripser import ripser

@@ -2,6 +2,7 @@
 """persistence: against GUDHI, ripser.py, minimum spanning trees, and the laws that bars obey."""
 
 import warnings
+from itertools import combinations
 from pathlib import Path
 
 import numpy as np
@@ -268,6 +269,36 @@ def test_hellinger_distances():
         np.testing.assert_allclose(mine, theirs, rtol=0, atol=1e-14)
     same = torch.full((5, 5), 0.2)
     assert asc.persistence(same, metric="hellinger")[()][0].tolist() == [[0.0, np.inf]]
+
+
+#: The triangles of the projective plane with six vertices.
+PROJECTIVE_PLANE = ("012", "023", "034", "045", "051", "124", "235", "341", "452", "513")
+
+
+def test_torsion_is_seen_over_z2():
+    # Barycentric subdivision makes a flag complex of it: H1 is Z/2, so there is a loop over Z/2 alone.
+    faces = {frozenset(map(int, face)) for face in PROJECTIVE_PLANE}
+    edges = {edge for face in faces for edge in map(frozenset, combinations(face, 2))}
+    assert all(sum(edge < face for face in faces) == 2 for edge in edges)
+    assert len(edges) == 15
+    simplices = [frozenset([v]) for v in range(6)] + sorted(edges, key=sorted) + sorted(faces, key=sorted)
+    a = np.full((31, 31), 0.125)
+    for (i, x), (j, y) in combinations(enumerate(simplices), 2):
+        if x < y or y < x:
+            a[i, j] = a[j, i] = 0.5
+    found = asc.persistence(torch.from_numpy(a))[()]
+    assert found[1].tolist() == [[0.5, 0.875]]
+    assert_bars_equal(found, gudhi_bars(dissimilarity(a)))
+    assert len(gudhi_bars(dissimilarity(a), field=3)[1]) == 0
+
+
+def test_bars_of_a_dense_map_with_torsion_equal_gudhi():
+    # Of random dense maps of 48 tokens few pair loops otherwise over Z/3; this is one.
+    logits = torch.randn(48, 48, generator=torch.Generator().manual_seed(8), dtype=torch.float64)
+    a = (2.0 * logits).softmax(-1).numpy()
+    expected = gudhi_bars(dissimilarity(a))
+    assert not np.array_equal(expected[1], gudhi_bars(dissimilarity(a), field=3)[1])
+    assert_bars_equal(asc.persistence(torch.from_numpy(a))[()], expected)
 
 
 def test_a_large_map():

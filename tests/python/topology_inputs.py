@@ -46,12 +46,12 @@ def lexicographic(bars):
     return bars[np.lexsort((bars[:, 1], bars[:, 0]))]
 
 
-def gudhi_bars(distance):
-    """[H0, H1] of a distance matrix by GUDHI's simplex tree, in float64; bars of length 0 left out."""
+def gudhi_bars(distance, field=2):
+    """[H0, H1] of a distance matrix over Z/field by GUDHI's simplex tree; bars of length 0 left out."""
     import gudhi
 
     if len(distance) == 1:
         return [np.array([[0.0, np.inf]]), np.empty((0, 2))]
     tree = gudhi.RipsComplex(distance_matrix=distance).create_simplex_tree(max_dimension=2)
-    tree.compute_persistence(homology_coeff_field=2, min_persistence=-1.0)
+    tree.compute_persistence(homology_coeff_field=field, min_persistence=-1.0)
     return [lexicographic(tree.persistence_intervals_in_dimension(k)) for k in (0, 1)]

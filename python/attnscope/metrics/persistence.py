@@ -30,6 +30,10 @@ def persistence(
     the order of w in the input's own precision, ties by (row, column), row > column; births and deaths are
     1.0 − float64(w), and bars of length 0 are left out.
 
+    The field matters: clique complexes of dense maps can have torsion, and then Z/2 pairs (or counts) loops
+    otherwise than a field of odd characteristic. GUDHI computes over Z/11 unless it is told
+    `homology_coeff_field=2`; ripser.py and giotto-ph compute over Z/2.
+
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         max_dimension: 0 for components alone, which is much cheaper, 1 for loops too.
