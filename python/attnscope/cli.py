@@ -220,14 +220,16 @@ def figures(
 
     Example: attnscope figures runs/demo
     """
-    from attnscope.figures import FIGURES, NotDrawable
+    from attnscope.figures import NotDrawable, figures_of
     from attnscope.results import MissingError, ResultsError, load, nearest
 
+    results = load(folder)
+    own = figures_of(results)
     for name in names or []:
-        if name not in FIGURES:
-            raise MissingError(f"there is no figure {name!r}{nearest(name, FIGURES)}")
+        if name not in own:
+            raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
     try:
-        files = load(folder).figures(output, names or None)
+        files = results.figures(output, names or None)
     except NotDrawable as error:
         raise ResultsError(str(error)) from error
     for file in files:

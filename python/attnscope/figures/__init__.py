@@ -6,8 +6,9 @@ This package is the only one that imports matplotlib; `import attnscope` does no
 
 from __future__ import annotations
 
+import importlib
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from matplotlib.figure import Figure
@@ -28,6 +29,7 @@ __all__ = [
     "draw",
     "emergence_curve",
     "figures",
+    "figures_of",
     "head_emergence",
     "layer_head_map",
     "persistence_diagram",
@@ -38,12 +40,33 @@ __all__ = [
 ]
 
 
+#: The registry: name of a study -> module that holds its `FIGURES`. A new study adds a file and a line here;
+#: every other study draws the figures above.
+STUDIES: dict[str, str] = {}
+
+
+def figures_of(results: Tables) -> dict[str, Callable[[Tables], Figure]]:
+    """The figures of the study that made some results, by name.
+
+    Args:
+        results: what `attnscope.load` returns.
+
+    Returns:
+        Functions from results to a figure.
+    """
+    name = dict(getattr(results, "study", {})).get("study", "")
+    if name not in STUDIES:
+        return FIGURES
+    own: dict[str, Callable[[Tables], Figure]] = importlib.import_module(STUDIES[name]).FIGURES
+    return own
+
+
 def draw(results: Tables, names: Sequence[str] | None = None) -> dict[str, Figure]:
     """Draws figures of the study from its tables.
 
     Args:
         results: what `attnscope.load` returns.
-        names: keys of `FIGURES`; None draws every figure that the tables allow.
+        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
 
     Returns:
         Figures by name.
@@ -52,13 +75,14 @@ def draw(results: Tables, names: Sequence[str] | None = None) -> dict[str, Figur
         ValueError: for a name that does not exist.
         NotDrawable: when a figure that was asked for by name lacks its tables.
     """
-    unknown = [name for name in names or () if name not in FIGURES]
+    own = figures_of(results)
+    unknown = [name for name in names or () if name not in own]
     if unknown:
-        raise ValueError(f"figures: no figure {unknown[0]!r}; there are: {', '.join(FIGURES)}")
+        raise ValueError(f"figures: no figure {unknown[0]!r}; there are: {', '.join(own)}")
     drawn: dict[str, Figure] = {}
-    for name in names or FIGURES:
+    for name in names or own:
         try:
-            drawn[name] = settled(FIGURES[name](results))
+            drawn[name] = settled(own[name](results))
         except NotDrawable as error:
             if names:
                 raise NotDrawable(f"figures: {name}: {error}") from error
@@ -77,7 +101,7 @@ def figures(
     Args:
         results: what `attnscope.load` returns.
         folder: where to write; None is `figures` in the run folder.
-        names: keys of `FIGURES`; None draws every figure that the tables allow.
+        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
         formats: endings that matplotlib knows.
 
     Returns:

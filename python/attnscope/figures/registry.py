@@ -70,18 +70,29 @@ FIGURES: dict[str, Callable[[Tables], Figure]] = {}
 """Figures by name."""
 
 
-def figure(draw: Callable[[Tables], Figure]) -> Callable[[Tables], Figure]:
-    """Enters a function into `FIGURES` under its own name.
+Draw = Callable[[Tables], Figure]
+
+
+def entered_in(figures: dict[str, Draw]) -> Callable[[Draw], Draw]:
+    """A decorator that enters a function into a study's figures under its own name.
 
     Args:
-        draw: from results to a figure; raises `NotDrawable` when a table or column is missing.
+        figures: of the study. What is entered goes from results to a figure and raises `NotDrawable` when a
+            table or column is missing.
 
     Returns:
-        The function in the style.
+        The decorator; it gives back the function in the style.
     """
-    inside = styled(draw)
-    FIGURES[draw.__name__] = inside
-    return inside
+
+    def enter(draw: Draw) -> Draw:
+        inside = styled(draw)
+        figures[draw.__name__] = inside
+        return inside
+
+    return enter
+
+
+figure = entered_in(FIGURES)
 
 
 def stored(results: Tables, name: str) -> pd.DataFrame:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import base64
+import importlib
 import io
 import json
 import os
@@ -15,10 +16,14 @@ from typing import TYPE_CHECKING, Any
 import pandas as pd
 
 from attnscope.report.numbers import number, number_rows, published_rows
-from attnscope.report.sections import RUSCIO2025, SECTIONS
+from attnscope.report.sections import RUSCIO2025
 
 if TYPE_CHECKING:
     from attnscope.figures.registry import Tables
+
+#: The registry: name of a study -> module that holds its `SECTIONS` and, where it has any, `findings`: from
+#: results to sentences. A new study adds a file and a line here; every other study has the first one's.
+STUDIES: dict[str, str] = {"sink_study": "attnscope.report.sections"}
 
 _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12
@@ -81,8 +86,9 @@ def render(results: Tables, title: str) -> str:
     except NotDrawable:
         heads = None
     baselines = optional(results, "baselines")
+    words = importlib.import_module(STUDIES.get(_study_name(results), STUDIES["sink_study"]))
     sections = []
-    for section in SECTIONS:
+    for section in words.SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
         figures = [
             (name, *drawn[name], Markup(section.captions.get(name, "")))
@@ -113,7 +119,7 @@ def render(results: Tables, title: str) -> str:
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(tables, heads),
-        findings=_findings(heads),
+        findings=words.findings(results) if hasattr(words, "findings") else _findings(heads),
         skipped=[str(item) for item in _provenance(results).get("skipped") or []],
         sections=sections,
         published=published_rows(tables),
@@ -124,6 +130,10 @@ def render(results: Tables, title: str) -> str:
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
     return page
+
+
+def _study_name(results: Tables) -> str:
+    return str(dict(getattr(results, "study", {})).get("study", ""))
 
 
 def _provenance(results: Tables) -> dict[str, Any]:

@@ -42,4 +42,6 @@ def recipe_of(study: Study) -> Recipe:
                 f"protocols: {study.study} follows {', '.join(recipe.protocols)}, not {protocol}"
                 f"{'' if protocol == 'exact' else f'; its functions are in attnscope.protocols.{protocol}'}"
             )
+    if study.options and not recipe.takes_options:
+        raise ConfigError(f"options: {study.study} has none, got {', '.join(study.options)}")
     return recipe(study)

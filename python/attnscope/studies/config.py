@@ -122,6 +122,7 @@ class Study(_Strict):
         max_tokens: longer sentences are cut to so many tokens; None: the model's context.
         bos: "keep" what the tokenizer does, "drop" the beginning-of-sequence token, or "replace" it by an
             ordinary token drawn with the seed.
+        options: the study's own settings, which its recipe checks.
         bars: store every persistence bar.
         block: sentences per unit of work; a killed run loses at most one unit.
         max_memory: bound for the attention alive at a time, such as "4GB"; None: a quarter of what is free.
@@ -146,6 +147,7 @@ class Study(_Strict):
     layers: list[Annotated[int, Field(ge=0)]] = []
     max_tokens: int | None = Field(default=None, ge=1)
     bos: Literal["keep", "drop", "replace"] = "keep"
+    options: dict[str, Any] = {}
     bars: bool = False
     block: int = Field(default=16, ge=1)
     max_memory: int | str | None = None
@@ -292,8 +294,13 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
         data[path[0]] = value
         return
     name, *rest = path
+    if name == "options" and len(rest) == 1:
+        data[name] = {**(data.get(name) or {}), rest[0]: value}
+        return
     if name not in ("models", "texts") or len(rest) > 2:
-        raise ConfigError(f"--set: {key!r} leads nowhere; paths are models.N.KEY and texts.N.KEY")
+        raise ConfigError(
+            f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY and options.KEY"
+        )
     given = _as_list(data.get(name) or [])
     entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload, attr-defined]
     chosen: Iterable[int] = range(len(entries))

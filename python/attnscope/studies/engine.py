@@ -277,6 +277,9 @@ class Engine:
         rows = Rows({"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step})
         encoder = plan.encoders[unit.source]
         seen: set[tuple[int, bool]] = set()
+        if unit.id == next(one.id for one in plan.units if one.checkpoint == checkpoint):
+            for table, columns in self.recipe.of_weights(loaded.model).items():
+                rows.add(table, columns)
         with self._counting(), self._bar(len(unit.inputs), "sentences", leave=False) as bar:
             for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
                 batch = batch_of(group, encoder)
@@ -296,20 +299,20 @@ class Engine:
 
     def _forward(self, loaded: LoadedModel, batch: Batch, pad_id: int, rows: Rows) -> bool:
         """One padded batch through the model; every layer is measured while it is alive."""
-        inputs = padded(batch, pad_id, loaded.device)
         causal, inside, began = True, 0.0, time.perf_counter()
-        for number, layer in self_attention(
-            loaded.model,
-            inputs,
-            layers=self.study.layers or None,
-            sites=self.recipe.sites(),
-            extra=self.recipe.extra_sites(),
-        ):
-            measuring = time.perf_counter()
-            # in a causal map the first query sees the first key alone
-            causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
-            self.recipe.measure(layer, number, batch, rows)
-            inside += time.perf_counter() - measuring
+        for model, part in self.recipe.passes(loaded.model, batch):
+            for number, layer in self_attention(
+                model,
+                padded(part, pad_id, loaded.device),
+                layers=self.study.layers or None,
+                sites=self.recipe.sites(),
+                extra=self.recipe.extra_sites(),
+            ):
+                measuring = time.perf_counter()
+                # in a causal map the first query sees the first key alone
+                causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
+                self.recipe.measure(layer, number, part, rows)
+                inside += time.perf_counter() - measuring
         self.tally.metric_seconds += inside
         self.tally.forward_seconds += time.perf_counter() - began - inside
         return causal
@@ -347,7 +350,7 @@ class Engine:
         target.mkdir(exist_ok=True)
         for folder in (self.folder, target):
             remove_leftovers(folder)
-        names = sorted(shards.rows(done[0]))
+        names = sorted({name for unit in done for name in shards.rows(unit)})
         for name in names:
             if name != "baselines":
                 shards.gather(done, name, target / f"{name}.parquet")

@@ -226,7 +226,7 @@ def _unit_id(
     decisive = study.model_dump(
         include={"study", "metrics", "protocols", "thresholds", "layers", "bos", "bars", "max_memory", "seed"}
     )
-    head = [__version__, SCHEMA_VERSION, decisive, source.dtype, source.device]
+    head = [__version__, SCHEMA_VERSION, decisive, study.options, source.dtype, source.device]
     head += [checkpoint.model, checkpoint.revision, checkpoint.step, weights]
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for one in block:

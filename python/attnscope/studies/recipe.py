@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -103,6 +103,8 @@ class Recipe(ABC):
     name: ClassVar[str]
     #: Protocols that it can follow.
     protocols: ClassVar[tuple[str, ...]] = ("exact",)
+    #: Whether it reads `Study.options`; its constructor then checks them and raises `ConfigError`.
+    takes_options: ClassVar[bool] = False
 
     def __init__(self, study: Study) -> None:
         self.study = study
@@ -119,6 +121,26 @@ class Recipe(ABC):
     def extra_sites(self) -> tuple[str, ...]:
         """Sites that are welcome where a model lets them be captured; what needs them is NaN elsewhere."""
         return ()
+
+    def passes(self, model: Any, batch: Batch) -> Iterator[tuple[Any, Batch]]:
+        """The forward passes that a batch takes, in order; each layer of each is given to `measure`.
+
+        A recipe that compares a sentence with its own beginning, or a model with another, yields more than
+        the model on the batch.
+
+        Args:
+            model: the checkpoint.
+            batch: the sentences.
+        """
+        yield model, batch
+
+    def of_weights(self, model: Any) -> Mapping[str, Mapping[str, Any]]:
+        """What needs no sentence, measured once per checkpoint: columns by name of the table.
+
+        Args:
+            model: the checkpoint.
+        """
+        return {}
 
     @abstractmethod
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:

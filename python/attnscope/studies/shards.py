@@ -185,7 +185,7 @@ class Shards:
         return dict(self._known[unit]["rows"])
 
     def gather(self, units: Sequence[str], table: str, path: Path) -> None:
-        """Writes one table over all units, in their order, holding a few row groups at a time.
+        """Writes one table over the units that have it, in their order, a few row groups at a time.
 
         Args:
             units: ids of stored units.
@@ -198,6 +198,7 @@ class Shards:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
+        units = [unit for unit in units if table in self._known[unit]["rows"]]
         with atomic_file(path) as file:
             writer: Any = None
             waiting: list[pa.Table] = []
