@@ -70,39 +70,65 @@ def fisher_trace(
         Fisher, Theory of statistical estimation, 1925. Kunstner et al., Limitations of the empirical Fisher
         approximation, 2019.
     """
-    import pandas as pd
-
     if labels not in ("data", "sampled"):
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
-    half = {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}
-    if half:
-        raise ValueError(
-            f"fisher_trace: the model must be float32 or float64, got {half.pop()}: gradients of half "
-            "precision under- and overflow; call model.float() first"
-        )
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    refuse_half_precision("fisher_trace", model)
     places = group_parameters(model)
     generator = torch.Generator().manual_seed(seed)
     rows: list[dict[str, Any]] = []
-    with _differentiable(model):
+    with differentiable(model):
         for sample, text in enumerate(texts):
-            inputs = _inputs(text, tokenizer, max_tokens, next(model.parameters()).device)
+            inputs = model_inputs(
+                "fisher_trace", text, tokenizer, max_tokens, next(model.parameters()).device
+            )
             loss = _loss(model, inputs, tokenizer, labels, mask_share, generator)
             if loss is None:
                 continue
-            gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-            squares: dict[tuple[int, str], float] = {}
-            for name, gradient in zip(names, gradients, strict=True):
-                square = 0.0 if gradient is None else float(gradient.detach().double().square().sum())
-                squares[places[name]] = squares.get(places[name], 0.0) + square
+            squares = gradient_squares(loss, model, places)
             rows += [
                 {"sample": sample, "layer": layer, "group": group, "trace": square}
                 for (layer, group), square in squares.items()
             ]
+    return trace_table("fisher_trace", rows, model, places, per_sentence)
+
+
+def refuse_half_precision(function: str, model: nn.Module) -> None:
+    """Raises ValueError for a model whose gradients would under- and overflow."""
+    half = {parameter.dtype for parameter in model.parameters()} - {torch.float32, torch.float64}
+    if half:
+        raise ValueError(
+            f"{function}: the model must be float32 or float64, got {half.pop()}: gradients of half "
+            "precision under- and overflow; call model.float() first"
+        )
+
+
+def gradient_squares(
+    loss: Tensor, model: nn.Module, places: Mapping[str, tuple[int, str]]
+) -> dict[tuple[int, str], float]:
+    """Squared norm of the gradient of a loss, summed over each group's parameters."""
+    names, parameters = zip(*model.named_parameters(), strict=True)
+    gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
+    squares: dict[tuple[int, str], float] = {}
+    for name, gradient in zip(names, gradients, strict=True):
+        square = 0.0 if gradient is None else float(gradient.detach().double().square().sum())
+        squares[places[name]] = squares.get(places[name], 0.0) + square
+    return squares
+
+
+def trace_table(
+    function: str,
+    rows: list[dict[str, Any]],
+    model: nn.Module,
+    places: Mapping[str, tuple[int, str]],
+    per_sentence: bool,
+) -> pd.DataFrame:
+    """The table of sample, layer, group and trace, or its mean over samples, with the groups' sizes."""
+    import pandas as pd
+
     if not rows:
-        raise ValueError("fisher_trace: texts hold no sentence of two tokens or more")
+        raise ValueError(f"{function}: texts hold no sentence of two tokens or more")
     sizes: dict[tuple[int, str], int] = {}
     for name, parameter in model.named_parameters():
         sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
@@ -183,16 +209,19 @@ def _loss(
     return nn.functional.cross_entropy(chosen, wanted)
 
 
-def _inputs(text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device) -> dict[str, Tensor]:
+def model_inputs(
+    function: str, text: Any, tokenizer: Any, max_tokens: int | None, device: torch.device
+) -> dict[str, Tensor]:
+    """A sentence, or what the tokenizer made of it, as the model takes it, cut to `max_tokens`."""
     if isinstance(text, str):
         if tokenizer is None:
-            raise ValueError("fisher_trace: texts that are strings need a tokenizer")
+            raise ValueError(f"{function}: texts that are strings need a tokenizer")
         text = tokenizer(text, return_tensors="pt")
     return {name: value[:, :max_tokens].to(device) for name, value in dict(text).items()}
 
 
 @contextmanager
-def _differentiable(model: nn.Module) -> Iterator[None]:
+def differentiable(model: nn.Module) -> Iterator[None]:
     """Evaluation mode, every parameter differentiable; both restored."""
     training = {module: module.training for module in model.modules()}
     flags = {parameter: parameter.requires_grad for parameter in model.parameters()}

@@ -23,6 +23,8 @@ from attnscope.protocols.ruscio2025.divergence import (
 )
 from attnscope.protocols.ruscio2025.emergence import EmergenceChange, emergence_change
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
+from attnscope.protocols.ruscio2025.fisher import DepthTrend, depth_trend, fisher_trace
+from attnscope.protocols.ruscio2025.graph_statistics import GraphStatistics, graph_statistics
 from attnscope.protocols.ruscio2025.persistence import persistence
 from attnscope.protocols.ruscio2025.random_matrix import (
     Bulk,
@@ -36,23 +38,31 @@ from attnscope.protocols.ruscio2025.random_matrix import (
 )
 from attnscope.protocols.ruscio2025.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
+from attnscope.protocols.ruscio2025.specialization import Specialization, head_specialization
 from attnscope.protocols.ruscio2025.topology import Topology, topology
 
 __all__ = [
     "Bulk",
+    "DepthTrend",
     "EmergenceChange",
+    "GraphStatistics",
     "PcaCorrelation",
     "ReferenceInfluence",
     "SinkRemoval",
+    "Specialization",
     "Topology",
     "attention_entropy",
     "betti_numbers",
     "bulk",
     "combine_p_values",
+    "depth_trend",
     "emergence_change",
     "entropy_magnitude_correlation",
+    "fisher_trace",
     "geometric_semantic_alignment",
+    "graph_statistics",
     "head_divergence",
+    "head_specialization",
     "marchenko_pastur_deviation",
     "participation_ratio",
     "pca_correlation",

@@ -1,0 +1,212 @@
+# SPDX-License-Identifier: MIT
+"""Statistics of thresholded graphs, as the Laplacian and the Fiedler notebook compute them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, spoiled
+
+Variant = Literal["laplacian", "fiedler"]
+# The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
+MANY_NODES = 50
+# Paths and clustering are for graphs of at most so many nodes.
+FEW_NODES = 30
+
+
+@shown_by_shape
+class GraphStatistics(NamedTuple):
+    """One number per map and threshold in each field, all [..., T].
+
+    B = 1[Ā > t] directed with self-loops, W = (B + Bᵀ)/2, d the in-degrees of B.
+
+    Attributes:
+        fiedler_value: λ2 of diag(W·1) − W.
+        laplacian_gap: λ3 − λ2, the notebooks' spectral gap; 0 for n < 3.
+        hub_share: basic star, max d/(n−1).
+        gini: 2Σ k·d_(k)/(nΣd) − (n+1)/n.
+        star_likeness: 0.3·hub_share + 0.7·gini, or hub_share in the Fiedler notebook.
+        centralization: Σ(max d − d_j)/(n−1)².
+        degree_variance: population variance of d.
+        density: number of edges over n².
+        average_shortest_path: of the largest component; NaN without links and for n > 30.
+        average_clustering: likewise.
+        degenerate: bool, fewer than two edges or n < 2; every number is 0 then.
+        effective: bool, density within [0.05, 0.95].
+    """
+
+    fiedler_value: Tensor
+    laplacian_gap: Tensor
+    hub_share: Tensor
+    gini: Tensor
+    star_likeness: Tensor
+    centralization: Tensor
+    degree_variance: Tensor
+    density: Tensor
+    average_shortest_path: Tensor
+    average_clustering: Tensor
+    degenerate: Tensor
+    effective: Tensor
+
+
+def graph_statistics(
+    attention: Tensor,
+    thresholds: Sequence[float] | Tensor | float,
+    *,
+    variant: Variant = "laplacian",
+) -> GraphStatistics:
+    """Connectivity, hubs and inequality of the graphs 1[Ā > t], as two of the notebooks compute them.
+
+    Quirks: the graph is directed and keeps its self-loops, so that a hub that all others see has d = n and
+    a basic star above 1; W halves every one-way edge, so that λ2 of a causal graph is half that of the
+    simple graph; d counts incoming edges alone; the formulas divide by n − 1 although a node has n possible
+    sources. Isolated nodes (no edge at all, none of their own either) are dropped from n and d, by the
+    Fiedler notebook always and by the Laplacian notebook for n > 50; λ2 and density always take all n.
+
+    Args:
+        attention: head mean [..., n, n].
+        thresholds: numbers in (0, 1); an entry equal to one is no edge.
+        variant: the notebook, which decides `star_likeness` and when isolated nodes are dropped.
+
+    Returns:
+        GraphStatistics of [..., T] tensors: float64, the two flags bool. A map with a NaN or infinite entry
+        is NaN and False.
+
+    Raises:
+        ValueError: an unknown variant, a threshold outside (0, 1), and as the exact `graph_statistics`.
+
+    Example:
+        The causal star with self-loops: key 0 has all n incoming edges, so that a "share" is n/(n−1).
+
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025
+        >>> star = torch.eye(30) / 2; star[:, 0] = 0.5; star[0, 0] = 1
+        >>> found = ruscio2025.graph_statistics(star, 0.1)
+        >>> [round(found.gini.item(), 4), round(found.star_likeness.item(), 4)]
+        [0.4751, 0.6429]
+        >>> found.fiedler_value.item(), round(found.hub_share.item() * 29, 9)
+        (0.5, 30.0)
+
+    References:
+        Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
+    """
+    name = "graph_statistics"
+    _checks.choice_argument(PROTOCOL + name, "variant", variant, ("laplacian", "fiedler"))
+    maps, checked = head_mean(name, attention)
+    levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
+    n, bad = checked.n, spoiled(maps)
+    maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
+    parts = [_of_level(maps, float(level), variant) for level in levels]
+    degenerate = torch.stack([part["degenerate"] for part in parts], -1)
+    fields = {}
+    for field in GraphStatistics._fields:
+        values = torch.stack([part[field] for part in parts], -1)
+        if values.dtype != torch.bool:
+            nothing = torch.nan if field in ("average_shortest_path", "average_clustering") else 0.0
+            values = torch.where(degenerate, nothing, values)
+        values = values.reshape(*checked.leading, len(levels))
+        spoil = bad.unsqueeze(-1)
+        fields[field] = (
+            values & ~spoil if values.dtype == torch.bool else torch.where(spoil, torch.nan, values)
+        )
+    return _checks.finished(PROTOCOL + name, checked, GraphStatistics(**fields), int(bad.sum()))  # type: ignore[no-any-return]
+
+
+def _of_level(maps: Tensor, level: float, variant: Variant) -> dict[str, Tensor]:
+    """Every field for the graphs of maps [m, n, n] at one threshold, degenerate graphs included."""
+    n = maps.shape[-1]
+    edges = maps > level
+    incoming, outgoing = edges.sum(-2), edges.sum(-1)
+    total = incoming.sum(-1)
+    isolated = (incoming + outgoing) == 0
+    if variant == "laplacian" and n <= MANY_NODES:
+        isolated = torch.zeros_like(isolated)
+    degree = torch.where(isolated, 0, incoming).double()
+    nodes = (n - isolated.sum(-1)).double()
+    largest = degree.amax(-1)
+    # a dropped node is behind the kept ones in no sum: its degree is 0, so it comes first in the order
+    ranked = degree.sort(-1).values
+    rank = torch.arange(1, n + 1, dtype=torch.float64) - isolated.sum(-1, keepdim=True)
+    gini = 2 * (rank * ranked).sum(-1) / (nodes * degree.sum(-1)) - (nodes + 1) / nodes
+    hub_share = largest / (nodes - 1)
+    mean = degree.sum(-1) / nodes
+    squares = torch.where(isolated, 0.0, (degree - mean.unsqueeze(-1)).square()).sum(-1)
+    density = total.double() / n**2
+    fiedler, gap = _spectrum(edges)
+    path, clustering = _paths(edges)
+    degenerate = (total < 2) if n >= 2 else torch.ones_like(total, dtype=torch.bool)
+    return {
+        "fiedler_value": fiedler,
+        "laplacian_gap": gap,
+        "hub_share": hub_share,
+        "gini": gini,
+        "star_likeness": 0.3 * hub_share + 0.7 * gini if variant == "laplacian" else hub_share,
+        "centralization": (nodes * largest - degree.sum(-1)) / (nodes - 1).square(),
+        "degree_variance": squares / nodes,
+        "density": density,
+        "average_shortest_path": path,
+        "average_clustering": clustering,
+        "degenerate": degenerate,
+        "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate,
+    }
+
+
+def _spectrum(edges: Tensor) -> tuple[Tensor, Tensor]:
+    """λ2 and λ3 − λ2 of the Laplacians of (B + Bᵀ)/2; self-loops cancel in them."""
+    n = edges.shape[-1]
+    if n < 2:
+        nothing = torch.zeros(len(edges), dtype=torch.float64)
+        return nothing, nothing
+    weights = edges.float()
+    one_way = ~(edges & edges.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
+    fiedler = torch.zeros(len(edges), dtype=torch.float64)
+    gap = fiedler.clone()
+    if one_way.any():
+        # no edge goes both ways, as under a causal mask: half the simple graph, whose spectrum is quick
+        level = torch.full((1,), 0.5, dtype=torch.float64)
+        simple, _ = _core.graph_statistics(weights[one_way], None, level)
+        fiedler[one_way] = simple[0][:, 0] / 2
+        gap[one_way] = simple[1][:, 0].nan_to_num(nan=0.0) / 2
+    if not one_way.all():
+        both = ~one_way
+        values, _ = _core.laplacian_eigenvalues(weights[both], None, min(n, 3), "mean", None, False)
+        fiedler[both] = values[:, 1]
+        gap[both] = values[:, 2] - values[:, 1] if n >= 3 else 0.0
+    return fiedler, gap
+
+
+def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
+    """Average shortest path of the largest component and average clustering, of graphs [m, n, n]."""
+    m, n = edges.shape[0], edges.shape[-1]
+    nothing = torch.full((m,), math.nan, dtype=torch.float64)
+    if n > FEW_NODES:
+        return nothing, nothing
+    links = (edges | edges.mT) & ~torch.eye(n, dtype=torch.bool)
+    steps = links.float()
+    degree = steps.double().sum(-1)
+    triangles = (steps @ steps * steps).double().sum(-1)
+    pairs = degree * (degree - 1)
+    clustering = torch.where(pairs > 0, triangles / pairs.clamp(min=1), 0.0).double().mean(-1)
+    distance = torch.where(links, 1.0, 0.0)
+    reached = links | torch.eye(n, dtype=torch.bool)
+    for length in range(2, n):
+        further = (reached.float() @ steps > 0) & ~reached
+        if not further.any():
+            break
+        distance = torch.where(further, float(length), distance)
+        reached = reached | further
+    sizes = reached.sum(-1)
+    first = sizes.argmax(-1)
+    inside = reached[torch.arange(m), first]
+    size = inside.sum(-1).double()
+    among = inside.unsqueeze(-1) & inside.unsqueeze(-2)
+    path = torch.where(among, distance, 0.0).double().sum((-2, -1)) / (size * (size - 1)).clamp(min=1)
+    linked = links.any(-1).any(-1)
+    return torch.where(linked, path, math.nan), torch.where(linked, clustering, math.nan)

@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""Protocol ruscio2025, thresholded graphs: the notebooks' steps in NumPy and NetworkX, and closed forms."""
+
+import math
+
+import networkx as nx
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.protocols import ruscio2025
+
+THRESHOLDS = [0.001, 0.02, 0.1, 0.2]
+
+
+def maps(*shape, causal=True, seed=0, scale=3.0):
+    logits = scale * torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    if causal:
+        logits = logits.masked_fill(~torch.ones(shape[-2:], dtype=torch.bool).tril(), -torch.inf)
+    return torch.softmax(logits, -1)
+
+
+def transcription(attention, threshold, variant):
+    """One map at one threshold, the definition written down line by line."""
+    a = np.asarray(attention, dtype=np.float64)
+    n = len(a)
+    b = (a > threshold).astype(float)
+    nothing = dict.fromkeys(
+        ("fiedler_value", "laplacian_gap", "hub_share", "gini", "star_likeness", "centralization",
+         "degree_variance", "density"), 0.0,
+    )  # fmt: skip
+    if b.sum() < 2 or n < 2:
+        return {
+            **nothing,
+            "degenerate": True,
+            "average_shortest_path": math.nan,
+            "average_clustering": math.nan,
+        }
+    w = (b + b.T) / 2
+    eigenvalues = np.sort(np.linalg.eigvalsh(np.diag(w @ np.ones(n)) - w))
+    degrees = b.sum(0)
+    if variant == "fiedler" or n > 50:
+        degrees = degrees[(b.sum(0) + b.sum(1)) > 0]
+    m = len(degrees)
+    star = degrees.max() / (m - 1) if m > 1 else math.inf
+    ranked = np.sort(degrees)
+    gini = 2 * sum((k + 1) * d for k, d in enumerate(ranked)) / (m * degrees.sum()) - (m + 1) / m
+    found = {
+        "fiedler_value": eigenvalues[1],
+        "laplacian_gap": eigenvalues[2] - eigenvalues[1] if n > 2 else 0.0,
+        "hub_share": star,
+        "gini": gini,
+        "star_likeness": 0.3 * star + 0.7 * gini if variant == "laplacian" else star,
+        "centralization": (degrees.max() - degrees).sum() / (m - 1) ** 2 if m > 1 else math.nan,
+        "degree_variance": degrees.var(),
+        "density": b.sum() / n**2,
+        "degenerate": False,
+        "average_shortest_path": math.nan,
+        "average_clustering": math.nan,
+    }
+    graph = nx.from_numpy_array(((b + b.T) > 0).astype(int))
+    graph.remove_edges_from(list(nx.selfloop_edges(graph)))
+    if n <= 30 and graph.number_of_edges():
+        largest = graph.subgraph(max(nx.connected_components(graph), key=len))
+        found["average_shortest_path"] = nx.average_shortest_path_length(largest)
+        found["average_clustering"] = nx.average_clustering(graph)
+    return found
+
+
+@pytest.mark.parametrize("variant", ["laplacian", "fiedler"])
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("n", [2, 3, 7, 30, 31, 51])
+def test_every_field_is_what_the_notebooks_steps_give(n, causal, variant):
+    attention = maps(2, n, n, causal=causal, seed=n)
+    found = ruscio2025.graph_statistics(attention, THRESHOLDS, variant=variant)
+    for index in range(2):
+        for at, threshold in enumerate(THRESHOLDS):
+            expected = transcription(attention[index], threshold, variant)
+            for field, value in expected.items():
+                mine = getattr(found, field)[index, at].item()
+                assert mine == pytest.approx(value, rel=1e-9, abs=1e-10, nan_ok=True), (field, threshold)
+            assert found.effective[index, at].item() == (0.05 <= expected["density"] <= 0.95)
+
+
+def test_isolated_nodes_are_dropped_by_one_notebook_and_by_the_other_for_many_nodes():
+    for n, equal in ((50, False), (51, True)):
+        attention = torch.zeros(n, n)
+        attention[1:4, 0] = 0.5
+        one, other = (
+            ruscio2025.graph_statistics(attention, 0.1, variant=v) for v in ("laplacian", "fiedler")
+        )
+        assert other.hub_share.item() == pytest.approx(3 / 3)
+        assert one.hub_share.item() == pytest.approx(3 / 3 if equal else 3 / (n - 1))
+        assert (one.gini == other.gini).item() == equal
+        assert one.density.item() == other.density.item() == pytest.approx(3 / n**2)
+
+
+def causal_star(n, loops=True):
+    star = torch.zeros(n, n, dtype=torch.float64)
+    star[:, 0] = 0.5
+    if loops:
+        star += torch.eye(n) / 2
+    star[0, 0] = 1
+    return star
+
+
+def test_causal_star_closed_forms():
+    n = 30
+    found = ruscio2025.graph_statistics(causal_star(n), 0.1)
+    b = (causal_star(n) > 0.1).double()
+    w = (b + b.T) / 2
+    eigenvalues = torch.linalg.eigvalsh(torch.diag(w.sum(-1)) - w)
+    np.testing.assert_allclose(eigenvalues, [0, *[0.5] * (n - 2), n / 2], atol=1e-12)
+    assert found.fiedler_value.item() == 0.5
+    assert found.laplacian_gap.item() == pytest.approx(0, abs=1e-12)
+    assert found.hub_share.item() == pytest.approx(n / (n - 1))
+    assert found.centralization.item() == pytest.approx(1)
+    assert found.gini.item() == pytest.approx(0.4751, abs=5e-5)
+    assert found.star_likeness.item() == pytest.approx(0.6429, abs=5e-5)
+    bare = ruscio2025.graph_statistics(causal_star(n, loops=False), 0.1)
+    assert bare.gini.item() == pytest.approx(0.9667, abs=5e-5)
+    assert bare.star_likeness.item() == pytest.approx(0.9870, abs=5e-5)
+    assert bare.centralization.item() == pytest.approx(1.0345, abs=5e-5)
+
+
+def test_full_causal_graph_closed_forms():
+    n = 30
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    found = ruscio2025.graph_statistics(uniform, 0.01)
+    assert found.fiedler_value.item() == pytest.approx(n / 2)
+    assert found.gini.item() == pytest.approx(0.3222, abs=5e-5)
+    assert found.star_likeness.item() == pytest.approx(0.5359, abs=5e-5)
+    assert found.centralization.item() == pytest.approx(0.5172, abs=5e-5)
+    assert found.average_shortest_path.item() == found.average_clustering.item() == 1
+
+
+def test_an_entry_equal_to_the_threshold_is_no_edge_here_and_one_in_the_exact_graph():
+    attention = torch.full((4, 4), 0.25, dtype=torch.float64)
+    found = ruscio2025.graph_statistics(attention, 0.25)
+    assert found.degenerate.item()
+    assert found.density.item() == 0
+    assert asc.graph_statistics(attention, 0.25).density.item() == 1
+
+
+def test_degenerate_graphs_are_zeros_and_flagged():
+    one = ruscio2025.graph_statistics(torch.ones(1, 1), 0.1)
+    single = torch.zeros(3, 3)
+    single[2, 1] = 1
+    for found in (one, ruscio2025.graph_statistics(single, 0.1)):
+        assert found.degenerate.item()
+        assert not found.effective.item()
+        for field in ("fiedler_value", "hub_share", "gini", "star_likeness", "centralization", "density"):
+            assert getattr(found, field).item() == 0
+        assert found.average_clustering.isnan().item()
+
+
+def test_bad_maps_spoil_themselves_only_and_batch_is_a_loop():
+    attention = maps(2, 3, 9, 9)
+    alone = ruscio2025.graph_statistics(attention[1, 2], THRESHOLDS)
+    attention[0, 1, 4, 2] = torch.nan
+    with pytest.warns(RuntimeWarning, match="1 of 6"):
+        found = ruscio2025.graph_statistics(attention, THRESHOLDS)
+    assert found.gini[0, 1].isnan().all()
+    assert not found.effective[0, 1].any()
+    assert found.gini.isnan().sum() == len(THRESHOLDS)
+    for field, value in alone._asdict().items():
+        assert torch.equal(getattr(found, field)[1, 2].nan_to_num(), value.nan_to_num())
+
+
+def test_half_types_are_read_exactly_and_arguments_are_checked():
+    attention = maps(8, 8).to(torch.bfloat16)
+    found = ruscio2025.graph_statistics(attention, THRESHOLDS)
+    wide = ruscio2025.graph_statistics(attention.double(), THRESHOLDS)
+    assert torch.equal(found.gini, wide.gini)
+    with pytest.raises(ValueError, match=r"ruscio2025\.graph_statistics: variant must be one of"):
+        ruscio2025.graph_statistics(attention, 0.1, variant="star")
+    with pytest.raises(ValueError, match=r"thresholds must lie strictly between 0 and 1, got 1\.5"):
+        ruscio2025.graph_statistics(attention, 1.5)
