@@ -332,6 +332,28 @@ def metrics(
 
 @app.command()
 @_exits
+def configs(as_json: Json = False) -> None:
+    """List the studies that come with the package, and the analyses that NAME:ANALYSIS picks out of them.
+
+    Example: attnscope configs
+    """
+    from attnscope.studies.packaged import analyses, analysis_keys, catalogue
+
+    found, parts = catalogue(), {name: analysis_keys(name) for name in analyses()}
+    if as_json:
+        typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
+        return
+    width = max(len(one.name) for one in found)
+    for one in found:
+        series = f" at {', '.join(one.revisions)}" if one.revisions else ""
+        typer.echo(f"{one.name:<{width}}  {', '.join(one.models) or one.about}{series}")
+    typer.echo("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
+    for name, keys in parts.items():
+        typer.echo(f"{name:<{width}}  {keys['texts.samples']} sentences, at most {keys['max_tokens']} tokens")
+
+
+@app.command()
+@_exits
 def doctor(as_json: Json = False) -> None:
     """Check build, instruction sets, threads, torch, and every kernel on a known answer.
 

@@ -195,6 +195,11 @@ def _errors_of(checkpoint: Checkpoint, what: str = "") -> Iterator[None]:
         reason = " ".join(str(error).split()) or type(error).__name__
         if checkpoint.local and not any(Path(checkpoint.path).glob("*.safetensors")) and not what:
             reason = f"{checkpoint.path} holds no *.safetensors file, and no other format is loaded"
+        if not checkpoint.local and not what and "couldn't connect" in reason.lower():
+            reason = (
+                "the model is not on this machine and the hub cannot be reached; fetch it where there is a "
+                f"network (hf download {checkpoint.path}) or name a folder with --model"
+            )
         if "trust_remote_code" in reason:
             reason = (
                 "it comes with its own code, which is not run unless trust_remote_code is set for this model"

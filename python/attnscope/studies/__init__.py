@@ -7,7 +7,8 @@ import importlib
 from typing import TYPE_CHECKING
 
 from attnscope.results import nearest
-from attnscope.studies.config import ConfigError, ModelSource, Study, TextSource, packaged
+from attnscope.studies.config import ConfigError, ModelSource, Study, TextSource
+from attnscope.studies.packaged import packaged
 
 if TYPE_CHECKING:
     from attnscope.studies.recipe import Recipe

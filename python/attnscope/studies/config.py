@@ -14,6 +14,7 @@ import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
 
 from attnscope.results import nearest
+from attnscope.studies.packaged import analyses, analysis_keys, packaged, packaged_text
 
 
 class ConfigError(ValueError):
@@ -200,15 +201,19 @@ class Study(_Strict):
         """Reads a YAML file or a packaged study.
 
         Args:
-            source: a file, or the name of a packaged study.
+            source: a file, or the name of a packaged study, with `:ANALYSIS` behind it to take the sentences,
+                the token cap and the metrics of one of the paper's analyses.
             overrides: `key=value` texts as `attnscope run --set` takes them, applied last.
             values: keys that replace those of the file.
 
         Raises:
             ConfigError: no such file or name, not YAML, or the study cannot be understood.
         """
-        data = read_config(source)
+        name, analysis = split_analysis(source)
+        data = read_config(name)
         data.update(values)
+        for key, value in (analysis_keys(analysis) if analysis else {}).items():
+            assign(data, key, value)
         for override in overrides:
             set_key(data, override)
         try:
@@ -219,16 +224,10 @@ class Study(_Strict):
             raise ConfigError(f"{source}: keys must be names, got {list(data)}") from error
 
 
-def packaged() -> list[str]:
-    """Names of the studies that come with the package."""
-    from importlib.resources import files
-
-    names = (entry.name for entry in files("attnscope").joinpath("configs").iterdir())
-    return sorted(name.removesuffix(".yaml") for name in names if name.endswith(".yaml"))
-
-
 def read_config(source: str | Path) -> dict[str, Any]:
     """The keys of a YAML file or of a packaged study, unchecked.
+
+    `extends: NAME` starts from the keys of another study, which the file's own replace.
 
     Args:
         source: a file, or the name of a packaged study.
@@ -236,8 +235,6 @@ def read_config(source: str | Path) -> dict[str, Any]:
     Raises:
         ConfigError: no such file or name, another encoding, not YAML, or not a mapping.
     """
-    from importlib.resources import files
-
     path = Path(source)
     try:
         if path.is_file():
@@ -245,7 +242,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
         elif path.suffix in (".yaml", ".yml") or path.name != str(source):
             raise ConfigError(f"there is no file {source}")
         elif str(source) in packaged():
-            text = (files("attnscope") / "configs" / f"{source}.yaml").read_text("utf-8")
+            text = packaged_text(str(source))
         else:
             raise ConfigError(
                 f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"
@@ -261,7 +258,34 @@ def read_config(source: str | Path) -> dict[str, Any]:
         return {}
     if not isinstance(data, dict):
         raise ConfigError(f"{source}: expected keys and values, got a {type(data).__name__}")
-    return data
+    base = data.pop("extends", None)
+    if base is None:
+        return data
+    if base not in packaged() or base == str(source):
+        raise ConfigError(
+            f"{source}: extends {base!r}, which is no packaged study{nearest(str(base), packaged())}"
+        )
+    return {**read_config(str(base)), **data}
+
+
+def split_analysis(source: str | Path) -> tuple[str | Path, str]:
+    """A packaged study's name and the analysis behind its colon, "" when there is none.
+
+    Args:
+        source: a file, `NAME` or `NAME:ANALYSIS`.
+
+    Raises:
+        ConfigError: a packaged study with an analysis that does not exist.
+
+    >>> split_analysis("phi-2:topology"), split_analysis("study.yaml")
+    (('phi-2', 'topology'), ('study.yaml', ''))
+    """
+    name, colon, analysis = str(source).partition(":")
+    if not colon or name not in packaged():
+        return source, ""
+    if analysis not in analyses():
+        raise ConfigError(f"{source}: no analysis {analysis!r}{nearest(analysis, analyses())}")
+    return name, analysis
 
 
 def set_key(data: dict[str, Any], assignment: str) -> None:
@@ -283,13 +307,27 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
     [{'path': 'a.txt', 'samples': 5}, {'path': 'b.csv', 'samples': 5}]
     """
     key, equals, text = assignment.partition("=")
-    path = key.strip().split(".")
-    if not equals or not all(path):
+    if not equals or not all(key.strip().split(".")):
         raise ConfigError(f"--set: expected key=value, got {assignment!r}")
     try:
         value = yaml.safe_load(text)
     except yaml.YAMLError as error:
         raise ConfigError(f"--set {key}: the value {text!r} is not valid YAML") from error
+    assign(data, key.strip(), value)
+
+
+def assign(data: dict[str, Any], key: str, value: Any) -> None:
+    """Gives one key of a configuration a value, in place.
+
+    Args:
+        data: the unchecked configuration.
+        key: a name or a path, as in `set_key`.
+        value: already read.
+
+    Raises:
+        ConfigError: a path that leads nowhere.
+    """
+    path = key.split(".")
     if len(path) == 1:
         data[path[0]] = value
         return

@@ -128,7 +128,7 @@ def _rows(source: TextSource) -> Iterator[Row]:
     readers = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     if path.suffix.lower() in readers:
         if not path.is_file():
-            raise ConfigError(f"texts: there is no file {path}")
+            raise ConfigError(f"texts: there is no file {path}; --set texts.path=FILE says where it is")
         return readers[path.suffix.lower()](path, source)
     if path.is_file():
         raise ConfigError(f"texts: {path}: the ending says what a file is; known: {', '.join(readers)}")

@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""The packaged studies of the paper's models: each loads, names the right model, and can be planned."""
+
+import json
+
+import huggingface_hub.constants
+import pytest
+from typer.testing import CliRunner
+
+from attnscope.cli import app
+from attnscope.models import LoadError
+from attnscope.results import nearest
+from attnscope.studies import recipe_of
+from attnscope.studies.config import ConfigError, Study, read_config, split_analysis
+from attnscope.studies.dry_run import dry_run
+from attnscope.studies.packaged import analyses, analysis_keys, catalogue, packaged
+
+#: The paper's models, as their authors named them on the hub.
+HUB = {
+    "llama-3.2-1b": "meta-llama/Llama-3.2-1B",
+    "llama-3.2-3b": "meta-llama/Llama-3.2-3B",
+    "llama-3.1-8b": "meta-llama/Llama-3.1-8B",
+    "llama-3.1-8b-instruct": "meta-llama/Llama-3.1-8B-Instruct",
+    "qwen2.5-3b": "Qwen/Qwen2.5-3B",
+    "qwen2.5-7b": "Qwen/Qwen2.5-7B",
+    "qwen2.5-7b-instruct": "Qwen/Qwen2.5-7B-Instruct",
+    "mistral-7b-v0.1": "mistralai/Mistral-7B-v0.1",
+    "gemma-7b": "google/gemma-7b",
+    "phi-2": "microsoft/phi-2",
+    "pythia-1.4b": "EleutherAI/pythia-1.4b",
+    "pythia-2.8b": "EleutherAI/pythia-2.8b",
+    "pythia-6.9b": "EleutherAI/pythia-6.9b",
+    "pythia-12b": "EleutherAI/pythia-12b",
+    "bert-base": "google-bert/bert-base-uncased",
+    "xlm-r-large": "FacebookAI/xlm-roberta-large",
+}
+SETTING = {"topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "divergence": (50, 128)} | {
+    "random_matrix": (100, 128)
+}
+
+
+@pytest.fixture
+def sentences(tmp_path):
+    file = tmp_path / "wiki_dataset_sink.csv"
+    rows = [f"a sentence about {word},{word}" for word in ("gravity", "light", "cells") for _ in range(2)]
+    file.write_text("text,focus_word\n" + "\n".join(rows) + "\n", "utf-8")
+    return file
+
+
+@pytest.fixture
+def offline(monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+
+
+def test_every_model_of_the_paper_is_there_and_listed():
+    assert set(packaged()) == {*HUB, "ruscio2025", "sink_study"}
+    assert {one.name: one.models for one in catalogue() if one.models} == {k: (v,) for k, v in HUB.items()}
+    told = CliRunner().invoke(app, ["configs"])
+    assert told.exit_code == 0
+    assert all(f"{name} " in told.stdout and hub in told.stdout for name, hub in HUB.items())
+    told = json.loads(CliRunner().invoke(app, ["configs", "--json"]).stdout)
+    assert {one["name"] for one in told["studies"]} == set(packaged())
+    assert told["analyses"]["topology"]["max_tokens"] == 48
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_a_model_has_the_papers_setting(name):
+    study = Study.from_yaml(name)
+    assert [model.path for model in study.models] == [HUB[name]]
+    text = study.texts[0]
+    assert (text.path, text.column, text.samples, text.sampling) == (
+        "wiki_dataset_sink.csv", "text", 500, "paper",
+    )  # fmt: skip
+    assert study.max_tokens == 128
+    assert study.protocols == ["exact", "ruscio2025"]
+    steps = ["step0", "step1", "step2", "step4", "step8", "step2000", "step143000"]
+    assert study.models[0].revisions == (steps if name.startswith("pythia") else [])
+
+
+@pytest.mark.parametrize("analysis", analyses())
+def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
+    study = Study.from_yaml(f"llama-3.2-3b:{analysis}")
+    if analysis in SETTING:
+        assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
+    assert set(study.metrics) <= set(recipe_of(study).metrics())
+    assert set(SETTING) <= set(analyses())
+    # what a person asks for on top goes before what the analysis says
+    few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
+    assert (few.texts[0].samples, few.max_tokens) == (3, 9)
+    own = Study.from_yaml(f"ruscio2025:{analysis}", models="gpt2", texts="mine.txt")
+    assert own.texts[0].samples == analysis_keys(analysis)["texts.samples"]
+
+
+@pytest.mark.parametrize("name", HUB)
+def test_planning_without_the_model_says_so(name, sentences, offline):
+    study = Study.from_yaml(
+        name, protocols="exact", overrides=[f"texts.path={sentences}", f"output={sentences.parent}"]
+    )
+    with pytest.raises(LoadError) as told:
+        dry_run(study)
+    message = str(told.value)
+    assert message.startswith(study.models[0].label)
+    assert "the model is not on this machine and the hub cannot be reached" in message
+    assert f"hf download {HUB[name]}" in message
+
+
+def test_a_missing_data_set_is_told_with_the_way_out(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"no file wiki_dataset_sink.csv; --set texts.path=FILE"):
+        dry_run(Study.from_yaml("phi-2", protocols="exact"))
+
+
+def test_wrong_names_are_answered_with_the_right_ones(tmp_path):
+    with pytest.raises(ConfigError, match="no analysis 'topolgy'; did you mean 'topology'"):
+        Study.from_yaml("phi-2:topolgy")
+    with pytest.raises(ConfigError, match="'phi2' is neither a file nor a packaged study; did you mean"):
+        Study.from_yaml("phi2")
+    assert split_analysis("C:/study.yaml") == ("C:/study.yaml", "")
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: ruscio\nmodels: gpt2\n", "utf-8")
+    with pytest.raises(ConfigError, match="extends 'ruscio', which is no packaged study"):
+        Study.from_yaml(file)
+    assert "did you mean" in nearest("ruscio", packaged())
+
+
+def test_a_file_of_ones_own_extends_a_packaged_study(tmp_path):
+    file = tmp_path / "mine.yaml"
+    file.write_text("extends: ruscio2025\nmodels: gpt2\nmax_tokens: 32\n", "utf-8")
+    study = Study.from_yaml(file)
+    assert (study.max_tokens, study.texts[0].samples) == (32, 500)
+    assert "extends" not in read_config(file)
+    assert Study(**study.to_dict()) == study
