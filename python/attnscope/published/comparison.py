@@ -1,0 +1,415 @@
+# SPDX-License-Identifier: MIT
+"""A run's numbers beside published ones: the same computation, its interval, and the exact quantity."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
+
+import numpy as np
+import pandas as pd
+
+from attnscope.published.numbers import published_numbers, same_model
+from attnscope.results import MissingError, nearest
+from attnscope.statistics import bootstrap
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
+
+    Matrix = npt.NDArray[np.float64]
+
+
+class Tables(Protocol):
+    """What a comparison needs of `Results`."""
+
+    def tables(self) -> list[str]:
+        """Names of the stored tables."""
+
+    def table(self, name: str) -> Any:
+        """One table."""
+
+
+class Source(NamedTuple):
+    """Where a quantity stands in the tables, and what to know about it."""
+
+    table: str
+    column: str
+    about: str = ""
+
+
+#: Quantity of the stored numbers -> its column. All are of the head mean unless the table knows no heads.
+SOURCES: dict[str, Source] = {
+    "beta_0": Source(
+        "heads", "bar_count_0",
+        "number of H0 bars: min(n, 30) in the published protocol, n in the exact one, whatever is attended to",
+    ),
+    "beta_1": Source(
+        "heads", "bar_count_1", "number of H1 bars: 0 for every causal model in the published protocol"
+    ),
+    "attention_max": Source("heads", "attention_max"),
+    "attention_std": Source("heads", "attention_std"),
+    "attention_mean": Source("heads", "attention_mean", "1/n, whatever is attended to"),
+    "mean_persistence_0": Source(
+        "heads", "mean_persistence_0",
+        "mean length of finite H0 bars: the mean self-attention of a causal model in the published protocol",
+    ),
+    "mean_persistence_1": Source("heads", "mean_persistence_1"),
+    "tokens": Source("samples", "n_tokens"),
+    "entropy": Source("heads", "entropy", "nats"),
+    "magnitude": Source("layers", "transformation_magnitude"),
+    "alignment": Source(
+        "heads", "alignment_hidden",
+        "over all ordered pairs in the published protocol: the zeros above a causal diagonal drive it",
+    ),
+    "entropy_magnitude_correlation": Source("heads", "entropy_magnitude_correlation"),
+    "pca_correlation": Source("heads", "pca_correlation", "signs of principal components are arbitrary"),
+    "sink_concentration": Source("heads", "sink_concentration", "keys at the 90th percentile of column sums"),
+    "specialised_heads": Source(
+        "specialization", "specialised", "by token string in the published protocol, by position in the exact one"
+    ),
+    "consistency": Source("specialization", "consistency", "by token string; exact: by position"),
+    "top_token": Source("heads", "sink_token", "share of heads and sentences whose sink is this token string"),
+    "same_key_in_all_heads": Source("heads", "sink_position", "share of sentences"),
+    "significant_layer_pairs": Source(
+        "layer_tests", "mean_persistence_0", "published: Welch, uncorrected; exact: paired, Holm; p < 0.05"
+    ),
+}  # fmt: skip
+
+#: What tokenizers write for the token names that the published tables use.
+_BOS = frozenset({"<|begin_of_text|>", "<s>", "<bos>", "[CLS]", "<|endoftext|>", "BOS"})
+#: Sentences of more tokens are not those of the topology tables.
+_TOPOLOGY_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A comparison, and the sentences that must be read before its numbers.
+
+    Attributes:
+        table: one row per published number: `model`, `published_model`, `same_model`, `quantity`, `layer`,
+            `published_layer`, `token`, `statistic`, `published`, `published_low`, `published_high`,
+            `measured` (by the published protocol) with `low` and `high` (95 % bootstrap over sentences) and
+            `sentences`, `difference` (measured − published), `exact` with `exact_low` and `exact_high`,
+            `printed`, `about`, `origin`. NaN: the run holds no such number.
+        statements: what the numbers may not be taken for.
+    """
+
+    table: pd.DataFrame
+    statements: list[str] = field(default_factory=list)
+
+    def __str__(self) -> str:
+        lines = list(self.statements)
+        for (model, published), rows in self.table.groupby(["model", "published_model"], sort=False):
+            lines += ["", f"{model} beside {published}", _text(rows)]
+        return "\n".join(lines)
+
+
+def compare_published(
+    results: Tables, paper: str = "ruscio2025", against: str | None = None, *, draws: int = 1000, seed: int = 0
+) -> Compared:
+    """A run's numbers beside those of a paper.
+
+    Every number is computed from the run's rows of protocol "ruscio2025" in the way it was published (mean,
+    median or spread over sentences and layers), and from its rows of protocol "exact" where the quantity
+    exists there. A checkpoint series is taken at its last step. Layers of a model of another depth are
+    matched by place: first, quarters, last.
+
+    Args:
+        results: what `attnscope.load` returns.
+        paper: whose numbers.
+        against: a published model; None takes the run's own where it was published, and otherwise every
+            published one of the same kind (causal or not).
+        draws: of the bootstrap over sentences.
+        seed: of the bootstrap.
+
+    Returns:
+        The table and the statements above it.
+
+    Raises:
+        MissingError: an unknown paper or model, or a run without `heads`.
+    """
+    numbers = published_numbers(paper)
+    if "heads" not in results.tables():
+        raise MissingError("compare: the run has no table 'heads'")
+    known = list(dict.fromkeys(numbers["model"]))
+    chosen = None
+    if against is not None:
+        chosen = next((name for name in known if same_model(name, against)), None)
+        if chosen is None:
+            raise MissingError(f"compare: {against!r} was not published{nearest(against, known)}")
+    run = _Run(results, draws, seed)
+    rows: list[dict[str, Any]] = []
+    statements: list[str] = []
+    for model in run.models:
+        own = next((name for name in known if any(same_model(name, alias) for alias in run.names(model))), None)
+        beside = [chosen] if chosen else [own] if own else run.of_the_same_kind(model, known)
+        statements += run.statements(model, beside, own)
+        for published in beside:
+            layers = sorted(set(numbers.loc[numbers["model"] == published, "layer"]) - {-1})
+            for number in numbers[numbers["model"] == published].to_dict("records"):
+                rows.append(run.row(model, published, cast("dict[str, Any]", number), layers, published == own))
+    return Compared(pd.DataFrame(rows), statements)
+
+
+class _Run:
+    """The run's tables at each model's last step, and numbers made of them."""
+
+    def __init__(self, results: Tables, draws: int, seed: int) -> None:
+        self.draws, self.seed = draws, seed
+        self.study = dict(getattr(results, "study", {}) or {})
+        self.tables = {
+            name: _last(results.table(name))
+            for name in ("heads", "layers", "samples", "specialization", "layer_tests")
+            if name in results.tables()
+        }
+        self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
+        self._made: dict[Any, tuple[float, float, float, int]] = {}
+
+    def names(self, model: str) -> list[str]:
+        """The model's label and, where the study has one entry for it, its path."""
+        sources = self.study.get("models") or []
+        paths = [str(source.get("path", "")) for source in sources if source.get("label") in (model, "")]
+        return [model, *(paths if len(sources) == 1 else [])]
+
+    def causal(self, model: str) -> bool | None:
+        """Whether the model's maps are causal; None when the run does not say."""
+        samples = self.tables.get("samples")
+        if samples is None or "causal" not in samples:
+            return None
+        own = samples[samples["model"] == model]["causal"]
+        return bool(own.all()) if len(own) else None
+
+    def of_the_same_kind(self, model: str, known: Sequence[str]) -> list[str]:
+        """Published models to put beside a model that was not published."""
+        causal = self.causal(model)
+        if causal is None:
+            return list(known)
+        return [name for name in known if ("XLM-R" not in name) == causal]
+
+    def statements(self, model: str, beside: Sequence[str], own: str | None) -> list[str]:
+        """What has to be said before the numbers."""
+        found = []
+        if own is None or own not in beside:
+            found.append(
+                f"{model} is not {' or '.join(beside)}: the differences below are between models and say "
+                "nothing about whether the published numbers can be reproduced."
+            )
+        else:
+            found.append(f"{model} is the published {own} by name; its weights were read in 4 bits there.")
+        heads = self._rows("heads", model, "ruscio2025")
+        if heads.empty:
+            found.append(
+                f"{model}: the run has no rows of protocol ruscio2025; only the exact numbers can stand beside "
+                "the published ones (attnscope run … --protocol both)."
+            )
+        samples = self.tables.get("samples")
+        if samples is not None:
+            mine = samples[samples["model"] == model]
+            longest = int(mine["n_tokens"].max()) if len(mine) else 0
+            found.append(f"{model}: {len(mine)} sentences of at most {longest} tokens; published: 500.")
+            if longest > _TOPOLOGY_TOKENS:
+                found.append(
+                    f"{model}: the published topology is of at most {_TOPOLOGY_TOKENS} tokens; run the study "
+                    "with :topology, or --set max_tokens=48, for numbers of the same sentences."
+                )
+        return found
+
+    def row(
+        self, model: str, published: str, number: dict[str, Any], layers: Sequence[int], same: bool
+    ) -> dict[str, Any]:
+        """One published number with the run's own."""
+        layer = self._place(model, int(number["layer"]), layers)
+        source = SOURCES[number["quantity"]]
+        ask = (model, source, number["quantity"], layer, number["token"], number["statistic"])
+        measured, low, high, sentences = self._number("ruscio2025", *ask)
+        exact, exact_low, exact_high, there = self._number("exact", *ask)
+        return {
+            "model": model,
+            "published_model": published,
+            "same_model": same,
+            "quantity": number["quantity"],
+            "layer": layer,
+            "published_layer": int(number["layer"]),
+            "token": number["token"],
+            "statistic": number["statistic"],
+            "published": number["value"],
+            "published_low": number["low"],
+            "published_high": number["high"],
+            "measured": measured,
+            "low": low,
+            "high": high,
+            "sentences": max(sentences, there),
+            "difference": measured - number["value"],
+            "exact": exact,
+            "exact_low": exact_low,
+            "exact_high": exact_high,
+            "printed": number["printed"],
+            "about": source.about,
+            "origin": number["origin"],
+        }
+
+    def _place(self, model: str, layer: int, published: Sequence[int]) -> int:
+        """The run's layer at the place of a published one."""
+        if layer < 0:
+            return -1
+        heads = self.tables["heads"]
+        depth = int(heads[heads["model"] == model]["layer"].max()) + 1
+        theirs = _quarters(max(published) + 1)
+        return _quarters(depth)[theirs.index(layer)] if layer in theirs else -1
+
+    def _rows(self, table: str, model: str, protocol: str) -> pd.DataFrame:
+        rows = self.tables[table]
+        rows = rows[rows["model"] == model]
+        return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
+
+    def _number(
+        self, protocol: str, model: str, source: Source, quantity: str, layer: int, token: str, statistic: str
+    ) -> tuple[float, float, float, int]:
+        key = (protocol, model, quantity, layer, token, statistic)
+        if key not in self._made:
+            self._made[key] = self._compute(protocol, model, source, quantity, layer, token, statistic)
+        return self._made[key]
+
+    def _compute(
+        self, protocol: str, model: str, source: Source, quantity: str, layer: int, token: str, statistic: str
+    ) -> tuple[float, float, float, int]:
+        nothing = (math.nan, math.nan, math.nan, 0)
+        if source.table not in self.tables:
+            return nothing
+        rows = self._rows(source.table, model, protocol)
+        if source.table == "layer_tests":
+            p = "p_value" if protocol == "ruscio2025" else "p_holm"
+            own = rows[rows["metric"] == source.column]
+            own = own[own[p].notna()]
+            return (float((own[p] < 0.05).sum()), math.nan, math.nan, 0) if len(own) else nothing
+        if source.column not in rows or rows.empty:
+            return nothing
+        if source.table == "samples":
+            if protocol == "exact":
+                return nothing
+            return _summary(rows[[source.column]].to_numpy(float), statistic, self.draws, self.seed)
+        if layer >= 0:
+            rows = rows[rows["layer"] == layer]
+        if source.table == "specialization":
+            rows = rows[rows["head"] >= 0]
+            if layer < 0:
+                rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
+            values = rows[source.column].astype(float)
+            return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
+        if quantity == "top_token":
+            rows = rows[rows["head"] >= 0]
+            rows = rows.assign(value=[float(_is_token(found, token)) for found in rows[source.column]])
+        elif quantity == "same_key_in_all_heads":
+            rows = rows[(rows["head"] >= 0) & (rows[source.column] >= 0)]
+            kinds = rows.groupby(["sample", "layer"])[source.column].nunique()
+            rows = (kinds == 1).astype(float).rename("value").reset_index()
+        else:
+            if "head" in rows:
+                rows = rows[rows["head"] == -1]
+            values = rows[source.column]
+            # a count of −1 stands for "undefined"
+            rows = rows.assign(value=values.where(values >= 0) if values.dtype.kind == "i" else values)
+        if rows.empty:
+            return nothing
+        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
+        return _summary(np.where(np.isfinite(wide), wide, np.nan), statistic, self.draws, self.seed)
+
+
+def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[float, float, float, int]:
+    """A statistic of [sentences, layers] with its bootstrap interval over sentences."""
+    values = values[np.isfinite(values).any(axis=1)]
+    if not len(values):
+        return math.nan, math.nan, math.nan, 0
+    function = _STATISTICS[statistic]
+    if statistic in ("min", "max") or len(values) < 2:
+        # resampled extremes never leave the sample: a percentile interval of them covers nothing
+        return function(values), math.nan, math.nan, len(values)
+
+    def of(index: npt.NDArray[Any]) -> Any:
+        if index.ndim == 1:
+            return function(values[index.astype(int)])
+        return np.array([function(values[row]) for row in index.astype(int)])
+
+    found = bootstrap(np.arange(len(values), dtype=float), of, draws=draws, seed=seed)
+    return found.estimate, found.low, found.high, len(values)
+
+
+def _trend(values: Matrix) -> float:
+    """Spearman's correlation of the layer means with depth."""
+    from scipy.stats import rankdata
+
+    means = np.nanmean(values, axis=0)
+    means = means[np.isfinite(means)]
+    if len(means) < 3 or np.ptp(means) == 0:
+        return math.nan
+    return float(np.corrcoef(rankdata(means), np.arange(len(means)))[0, 1])
+
+
+_STATISTICS: dict[str, Callable[[Matrix], float]] = {
+    "mean": lambda values: float(np.nanmean(values)),
+    "share": lambda values: float(np.nanmean(values)),
+    "median": lambda values: float(np.nanmedian(values)),
+    "std": lambda values: float(np.nanstd(values)),
+    "min": lambda values: float(np.nanmin(values)),
+    "max": lambda values: float(np.nanmax(values)),
+    "trend": _trend,
+}
+
+
+def _quarters(depth: int) -> list[int]:
+    """The layers that the paper reports: first, quarters, last.
+
+    >>> _quarters(28), _quarters(24)
+    ([0, 7, 14, 21, 27], [0, 6, 12, 18, 23])
+    """
+    return [0, depth // 4, 2 * (depth // 4), 3 * (depth // 4), depth - 1]
+
+
+def _is_token(found: str, name: str) -> bool:
+    if name == "BOS":
+        return found in _BOS
+    plain = found.replace("Ġ", "").replace("▁", "").strip()
+    return plain == "" and found != "" if name == "space" else plain == name
+
+
+def _last(table: pd.DataFrame) -> pd.DataFrame:
+    if "step" not in table:
+        return table
+    rows: pd.DataFrame = table[table["step"] == table.groupby("model")["step"].transform("max")]
+    return rows
+
+
+def _text(rows: pd.DataFrame) -> str:
+    """The rows as aligned text."""
+    head = ("quantity", "layer", "statistic", "published", "measured", "difference", "exact")
+    lines = [head]
+    for row in rows.itertuples():
+        layer = "all" if row.published_layer < 0 else str(row.published_layer)
+        if row.published_layer >= 0 and row.layer != row.published_layer:
+            layer += f" (here {row.layer})"
+        name = row.quantity + (f" {row.token!r}" if row.token else "")
+        published = row.published
+        told = f"{row.published_low:g} to {row.published_high:g}" if published != published else f"{published:.4g}"
+        lines.append(
+            (
+                name, layer, row.statistic, told, _with_interval(row.measured, row.low, row.high),
+                "" if row.difference != row.difference else f"{row.difference:+.4g}",
+                _with_interval(row.exact, row.exact_low, row.exact_high),
+            )
+        )  # fmt: skip
+    widths = [max(len(line[place]) for line in lines) for place in range(len(head))]
+    return "\n".join(
+        "  ".join(
+            cell.ljust(width) if place < 3 else cell.rjust(width)
+            for place, (cell, width) in enumerate(zip(line, widths, strict=True))
+        ).rstrip()
+        for line in lines
+    )
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    if value != value:
+        return "–"
+    return f"{value:.4g}" if low != low else f"{value:.4g} [{low:.4g}, {high:.4g}]"

@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""Published numbers, one row each, with the place where each was printed."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from importlib.resources import files
+from typing import cast
+
+import pandas as pd
+
+from attnscope.results import MissingError, nearest
+
+#: Papers whose numbers are stored.
+PAPERS = ("ruscio2025",)
+
+#: Letters of names that stand for one family: its other spellings.
+_SPELLINGS = {"xlmroberta": "xlmr"}
+
+
+def published_numbers(paper: str) -> pd.DataFrame:
+    """Every stored number of a paper.
+
+    Args:
+        paper: one of `PAPERS`.
+
+    Returns:
+        One row per number: `model`, `table` and `quantity` it belongs to, `layer` (−1: the whole model),
+        `token`, `statistic` ("mean", "median", "std", "min", "max", "trend" for Spearman's correlation with
+        depth, "share", "count"), `value` (NaN where only a range was given, `low` to `high`), `samples` (−1:
+        not said), `printed` as it stands in the source, and its `origin`.
+
+    Raises:
+        MissingError: a paper without stored numbers.
+
+    >>> table = published_numbers("ruscio2025")
+    >>> row = table[(table["model"] == "LLaMA-3.2-3B") & (table["quantity"] == "beta_0")].iloc[0]
+    >>> float(row["value"]), row["printed"]
+    (26.41, '26.41+-5.14')
+    """
+    if paper not in PAPERS:
+        raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, PAPERS)}")
+    return _read(paper).copy()
+
+
+@cache
+def _read(paper: str) -> pd.DataFrame:
+    with (files("attnscope") / "published" / f"{paper}.csv").open("r", encoding="utf-8") as file:
+        table = pd.read_csv(file, dtype={"layer": "Int64", "samples": "Int64", "token": str, "printed": str})
+    for column in ("layer", "samples"):
+        table[column] = table[column].fillna(-1).astype("int64")
+    for column in ("token", "printed"):
+        table[column] = table[column].fillna("")
+    return cast("pd.DataFrame", table)
+
+
+def same_model(one: str, other: str) -> bool:
+    """Whether two names are spellings of one model: hub id, label, with or without the organisation.
+
+    Args:
+        one: a name.
+        other: another.
+
+    >>> same_model("meta-llama/Llama-3.2-3B", "LLaMA-3.2-3B"), same_model("Qwen/Qwen2.5-7B", "Qwen-2.5-7B")
+    (True, True)
+    >>> same_model("Qwen2.5-7B-Instruct", "Qwen-2.5-7B"), same_model("xlm-roberta-large", "XLM-R-large")
+    (False, True)
+    """
+    return _letters(one) == _letters(other)
+
+
+def _letters(name: str) -> str:
+    plain = re.sub(r"[^a-z0-9]", "", name.rstrip("/").rpartition("/")[2].lower())
+    for long, short in _SPELLINGS.items():
+        plain = plain.replace(long, short)
+    return plain
