@@ -271,20 +271,40 @@ def tables(
 @_exits
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
-    second: Annotated[Path, typer.Argument(metavar="B", help="Another run folder.")],
+    second: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another run folder.")] = None,
     table: Annotated[str, typer.Option(help="Which table.")] = "heads",
+    published: Annotated[
+        str, typer.Option(metavar="PAPER", help="Beside a paper's numbers instead of B: ruscio2025.")
+    ] = "",
+    against: Annotated[str, typer.Option(metavar="MODEL", help="Only this published model.")] = "",
+    csv: Annotated[Path | None, typer.Option(help="Write the comparison to this CSV file.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Compare two runs metric by metric over the rows that both have.
+    """Compare two runs metric by metric over the rows that both have, or a run with published numbers.
 
     Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
     """
     from attnscope.results import load
 
-    frame = load(first).compare(load(second), table)
-    typer.echo(
-        frame.to_json(orient="records") if as_json else frame.to_string(index=False, float_format="%.6g")
-    )
+    if (second is None) == (not published):
+        raise typer.BadParameter("give a second run folder, or --published PAPER")
+    if second is not None:
+        frame = load(first).compare(load(second), table)
+        text = frame.to_string(index=False, float_format="%.6g")
+    else:
+        from attnscope.published import compare_published
+
+        found = compare_published(load(first), published, against or None)
+        frame, text = found.table, str(found)
+    if csv is not None:
+        frame.to_csv(csv, index=False)
+    if not as_json:
+        typer.echo(text)
+    elif second is not None:
+        typer.echo(frame.to_json(orient="records"))
+    else:
+        rows = json.loads(frame.to_json(orient="records", double_precision=15))
+        typer.echo(json.dumps({"statements": found.statements, "rows": rows}, ensure_ascii=False))
 
 
 @app.command()

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 import re
 from functools import cache
-from importlib.resources import files
-from typing import cast
+from pathlib import Path
+from typing import Any
 
 import pandas as pd
 
@@ -41,18 +41,19 @@ def published_numbers(paper: str) -> pd.DataFrame:
     """
     if paper not in PAPERS:
         raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, PAPERS)}")
-    return _read(paper).copy()
+    numbers: pd.DataFrame = _read(paper).copy()
+    return numbers
 
 
 @cache
 def _read(paper: str) -> pd.DataFrame:
-    with (files("attnscope") / "published" / f"{paper}.csv").open("r", encoding="utf-8") as file:
-        table = pd.read_csv(file, dtype={"layer": "Int64", "samples": "Int64", "token": str, "printed": str})
+    kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
+    table: pd.DataFrame = pd.read_csv(Path(__file__).with_name(f"{paper}.csv"), dtype=kinds)
     for column in ("layer", "samples"):
         table[column] = table[column].fillna(-1).astype("int64")
     for column in ("token", "printed"):
         table[column] = table[column].fillna("")
-    return cast("pd.DataFrame", table)
+    return table
 
 
 def same_model(one: str, other: str) -> bool:

@@ -5,14 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from importlib.resources import files
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import yaml
 
-if TYPE_CHECKING:
-    from importlib.resources.abc import Traversable
-
+_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
 #: The folder of configs whose files are parts of a study, not studies.
 _ANALYSES = "analyses"
 
@@ -41,7 +39,7 @@ def packaged() -> list[str]:
 
 def analyses() -> list[str]:
     """Names of the paper's analyses; `NAME:ANALYSIS` is a packaged study with its sentences and token cap."""
-    return sorted(_names(_configs() / _ANALYSES))
+    return sorted(_names(_CONFIGS / _ANALYSES))
 
 
 def packaged_text(name: str) -> str:
@@ -68,7 +66,7 @@ def analysis_keys(name: str) -> dict[str, Any]:
     >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
     (48, 100)
     """
-    keys: dict[str, Any] = yaml.safe_load((_configs() / _ANALYSES / f"{name}.yaml").read_text("utf-8"))
+    keys: dict[str, Any] = yaml.safe_load((_CONFIGS / _ANALYSES / f"{name}.yaml").read_text("utf-8"))
     return keys
 
 
@@ -89,17 +87,13 @@ def catalogue() -> list[Packaged]:
     return sorted(found, key=lambda one: (bool(one.models), one.name))
 
 
-def _configs() -> Traversable:
-    return files("attnscope") / "configs"
-
-
-def _files() -> Iterator[Traversable]:
-    for entry in _configs().iterdir():
+def _files() -> Iterator[Path]:
+    for entry in _CONFIGS.iterdir():
         if entry.is_dir() and entry.name != _ANALYSES:
             yield from (file for file in entry.iterdir() if file.name.endswith(".yaml"))
         elif entry.name.endswith(".yaml"):
             yield entry
 
 
-def _names(folder: Traversable) -> Iterator[str]:
+def _names(folder: Path) -> Iterator[str]:
     return (entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))

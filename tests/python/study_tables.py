@@ -1,0 +1,190 @@
+# SPDX-License-Identifier: MIT
+"""A run in memory with every table of the sink study in both protocols, its numbers given by formulas."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.results import Results
+
+SAMPLES, LAYERS, HEADS, N = 6, 5, 3, 40
+STEPS = (0, 8, 512)
+KINDS = ("uniform_causal", "uniform_full", "random_weights", "row_permutation")
+
+
+def level(model: int, step: int, sample: int, layer: int, head: int = 0) -> float:
+    """A number in (0, 1) that differs in every cell and grows with the step."""
+    grown = np.log1p(max(step, 0)) / 20
+    return 0.1 + 0.02 * model + grown + 0.003 * sample + 0.05 * layer + 0.04 * max(head, 0)
+
+
+def make_study(
+    models: tuple[str, ...] = ("tiny",),
+    steps: tuple[int, ...] = (-1,),
+    *,
+    causal: bool = True,
+    token: str = "<s>",
+) -> Results:
+    """The run: `models` by `steps`, six sentences of 40 tokens, five layers of three heads."""
+    rows: dict[str, list[dict[str, Any]]] = {}
+
+    def add(table: str, **columns: Any) -> None:
+        rows.setdefault(table, []).append(columns)
+
+    for number, model in enumerate(models):
+        for step in steps:
+            checkpoint = {"model": model, "revision": f"step{step}" if step >= 0 else "", "step": step}
+            for sample in range(SAMPLES):
+                add(
+                    "samples", **checkpoint, sample=sample, group="text", text=f"{token} sentence {sample}",
+                    tokens=[token, "a"], token_ids=[1, 2], n_tokens=N, truncated=False, causal=causal,
+                )  # fmt: skip
+                for layer in range(LAYERS):
+                    for protocol in ("exact", "ruscio2025"):
+                        keys = {**checkpoint, "sample": sample, "layer": layer}
+                        x = level(number, step, sample, layer)
+                        add("layers", **keys, protocol=protocol, **_layer(x, protocol))
+                        for head in range(-1, HEADS):
+                            x = level(number, step, sample, layer, head)
+                            own = {**keys, "head": head, "protocol": protocol}
+                            add("heads", **own, **_head(x, protocol, head, layer, causal, token))
+                            for threshold in (0.001, 0.02, 0.1):
+                                add("graphs", **own, threshold=threshold, **_graph(x, threshold, protocol))
+                for layer in range(-1, LAYERS):
+                    for group in ("embedding",) if layer < 0 else ("attention", "mlp", "norm"):
+                        for protocol in ("exact", "ruscio2025"):
+                            trace = {"attention": 2.0, "mlp": 3.0, "norm": 0.5, "embedding": 4.0}[group]
+                            trace *= 1 + 0.1 * layer + 0.01 * sample
+                            add(
+                                "fisher", **checkpoint, sample=sample, layer=layer, group=group,
+                                protocol=protocol, parameters=100, trace=trace,
+                                trace_per_parameter=trace / 100,
+                                trace_sampled=trace / 2 if protocol == "exact" else np.nan,
+                            )  # fmt: skip
+                for kind, kl in (("sinks", 0.4), ("first", 0.3), ("control", 0.05)):
+                    add(
+                        "ablation", **checkpoint, sample=sample, keys=kind, n_tokens=N, key_count=1,
+                        output_kl=kl + 0.01 * sample, loss_before=3.0, loss_after=3.0 + kl,
+                        loss_change=kl + 0.02 * sample,
+                    )  # fmt: skip
+            for protocol, frame in (("exact", "centralized"), ("ruscio2025", "distributed")):
+                add(
+                    "frames", **checkpoint, group="all", protocol=protocol, frame=frame,
+                    token_frame="distributed", margin=0.1, probability=0.9, samples=SAMPLES, causal=causal,
+                    modal_position=0, modal_token=token, modal_position_share=0.9, modal_token_share=0.4,
+                )  # fmt: skip
+                for kind in ("position", "token"):
+                    for third, top in (("early", 0.9), ("middle", 0.8), ("late", 0.7), ("all", 0.8)):
+                        add(
+                            "frame_evidence", **checkpoint, group="all", protocol=protocol, kind=kind,
+                            third=third, sinks=90, top="0" if kind == "position" else token, top_1=top,
+                            top_2=top + 0.05, top_3=top + 0.08, entropy=1 - top, first_anchor=top,
+                            last_anchor=0.05,
+                        )  # fmt: skip
+                for layer in range(LAYERS):
+                    for head in range(HEADS):
+                        consistency = 0.2 + 0.2 * head
+                        add(
+                            "specialization", **checkpoint, layer=layer, head=head, protocol=protocol,
+                            consistency=consistency, modal="0" if protocol == "exact" else token,
+                            samples=SAMPLES, specialised=consistency >= 0.3,
+                            specialised_half=consistency >= 0.5,
+                        )  # fmt: skip
+                for layer in range(LAYERS):
+                    for other in range(layer + 1, LAYERS):
+                        exact = protocol == "exact"
+                        add(
+                            "layer_tests", **checkpoint, metric="mean_persistence_0", layer=layer,
+                            other_layer=other, protocol=protocol, difference=0.05 * (other - layer),
+                            p_value=0.01 * other, p_holm=0.02 * other if exact else np.nan,
+                            p_bh=0.015 * other if exact else np.nan, samples=SAMPLES,
+                        )  # fmt: skip
+    for kind in KINDS:
+        if kind == ("uniform_full" if causal else "uniform_causal"):
+            continue
+        for metric, value in (
+            ("sink_share", 0.107), ("fiedler_value", 0.5), ("participation_ratio", 2.0),
+            ("entropy_normalized", 1.0), ("mp_ks", 0.05), ("alignment_hidden", 0.0),
+        ):  # fmt: skip
+            drift = {"random_weights": 1.1, "row_permutation": 1.2}.get(kind, 1.0)
+            add(
+                "baselines", n_tokens=N, metric=metric, value=value * drift, kind=kind, threshold=np.nan,
+                protocol="exact", scope="any" if kind.startswith("uniform") else "heads",
+                model="" if kind.startswith("uniform") else models[0], revision="", step=-1,
+                std=0.0 if kind.startswith("uniform") else 0.01, count=0 if kind.startswith("uniform") else 6,
+            )  # fmt: skip
+    return Results(
+        {name: pd.DataFrame(table) for name, table in rows.items()},
+        study={"study": "sink_study", "models": [{"path": model, "label": model} for model in models]},
+        provenance={"attnscope": "0.1.0", "skipped": []},
+    )
+
+
+def _head(x: float, protocol: str, head: int, layer: int, causal: bool, token: str) -> dict[str, Any]:
+    exact, nan = protocol == "exact", np.nan
+    return {
+        "n_tokens": N,
+        "sink_share": x if exact else nan,
+        "sink_share_uniform": 0.107 if exact else nan,
+        "sink_position": 0,
+        "sink_token": token,
+        "entropy": 3 - x if exact else 2.5 - x,
+        "entropy_normalized": 1 - x if exact else nan,
+        "fiedler_value": x / 2 if exact else nan,
+        "fiedler_value_normalized": x if exact else nan,
+        "participation_ratio": 1 + x if exact else 8 + x,
+        "spectral_ratio": 2 + x if exact else 1.5 + x,
+        "sink_concentration": nan if exact else 0.35,
+        "mp_ks": x / 3 if exact else nan,
+        "marchenko_pastur_deviation": nan if exact else 4 + x,
+        "bar_count_0": N if exact else (30 if causal else 12),
+        "bar_count_1": 5 + layer if exact else (0 if causal else 3),
+        "mean_persistence_0": x if exact else x / 4,
+        "mean_persistence_1": x / 5 if exact else (nan if causal else x / 9),
+        "attention_max": nan if exact else 1.0,
+        "attention_std": nan if exact else 0.12,
+        "attention_mean": nan if exact else 1 / N,
+        "head_divergence": nan if head < 0 else x,
+        "alignment_value": nan if head < 0 or not exact else x - 0.5,
+        "alignment_hidden": x - 0.3 if exact else -x,
+        "alignment_value_without_sinks": x - 0.45 if exact and head >= 0 else nan,
+        "alignment_hidden_without_sinks": x - 0.25 if exact else nan,
+        "entropy_magnitude_correlation": 0.2 if exact else 0.1,
+        "reference_magnitude": 0.6 + x / 10 if exact else 0.7,
+        "reference_directional": 0.5 + x / 10 if exact else 0.75,
+        "reference_information": 0.3 + x / 10 if exact else 12.0,
+        "pca_correlation": nan if exact else 0.05,
+    }
+
+
+def _layer(x: float, protocol: str) -> dict[str, Any]:
+    exact = protocol == "exact"
+    columns: dict[str, Any] = {"n_tokens": N, "head_divergence": x}
+    for at in (80, 90, 95):
+        columns[f"kl_reduction_{at}"] = x * (1 - at / 100) * (1 if exact else 2)
+        columns[f"sink_concentration_{at}"] = 0.9 - at / 200
+        columns[f"sink_count_{at}"] = (100 - at) // 5
+        columns[f"p_value_{at}"] = np.nan if exact else 0.04
+        columns[f"kl_reduction_speed_{at}"] = np.nan if exact else x * (1 - at / 100)
+    columns["transformation_magnitude"] = 5 + 10 * x
+    columns["transformation_magnitude_attention"] = 2 + x if exact else np.nan
+    columns["transformation_magnitude_mlp"] = 3 + x if exact else np.nan
+    return columns
+
+
+def _graph(x: float, threshold: float, protocol: str) -> dict[str, Any]:
+    exact = protocol == "exact"
+    return {
+        "fiedler_value": x,
+        "density": 1 - threshold - x / 10,
+        "hub_share": 0.9 - threshold,
+        "gini": 0.4 + x / 10,
+        "centralization": 0.5,
+        "star_likeness": 0.6 + x / 10,
+        "betti_0": 3 if exact else -1,
+        "betti_1": 2 if exact else -1,
+        "effective": True,
+    }
