@@ -17,7 +17,7 @@ def model():
 
 def test_an_unknown_site_lists_the_known_ones(model):
     with pytest.raises(
-        ValueError, match=r"sites must be among attention, query, .*mlp_output, got \['atention'\]"
+        ValueError, match=r"sites must be among attention, query, .*block_output, got \['atention'\]"
     ):
         capture(model, sites=("atention",))
     with pytest.raises(ValueError, match="sites must be among"):

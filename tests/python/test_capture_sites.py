@@ -211,3 +211,21 @@ def test_many_small_maps_are_tiled_over_samples(monkeypatch):
     monkeypatch.setattr(interface, "TILE_ELEMENTS", 2 * 4 * 37 * 37)
     for a, b in zip(whole, run(model, ("attention",), inputs), strict=True):
         assert torch.equal(a.attention, b.attention)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert", "gemma2", "albert"])
+def test_what_leaves_a_block_enters_the_next(name):
+    model = models.tiny(name)
+    inputs = models.text(model, padding="right")
+    layers = run(model, ("hidden", "block_output"), inputs)
+    for one, following in zip(layers, layers[1:], strict=False):
+        assert torch.equal(one.block_output, following.hidden)
+    with torch.no_grad():
+        out = model(**inputs, output_hidden_states=True)
+    last = layers[-1].block_output
+    if name == "llama":
+        # transformers' last hidden state is taken after the final norm
+        assert torch.allclose(model.model.norm(last), out.hidden_states[-1], atol=1e-4)
+        assert not torch.allclose(last, out.hidden_states[-1], atol=1e-2)
+    if name in ("bert", "albert"):
+        assert torch.allclose(last, out.hidden_states[-1], atol=1e-4)

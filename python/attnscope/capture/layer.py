@@ -17,6 +17,7 @@ SITES = (
     "attention_input",
     "attention_output",
     "mlp_output",
+    "block_output",
 )
 PER_HEAD = frozenset({"query", "key", "value"})
 
@@ -33,6 +34,7 @@ class Layer:
     | ``attention_input`` | ``[B, q, D]`` | what the attention module reads (after a pre-norm) |
     | ``attention_output`` | ``[B, q, D]`` | output of the projection W_O, before any norm and the residual |
     | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, likewise |
+    | ``block_output`` | ``[B, q, D]`` | residual stream leaving the layer |
 
     A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.
 
@@ -123,6 +125,11 @@ class Layer:
         """Output of the feed-forward part ``[B, q, D]``."""
         return self._site("mlp_output")
 
+    @property
+    def block_output(self) -> Tensor:
+        """Residual stream leaving the layer ``[B, q, D]``."""
+        return self._site("block_output")
+
     # Padding -------------------------------------------------------------------------------------------
 
     @property
@@ -148,7 +155,7 @@ class Layer:
 
     def _size(self) -> tuple[int, int]:
         keys = self.valid.shape[-1]
-        for name in ("attention", "query", "hidden", "attention_input", "attention_output", "mlp_output"):
+        for name in ("attention", "query", "hidden", "attention_input", "attention_output", "mlp_output", "block_output"):
             if name in self.tensors:
                 return self.tensors[name].shape[-2], keys
         return keys, keys

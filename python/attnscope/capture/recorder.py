@@ -19,7 +19,7 @@ from attnscope.capture.layer import Layer
 # model, or one that the consumer runs between two layers, does not see it and is left alone.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
 
-LATE = frozenset({"attention_output", "mlp_output"})
+LATE = frozenset({"attention_output", "mlp_output", "block_output"})
 # Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
 MASKED_BELOW = -9000.0
 
@@ -347,9 +347,12 @@ class Recorder:
         self.blocks.setdefault(block, {})["mlp_output"] = _first(output).detach().clone()
 
     def _leave_block(self, block: str, output: Any) -> None:
+        if "block_output" in self.sites:
+            self.blocks.setdefault(block, {})["block_output"] = _first(output).detach().clone()
         for draft in self.waiting.pop(block, []):
             late = {
                 "mlp_output": (self.blocks.get(block, {}), "mlp_output"),
+                "block_output": (self.blocks.get(block, {}), "block_output"),
                 "attention_output": (self.projections, draft.name),
             }
             for site in LATE & self.sites:

@@ -37,7 +37,7 @@ def capture(
         layers: numbers of the layers to keep; negative ones count from the end of each stack. Default: all.
         heads: numbers of the query heads to keep. Default: all.
         sites: which tensors to keep, any of ``attention``, ``query``, ``key``, ``value``, ``hidden``,
-            ``attention_input``, ``attention_output``, ``mlp_output``; memory is spent on these only.
+            ``attention_input``, ``attention_output``, ``mlp_output``, ``block_output``; memory is spent on these only.
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
 
     Returns:
@@ -214,7 +214,8 @@ class Tape:
             )
         if far:
             raise RuntimeError(f"capture: {name} does not let {far} be captured. {'; '.join(plan.reasons)}")
-        for place, site in enumerate(("hidden", "attention_output", "mlp_output")):
+        places = (("hidden", 0), ("block_output", 0), ("attention_output", 1), ("mlp_output", 2))
+        for site, place in places:
             lost = [core for core, parts in plan.parts.items() if parts[place] is None]
             if site in self._sites and lost:
                 raise RuntimeError(f"capture: {name}: no place for site {site!r} was found around {lost[0]}")
