@@ -29,9 +29,14 @@ KEYS: dict[str, tuple[str, ...]] = {
     "graphs": (*HEAD_KEYS, "threshold"),
     "layers": (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),
     "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
-    "frames": (*CHECKPOINT_KEYS, "protocol"),
-    "fisher": (*CHECKPOINT_KEYS, "layer", "protocol"),
-    "emergence": ("model", "layer", "head", "protocol", "metric"),
+    "frames": (*CHECKPOINT_KEYS, "group", "protocol"),
+    "frame_evidence": (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
+    "specialization": (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
+    "layer_tests": (*CHECKPOINT_KEYS, "metric", "layer", "other_layer", "protocol"),
+    "fisher": (*CHECKPOINT_KEYS, "sample", "layer", "group", "protocol"),
+    "ablation": (*CHECKPOINT_KEYS, "sample", "keys"),
+    "emergence": ("model", "group", "layer", "head", "protocol", "metric"),
+    "nulls": (*CHECKPOINT_KEYS, "sample", "kind", "protocol", "scope", "metric", "threshold"),
     "baselines": ("n_tokens", "metric", "kind", "threshold"),
 }
 

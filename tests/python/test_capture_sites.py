@@ -218,7 +218,7 @@ def test_what_leaves_a_block_enters_the_next(name):
     model = models.tiny(name)
     inputs = models.text(model, padding="right")
     layers = run(model, ("hidden", "block_output"), inputs)
-    for one, following in zip(layers, layers[1:], strict=False):
+    for one, following in pairwise(layers):
         assert torch.equal(one.block_output, following.hidden)
     with torch.no_grad():
         out = model(**inputs, output_hidden_states=True)

@@ -102,9 +102,27 @@ def test_an_unknown_recipe_or_metric_is_refused():
         recipe_of(Study(models="a", texts="b", metrics="fiedler"))
 
 
-def test_a_protocol_that_a_recipe_cannot_follow_is_refused():
+def test_a_protocol_that_a_recipe_cannot_follow_is_refused(monkeypatch):
+    from attnscope.studies.sink_study import SinkStudy
+
+    assert recipe_of(Study(models="a", texts="b", protocols="both")).protocols == ("exact", "ruscio2025")
+    monkeypatch.setattr(SinkStudy, "protocols", ("exact",))
     with pytest.raises(ConfigError, match="sink_study follows exact, not ruscio2025; its functions are in"):
         recipe_of(Study(models="a", texts="b", protocols="both"))
+
+
+def test_extra_analyses_are_named_or_all():
+    def extra(value):
+        return recipe_of(Study(models="a", texts="b", options={"extra": value})).extra
+
+    assert recipe_of(Study(models="a", texts="b")).extra == ()
+    assert extra("all") == extra(["all"]) == ("fisher", "ablation", "random_weights", "row_permutation")
+    assert extra("ablation") == extra(["ablation"]) == ("ablation",)
+    assert extra(["row_permutation", "fisher"]) == ("fisher", "row_permutation")
+    with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
+        extra(["fischer"])
+    with pytest.raises(ConfigError, match="sink_study has no option 'extras'; did you mean 'extra'"):
+        recipe_of(Study(models="a", texts="b", options={"extras": "all"}))
 
 
 def test_set_key_reaches_every_place():

@@ -85,29 +85,53 @@ def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequen
     References:
         Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
     """
+    return output_kl_of_sets(model, inputs, {"keys": keys})["keys"]
+
+
+def output_kl_of_sets(
+    model: nn.Module, inputs: Mapping[str, Any], sets: Mapping[str, Tensor | Sequence[int]]
+) -> dict[str, OutputKl]:
+    """`output_kl` for several sets of keys, the whole model run once for all of them.
+
+    Args:
+        model: as for `output_kl`.
+        inputs: of the model.
+        sets: keys by name.
+    """
     ids = inputs["input_ids"]
     real = inputs.get("attention_mask")
     real = torch.ones_like(ids) if real is None else real
     if real.ndim != 2:
         raise ValueError(f"output_kl: attention_mask must have shape [B, n], got {tuple(real.shape)}")
     real = real.bool()
-    removed = _keys(keys, real)
+    hidden = {name: _keys(keys, real) for name, keys in sets.items()}
+    real, ids = real.cpu(), ids.cpu()
     training = model.training
+    results: dict[str, OutputKl] = {}
     model.eval()
     try:
         with torch.no_grad():
-            # Both runs go through the same attention function, so that they differ by the keys alone.
-            before = _logits(model, inputs, torch.zeros_like(removed))
-            after = _logits(model, inputs, removed)
+            # All runs go through the same attention function, so that they differ by the keys alone.
+            none = torch.zeros(real.shape, dtype=torch.bool, device=inputs["input_ids"].device)
+            p = _logits(model, inputs, none).log_softmax(-1)
+            for name, removed in hidden.items():
+                if not bool(removed.any()):
+                    results[name] = _compared(model, p, p, ids, real)
+                    continue
+                q = _logits(model, inputs, removed).log_softmax(-1)
+                results[name] = _compared(model, p, q, ids, real)
     finally:
         model.train(training)
-    p, q = before.log_softmax(-1), after.log_softmax(-1)
+    return results
+
+
+def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor) -> OutputKl:
     divergence = (p.exp() * (p - q)).sum(-1).clamp(min=0)
-    kl = torch.where(real.cpu(), divergence, 0.0).sum(-1) / real.cpu().sum(-1)
+    kl = torch.where(real, divergence, 0.0).sum(-1) / real.sum(-1)
     if not _predicts_next(model):
         nothing = torch.full_like(kl, torch.nan)
         return OutputKl(kl, nothing, nothing)
-    return OutputKl(kl, _loss(p, ids.cpu(), real.cpu()), _loss(q, ids.cpu(), real.cpu()))
+    return OutputKl(kl, _loss(p, ids, real), _loss(q, ids, real))
 
 
 @contextmanager

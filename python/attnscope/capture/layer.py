@@ -155,7 +155,15 @@ class Layer:
 
     def _size(self) -> tuple[int, int]:
         keys = self.valid.shape[-1]
-        for name in ("attention", "query", "hidden", "attention_input", "attention_output", "mlp_output", "block_output"):
+        for name in (
+            "attention",
+            "query",
+            "hidden",
+            "attention_input",
+            "attention_output",
+            "mlp_output",
+            "block_output",
+        ):
             if name in self.tensors:
                 return self.tensors[name].shape[-2], keys
         return keys, keys

@@ -37,7 +37,8 @@ def capture(
         layers: numbers of the layers to keep; negative ones count from the end of each stack. Default: all.
         heads: numbers of the query heads to keep. Default: all.
         sites: which tensors to keep, any of ``attention``, ``query``, ``key``, ``value``, ``hidden``,
-            ``attention_input``, ``attention_output``, ``mlp_output``, ``block_output``; memory is spent on these only.
+            ``attention_input``, ``attention_output``, ``mlp_output``, ``block_output``; memory is
+            spent on these only.
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
 
     Returns:

@@ -188,6 +188,8 @@ def uniform_value(
     if baselines is None or baselines.empty or "n_tokens" not in frame:
         return float("nan")
     table = baselines[baselines["metric"] == metric]
+    if "protocol" in table:
+        table = table[(table["protocol"] == "exact") & table["kind"].str.startswith("uniform")]
     if threshold is None:
         table = table[table["threshold"].isna()]
     else:

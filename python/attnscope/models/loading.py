@@ -79,6 +79,46 @@ def load_model(
     )
 
 
+def random_twin(
+    checkpoint: Checkpoint, *, seed: int, device: str = "auto", trust_remote_code: bool = False
+) -> LoadedModel:
+    """A model of the same configuration with the random weights that training would start from, float32.
+
+    Args:
+        checkpoint: whose configuration.
+        seed: of the weights; torch's own generators are left as they were.
+        device: as for `load_model`.
+        trust_remote_code: as for `load_model`.
+
+    Raises:
+        LoadError: missing or broken configuration, no memory.
+    """
+    import transformers
+
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
+    place = _place(checkpoint, trust_remote_code)
+    with _errors_of(checkpoint, "twin with random weights: "), _quiet(), torch.random.fork_rng():
+        config = transformers.AutoConfig.from_pretrained(**place)
+        named = (getattr(config, "architectures", None) or [""])[0]
+        torch.manual_seed(seed)
+        cls = getattr(transformers, named, None) if named else None
+        if cls is not None and not trust_remote_code:
+            model = cls._from_config(config, dtype=torch.float32)
+        else:
+            options = {"trust_remote_code": True} if trust_remote_code else {}
+            model = _auto_class(config, named).from_config(config, dtype=torch.float32, **options)
+        model = model.to(device).eval()
+    return LoadedModel(
+        model=model,
+        checkpoint=checkpoint,
+        commit=str(getattr(config, "_commit_hash", None) or ""),
+        dtype="float32",
+        device=device,
+        parameters=sum(weights.numel() for weights in model.parameters()),
+        architecture=type(model).__name__,
+    )
+
+
 def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any:
     """The configuration of a checkpoint, without its weights.
 

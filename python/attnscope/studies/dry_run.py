@@ -83,7 +83,7 @@ def dry_run(study: Study) -> Estimate:
     """
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
-    plan = make_plan(study)
+    plan = make_plan(study, twins=engine.recipe.twins())
     seconds, peak = 0.0, resident_bytes()
     for source in sorted({unit.source for unit in plan.units}):
         units = [unit for unit in plan.units if unit.source == source]

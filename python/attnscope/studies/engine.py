@@ -17,11 +17,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.models import LoadedModel, LoadError, load_model
-from attnscope.models.loading import free_disk
+from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
+from attnscope.models.loading import free_disk, random_twin
 from attnscope.results import Results, load, stamped
 from attnscope.studies import recipe_of
-from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.config import ConfigError, ModelSource, Study
 from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.lock import FolderLock
 from attnscope.studies.plan import Plan, Unit, batches, make_plan, megabytes
@@ -114,6 +114,7 @@ class Tally:
     units: int = 0
     forward_seconds: float = 0.0
     metric_seconds: float = 0.0
+    after_seconds: float = 0.0
     spoiled: Counter[str] = field(default_factory=Counter)
     undefined: Counter[str] = field(default_factory=Counter)
     commits: dict[str, str] = field(default_factory=dict)
@@ -143,7 +144,7 @@ class Engine:
         made = not self.folder.exists()
         if not resume:
             self._refuse_existing()
-        plan = make_plan(self.study)
+        plan = make_plan(self.study, twins=self.recipe.twins())
         for note in plan.notes:
             self.say(note)
         for title, reason in plan.skipped:
@@ -210,6 +211,8 @@ class Engine:
         self._write_tables(plan, shards, [unit.id for unit in plan.units if unit.id in done])
         facts["seconds"] = round(time.monotonic() - started, 3)
         self._write_provenance(facts, plan, "finished")
+        for note in self.recipe.notes:
+            self.say(note)
         for metric, count in self.tally.spoiled.items():
             self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
         for metric, count in self.tally.undefined.items():
@@ -237,18 +240,12 @@ class Engine:
         missing = [unit for unit in plan.units if unit.id not in done]
         extras = own_columns(plan)
         with self._bar(len(plan.units), "units", len(plan.units) - len(missing)) as bar:
-            for checkpoint in dict.fromkeys(unit.checkpoint for unit in missing):
-                units = [unit for unit in missing if unit.checkpoint == checkpoint]
+            for checkpoint, twin in dict.fromkeys((unit.checkpoint, unit.twin) for unit in missing):
+                units = [unit for unit in missing if (unit.checkpoint, unit.twin) == (checkpoint, twin)]
                 source = self.study.models[units[0].source]
-                bar.set_postfix_str(checkpoint.title)
+                bar.set_postfix_str(f"{checkpoint.model}, random weights" if twin else checkpoint.title)
                 try:
-                    loaded = load_model(
-                        checkpoint,
-                        dtype=source.dtype,
-                        device=source.device,
-                        trust_remote_code=source.trust_remote_code,
-                    )
-                    self._note_model(loaded)
+                    loaded = self._loaded(checkpoint, source, twin)
                     for unit in units:
                         yield unit, self.measure_unit(unit, loaded, plan, extras)
                         bar.update(1)
@@ -257,10 +254,19 @@ class Engine:
                     plan.skipped.append((checkpoint.title, reason))
                     self.say(f"skipped {checkpoint.title}: {reason}")
                     continue
-                if source.free_disk:
+                rest = missing[missing.index(units[-1]) + 1 :]
+                if source.free_disk and all(unit.checkpoint != checkpoint for unit in rest):
                     self.say(f"{checkpoint.title}: {megabytes(free_disk(loaded))} of disk freed")
                 del loaded
                 gc.collect()
+
+    def _loaded(self, checkpoint: Checkpoint, source: ModelSource, twin: bool) -> LoadedModel:
+        options: dict[str, Any] = {"device": source.device, "trust_remote_code": source.trust_remote_code}
+        if twin:
+            return random_twin(checkpoint, seed=self.study.seed, **options)
+        loaded = load_model(checkpoint, dtype=source.dtype, **options)
+        self._note_model(loaded)
+        return loaded
 
     def measure_unit(
         self, unit: Unit, loaded: LoadedModel, plan: Plan, extras: dict[str, Any] | None = None
@@ -274,18 +280,25 @@ class Engine:
             extras: the sources' own columns, one value per sentence of the study.
         """
         checkpoint = unit.checkpoint
-        rows = Rows({"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step})
+        keys = {"model": checkpoint.model, "revision": checkpoint.revision, "step": checkpoint.step}
+        if unit.twin:
+            keys |= {"revision": "", "step": -1}
+        rows = Rows(keys, null=unit.twin)
         encoder = plan.encoders[unit.source]
         seen: set[tuple[int, bool]] = set()
+        masks: dict[int, bool] = {}
         if unit.id == next(one.id for one in plan.units if one.checkpoint == checkpoint):
             for table, columns in self.recipe.of_weights(loaded.model).items():
                 rows.add(table, columns)
         with self._counting(), self._bar(len(unit.inputs), "sentences", leave=False) as bar:
             for group in batches(unit, plan.heads[unit.source], _layer_budget(self.study)):
                 batch = batch_of(group, encoder)
-                causal = self._forward(loaded, batch, encoder.pad_id, rows)
+                causal = self._forward(loaded, batch, encoder, rows)
                 seen |= {(n, causal) for n in batch.lengths}
+                masks |= dict.fromkeys(batch.samples, causal)
                 bar.update(len(group))
+        if unit.twin:
+            return self._nulls(keys, {"random_weights": rows})
         for n, causal in sorted(seen):
             if (n, causal) not in self._uniform:
                 with warnings.catch_warnings():
@@ -294,27 +307,44 @@ class Engine:
                     self._uniform[n, causal] = self.recipe.baselines(n, causal)
             for row in self._uniform[n, causal]:
                 rows.add("baselines", row)
-        tables = {"samples": samples_table(unit, encoder, extras), **rows.finish()}
-        return tables
+        tables = {"samples": samples_table(unit, encoder, extras, masks), **rows.finish()}
+        return {**tables, **self._nulls(keys, {kind: rows.nulls(kind) for kind in rows.kinds()})}
 
-    def _forward(self, loaded: LoadedModel, batch: Batch, pad_id: int, rows: Rows) -> bool:
+    def _nulls(self, keys: dict[str, Any], nulls: dict[str, Rows]) -> dict[str, Any]:
+        """The table `nulls`, which keeps averages of what the nulls' rows hold."""
+        kept = Rows(keys)
+        for kind, rows in nulls.items():
+            columns = self.recipe.reduced(rows.finish(), kind)
+            if columns:
+                kept.add("nulls", columns)
+        return kept.finish()
+
+    def _forward(self, loaded: LoadedModel, batch: Batch, encoder: Encoder, rows: Rows) -> bool:
         """One padded batch through the model; every layer is measured while it is alive."""
-        causal, inside, began = True, 0.0, time.perf_counter()
+        causal, inside, began, after = True, 0.0, time.perf_counter(), 0.0
         for model, part in self.recipe.passes(loaded.model, batch):
+            inputs = padded(part, encoder.pad_id, loaded.device)
+            outputs: list[Any] = []
             for number, layer in self_attention(
                 model,
-                padded(part, pad_id, loaded.device),
+                inputs,
                 layers=self.study.layers or None,
                 sites=self.recipe.sites(),
                 extra=self.recipe.extra_sites(),
+                outputs=outputs,
             ):
                 measuring = time.perf_counter()
                 # in a causal map the first query sees the first key alone
                 causal = causal and not bool((layer.attention[:, :, 0, 1:] != 0).any())
                 self.recipe.measure(layer, number, part, rows)
                 inside += time.perf_counter() - measuring
+            ending = time.perf_counter()
+            last = getattr(outputs[0], "last_hidden_state", None) if outputs else None
+            self.recipe.after(loaded, inputs, part, encoder, last, rows)
+            after += time.perf_counter() - ending
         self.tally.metric_seconds += inside
-        self.tally.forward_seconds += time.perf_counter() - began - inside
+        self.tally.after_seconds += after
+        self.tally.forward_seconds += time.perf_counter() - began - inside - after
         return causal
 
     @contextmanager
@@ -356,9 +386,10 @@ class Engine:
                 shards.gather(done, name, target / f"{name}.parquet")
         if "baselines" in names:
             # every unit holds the baselines of its own lengths; here each is kept once
+            parts = [shards.read(unit, "baselines") for unit in done if "baselines" in shards.rows(unit)]
             keys = ["n_tokens", "metric", "kind", "threshold"]
+            keys += ["protocol"] if "protocol" in parts[0].column_names else []
             seen: dict[tuple[Any, ...], int] = {}
-            parts = [shards.read(unit, "baselines") for unit in done]
             whole = pa.concat_tables(parts)
             for position, key in enumerate(zip(*(_hashable(whole, name) for name in keys), strict=True)):
                 seen.setdefault(key, position)
@@ -375,11 +406,12 @@ class Engine:
             "state": state,
             "models": self.tally.models or self._stored_models(),
             "sentences": plan.counts,
-            "notes": plan.notes,
+            "notes": [*plan.notes, *self.recipe.notes],
             "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
             "units": {"planned": len(plan.units), "done_by_this_process": self.tally.units},
             "forward_seconds": round(self.tally.forward_seconds, 3),
             "metric_seconds": round(self.tally.metric_seconds, 3),
+            "after_seconds": round(self.tally.after_seconds, 3),
             "spoiled": dict(self.tally.spoiled),
             "undefined": dict(self.tally.undefined),
         }

@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.capture.layer import PER_HEAD
 from attnscope.models import Encoder, LoadError
 from attnscope.studies.plan import Input
 from attnscope.studies.recipe import Batch
@@ -55,6 +56,7 @@ def self_attention(
     layers: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
     extra: Sequence[str] = (),
+    outputs: list[Any] | None = None,
 ) -> Iterator[tuple[int, Layer]]:
     """Streams the self-attention layers of one forward pass with a number that is unique in the model.
 
@@ -67,6 +69,7 @@ def self_attention(
         layers: only these.
         sites: what is captured.
         extra: captured too where the model lets it; a layer then has them among its `tensors`.
+        outputs: gets what the model returns, when the last layer is through.
 
     Raises:
         LoadError: the model's attention cannot be captured.
@@ -74,17 +77,28 @@ def self_attention(
     config = model.config
     seq2seq = getattr(config, "is_encoder_decoder", False)
     body = model.get_encoder() if seq2seq else getattr(model, "base_model", model)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    depth = int(getattr(text, "num_hidden_layers", None) or 1)
+    count = depth(model)
     stacks: dict[tuple[str, int], int] = {}
     with ExitStack() as stack:
-        tape = _opened(stack, body, layers, [(*sites, *extra), tuple(sites)] if extra else [tuple(sites)])
+        own = tuple(site for site in extra if site not in PER_HEAD)
+        # what a model's attention does not hand out must not cost the states around it
+        choices = dict.fromkeys([(*sites, *extra), (*sites, *own), tuple(sites)])
+        tape = _opened(stack, body, layers, list(choices))
         for layer in tape.run(**inputs):
             if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
                 continue
             # a second stack, or a module that runs twice, counts on where the first one ends
             place = stacks.setdefault((layer.stack, layer.call), len(stacks))
-            yield place * depth + layer.index, layer
+            yield place * count + layer.index, layer
+        if outputs is not None:
+            outputs.append(tape.output)
+
+
+def depth(model: Any) -> int:
+    """Number of layers of one stack of the model."""
+    config = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "num_hidden_layers", None) or 1)
 
 
 def _opened(

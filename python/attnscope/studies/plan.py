@@ -46,6 +46,7 @@ class Unit:
         checkpoint: which weights.
         source: position of the model in the study.
         inputs: the sentences.
+        twin: whether a model of the same configuration with random weights reads them, as a null.
     """
 
     id: str
@@ -53,6 +54,7 @@ class Unit:
     checkpoint: Checkpoint
     source: int
     inputs: tuple[Input, ...]
+    twin: bool = False
 
     @property
     def tokens(self) -> int:
@@ -72,6 +74,7 @@ class Plan:
         layers: layers of each model.
         skipped: title and reason of checkpoints that cannot be used.
         notes: what a person should know before trusting the numbers.
+        twins: whether models with random weights are among the units.
         counts: sentences cut, of one token, empty, without BOS; per model label.
     """
 
@@ -84,6 +87,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[Sentence] = field(default_factory=list)
+    twins: bool = False
 
     @property
     def tokens(self) -> int:
@@ -101,17 +105,18 @@ class Plan:
         return hashlib.sha256("".join(unit.id for unit in self.units).encode()).hexdigest()[:16]
 
 
-def make_plan(study: Study) -> Plan:
+def make_plan(study: Study, *, twins: bool = False) -> Plan:
     """Reads the sentences, finds the checkpoints, encodes, and cuts into units.
 
     Args:
         study: the configuration.
+        twins: whether a twin of each model with random weights reads the sentences too.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
         LoadError: no model can be used at all.
     """
-    plan = Plan(study, sentences=read_sentences(study.texts, study.seed))
+    plan = Plan(study, sentences=read_sentences(study.texts, study.seed), twins=twins)
     labels: dict[str, int] = {}
     for position, source in enumerate(study.models):
         try:
@@ -130,16 +135,33 @@ def make_plan(study: Study) -> Plan:
             continue
         for checkpoint in checkpoints:
             weights = fingerprint(checkpoint)
-            for start in range(0, len(inputs), study.block):
-                block = tuple(inputs[start : start + study.block])
-                name = _unit_id(study, source, checkpoint, weights, block)
-                file = f"{len(plan.units):06d}-{name[:12]}.parquet"
-                plan.units.append(Unit(name, file, checkpoint, position, block))
+            _add_units(plan, position, source, checkpoint, weights, inputs)
+        if plan.twins:
+            # one for a whole series, whose checkpoints share their configuration
+            _add_units(plan, position, source, checkpoints[0], "random weights", inputs, twin=True)
     if not plan.units:
         reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
         raise LoadError("; ".join(reasons) or "no sentence is left to measure")
     _check_memory(plan)
     return plan
+
+
+def _add_units(
+    plan: Plan,
+    position: int,
+    source: ModelSource,
+    checkpoint: Checkpoint,
+    weights: str,
+    inputs: Sequence[Input],
+    *,
+    twin: bool = False,
+) -> None:
+    block = plan.study.block
+    for start in range(0, len(inputs), block):
+        chosen = tuple(inputs[start : start + block])
+        name = _unit_id(plan.study, source, checkpoint, weights, chosen)
+        file = f"{len(plan.units):06d}-{name[:12]}.parquet"
+        plan.units.append(Unit(name, file, checkpoint, position, chosen, twin))
 
 
 def _encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> list[Input]:

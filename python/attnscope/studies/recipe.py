@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
+    from attnscope.models import Encoder, LoadedModel
     from attnscope.studies.config import Study
 
 
@@ -37,10 +38,13 @@ class Rows:
 
     Args:
         constants: key columns that are the same in every row: model, revision, step.
+        null: whether they belong to a null, of which only averages are kept.
     """
 
-    def __init__(self, constants: Mapping[str, Any]) -> None:
+    def __init__(self, constants: Mapping[str, Any], *, null: bool = False) -> None:
         self.constants = dict(constants)
+        self.null = null
+        self._nulls: dict[str, Rows] = {}
         self._parts: dict[str, list[dict[str, np.ndarray[Any, Any]]]] = {}
 
     def add(self, table: str, columns: Mapping[str, Any]) -> None:
@@ -48,10 +52,11 @@ class Rows:
 
         Args:
             table: name of the table.
-            columns: arrays, or tensors on the CPU, of one length; the same columns in every call.
+            columns: arrays, or tensors on the CPU, of one length. Where calls differ in columns, as two
+                protocols do, what a row lacks is NaN, −1, False or "" by the kind of the column.
 
         Raises:
-            ValueError: columns of different lengths, or other columns than before.
+            ValueError: columns of different lengths.
         """
         arrays = {name: np.asarray(values) for name, values in columns.items()}
         lengths = {len(values) for values in arrays.values() if values.ndim}
@@ -63,10 +68,19 @@ class Rows:
             name: values if values.ndim else np.full(length, values.item(), dtype=_dtype(values))
             for name, values in arrays.items()
         }
-        parts = self._parts.setdefault(table, [])
-        if parts and list(parts[0]) != list(arrays):
-            raise ValueError(f"table {table!r}: columns {list(arrays)} after {list(parts[0])}")
-        parts.append(arrays)
+        self._parts.setdefault(table, []).append(arrays)
+
+    def nulls(self, kind: str) -> Rows:
+        """The rows of a null of the same sentences.
+
+        Args:
+            kind: name of the null.
+        """
+        return self._nulls.setdefault(kind, Rows(self.constants, null=True))
+
+    def kinds(self) -> list[str]:
+        """Names of the nulls that have rows."""
+        return sorted(self._nulls)
 
     def finish(self) -> dict[str, pa.Table]:
         """The tables, keys first, rows in the order of their keys."""
@@ -74,9 +88,10 @@ class Rows:
 
         tables = {}
         for table, parts in self._parts.items():
-            columns = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            columns = _joined(parts)
             length = len(next(iter(columns.values())))
             constants = {} if table == "baselines" else self.constants
+            # equal values of a constant column need no sorting, and neither does one that is no key
             keys = [key for key in KEYS.get(table, ()) if key in columns]
             if keys:
                 order = np.lexsort([columns[key] for key in reversed(keys)])
@@ -108,6 +123,7 @@ class Recipe(ABC):
 
     def __init__(self, study: Study) -> None:
         self.study = study
+        self.notes: list[str] = []
 
     @classmethod
     @abstractmethod
@@ -153,6 +169,48 @@ class Recipe(ABC):
             rows: takes the results.
         """
 
+    def after(  # noqa: B027  (most studies need nothing more)
+        self,
+        loaded: LoadedModel,
+        inputs: Mapping[str, Tensor],
+        batch: Batch,
+        encoder: Encoder,
+        last: Tensor | None,
+        rows: Rows,
+    ) -> None:
+        """Called when all layers of a batch are measured, for what needs the whole or other runs.
+
+        Args:
+            loaded: the model.
+            inputs: of the forward pass.
+            batch: the sentences.
+            encoder: of the model.
+            last: the last hidden state [b, n, D], None where the model gives none.
+            rows: takes the results.
+        """
+
+    def twins(self) -> bool:
+        """Whether a twin of each model with random weights is wanted, as a null."""
+        return False
+
+    def note(self, text: str) -> None:
+        """Remembers what a person should know; each text is said once a run.
+
+        Args:
+            text: "" is nothing.
+        """
+        if text and text not in self.notes:
+            self.notes.append(text)
+
+    def reduced(self, tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
+        """What is kept of the tables of a null: columns of the table `nulls`.
+
+        Args:
+            tables: as a unit has them.
+            kind: of the null.
+        """
+        return {}
+
     def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
         """The same metrics on uniform attention: rows of the table `baselines`.
 
@@ -169,6 +227,25 @@ class Recipe(ABC):
             results: the run's tables so far.
         """
         return {}
+
+
+def _joined(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
+    """The columns of all parts, in the order in which they first appear."""
+    kinds: dict[str, np.ndarray[Any, Any]] = {}
+    for part in parts:
+        for name, values in part.items():
+            kinds.setdefault(name, values)
+    return {
+        name: np.concatenate(
+            [part[name] if name in part else _absent(kind, len(next(iter(part.values())))) for part in parts]
+        )
+        for name, kind in kinds.items()
+    }
+
+
+def _absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    nothing: Any = {"f": np.nan, "i": -1, "b": False}.get(like.dtype.kind, "")
+    return np.full(count, nothing, dtype=_dtype(like))
 
 
 def head_mean(heads: Tensor) -> Tensor:

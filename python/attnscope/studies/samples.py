@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from attnscope.models import Encoder
@@ -13,13 +14,19 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 
-def samples_table(unit: Unit, encoder: Encoder, extras: dict[str, Any] | None = None) -> pa.Table:
+def samples_table(
+    unit: Unit,
+    encoder: Encoder,
+    extras: dict[str, Any] | None = None,
+    causal: Mapping[int, bool] | None = None,
+) -> pa.Table:
     """The rows of `samples` of one unit.
 
     Args:
         unit: its sentences.
         encoder: of its model.
         extras: the sources' own columns, one value per sentence of the study.
+        causal: sample -> whether every map of it was causal; None where nobody looked.
     """
     import pyarrow as pa
 
@@ -46,6 +53,8 @@ def samples_table(unit: Unit, encoder: Encoder, extras: dict[str, Any] | None = 
         "source": pa.array([one.sentence.source for one in inputs], pa.string()),
         "source_row": pa.array([one.sentence.source_row for one in inputs], pa.int64()),
     }
+    if causal is not None:
+        columns["causal"] = pa.array([causal[number] for number in numbers], pa.bool_())
     positions = pa.array(numbers, pa.int64())
     columns.update({name: values.take(positions) for name, values in (extras or {}).items()})
     return pa.table(columns)

@@ -1,138 +1,105 @@
 # SPDX-License-Identifier: MIT
 """What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
 
-Every metric of every head and of the head mean (head −1), beside its value on uniform attention.
+Every metric of every head and of the head mean (head −1) in both protocols, per layer and per sentence,
+beside its value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the
+sensitivity of its loss; frames, specialisation and emergence.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import measure
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns, head_mean
+from attnscope.results import nearest
+from attnscope.studies.config import ConfigError
+from attnscope.studies.forward import depth
+from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
+from attnscope.studies.sink import exact, published, summaries
+from attnscope.studies.sink.nulls import (
+    BASELINES,
+    closed_form,
+    per_sentence,
+    shuffled_rows,
+    uniform_attention,
+)
+from attnscope.studies.sink.readings import GRAPHS, HEADS
+from attnscope.studies.sink.runs import Ablation, fisher_rows
+from attnscope.studies.sink.states import SITES, States
 
 if TYPE_CHECKING:
+    import pyarrow as pa
+
     from attnscope.capture import Layer
+    from attnscope.models import Encoder, LoadedModel
+    from attnscope.results import Results
 
-
-@dataclass(frozen=True)
-class Reading:
-    """One call of a metric and the columns that its result fills.
-
-    Attributes:
-        metric: name of the public function.
-        options: of the call.
-        columns: column name -> what of the result goes there, one number per map; it is also told which
-            maps are spoiled by NaN or infinite entries, because a flag cannot say so itself.
-    """
-
-    metric: str
-    columns: Mapping[str, Callable[[Any, Tensor], Tensor]]
-    options: Mapping[str, Any]
-
-
-def _plain(metric: str, column: str = "", **options: Any) -> Reading:
-    return Reading(metric, {column or metric: lambda result, spoiled: result}, options)
-
-
-def _fields(metric: str, columns: Mapping[str, str], **options: Any) -> Reading:
-    def take(field: str) -> Callable[[Any, Tensor], Tensor]:
-        return lambda result, spoiled: getattr(result, field)
-
-    return Reading(metric, {column: take(field) for column, field in columns.items()}, options)
-
-
-def _by_dimension(metric: str) -> Reading:
-    def take(dimension: int) -> Callable[[Any, Tensor], Tensor]:
-        return lambda result, spoiled: result[..., dimension]
-
-    return Reading(metric, {f"{metric}_{dimension}": take(dimension) for dimension in (0, 1)}, {})
-
-
-def _mean_over_queries(result: Tensor, spoiled: Tensor) -> Tensor:
-    return result.nanmean(-1)
-
-
-def _rate(result: Tensor, spoiled: Tensor) -> Tensor:
-    return result.double().masked_fill(spoiled, math.nan)
-
-
-def _count(result: Tensor, spoiled: Tensor) -> Tensor:
-    return result.sum(-1).masked_fill(spoiled, -1)
-
-
-#: What fills the table `heads`.
-HEADS: tuple[Reading, ...] = (
-    _fields("sink_share", {"sink_share": "share", "sink_share_uniform": "uniform", "sink_boost": "boost"}),
-    Reading("sink_rate", {"sink_rate": _rate}, {}),
-    _plain("sink_position"),
-    Reading("sink_tokens", {"sink_count": _count}, {}),
-    _plain("top_mass", k=1),
-    Reading("attention_entropy", {"entropy": _mean_over_queries}, {}),
-    Reading("attention_entropy", {"entropy_normalized": _mean_over_queries}, {"normalized": True}),
-    _plain("fiedler_value"),
-    _plain("fiedler_value", "fiedler_value_normalized", normalized=True),
-    _plain("laplacian_gap"),
-    _plain("participation_ratio"),
-    _plain("participation_ratio", "participation_ratio_eigen", spectrum="eigen"),
-    _plain("participation_ratio", "participation_ratio_laplacian", spectrum="laplacian"),
-    _plain("stable_rank"),
-    _plain("effective_rank"),
-    _plain("spectral_gap"),
-    _plain("spectral_ratio"),
-    _fields(
-        "marchenko_pastur",
-        {
-            f"mp_{field}": field
-            for field in ("ks", "wasserstein", "outliers", "outlier_energy", "largest", "edge")
-        },
-    ),
-    _by_dimension("bar_count"),
-    _by_dimension("total_persistence"),
-    _by_dimension("max_persistence"),
-    _by_dimension("persistent_entropy"),
+#: Metrics of the study that need more than one head, or more than attention.
+OF_LAYERS = (
+    "head_divergence",
+    "sink_removal",
+    "geometric_semantic_alignment",
+    "transformation_magnitude",
+    "entropy_magnitude_correlation",
+    "reference_influence",
+    "classify_frames",
 )
 
-#: Column of `heads` -> the states that attention is compared with.
-ALIGNMENTS = {"alignment_value": "value", "alignment_hidden": "hidden"}
-#: Metrics of `heads` that need more than one head or more than attention.
-OF_LAYERS = ("head_divergence", "geometric_semantic_alignment")
 
-#: What fills the table `graphs`, one row per map and threshold.
-GRAPHS: tuple[str, ...] = ("graph_statistics", "betti_numbers")
+#: What takes further runs of the model or of the metrics, and is done when `options.extra` names it.
+EXTRA = ("fisher", "ablation", "random_weights", "row_permutation")
 
 
 class SinkStudy(Recipe):
-    """Captures attention; fills `heads`, `graphs`, `bars` when asked for, and `baselines`."""
+    """Fills `heads`, `graphs`, `layers`, `baselines`, `bars` on request, and what `options.extra` names.
+
+    `options.extra` is a list, or "all": "fisher" (backward passes), "ablation" (the model without its
+    sinks), "random_weights" (a twin of the same configuration, as null), "row_permutation" (every row of
+    every map shuffled, as null).
+    """
 
     name = "sink_study"
+    protocols = ("exact", "ruscio2025")
+    takes_options = True
+
+    def __init__(self, study: Any) -> None:
+        super().__init__(study)
+        self.extra = extra_analyses(study.options)
+        self._ablation: Ablation | None = None
+        self._held: _Held | None = None
 
     @classmethod
     def metrics(cls) -> list[str]:
         """Names of the metric functions that the study takes."""
-        return sorted({reading.metric for reading in HEADS} | set(GRAPHS) | set(OF_LAYERS))
+        return sorted({one.metric for one in HEADS} | {*GRAPHS, *OF_LAYERS, *published.METRICS})
 
     def sites(self) -> tuple[str, ...]:
-        """Attention, which everything but the value space is made of."""
+        """Attention, which most is made of."""
         return ("attention",)
 
     def extra_sites(self) -> tuple[str, ...]:
-        """Value vectors and the residual stream, for the alignment of attention with meaning."""
-        return tuple(ALIGNMENTS.values()) if self._takes("geometric_semantic_alignment") else ()
+        """Value vectors and the residual stream, for what compares attention with meaning and motion."""
+        wanted = ("geometric_semantic_alignment", "pca_correlation", "reference_influence")
+        moving = ("transformation_magnitude", "entropy_magnitude_correlation")
+        if any(map(self._takes, moving)):
+            return SITES
+        return ("value", "hidden") if any(map(self._takes, wanted)) else ()
+
+    def twins(self) -> bool:
+        """Whether a model with random weights reads the sentences too."""
+        return "random_weights" in self.extra
 
     def _takes(self, metric: str) -> bool:
-        return not self.study.metrics or metric in self.study.metrics
+        asked = self.study.metrics
+        return not asked or metric in asked or any(one in asked for one in published.SYNONYMS.get(metric, ()))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
-        """Every metric on every head of the layer and on their mean.
+        """Every metric on every head of the layer and on their mean, in the study's protocols.
 
         Args:
             layer: captured self-attention.
@@ -140,92 +107,169 @@ class SinkStudy(Recipe):
             batch: the sentences.
             rows: takes the results.
         """
-        heads = layer.matrices()
-        lengths = layer.lengths[:, None]
-        mean = head_mean(heads)
-        for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
-            keys: dict[str, Any] = {
-                "sample": _each(batch.samples, len(names)),
-                "layer": number,
-                "head": names * len(batch.samples),
-                "protocol": "exact",
-            }
-            columns = self._heads(maps, lengths)
-            columns |= self._layer_columns(layer, maps, lengths, mean=names == [-1])
+        states = States.of(layer)
+        if "exact" in self.study.protocols:
+            self._exact(states, number, batch, rows)
+        if "ruscio2025" in self.study.protocols:
+            self._release(rows, last=None)
+            self._held = self._published(states, number, batch, rows)
+        if "row_permutation" in self.extra and not rows.null:
+            self._permuted(states, number, batch, rows)
+        if "ablation" in self.extra and not rows.null:
+            self._ablation = self._ablation or Ablation(batch, self.study.seed)
+            self._ablation.add(states.mean[:, 0])
+
+    def after(
+        self,
+        loaded: LoadedModel,
+        inputs: Mapping[str, Tensor],
+        batch: Batch,
+        encoder: Encoder,
+        last: Tensor | None,
+        rows: Rows,
+    ) -> None:
+        """What needs the whole forward pass, or others beside it.
+
+        Args:
+            loaded: the model.
+            inputs: of the forward pass.
+            batch: the sentences.
+            encoder: of the model.
+            last: the model's last hidden state, None where it gives none.
+            rows: takes the results.
+        """
+        whole = self._held is not None and self._held.number == depth(loaded.model) - 1
+        self._release(rows, last=last if whole else None)
+        ablation, self._ablation = self._ablation, None
+        if rows.null:
+            return
+        if ablation is not None:
+            self.note(ablation.run(loaded, inputs, rows))
+        if "fisher" in self.extra:
+            self.note(fisher_rows(loaded, batch, encoder, self.study, rows))
+
+    def _exact(self, states: States, number: int, batch: Batch, rows: Rows) -> None:
+        lengths = states.lengths[:, None]
+        divergence = None
+        for maps, names in ((states.mean, [-1]), (states.heads, list(states.names))):
+            mean = names == [-1]
+            columns = exact.head_columns(maps, lengths, self._takes)
+            columns |= exact.value_columns(states, maps, self._takes, mean=mean)
+            divergence = None if mean else columns.get("head_divergence")
             if "sink_position" in columns:
-                found = columns["sink_position"].reshape(len(batch.samples), len(names)).tolist()
-                columns["sink_token"] = [
-                    batch.tokens[sample][position] if position >= 0 else ""
-                    for sample, positions in enumerate(found)
-                    for position in positions
-                ]
-            rows.add("heads", {**keys, "n_tokens": _each(batch.lengths, len(names)), **columns})
+                columns["sink_token"] = _tokens_at(columns["sink_position"], batch, len(names))
+            self._add(rows, "exact", number, batch, names, columns)
             if self.study.bars:
                 barcodes = measure(maps, "persistence", lengths=lengths)["persistence"]
-                rows.add("bars", bar_columns(barcodes, keys))
-            graphs = self._graphs(maps, lengths)
-            if graphs:
-                each = len(self.study.thresholds)
-                spread = {
-                    name: np.repeat(value, each) if np.ndim(value) else value for name, value in keys.items()
-                }
-                levels = [_levels(self.study.thresholds, n) for n in batch.lengths for _ in names]
-                rows.add("graphs", {**spread, "threshold": np.concatenate(levels), **graphs})
+                rows.add("bars", bar_columns(barcodes, _keys("exact", number, batch.samples, names)))
+            graphs = exact.graph_columns(maps, lengths, self.study.thresholds, self._takes)
+            self._add_graphs(rows, "exact", number, batch.samples, batch.lengths, names, graphs)
+        columns = exact.layer_columns(states, divergence, self._takes)
+        if columns and not (self.study.metrics and set(columns) == {"head_divergence"}):
+            keys = {"sample": list(batch.samples), "layer": number, "protocol": "exact"}
+            rows.add("layers", {**keys, "n_tokens": list(batch.lengths), **columns})
 
-    def _heads(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
-        """Columns of `heads`, one entry per map, in the order of the leading axes."""
-        chosen = [one for one in HEADS if self._takes(one.metric)]
-        if not chosen:
-            return {}
-        requests = {str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)}
-        requests["incoming"] = {"metric": "incoming_attention"}
-        found = measure(maps, requests, lengths=lengths)
-        spoiled = found["incoming"][..., 0].isnan()
-        columns: dict[str, Any] = {}
-        for at, one in enumerate(chosen):
-            for column, take in one.columns.items():
-                values = take(found[str(at)], spoiled)
-                kind = torch.int64 if not values.dtype.is_floating_point else torch.float64
-                columns[column] = values.to(kind).flatten().numpy()
-        return columns
+    def _published(self, states: States, number: int, batch: Batch, rows: Rows) -> _Held:
+        """The notebooks' numbers; what needs the next hidden state waits for it."""
+        held = _Held(number)
+        names = [-1, *states.names]
+        for n, places in published.equal_lengths(batch.lengths):
+            samples = [batch.samples[place] for place in places]
+            maps, sites = published.whole(states, places, n)
+            columns = published.head_columns(maps, self._takes)
+            columns |= published.value_columns(maps, sites.get("hidden"), self._takes)
+            if "sink_position" in columns:
+                tokens = [batch.tokens[place] for place in places]
+                columns["sink_token"] = _token_texts(columns["sink_position"], tokens, len(names))
+            graphs = published.graph_columns(maps, self.study.thresholds, self._takes)
+            self._add_graphs(rows, "ruscio2025", number, samples, [n] * len(samples), names, graphs)
+            of_layer = published.layer_columns(maps[:, 1:], self._takes)
 
-    def _layer_columns(self, layer: Layer, maps: Tensor, lengths: Tensor, *, mean: bool) -> dict[str, Any]:
-        """Columns of `heads` that need more than one head or more than attention.
+            entropy = published.query_entropy(maps)
 
-        The head mean has no divergence from itself and no value vectors of its own: NaN.
-        """
-        nothing = np.full(maps.shape[0] * maps.shape[1], math.nan)
-        columns: dict[str, Any] = {}
-        if self._takes("head_divergence"):
-            divergence = (
-                nothing if mean else measure(maps, "head_divergence", lengths=lengths)["head_divergence"]
-            )
-            columns["head_divergence"] = np.asarray(divergence).ravel()
-        if self._takes("geometric_semantic_alignment"):
-            for column, site in ALIGNMENTS.items():
-                columns[column] = nothing
-                if site not in layer.tensors or (mean and site == "value"):
-                    continue
-                states = (
-                    layer.states(site, per_head=True) if site == "value" else layer.states(site).unsqueeze(1)
-                )
-                states = states.expand(*maps.shape[:2], *states.shape[2:])
-                found = geometric_semantic_alignment(maps, states.cpu(), lengths=lengths)
-                columns[column] = found.flatten().numpy()
-        return columns
+            def release(
+                last: Tensor | None,
+                *,
+                entropy: Tensor = entropy,
+                sites: Mapping[str, Tensor] = sites,
+                columns: dict[str, Any] = columns,
+                of_layer: dict[str, Any] = of_layer,
+                samples: Sequence[int] = samples,
+                places: Sequence[int] = places,
+                n: int = n,
+            ) -> None:
+                before, after = sites.get("hidden"), sites.get("block_output")
+                if last is not None and after is not None:
+                    after = last[list(places), :n].cpu()
+                whole = columns | published.moving_columns(entropy, before, after, self._takes)
+                own = Batch(samples, [n] * len(samples), [], [], [])
+                self._add(rows, "ruscio2025", number, own, names, whole)
+                moved = of_layer | published.magnitude_columns(before, after, len(samples), self._takes)
+                if moved and not (self.study.metrics and set(moved) == {"head_divergence"}):
+                    keys = {"sample": list(samples), "layer": number, "protocol": "ruscio2025"}
+                    rows.add("layers", {**keys, "n_tokens": n, **moved})
 
-    def _graphs(self, maps: Tensor, lengths: Tensor | None) -> dict[str, Any]:
-        """Columns of `graphs`, thresholds varying fastest."""
-        chosen = [name for name in GRAPHS if self._takes(name)]
-        if not chosen:
-            return {}
-        found = measure(maps, chosen, thresholds=self.study.thresholds, lengths=lengths)
-        columns: dict[str, Any] = {}
-        if "graph_statistics" in found:
-            columns.update(found["graph_statistics"]._asdict())
-        if "betti_numbers" in found:
-            columns["betti_0"], columns["betti_1"] = found["betti_numbers"].unbind(-1)
-        return {name: values.flatten().numpy() for name, values in columns.items()}
+            held.releases.append(release)
+        return held
+
+    def _release(self, rows: Rows, last: Tensor | None) -> None:
+        """Adds the rows of the layer before, now that it is known whether it was the last."""
+        held, self._held = self._held, None
+        for release in held.releases if held is not None else ():
+            release(last)
+
+    def _permuted(self, states: States, number: int, batch: Batch, rows: Rows) -> None:
+        """The same numbers on maps with shuffled rows, into the rows of that null."""
+        maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
+        maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.study.seed)
+        names = [-1, *states.names]
+        null = rows.nulls("row_permutation")
+        if "exact" in self.study.protocols:
+            columns = exact.head_columns(maps, states.lengths[:, None], self._takes)
+            self._add(null, "exact", number, batch, names, columns)
+            graphs = exact.graph_columns(maps, states.lengths[:, None], self.study.thresholds, self._takes)
+            self._add_graphs(null, "exact", number, batch.samples, batch.lengths, names, graphs)
+        if "ruscio2025" in self.study.protocols:
+            for n, places in published.equal_lengths(batch.lengths):
+                own = Batch([batch.samples[place] for place in places], [n] * len(places), [], [], [])
+                whole = maps[places][..., :n, :n]
+                columns = published.head_columns(whole, self._takes)
+                self._add(null, "ruscio2025", number, own, names, columns)
+                graphs = published.graph_columns(whole, self.study.thresholds, self._takes)
+                self._add_graphs(null, "ruscio2025", number, own.samples, own.lengths, names, graphs)
+
+    def _add(
+        self,
+        rows: Rows,
+        protocol: str,
+        number: int,
+        batch: Batch,
+        names: Sequence[int],
+        columns: dict[str, Any],
+    ) -> None:
+        if columns:
+            keys = _keys(protocol, number, batch.samples, names)
+            rows.add("heads", {**keys, "n_tokens": np.repeat(batch.lengths, len(names)), **columns})
+
+    def _add_graphs(
+        self,
+        rows: Rows,
+        protocol: str,
+        number: int,
+        samples: Sequence[int],
+        lengths: Sequence[int],
+        names: Sequence[int],
+        columns: dict[str, Any],
+    ) -> None:
+        if not columns:
+            return
+        each = len(self.study.thresholds)
+        keys = {
+            name: np.repeat(value, each) if np.ndim(value) else value
+            for name, value in _keys(protocol, number, samples, names).items()
+        }
+        levels = [_levels(self.study.thresholds, n) for n in lengths for _ in names]
+        rows.add("graphs", {**keys, "threshold": np.concatenate(levels), **columns})
 
     def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
         """Every number of `heads` and `graphs` on uniform attention among the visible keys.
@@ -235,39 +279,104 @@ class SinkStudy(Recipe):
             causal: whether keys after the query are hidden.
         """
         kind = "uniform_causal" if causal else "uniform_full"
-        maps = uniform_attention(n_tokens, causal=causal)
-        entries = [(name, math.nan, values[0]) for name, values in self._heads(maps, None).items()]
+        maps = uniform_attention(n_tokens, causal=causal)[None, None]
         levels = _levels(self.study.thresholds, n_tokens)
-        entries += [
-            (name, float(level), value)
-            for name, values in self._graphs(maps, None).items()
-            for level, value in zip(levels, values, strict=True)
-        ]
-        return [
-            {"n_tokens": n_tokens, "metric": name, "value": _number(value), "kind": kind, "threshold": level}
-            for name, level, value in entries
-        ]
+        found: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
+        if "exact" in self.study.protocols:
+            heads = exact.head_columns(maps, None, self._takes)
+            found.append(
+                ("exact", heads, exact.graph_columns(maps, None, self.study.thresholds, self._takes))
+            )
+        if "ruscio2025" in self.study.protocols:
+            heads = published.head_columns(maps, self._takes)
+            graphs = published.graph_columns(maps, self.study.thresholds, self._takes)
+            found.append(("ruscio2025", heads, graphs))
+        table = []
+        for protocol, heads, graphs in found:
+            table += [
+                closed_form(n_tokens, kind, protocol, name, values[0], np.nan)
+                for name, values in heads.items()
+            ]
+            table += [
+                closed_form(n_tokens, kind, protocol, name, value, level)
+                for name, values in graphs.items()
+                for level, value in zip(levels, values, strict=True)
+            ]
+        assert all(tuple(row) == BASELINES for row in table)
+        return table
+
+    def reduced(self, tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
+        """Columns of `nulls` from the tables that a null filled.
+
+        Args:
+            tables: as a unit has them.
+            kind: of the null.
+        """
+        return per_sentence(tables, kind)
+
+    def finish(self, results: Results) -> dict[str, pa.Table]:
+        """Frames, specialisation, tests between layers, emergence, and the empirical baselines.
+
+        Args:
+            results: the run's tables so far.
+        """
+        return summaries.made_from(results, self.study)
 
 
-def _number(value: Any) -> float:
-    """A stored number as a float; counts say "undefined" by −1, floats by NaN."""
-    return math.nan if isinstance(value, np.integer) and value < 0 else float(value)
-
-
-def uniform_attention(n: int, *, causal: bool) -> Tensor:
-    """Each query spreads its attention evenly over the keys it sees.
+def extra_analyses(options: Mapping[str, Any]) -> tuple[str, ...]:
+    """What `options.extra` asks for, checked.
 
     Args:
-        n: number of tokens.
-        causal: whether keys after the query are hidden.
+        options: of the study.
 
-    >>> uniform_attention(2, causal=True)
-    tensor([[1.0000, 0.0000],
-            [0.5000, 0.5000]], dtype=torch.float64)
+    Raises:
+        ConfigError: an unknown option or analysis.
+
+    >>> extra_analyses({"extra": "all"})
+    ('fisher', 'ablation', 'random_weights', 'row_permutation')
     """
-    ones = torch.ones(n, n, dtype=torch.float64)
-    maps = ones.tril() if causal else ones
-    return maps / maps.sum(-1, keepdim=True)
+    for name in options:
+        if name != "extra":
+            raise ConfigError(f"options: sink_study has no option {name!r}{nearest(name, ['extra'])}")
+    given = options.get("extra") or []
+    asked = [given] if isinstance(given, str) else list(given)
+    if asked == ["all"]:
+        return EXTRA
+    for name in asked:
+        if name not in EXTRA:
+            raise ConfigError(f"options.extra: there is no {name!r}{nearest(str(name), [*EXTRA, 'all'])}")
+    return tuple(name for name in EXTRA if name in asked)
+
+
+class _Held:
+    """Rows of one layer that wait to know whether it was the last."""
+
+    def __init__(self, number: int) -> None:
+        self.number = number
+        self.releases: list[Callable[[Tensor | None], None]] = []
+
+
+def _keys(protocol: str, number: int, samples: Sequence[int], names: Sequence[int]) -> dict[str, Any]:
+    return {
+        "sample": np.repeat(samples, len(names)),
+        "layer": number,
+        "head": list(names) * len(samples),
+        "protocol": protocol,
+    }
+
+
+def _tokens_at(positions: Any, batch: Batch, each: int) -> list[str]:
+    return _token_texts(positions, batch.tokens, each)
+
+
+def _token_texts(positions: Any, tokens: Sequence[Sequence[str]], each: int) -> list[str]:
+    """The token at every map's position, "" where there is none."""
+    found = np.asarray(positions).reshape(len(tokens), each).tolist()
+    return [
+        own[position] if position >= 0 else ""
+        for own, row in zip(tokens, found, strict=True)
+        for position in row
+    ]
 
 
 def _levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
@@ -275,10 +384,6 @@ def _levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
     return np.asarray(
         [float(one.partition("/")[0]) / n if isinstance(one, str) else one for one in thresholds]
     )
-
-
-def _each(values: Sequence[int], times: int) -> list[int]:
-    return [value for value in values for _ in range(times)]
 
 
 RECIPE = SinkStudy

@@ -179,8 +179,17 @@ def entropy_magnitude_correlation(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
-    entropy = attention_entropy(attention)
-    magnitude = transformation_magnitude(before, after).expand(entropy.shape)
+    return correlation_over_tokens(attention_entropy(attention), transformation_magnitude(before, after))
+
+
+def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
+    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN where one is NaN.
+
+    Args:
+        entropy: of every query.
+        magnitude: of every token.
+    """
+    magnitude = magnitude.expand(entropy.shape)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))

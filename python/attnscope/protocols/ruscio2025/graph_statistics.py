@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -97,64 +97,96 @@ def graph_statistics(
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Laplacian and Fiedler notebooks.
     """
+    _checks.choice_argument(f"{PROTOCOL}graph_statistics", "variant", variant, ("laplacian", "fiedler"))
+    return _statistics(attention, thresholds, (variant,))[0]
+
+
+def both_variants(
+    attention: Tensor, thresholds: Sequence[float | str] | Tensor | float
+) -> tuple[GraphStatistics, GraphStatistics]:
+    """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
+
+    Args:
+        attention: head mean [..., n, n].
+        thresholds: numbers in (0, 1), or "k/n".
+    """
+    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"))
+    return laplacian, fiedler
+
+
+def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant]) -> list[GraphStatistics]:
     name = "graph_statistics"
-    _checks.choice_argument(PROTOCOL + name, "variant", variant, ("laplacian", "fiedler"))
     maps, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
     n, bad = checked.n, spoiled(maps)
     maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
-    parts = [_of_level(maps, float(level), variant) for level in levels]
-    degenerate = torch.stack([part["degenerate"] for part in parts], -1)
-    fields = {}
-    for field in GraphStatistics._fields:
-        values = torch.stack([part[field] for part in parts], -1)
-        if values.dtype != torch.bool:
-            nothing = torch.nan if field in ("average_shortest_path", "average_clustering") else 0.0
-            values = torch.where(degenerate, nothing, values)
-        values = values.reshape(*checked.leading, len(levels))
-        spoil = bad.unsqueeze(-1)
-        fields[field] = (
-            values & ~spoil if values.dtype == torch.bool else torch.where(spoil, torch.nan, values)
-        )
-    return _checks.finished(PROTOCOL + name, checked, GraphStatistics(**fields), int(bad.sum()))  # type: ignore[no-any-return]
+    by_level = []
+    for level in levels:
+        edges = maps > float(level)
+        shared = _shared(edges)
+        by_level.append([{**shared, **_degrees(edges, variant)} for variant in variants])
+    result = []
+    for position in range(len(variants)):
+        parts = [found[position] for found in by_level]
+        degenerate = torch.stack([part["degenerate"] for part in parts], -1)
+        fields = {}
+        for field in GraphStatistics._fields:
+            values = torch.stack([part[field] for part in parts], -1)
+            if values.dtype != torch.bool:
+                nothing = math.nan if field in ("average_shortest_path", "average_clustering") else 0.0
+                values = torch.where(degenerate, nothing, values)
+            values = values.reshape(*checked.leading, len(levels))
+            whole = ~bad.unsqueeze(-1)
+            fields[field] = (
+                values & whole if values.dtype == torch.bool else torch.where(whole, values, math.nan)
+            )
+        result.append(GraphStatistics(**fields))
+    _checks.finished(PROTOCOL + name, checked, result[0], int(bad.sum()))
+    return result
 
 
-def _of_level(maps: Tensor, level: float, variant: Variant) -> dict[str, Tensor]:
-    """Every field for the graphs of maps [m, n, n] at one threshold, degenerate graphs included."""
-    n = maps.shape[-1]
-    edges = maps > level
-    incoming, outgoing = edges.sum(-2), edges.sum(-1)
-    total = incoming.sum(-1)
-    isolated = (incoming + outgoing) == 0
-    if variant == "laplacian" and n <= MANY_NODES:
-        isolated = torch.zeros_like(isolated)
-    degree = torch.where(isolated, 0, incoming).double()
-    nodes = (n - isolated.sum(-1)).double()
-    largest = degree.amax(-1)
-    # a dropped node is behind the kept ones in no sum: its degree is 0, so it comes first in the order
-    ranked = degree.sort(-1).values
-    rank = torch.arange(1, n + 1, dtype=torch.float64) - isolated.sum(-1, keepdim=True)
-    gini = 2 * (rank * ranked).sum(-1) / (nodes * degree.sum(-1)) - (nodes + 1) / nodes
-    hub_share = largest / (nodes - 1)
-    mean = degree.sum(-1) / nodes
-    squares = torch.where(isolated, 0.0, (degree - mean.unsqueeze(-1)).square()).sum(-1)
+def _shared(edges: Tensor) -> dict[str, Tensor]:
+    """What both notebooks compute alike of graphs [m, n, n], degenerate ones included."""
+    n = edges.shape[-1]
+    total = edges.sum((-2, -1))
     density = total.double() / n**2
+    degenerate = (total < 2) | (n < 2)
     fiedler, gap = _spectrum(edges)
     path, clustering = _paths(edges)
-    degenerate = (total < 2) if n >= 2 else torch.ones_like(total, dtype=torch.bool)
     return {
         "fiedler_value": fiedler,
         "laplacian_gap": gap,
-        "hub_share": hub_share,
-        "gini": gini,
-        "star_likeness": 0.3 * hub_share + 0.7 * gini if variant == "laplacian" else hub_share,
-        "centralization": (nodes * largest - degree.sum(-1)) / (nodes - 1).square(),
-        "degree_variance": squares / nodes,
         "density": density,
         "average_shortest_path": path,
         "average_clustering": clustering,
         "degenerate": degenerate,
         "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate,
+    }
+
+
+def _degrees(edges: Tensor, variant: Variant) -> dict[str, Tensor]:
+    """The fields made of in-degrees."""
+    n = edges.shape[-1]
+    incoming, outgoing = edges.sum(-2), edges.sum(-1)
+    isolated = (incoming + outgoing) == 0
+    if variant == "laplacian" and n <= MANY_NODES:
+        isolated = torch.zeros_like(isolated)
+    # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
+    degree = incoming.double()
+    dropped = isolated.sum(-1, keepdim=True)
+    nodes = (n - dropped.squeeze(-1)).double()
+    largest, total = degree.amax(-1), degree.sum(-1)
+    rank = torch.arange(1, n + 1, dtype=torch.float64) - dropped
+    gini = 2 * (rank * degree.sort(-1).values).sum(-1) / (nodes * total) - (nodes + 1) / nodes
+    hub_share = largest / (nodes - 1)
+    mean = (total / nodes).unsqueeze(-1)
+    squares = torch.where(isolated, 0.0, (degree - mean).square()).sum(-1)
+    return {
+        "hub_share": hub_share,
+        "gini": gini,
+        "star_likeness": 0.3 * hub_share + 0.7 * gini if variant == "laplacian" else hub_share,
+        "centralization": (nodes * largest - total) / (nodes - 1).square(),
+        "degree_variance": squares / nodes,
     }
 
 

@@ -8,6 +8,7 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from attnscope.metrics.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
 from attnscope.protocols.ruscio2025.persistence import persistence
 
@@ -45,7 +46,7 @@ class Topology(NamedTuple):
         return f"Topology({shapes})"
 
 
-def topology(attention: torch.Tensor) -> Topology:
+def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> Topology:
     """Lengths of bars, densities and moments of a map, as the topology notebook stores them.
 
     Bars come from at most 30 tokens (`ruscio2025.persistence`), everything else from the whole map. On a
@@ -54,6 +55,7 @@ def topology(attention: torch.Tensor) -> Topology:
     Args:
         attention: head mean [..., n, n]; the notebook also takes the moments, the entropy, the top key and
             the strongest edge of every head.
+        barcodes: what `ruscio2025.persistence` says of the same maps, where it is known already.
 
     Returns:
         Topology; NaN, and −1 for indices, where a map holds a NaN or infinite entry.
@@ -77,7 +79,7 @@ def topology(attention: torch.Tensor) -> Topology:
     """
     maps, checked = head_mean("topology", attention)
     bad = spoiled(maps)
-    bars = persistence(attention)
+    bars = persistence(attention) if barcodes is None else barcodes
     mean_length = torch.full((bars.offsets.numel() - 1, 2), torch.nan, dtype=torch.float64)
     max_length = mean_length.clone()
     length = (bars.death - bars.birth).numpy()

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""Further runs of the model: without its sinks, and backwards."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.metrics.fisher import fisher_trace
+from attnscope.metrics.sinks import sink_tokens
+from attnscope.studies.recipe import Batch, Rows
+
+if TYPE_CHECKING:
+    from attnscope.models import Encoder, LoadedModel
+    from attnscope.studies.config import Study
+
+#: Bytes that the logits of one ablated run may take, in float64.
+LOGITS_BYTES = 256 * 1024**2
+
+
+class Ablation:
+    """The real ablation of a batch: keys hidden before the softmax in every layer and head.
+
+    Args:
+        batch: the sentences.
+        seed: of the control keys.
+    """
+
+    def __init__(self, batch: Batch, seed: int) -> None:
+        self.batch = batch
+        self.seed = seed
+        self._total: Tensor | None = None
+        self._layers = 0
+
+    def add(self, mean: Tensor) -> None:
+        """Takes the head mean [b, n, n] of one layer."""
+        self._total = mean.clone() if self._total is None else self._total + mean
+        self._layers += 1
+
+    def keys(self) -> dict[str, Tensor]:
+        """The sets of keys, bool [b, n]: the sinks, the first key, and as many others as there are sinks."""
+        assert self._total is not None
+        lengths = torch.as_tensor(self.batch.lengths)
+        sinks = sink_tokens((self._total / self._layers).cpu(), lengths=lengths)
+        first = torch.zeros_like(sinks)
+        first[:, 0] = True
+        control = torch.zeros_like(sinks)
+        for place, (sample, n) in enumerate(zip(self.batch.samples, self.batch.lengths, strict=True)):
+            others = np.flatnonzero(~sinks[place, :n].numpy())
+            count = min(int(sinks[place].sum()), len(others))
+            draw = np.random.default_rng([self.seed, sample, 0xAB1A])
+            control[place, draw.choice(others, count, replace=False)] = True
+        return {"sinks": sinks, "first": first, "control": control}
+
+    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], rows: Rows) -> str:
+        """Runs the model without each set of keys and adds rows to `ablation`.
+
+        Args:
+            loaded: the model.
+            inputs: of the forward pass whose maps were added.
+            rows: takes the results.
+
+        Returns:
+            why there is nothing, "" when there is.
+        """
+        from attnscope.capture.ablation import output_kl_of_sets
+
+        title = loaded.checkpoint.title
+        if not predicts(loaded.model):
+            return f"ablation: {title}: {loaded.architecture} has no language-model head to compare"
+        sets = self.keys()
+        config = loaded.model.config
+        text = config.get_text_config() if hasattr(config, "get_text_config") else config
+        n = max(self.batch.lengths)
+        each = max(1, LOGITS_BYTES // (8 * n * int(text.vocab_size)))
+        for begin in range(0, len(self.batch.samples), each):
+            part = slice(begin, begin + each)
+            some = {name: values[part] for name, values in inputs.items()}
+            try:
+                found = output_kl_of_sets(
+                    loaded.model, some, {name: keys[part] for name, keys in sets.items()}
+                )
+            except NotImplementedError as error:
+                return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
+            for name, result in found.items():
+                rows.add(
+                    "ablation",
+                    {
+                        "sample": list(self.batch.samples[part]),
+                        "keys": name,
+                        "n_tokens": list(self.batch.lengths[part]),
+                        "key_count": sets[name][part].sum(-1).numpy(),
+                        "output_kl": result.kl.numpy(),
+                        "loss_before": result.loss_before.numpy(),
+                        "loss_after": result.loss_after.numpy(),
+                        "loss_change": result.loss_change.numpy(),
+                    },
+                )
+        return ""
+
+
+def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Study, rows: Rows) -> str:
+    """Adds the Fisher information of every sentence to `fisher`, in the study's protocols.
+
+    Args:
+        loaded: the model.
+        batch: the sentences.
+        encoder: of the model; masked-language models need its mask token.
+        study: seed and protocols.
+        rows: takes the results.
+
+    Returns:
+        why there is nothing, "" when there is.
+    """
+    from attnscope.protocols import ruscio2025
+
+    model, title = loaded.model, loaded.checkpoint.title
+    if not predicts(model):
+        return f"fisher: {title}: {loaded.architecture} has no language-model head, so no loss"
+    if model.dtype not in (torch.float32, torch.float64):
+        return f"fisher: {title}: gradients of {loaded.dtype} under- and overflow; load it with dtype float32"
+    masked = "MaskedLM" in type(model).__name__
+    if masked and getattr(encoder.tokenizer, "mask_token_id", None) is None:
+        return f"fisher: {title}: a masked-language model needs a tokenizer with a mask token"
+    for sample, n, ids in zip(batch.samples, batch.lengths, batch.token_ids, strict=True):
+        if n < 2 and not masked:
+            continue
+        text = [{"input_ids": torch.as_tensor(np.asarray(ids), dtype=torch.long)[None]}]
+        seed = int(np.random.SeedSequence([study.seed, sample]).generate_state(1)[0])
+        if "exact" in study.protocols:
+            options: dict[str, Any] = {
+                "tokenizer": encoder.tokenizer,
+                "per_sentence": True,
+                "seed": seed,
+            }
+            table = fisher_trace(model, text, **options)
+            drawn = fisher_trace(model, text, labels="sampled", **options)
+            _add(rows, "exact", sample, table, drawn["trace"].to_numpy())
+        if "ruscio2025" in study.protocols:
+            table = ruscio2025.fisher_trace(model, text, per_sentence=True)
+            _add(rows, "ruscio2025", sample, table, np.full(len(table), np.nan))
+    return ""
+
+
+def _add(rows: Rows, protocol: str, sample: int, table: Any, sampled: Any) -> None:
+    rows.add(
+        "fisher",
+        {
+            "sample": sample,
+            "layer": table["layer"].to_numpy(),
+            "group": table["group"].to_numpy(dtype=object),
+            "protocol": protocol,
+            "parameters": table["parameters"].to_numpy(),
+            "trace": table["trace"].to_numpy(),
+            "trace_per_parameter": table["trace_per_parameter"].to_numpy(),
+            "trace_sampled": sampled,
+        },
+    )
+
+
+def predicts(model: Any) -> bool:
+    """Whether the model has a head that predicts tokens."""
+    name = type(model).__name__
+    return any(mark in name for mark in ("CausalLM", "LMHead", "MaskedLM"))

@@ -1,0 +1,350 @@
+# SPDX-License-Identifier: MIT
+"""Tables made from the stored ones when every sentence is measured: verdicts, tests, emergence, nulls."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from attnscope.metrics.emergence import emergence_step
+from attnscope.metrics.frames import classify_frames
+from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
+from attnscope.statistics import benjamini_hochberg, holm, paired_test, welch_test
+from attnscope.studies.sink.nulls import PLACES, by_length
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from attnscope.studies.config import Study
+
+#: Marks the mean over single heads where `head` is a key; −1 is the head mean's own map.
+ALL_HEADS = -2
+#: Metrics whose emergence is told of every single head.
+OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
+#: Columns of `heads` and `layers` that are no measurements.
+_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens", "sink_token"}
+
+
+def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
+    """The summaries of a finished run.
+
+    Args:
+        results: its tables.
+        study: whether everything was measured, and the seed.
+    """
+    import pyarrow as pa
+
+    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {}
+    whole = not study.metrics
+    there = set(results.tables())
+    positions = "heads" in there and "sink_position" in results.arrow("heads").column_names
+    if positions and (whole or "classify_frames" in study.metrics):
+        verdicts: list[dict[str, Any]] = []
+        evidence: list[dict[str, Any]] = []
+        makers["frames"] = lambda: frames(results, study.seed, verdicts, evidence)
+        makers["frame_evidence"] = lambda: evidence
+        makers["specialization"] = lambda: specialization(results)
+    if whole and "heads" in there:
+        makers["layer_tests"] = lambda: layer_tests(results)
+        makers["emergence"] = lambda: emergence(results, study.seed)
+    made = {}
+    for name, make in makers.items():
+        rows = make()
+        if rows:
+            columns = {key: [row[key] for row in rows] for key in rows[0]}
+            made[name] = pa.table({key: pa.array(values) for key, values in columns.items()})
+    if "nulls" in there and "baselines" in there:
+        empirical = by_length(results.table("nulls"), results.table("samples"))
+        stored = results.arrow("baselines")
+        rows_of = pa.Table.from_pandas(empirical, preserve_index=False, schema=stored.schema)
+        made["baselines"] = pa.concat_tables(
+            [stored, rows_of.replace_schema_metadata(stored.schema.metadata)]
+        )
+    return made
+
+
+def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Keys and rows of every checkpoint, in stored order."""
+    for keys, part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
+        yield (
+            {
+                name: int(key) if name == "step" else key
+                for name, key in zip(CHECKPOINT_KEYS, keys, strict=True)
+            },
+            part,
+        )
+
+
+def frames(
+    results: Results, seed: int, verdicts: list[dict[str, Any]], evidence: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
+    """Rows of `frames`, and of `frame_evidence` into `evidence`.
+
+    Args:
+        results: the run.
+        seed: of the bootstrap.
+        verdicts: gets the rows, and is returned.
+        evidence: gets the rows that the verdicts rest on.
+    """
+    samples = results.table("samples", ["model", "revision", "step", "sample", "group", "tokens", "n_tokens"])
+    causal = results.table("samples", ["causal"])["causal"]
+    samples = samples.assign(causal=causal)
+    heads = results.table("heads", [*HEAD_KEYS, "sink_position"])
+    heads = heads[heads["head"] >= 0]
+    for keys, own in checkpoints(heads):
+        here = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index("sample")
+        groups = sorted(here["group"].unique())
+        for group in ["all", *(groups if len(groups) > 1 else [])]:
+            chosen = here if group == "all" else here[here["group"] == group]
+            for protocol, rows in own.groupby("protocol", sort=True):
+                wide = rows[rows["sample"].isin(chosen.index)].pivot(
+                    index="sample", columns=["layer", "head"], values="sink_position"
+                )
+                wide = wide.sort_index(axis=0).sort_index(axis=1)
+                layers = wide.columns.get_level_values("layer").nunique()
+                positions = wide.to_numpy(np.int64).reshape(len(wide), layers, -1)
+                if (positions < 0).all():
+                    continue
+                sentences = chosen.loc[wide.index]
+                tokens = [list(one) for one in sentences["tokens"]]
+                found = classify_frames(
+                    positions_tensor(positions),
+                    lengths=sentences["n_tokens"].tolist(),
+                    causal=bool(sentences["causal"].all()),
+                    tokens=tokens,
+                    seed=seed,
+                )
+                flat = [
+                    (int(at), tokens[sample][at])
+                    for sample, each in enumerate(positions.reshape(len(wide), -1).tolist())
+                    for at in each
+                    if at >= 0
+                ]
+                place, place_share = _modal([one for one, _ in flat])
+                token, token_share = _modal([one for _, one in flat])
+                own_keys = {**keys, "group": group, "protocol": protocol}
+                verdicts.append(
+                    {
+                        **own_keys,
+                        "frame": found.frame,
+                        "token_frame": found.token_frame or "",
+                        "margin": found.margin,
+                        "probability": found.probability,
+                        "samples": len(wide),
+                        "causal": bool(sentences["causal"].all()),
+                        "modal_position": place,
+                        "modal_token": token,
+                        "modal_position_share": place_share,
+                        "modal_token_share": token_share,
+                    }
+                )
+                evidence += [{**own_keys, **row} for row in found.evidence.to_dict("records")]
+    return verdicts
+
+
+def positions_tensor(positions: npt.NDArray[np.int64]) -> Any:
+    """As `classify_frames` takes them."""
+    import torch
+
+    return torch.tensor(positions)
+
+
+def _modal(values: Sequence[Any]) -> tuple[Any, float]:
+    from collections import Counter
+
+    value, count = Counter(values).most_common(1)[0]
+    return value, count / len(values)
+
+
+def specialization(results: Results) -> list[dict[str, Any]]:
+    """Rows of `specialization`: does a head keep to one sink, by position or by token string?
+
+    Args:
+        results: the run.
+    """
+    from attnscope.protocols.ruscio2025 import head_specialization
+
+    heads = results.table("heads", [*HEAD_KEYS, "sink_position", "sink_token"])
+    heads = heads[(heads["head"] >= 0) & (heads["sink_position"] >= 0)]
+    made = []
+    for keys, own in heads.groupby([*CHECKPOINT_KEYS, "layer", "head", "protocol"], sort=False):
+        named = dict(zip([*CHECKPOINT_KEYS, "layer", "head", "protocol"], keys, strict=True))
+        which = "sink_token" if named["protocol"] == "ruscio2025" else "sink_position"
+        found = head_specialization(own[which].tolist())
+        made.append(
+            {
+                **named,
+                "consistency": found.consistency,
+                "modal": str(found.modal),
+                "samples": found.samples,
+                "specialised": found.specialised,
+                "specialised_half": found.specialised_half,
+            }
+        )
+    return made
+
+
+def compared_layers(count: int) -> list[int]:
+    """The layers that the topology notebook looks at: 0, the quarters, and the last.
+
+    Args:
+        count: number of layers.
+
+    >>> compared_layers(28), compared_layers(2)
+    ([0, 7, 14, 21, 27], [0, 1])
+    """
+    quarter = count // 4
+    return sorted({0, quarter, 2 * quarter, 3 * quarter, count - 1})
+
+
+def layer_tests(results: Results) -> list[dict[str, Any]]:
+    """Rows of `layer_tests`: exact pairs the sentences and corrects for the family, the authors do neither.
+
+    Args:
+        results: the run.
+    """
+    made: list[dict[str, Any]] = []
+    tables = [name for name in ("heads", "layers") if name in results.tables()]
+    # what both tables hold, as the divergence, is tested once, on the table that is about layers
+    metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
+    for metric, name in metrics.items():
+        frame = _measured(results, name, metric)
+        frame = frame[frame["head"] == -1] if "head" in frame else frame
+        for keys, own in checkpoints(frame):
+            for protocol, rows in own.groupby("protocol", sort=True):
+                wide = rows.pivot(index="sample", columns="layer", values=metric)
+                layers = [one for one in compared_layers(int(wide.columns.max()) + 1) if one in wide.columns]
+                for one, other in combinations(layers, 2):
+                    a, b = wide[one].to_numpy(float), wide[other].to_numpy(float)
+                    test = (paired_test if protocol == "exact" else welch_test)(b, a)
+                    if not math.isnan(test.p_value):
+                        made.append(
+                            {
+                                **keys,
+                                "metric": metric,
+                                "layer": one,
+                                "other_layer": other,
+                                "protocol": protocol,
+                                "difference": test.difference,
+                                "p_value": test.p_value,
+                                "p_holm": math.nan,
+                                "p_bh": math.nan,
+                                "samples": int((~np.isnan(a) & ~np.isnan(b)).sum()),
+                            }
+                        )
+    families: dict[tuple[Any, ...], list[int]] = {}
+    for index, row in enumerate(made):
+        if row["protocol"] == "exact":
+            families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(index)
+    for family in families.values():
+        p_values = [made[index]["p_value"] for index in family]
+        for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
+            made[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
+    return made
+
+
+def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
+    """Rows of `emergence`, for models with two checkpoints or more of known step.
+
+    Args:
+        results: the run.
+        seed: of the bootstrap.
+    """
+    steps = results.table("samples", ["model", "step"]).drop_duplicates()
+    counted = steps[steps["step"] >= 0].groupby("model")["step"].nunique()
+    series = sorted(counted[counted >= 2].index)
+    if not series:
+        return []
+    groups = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
+    made: list[dict[str, Any]] = []
+    for name in [one for one in ("heads", "layers") if one in results.tables()]:
+        for metric in numbers_of(results, name):
+            if name == "layers" and metric in numbers_of(results, "heads"):
+                continue
+            frame = _measured(results, name, metric)
+            frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
+            if "head" not in frame:
+                frame = frame.assign(head=ALL_HEADS)
+            frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
+            for (model, protocol), rows in frame.groupby(["model", "protocol"], sort=True):
+                if rows[metric].notna().any():
+                    made += _emergence_of(rows, metric, str(model), str(protocol), seed)
+    return made
+
+
+def _emergence_of(
+    rows: pd.DataFrame, metric: str, model: str, protocol: str, seed: int
+) -> list[dict[str, Any]]:
+    from attnscope.protocols.ruscio2025 import emergence_change
+
+    kinds = sorted(rows["group"].unique())
+    made: list[dict[str, Any]] = []
+
+    def add(part: pd.DataFrame, group: str, layer: int, head: int) -> None:
+        found = emergence_step(part[["step", "sample", metric]], metric, seed=seed).iloc[0]
+        change, first, last = math.nan, -1, -1
+        if protocol == "ruscio2025":
+            told = emergence_change(part[["step", "sample", metric]], metric)
+            change, first, last = told.change, told.first_step, told.last_step
+        made.append(
+            {
+                "model": model,
+                "group": group,
+                "layer": layer,
+                "head": head,
+                "protocol": protocol,
+                "metric": metric,
+                **{key: int(found[key]) for key in ("step", "low", "high")},
+                **{key: float(found[key]) for key in ("start", "end")},
+                "change": change,
+                "change_first_step": first,
+                "change_last_step": last,
+            }
+        )
+
+    single = rows["head"] >= 0
+    scopes = {ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)], -1: rows[rows["head"] == -1]}
+    for head, part in scopes.items():
+        if not part[metric].notna().any():
+            continue
+        for group in ["all", *(kinds if len(kinds) > 1 else [])]:
+            add(part if group == "all" else part[part["group"] == group], group, -1, head)
+        for layer, own in part.groupby("layer", sort=True):
+            add(own, "all", int(layer), head)
+    if protocol == "exact" and metric in OF_EVERY_HEAD:
+        for (layer, head), own in rows[single].groupby(["layer", "head"], sort=True):
+            add(own, "all", int(layer), int(head))
+    return made
+
+
+def numbers_of(results: Results, table: str) -> list[str]:
+    """The measured columns of a table, in stored order.
+
+    Args:
+        results: the run.
+        table: `heads` or `layers`.
+    """
+    import pyarrow as pa
+
+    return [
+        field.name
+        for field in results.arrow(table).schema
+        if field.name not in _NO_NUMBERS
+        and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+    ]
+
+
+def _measured(results: Results, table: str, metric: str) -> pd.DataFrame:
+    """Keys and one number; what is undefined or infinite is NaN."""
+    keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
+    frame = results.table(table, [*keys, metric])
+    whole = frame[metric].dtype.kind == "i"
+    values = frame[metric].to_numpy(float)
+    values = np.where(np.isfinite(values) & ~(whole & (values < 0)), values, np.nan)
+    return frame.assign(**{metric: values})
