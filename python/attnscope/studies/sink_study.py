@@ -2,8 +2,8 @@
 """What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
 
 Every metric of every head and of the head mean (head −1) in both protocols, per layer and per sentence,
-beside its value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the
-sensitivity of its loss; frames, specialisation and emergence.
+beside its value on uniform attention, on shuffled rows and under random weights; the model without its sinks;
+the sensitivity of its loss; frames, specialisation and emergence.
 """
 
 from __future__ import annotations

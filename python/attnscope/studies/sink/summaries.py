@@ -72,13 +72,8 @@ def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
     """Keys and rows of every checkpoint, in stored order."""
     for keys, part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
-        yield (
-            {
-                name: int(key) if name == "step" else key
-                for name, key in zip(CHECKPOINT_KEYS, keys, strict=True)
-            },
-            part,
-        )
+        model, revision, step = keys
+        yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
 
 
 def frames(
@@ -144,7 +139,10 @@ def frames(
                         "modal_token_share": token_share,
                     }
                 )
-                evidence += [{**own_keys, **row} for row in found.evidence.to_dict("records")]
+                evidence += [
+                    own_keys | {str(name): value for name, value in row.items()}
+                    for row in found.evidence.to_dict("records")
+                ]
     return verdicts
 
 
@@ -347,4 +345,5 @@ def _measured(results: Results, table: str, metric: str) -> pd.DataFrame:
     whole = frame[metric].dtype.kind == "i"
     values = frame[metric].to_numpy(float)
     values = np.where(np.isfinite(values) & ~(whole & (values < 0)), values, np.nan)
-    return frame.assign(**{metric: values})
+    measured: pd.DataFrame = frame.assign(**{metric: values})
+    return measured
