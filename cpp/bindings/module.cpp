@@ -11,13 +11,17 @@ void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
 void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
+void bind_locality(py::module_&);
 void bind_marchenko_pastur(py::module_&);
 void bind_participation_ratio(py::module_&);
 void bind_persistence(py::module_&);
+void bind_power_spectrum(py::module_&);
 void bind_reference_influence(py::module_&);
 void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
+void bind_uncertainty(py::module_&);
 void bind_validity(py::module_&);
+void bind_wavelet(py::module_&);
 }  // namespace attnscope
 
 PYBIND11_MODULE(_core, module) {
@@ -30,11 +34,15 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_fiedler(module);
   attnscope::bind_graph_statistics(module);
   attnscope::bind_laplacian(module);
+  attnscope::bind_locality(module);
   attnscope::bind_marchenko_pastur(module);
   attnscope::bind_participation_ratio(module);
   attnscope::bind_persistence(module);
+  attnscope::bind_power_spectrum(module);
   attnscope::bind_reference_influence(module);
   attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
+  attnscope::bind_uncertainty(module);
   attnscope::bind_validity(module);
+  attnscope::bind_wavelet(module);
 }

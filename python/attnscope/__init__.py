@@ -40,6 +40,7 @@ from attnscope.metrics.fisher import fisher_trace  # noqa: E402
 from attnscope.metrics.frames import Frames, classify_frames  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
+from attnscope.metrics.locality import local_global_ratio  # noqa: E402
 from attnscope.metrics.marchenko_pastur import (  # noqa: E402
     MarchenkoPastur,
     marchenko_pastur,
@@ -48,6 +49,7 @@ from attnscope.metrics.marchenko_pastur import (  # noqa: E402
 from attnscope.metrics.measure import measure  # noqa: E402
 from attnscope.metrics.participation_ratio import participation_ratio  # noqa: E402
 from attnscope.metrics.persistence import persistence  # noqa: E402
+from attnscope.metrics.power_spectrum import PowerSpectrum, power_spectrum  # noqa: E402
 from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence  # noqa: E402
 from attnscope.metrics.singular_values import (  # noqa: E402
     effective_rank,
@@ -64,6 +66,13 @@ from attnscope.metrics.sinks import (  # noqa: E402
     sink_share,
     sink_tokens,
     top_mass,
+)
+from attnscope.metrics.uncertainty import SpectralUncertainty, spectral_uncertainty  # noqa: E402
+from attnscope.metrics.wavelet import (  # noqa: E402
+    WaveletTransform,
+    morlet_scalogram,
+    scale_sensitivity,
+    wavelet_transform,
 )
 from attnscope.view import view  # noqa: E402
 
@@ -97,9 +106,12 @@ __all__ = [
     "Frames",
     "GraphStatistics",
     "MarchenkoPastur",
+    "PowerSpectrum",
     "ReferenceInfluence",
     "SinkRemoval",
     "SinkShare",
+    "SpectralUncertainty",
+    "WaveletTransform",
     "attention_entropy",
     "bar_count",
     "betti_curve",
@@ -118,15 +130,19 @@ __all__ = [
     "incoming_attention",
     "laplacian_eigenvalues",
     "laplacian_gap",
+    "local_global_ratio",
     "marchenko_pastur",
     "marchenko_pastur_deviation",
     "max_persistence",
     "measure",
+    "morlet_scalogram",
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "power_spectrum",
     "protocols",
     "reference_influence",
+    "scale_sensitivity",
     "singular_values",
     "sink_position",
     "sink_rate",
@@ -135,12 +151,14 @@ __all__ = [
     "sink_tokens",
     "spectral_gap",
     "spectral_ratio",
+    "spectral_uncertainty",
     "stable_rank",
     "statistics",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",
     "view",
+    "wavelet_transform",
     *_LAZY,
 ]
 

@@ -28,6 +28,53 @@ def fiedler_vector(
 def graph_statistics(
     attention: Tensor, lengths: Tensor | None, thresholds: Tensor
 ) -> tuple[tuple[Tensor, ...], int]: ...
+def power_spectrum(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    signal: str,
+    drop_first: bool,
+    detrend: bool,
+    min_keys: int,
+    hann: bool,
+    padding: float,
+    bands: int,
+) -> tuple[Tensor, int]: ...
+def spectral_uncertainty(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    signal: str,
+    drop_first: bool,
+    min_keys: int,
+    root: bool,
+) -> tuple[Tensor, int]: ...
+def local_global_ratio(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor, window: float, drop_first: bool
+) -> tuple[Tensor, int]: ...
+def wavelet_levels(n: int) -> int: ...
+def wavelet_transform(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    signal: str,
+    drop_first: bool,
+    detrend: bool,
+    min_keys: int,
+    levels: int,
+    resample: int,
+) -> tuple[Tensor, Tensor, int]: ...
+def morlet_scalogram(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    signal: str,
+    drop_first: bool,
+    detrend: bool,
+    min_keys: int,
+    scales: Tensor,
+    omega: float,
+) -> tuple[Tensor, int]: ...
 def attention_entropy(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, normalized: bool
 ) -> tuple[Tensor, int]: ...

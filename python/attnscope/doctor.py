@@ -191,6 +191,20 @@ KNOWN_ANSWERS: dict[str, tuple[Callable[[], float], float]] = {
         states=torch.ones(2, 3, dtype=torch.float64),
         reference=torch.tensor([True, False]),
     ),
+    # of four keys the last query gives 2/4 to those two or more away, the one before it 1/3
+    "local_global_ratio": _known("local_global_ratio", 3.8, _causal(4), window=1),
+    "power_spectrum": _known("power_spectrum", 2 / 3, _full(32), lambda found: found.selectivity[-1]),
+    "spectral_uncertainty": _known(
+        "spectral_uncertainty",
+        math.log(32),
+        torch.eye(32, dtype=torch.float64),
+        lambda found: found.spectral_entropy[-1],
+        support="full",
+    ),
+    "wavelet_transform": _known("wavelet_transform", 1.0, _full(32), lambda found: found.energy[-1, 0]),
+    "morlet_scalogram": _known(
+        "morlet_scalogram", 1 / (4 * math.sqrt(math.pi)), _star(32), lambda found: found[0, 0], scales=[4.0]
+    ),
 }
 
 

@@ -52,6 +52,11 @@ DIRECT: dict[str, str] = {
     "sink_removal": "divergence",
     "geometric_semantic_alignment": "alignment",
     "reference_influence": "reference_influence",
+    "local_global_ratio": "locality",
+    "power_spectrum": "power_spectrum",
+    "spectral_uncertainty": "uncertainty",
+    "wavelet_transform": "wavelet",
+    "morlet_scalogram": "wavelet",
 }
 
 # Functions of all heads of a layer: [..., h, n, n], with one length per layer.

@@ -1,0 +1,46 @@
+# SPDX-License-Identifier: MIT
+"""Local over global attention, against torch with a band mask."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+import attnscope as asc
+from harness import Benchmark, sizes
+from maps import all_maps
+
+
+def agree(peer: str, ours: torch.Tensor, theirs: Any) -> None:
+    np.testing.assert_allclose(ours, theirs, rtol=1e-4 if "float32" in peer else 1e-12, err_msg=peer)
+
+
+def main() -> None:
+    benchmark = Benchmark("locality", __doc__ or "")
+    for n in sizes(benchmark, (64, 128, 256, 512), (64, 128)):
+        place = torch.arange(n)
+        near = (place[:, None] - place).abs() <= 8
+        for name, attention in all_maps(n).items():
+            if not benchmark.wants(name):
+                continue
+            wide = attention.double()
+            benchmark.compare(
+                name,
+                len(attention),
+                lambda a=attention: asc.local_global_ratio(a),
+                {
+                    "torch float32": lambda a=attention, m=near: (
+                        (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2))
+                    ),
+                    "torch float64": lambda a=wide, m=near: (a * m).sum((-1, -2)) / (a * ~m).sum((-1, -2)),
+                },
+                agree=agree,
+                facts={"n": n},
+            )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()

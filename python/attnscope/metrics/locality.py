@@ -1,0 +1,66 @@
+# SPDX-License-Identifier: MIT
+"""How much attention stays near."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _core
+
+
+def local_global_ratio(
+    attention: torch.Tensor,
+    *,
+    window: float = 8,
+    drop_first: bool = False,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> torch.Tensor:
+    """Attention to keys at most `window` away over attention to all others.
+
+    Σ_{|i−j| <= w} A_ij / Σ_{|i−j| > w} A_ij over visible pairs.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        window: w in tokens, or below 1 a fraction of each map's own length, rounded down (0.1: a tenth).
+        drop_first: leave out key 0, whose attention is far for most queries.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        [...] float64, in [0, ∞]: infinity where no attention goes farther, NaN where there is none at all.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, a negative or infinite window, an unknown support,
+            lengths outside 1..n.
+
+    Example:
+        Uniform causal attention among four tokens, w = 1: far are 1/3 of query 2 and 2/4 of query 3.
+
+        >>> import torch, attnscope as asc
+        >>> uniform = torch.ones(4, 4, dtype=torch.float64).tril()
+        >>> uniform /= uniform.sum(-1, keepdim=True)
+        >>> round(asc.local_global_ratio(uniform, window=1).item(), 9)  # (4 - 5/6) / (5/6)
+        3.8
+
+    References:
+        Ruscio et al., arXiv 2410.18067, 2024.
+    """
+    name = "local_global_ratio"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    if not 0.0 <= float(window) < math.inf:
+        raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
+    result, spoiled = _core.local_global_ratio(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        float(window),
+        bool(drop_first),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

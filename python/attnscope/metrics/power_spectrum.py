@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""At which frequencies attention varies along the keys."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics._signals import signal_arguments
+
+_FIELDS = 7
+
+
+@shown_by_shape
+class PowerSpectrum(NamedTuple):
+    """What is said of each signal's spectrum.
+
+    Attributes:
+        low: share of power below a quarter of the Nyquist frequency (one cycle in two tokens).
+        mid: from a quarter to three quarters.
+        high: from three quarters up.
+        selectivity: share of the strongest bin.
+        peak: frequency of the strongest bin, in Nyquist frequencies.
+        flatness: geometric over arithmetic mean of the bins: 0 for a tone, 1 for white.
+        entropy: of the shares of the bins, in bits.
+        bands: shares of equal bands of [0, Nyquist]; the power of a bin is spread over the frequencies that
+            are nearest to it, so that signals of different lengths can be averaged.
+    """
+
+    low: torch.Tensor
+    mid: torch.Tensor
+    high: torch.Tensor
+    selectivity: torch.Tensor
+    peak: torch.Tensor
+    flatness: torch.Tensor
+    entropy: torch.Tensor
+    bands: torch.Tensor
+
+
+def power_spectrum(
+    attention: torch.Tensor,
+    *,
+    signal: str = "rows",
+    min_keys: int = 32,
+    drop_first: bool = False,
+    detrend: str = "none",
+    window: str = "hann",
+    padding: float = 1.0,
+    bands: int = 32,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> PowerSpectrum:
+    """Power spectrum of attention along the keys: band shares, selectivity, flatness, spectral entropy.
+
+    P_k = |Σ_t w_t a_t exp(−2πikt/N)|², one-sided: bins strictly between 0 and the Nyquist frequency count
+    twice. w is the periodic Hann window, N the smallest multiple of 4 without a prime factor above 5 that
+    is at least `padding` times the signal's length. Bins below 1e-28 of the total are rounding and count
+    as 0.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
+            "mean", the mean over queries by key; "offset", the mean over visible pairs by distance |i − j|.
+        min_keys: shorter signals have no spectrum, and shorter rows do not enter a mean.
+        drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
+        detrend: "mean" subtracts the mean of the signal before the window.
+        window: "hann" or "none".
+        padding: zeros make the bins finer, and the share of a single bin (`selectivity`) smaller.
+        bands: number of equal bands; 0 for none.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        Named float64 tensors [..., n] for "rows", else [...]; `bands` with one more axis. Shares lie in
+        [0, 1] and low + mid + high = 1; entropy in [0, log2(N/2 + 1)]. NaN past a map's own length, for
+        signals that are too short, and for those without power (all 0, or constant and detrended).
+
+    Raises:
+        ValueError: not square, empty, wrong dtype; an unknown signal, detrend, window or support; min_keys
+            below 2, padding below 1 or above 64, bands below 0; lengths outside 1..n.
+
+    Example:
+        Uniform attention is a constant signal. Through a Hann window it is bin 0 with two thirds of the
+        power and bin 1 with one third, so an untrained model has a selectivity of 2/3.
+
+        >>> import torch, attnscope as asc
+        >>> uniform = torch.full((64, 64), 1 / 64, dtype=torch.float64)
+        >>> found = asc.power_spectrum(uniform, signal="last")
+        >>> [round(value.item(), 6) for value in (found.low, found.selectivity, found.entropy)]
+        [1.0, 0.666667, 0.918296]
+
+    References:
+        Welch, The use of fast Fourier transform for the estimation of power spectra, 1967. Johnston,
+        Transform coding of audio signals using perceptual noise criteria, 1988 (flatness). Ruscio et al.,
+        Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
+    """
+    name = "power_spectrum"
+    given = signal_arguments(
+        name, attention, lengths, support, validate,
+        signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
+    )  # fmt: skip
+    _checks.choice_argument(name, "window", window, ("hann", "none"))
+    if not 1.0 <= float(padding) <= 64.0:
+        raise ValueError(f"{name}: padding must lie between 1 and 64, got {padding!r}")
+    if int(bands) != bands or bands < 0:
+        raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
+    result, spoiled = _core.power_spectrum(
+        **given.arguments, hann=window == "hann", padding=float(padding), bands=int(bands)
+    )
+    _checks.finished(name, given.checked, result, spoiled)
+    low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
+    return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])

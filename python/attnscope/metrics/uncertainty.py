@@ -1,0 +1,101 @@
+# SPDX-License-Identifier: MIT
+"""How sharp attention is in position and in frequency at once, beside the bounds of every signal."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics._signals import signal_arguments
+
+
+@shown_by_shape
+class SpectralUncertainty(NamedTuple):
+    """Spread of each signal in position and in frequency; entropies in nats.
+
+    Attributes:
+        position_entropy: H_p = −Σ a log a of the signal made to sum to 1.
+        spectral_entropy: H_s of |ψ̂|², the unitary discrete Fourier transform of the amplitude, unwindowed.
+        entropy_bound: log m; H_p + H_s is never below it (Maassen and Uffink).
+        position_variance: σ_t² of position under |ψ|², in tokens².
+        frequency_variance: σ_ω² of ω in (−π, π] under |Σ_t ψ_t e^{−iωt}|²/2π, in (radians per token)².
+        variance_bound: (1 − |Σ_t (−1)^t ψ_t|²)²/4; σ_t²·σ_ω² is never below it.
+    """
+
+    position_entropy: torch.Tensor
+    spectral_entropy: torch.Tensor
+    entropy_bound: torch.Tensor
+    position_variance: torch.Tensor
+    frequency_variance: torch.Tensor
+    variance_bound: torch.Tensor
+
+
+def spectral_uncertainty(
+    attention: torch.Tensor,
+    *,
+    amplitude: str = "root",
+    signal: str = "rows",
+    min_keys: int = 32,
+    drop_first: bool = False,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> SpectralUncertainty:
+    """Entropy and variance of attention in position and in frequency, with the bounds of both pairs.
+
+    A signal a of m keys, made to sum to 1, has the unit amplitude ψ = √a, whose squared modulus is attention
+    itself, or ψ = a/‖a‖ with `amplitude="signal"`. Both bounds hold for both: the entropy of a is at least
+    that of a²/Σa². The textbook bound σ_t²·σ_ω² >= 1/4 belongs to functions of a continuous position. A
+    sequence has frequencies up to π only, and its bound is (1 − |ψ̂(π)|²)²/4, which is 0 for attention to
+    one key.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        amplitude: "root" or "signal".
+        signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
+            "mean", the mean over queries by key; "offset", the mean over visible pairs by distance |i − j|.
+        min_keys: shorter signals are NaN, and shorter rows do not enter a mean.
+        drop_first: leave out key 0 and divide each row by the rest.
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        Named float64 tensors [..., n] for "rows", else [...]. Entropies in [0, log m], variances in
+        [0, (m−1)²/4] and [0, π²]. NaN past a map's own length, for signals that are too short, that hold a
+        negative entry or nothing.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype; an unknown amplitude, signal or support; min_keys below
+            2; lengths outside 1..n.
+
+    Example:
+        Attention to one key has no spread in position and all of it in frequency; uniform attention the
+        reverse. Both reach the bound log 64.
+
+        >>> import torch, attnscope as asc
+        >>> both = torch.stack([torch.eye(64), torch.full((64, 64), 1 / 64)]).double()
+        >>> found = asc.spectral_uncertainty(both, signal="last", support="full")
+        >>> (found.position_entropy + found.spectral_entropy - found.entropy_bound).abs().max().item() < 1e-12
+        True
+        >>> round(found.frequency_variance[0].item(), 6), found.position_variance[0].item()
+        (3.289868, 0.0)
+
+    References:
+        Maassen and Uffink, Generalized entropic uncertainty relations, 1988. Vaidyanathan, Multirate
+        systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
+    """
+    name = "spectral_uncertainty"
+    given = signal_arguments(
+        name, attention, lengths, support, validate,
+        signal=signal, drop_first=drop_first, detrend="none", min_keys=min_keys,
+    )  # fmt: skip
+    _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
+    arguments = {key: value for key, value in given.arguments.items() if key != "detrend"}
+    result, spoiled = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
+    _checks.finished(name, given.checked, result, spoiled)
+    return SpectralUncertainty(*result.unbind(-1))
