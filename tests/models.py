@@ -180,6 +180,25 @@ CAUSAL = (
 )
 LEGACY = ("falcon", "falcon_alibi", "bloom", "gptj", "deberta_v2")
 ENCODERS = ("bert", "roberta", "albert", "distilbert")
+
+
+def has_attention_interface(name: str) -> bool:
+    """Whether this transformers lets the model's attention be replaced: T5's not before 5.13 or so."""
+    import inspect
+
+    module = inspect.getmodule(type(tiny(name)))
+    return "ALL_ATTENTION_FUNCTIONS" in inspect.getsource(module)
+
+
+def needs_attention_interface(name: str) -> None:
+    """Skips the test where `has_attention_interface` says no."""
+    import pytest
+    import transformers
+
+    if not has_attention_interface(name):
+        pytest.skip(f"{name} has no attention interface in transformers {transformers.__version__}")
+
+
 SEQ2SEQ = ("t5", "bart")
 
 

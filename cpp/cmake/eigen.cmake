@@ -4,8 +4,8 @@ if(NOT TARGET Eigen3::Eigen)
   message(STATUS "attnscope: Eigen 3.4 not installed, fetching the pinned release")
   include(FetchContent)
   FetchContent_Declare(eigen
-    URL https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.gz
-    URL_HASH SHA256=8586084f71f9bde545ee7fa6d00288b264a2b7ac3607b974e54d13e7162c1c72
+    URL https://gitlab.com/libeigen/eigen/-/archive/3.4.0/eigen-3.4.0.tar.bz2
+    URL_HASH SHA256=b4c198460eba6f28d34894e3a5710998818515104d6e74e5cc331ce31e46e626
     SOURCE_SUBDIR headers-only)
   FetchContent_MakeAvailable(eigen)
   add_library(attnscope_eigen INTERFACE)

@@ -30,7 +30,7 @@ def test_half_precision_models_give_float32_maps(name, dtype):
     inputs = models.text(model, padding="right")
     keep = inputs["attention_mask"].bool()
     with capture(model, layers=[0]) as tape, capture(full, layers=[0]) as exact:
-        assert tape.tier == 1
+        assert tape.tier == (1 if models.has_attention_interface(name) else 2)
         for layer, wanted in zip(tape.run(**inputs), exact.run(**inputs), strict=True):
             assert layer.attention.dtype == torch.float32
             if name != "gpt_oss":  # its rows leave room for the learned sink

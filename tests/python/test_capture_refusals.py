@@ -135,6 +135,7 @@ def test_the_preflight_catches_a_wrong_attention_function(broken, monkeypatch):
     from attnscope.capture import interface
 
     name = {"softcap": "gemma2", "sinks": "gpt_oss", "bias": "t5"}.get(broken, "bert")
+    models.needs_attention_interface(name)
     options = {"attn_logit_softcapping": 0.5} if broken == "softcap" else {}
     model = models.tiny(name, **options)
     original = interface._captured

@@ -86,6 +86,7 @@ def test_contributions_of_a_shared_block():
 
 
 def test_encoder_decoder_sites():
+    models.needs_attention_interface("t5")
     model = models.tiny("t5", implementation="eager")
     inputs = models.text(model)
     layers = run(model, SITES, inputs)

@@ -248,6 +248,9 @@ def test_two_threads_take_turns_on_one_model(model):
 def test_a_bystander_gets_what_it_always_got(name):
     model = models.tiny(name)
     inputs = models.text(model, padding="right")
+    if name == "gemma2":
+        # Not every transformers' sdpa caps the logits; what a bystander gets always does.
+        model.set_attn_implementation("eager")
     with torch.no_grad():
         before = model(**inputs)[0]
     with capture(model) as tape:
@@ -368,6 +371,7 @@ def test_a_deep_copy_taken_during_a_run_still_works(model):
 
 
 def test_mixed_implementations_are_restored_one_by_one():
+    models.needs_attention_interface("t5")
     model = models.tiny("t5")
     model.encoder.config._attn_implementation_internal = "eager"
     before = [c._attn_implementation_internal for c in configs(model)]

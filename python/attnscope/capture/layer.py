@@ -22,6 +22,10 @@ SITES = (
 PER_HEAD = frozenset({"query", "key", "value"})
 
 
+class End:
+    """Goes when its layer goes."""
+
+
 class Layer:
     """What one attention module did in one forward pass.
 
@@ -75,6 +79,9 @@ class Layer:
         self.key_offset = key_offset
         self.tensors = dict(tensors)
         self._spans: list[Tensor] | None = None
+        # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A
+        # weak reference to the layer itself calls back before its tensors are freed.)
+        self.end = End()
 
     def _site(self, name: str) -> Tensor:
         try:

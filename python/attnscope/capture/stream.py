@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """A forward pass in a thread of its own, one layer at a time: computed while the last one is being measured.
 
-The worker hands a layer over and goes on at once, so that at any time at most two layers are alive: the one
-the consumer holds and the one that is being computed or waits to be taken. The worker ends before the
+The worker hands a layer over and goes on as soon as the one before it is gone, so that at any time at most two
+layers are alive: the one the consumer holds and the one that is being computed or waits to be taken. A
+consumer that keeps its layers gets each next one when it asks for it. The worker ends before the
 generator does in every case: at the end of the pass, when the consumer leaves the loop, when either raises.
 """
 
@@ -10,6 +11,7 @@ from __future__ import annotations
 
 import contextvars
 import threading
+import weakref
 from collections.abc import Callable, Generator, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from attnscope.capture.layer import Layer
+from attnscope.capture.layer import End, Layer
 
 
 class Abandoned(BaseException):
@@ -30,6 +32,8 @@ class Stream:
     def __init__(self) -> None:
         self._turn = threading.Condition()
         self._slot: Layer | None = None
+        self._taken: weakref.ref[End] | None = None  # of the layer that the consumer got last
+        self._asked = False
         self._ended = False
         self._abandoned = False
         self._error: BaseException | None = None
@@ -40,13 +44,26 @@ class Stream:
             raise Abandoned
 
     def emit(self, layer: Layer) -> None:
-        """Called by the worker: waits until the layer is taken."""
+        """Called by the worker: waits until the layer is taken and the one taken before it is gone.
+
+        A `for` loop drops its layer only after it has got the next one, so being taken is not enough.
+        """
         with self._turn:
+            before = self._taken
             self._slot = layer
             del layer
             self._turn.notify_all()
-            self._turn.wait_for(lambda: self._slot is None or self._abandoned)
+            self._turn.wait_for(
+                lambda: (
+                    self._abandoned
+                    or (self._slot is None and (self._asked or before is None or before() is None))
+                )
+            )
         self.pulse()
+
+    def _gone(self, _reference: object) -> None:
+        with self._turn:  # a condition's lock may be taken again by the thread that holds it
+            self._turn.notify_all()
 
     def _work(self, forward: Callable[[], None]) -> None:
         error: BaseException | None = None
@@ -62,7 +79,11 @@ class Stream:
 
     def _take(self) -> Layer | None:
         with self._turn:
-            self._turn.wait_for(lambda: self._slot is not None or self._ended)
+            if self._slot is None:
+                self._asked = True
+                self._turn.notify_all()
+                self._turn.wait_for(lambda: self._slot is not None or self._ended)
+            self._asked = False
             if self._slot is None:
                 if isinstance(self._error, StopIteration):  # would pass for the end of the stream
                     raise RuntimeError("capture: the model raised StopIteration") from self._error
@@ -70,6 +91,7 @@ class Stream:
                     raise self._error
                 return None
             layer, self._slot = self._slot, None
+            self._taken = weakref.ref(layer.end, self._gone)
             self._turn.notify_all()
             return layer
 
