@@ -4,4 +4,5 @@ VERSION: str
 TORCH_VERSION: str
 COMPILER: str
 BUILD_TYPE: str
+STUB: str
 ISAS: list[str]

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from attnscope import _core, _device
+from attnscope._warn import warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -178,11 +179,9 @@ def finished(function: str, attention: Attention, result: Any, spoiled: int, uni
     """`result`, after one warning when some inputs were not finite."""
     if spoiled:
         total = math.prod(attention.leading)
-        warnings.warn(
+        warn(
             f"{function}: {spoiled} of {total} {unit} hold NaN or infinite entries; their results are NaN "
-            "(counts -1, flags False)",
-            RuntimeWarning,
-            stacklevel=3,
+            "(counts -1, flags False)"
         )
     return result
 

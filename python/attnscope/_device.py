@@ -3,9 +3,9 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
+
+from attnscope._warn import warn
 
 _warned = False
 
@@ -37,9 +37,8 @@ def _warn_once(device: torch.device) -> None:
     global _warned
     if not _warned:
         _warned = True
-        warnings.warn(
+        warn(
             f"attnscope computes on the CPU: tensors on {device} are copied to pinned host memory once per "
             "call, and results come back on the CPU",
             UserWarning,
-            stacklevel=5,
         )

@@ -3,10 +3,12 @@
 
 from __future__ import annotations
 
+import hashlib
 import importlib.machinery
 import importlib.util
 import os
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -67,11 +69,24 @@ def _check_torch() -> None:
         )
 
 
+def _check_stub() -> None:
+    from attnscope import _build
+
+    stub = Path(__file__).with_name("_core.pyi")
+    # A core built before this line existed, or a package without its stub, cannot be told.
+    built = getattr(_build, "STUB", "")
+    if built and stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != built:
+        raise ImportError(
+            "attnscope: the compiled core is of another state of the sources than the Python files. "
+            "Build it again: pip install --no-build-isolation -e ."
+        )
+
+
 def load_core() -> ModuleType:
     """The module ``attnscope._core``, from the chosen build.
 
     Raises:
-        ImportError: no build runs here, or torch was changed since the build.
+        ImportError: no build runs here, or torch or the sources were changed since the build.
     """
     if "attnscope._core" in sys.modules:
         return sys.modules["attnscope._core"]
@@ -81,6 +96,7 @@ def load_core() -> ModuleType:
             "pip install --no-build-isolation ."
         )
     _check_torch()
+    _check_stub()
     found = importlib.util.find_spec(f"attnscope._core_{choose()}")
     assert found is not None
     assert found.origin is not None

@@ -93,7 +93,11 @@ def run(
     ] = None,
     texts: Annotated[
         list[str] | None,
-        typer.Option("--texts", "-t", help=".txt, .csv, .jsonl, .parquet or a data set's name."),
+        typer.Option(
+            "--texts",
+            "-t",
+            help=".txt (a sentence a line), .csv, .jsonl, .parquet, or a data set's folder or name.",
+        ),
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,

@@ -5,7 +5,6 @@ import copy
 import gc
 import threading
 import time
-import weakref
 
 import pytest
 import torch
@@ -14,6 +13,7 @@ import models
 from attnscope.capture import Layer, capture
 from attnscope.capture import tape as tape_module
 from attnscope.capture.implementation import configs
+from census import Census
 
 LAYERS = 6
 
@@ -39,28 +39,6 @@ def whole(model):
     for module in model.modules():
         assert not module._forward_hooks
         assert not module._forward_pre_hooks
-
-
-class Census:
-    """Counts the maps that are alive whenever one is allocated."""
-
-    def __init__(self, monkeypatch):
-        self.maps: list[weakref.ref[torch.Tensor]] = []
-        self.most = 0
-        original = torch.empty
-
-        def empty(*size, **options):
-            tensor = original(*size, **options)
-            if tensor.ndim == 4:
-                self.maps.append(weakref.ref(tensor))
-                self.most = max(self.most, sum(ref() is not None for ref in self.maps))
-            return tensor
-
-        monkeypatch.setattr(torch, "empty", empty)
-
-    @property
-    def born(self):
-        return len(self.maps)
 
 
 def test_at_most_two_layers_are_alive(model, monkeypatch):

@@ -3,6 +3,8 @@
 
 import json
 import shutil
+import threading
+import time
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -15,6 +17,7 @@ from attnscope.studies.config import ConfigError, Study
 from attnscope.studies.engine import resume, run
 from attnscope.studies.lock import FolderLock, FolderLocked
 from attnscope.studies.plan import batches, make_plan
+from census import Census
 from folders import id_lines, model_folder, sentences, series
 
 METRICS = ["fiedler_value", "laplacian_gap", "graph_statistics"]
@@ -440,3 +443,59 @@ def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
     assert stored.metadata[b"attnscope_schema"] == b"1"
     assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
     assert not (tmp_path / "runs" / "a" / ".lock").exists()
+
+
+def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, monkeypatch):
+    """Every metric of the study, eight layers, batches of several sentences."""
+    folder = model_folder(tmp_path / "deep", num_hidden_layers=8)
+    census = Census(monkeypatch)
+    results = run(Study(models=str(folder), texts=str(texts), output=str(tmp_path / "runs"), name="deep"))
+    assert len(results.table("heads")) == 7 * 8 * 5
+    assert census.born > 8
+    assert census.most == 2
+
+
+def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
+    """The worker reaches its second layer after a kernel was entered and before the kernel came back."""
+    import models
+
+    model = models.tiny("llama", num_hidden_layers=3)
+    entered, born = threading.Event(), []
+
+    def late(module, arguments):
+        assert entered.wait(30)
+        time.sleep(0.05)
+        born.append(time.monotonic())
+
+    maps = torch.rand(600, 128, 128)
+    with asc.capture(model) as tape:
+        run_ = tape.run(input_ids=torch.arange(6)[None])
+        handle = model.model.layers[1].register_forward_pre_hook(late)
+        try:
+            next(run_)
+            began = time.monotonic()
+            entered.set()
+            asc.singular_values(maps)
+            ended = time.monotonic()
+        finally:
+            handle.remove()
+        run_.close()
+    assert ended - began > 0.1, "the kernel was too fast to tell"
+    assert began < born[0] < ended
+
+
+def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, texts, recwarn):
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "spoiled"
+    shutil.copytree(llama, copy)
+    weights = {
+        name: torch.full_like(one, float("nan")) if "layers.1.self_attn.q_proj" in name else one
+        for name, one in load_file(copy / "model.safetensors").items()
+    }
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    from transformers import AutoModelForCausalLM
+
+    with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as tape:
+        assert tape.tier == 1
+    assert not [one for one in recwarn if "capture" in str(one.message)]

@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: MIT
 """Which build of the core is loaded, and what is said when none can be."""
 
+import hashlib
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -61,3 +63,24 @@ def test_another_torch_than_the_one_built_against_is_refused_in_words():
 def test_patch_releases_share_a_build():
     version = _build.TORCH_VERSION.split("+")[0].rsplit(".", 1)[0] + ".99+cu999"
     assert python(f"import torch; torch.__version__ = {version!r}; import attnscope").returncode == 0
+
+
+def test_a_core_of_other_sources_is_refused_in_words():
+    facts = {name: value for name, value in vars(_build).items() if name.isupper()}
+    # attnscope._build comes from a finder of its own, as if the core had been built from another stub
+    script = (
+        "import sys, types\n"
+        f"made = types.ModuleType('attnscope._build'); vars(made).update({facts!r})\n"
+        "made.STUB = '0' * 64; made.__spec__ = types.SimpleNamespace()\n"
+        "sys.modules['attnscope._build'] = made\n"
+        "import attnscope"
+    )
+    answer = python(script)
+    assert answer.returncode != 0
+    assert "the compiled core is of another state of the sources" in answer.stderr
+    assert "Build it again: pip install --no-build-isolation -e ." in answer.stderr
+
+
+def test_the_core_here_was_built_from_this_stub():
+    stub = Path(_isa.__file__).with_name("_core.pyi")
+    assert hashlib.sha256(stub.read_bytes()).hexdigest() == _build.STUB

@@ -3,6 +3,7 @@
 
 import csv
 import json
+import sys
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.studies.config import ConfigError, TextSource
-from attnscope.studies.sources import extra_columns, read_sentences
+from attnscope.studies.sources import extra_columns, looks_wrapped, read_sentences
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
 
@@ -110,8 +111,6 @@ def test_bad_files_are_explained(tmp_path, name, content, options, message):
 def test_missing_files_folders_and_unknown_sources(tmp_path):
     with pytest.raises(ConfigError, match=r"there is no file .*none\.csv"):
         read(tmp_path / "none.csv")
-    with pytest.raises(ConfigError, match="is a folder"):
-        read(tmp_path)
     with pytest.raises(ConfigError, match="'builtin:pydocs' is not built in; did you mean 'builtin:pydoc'"):
         read("builtin:pydocs")
 
@@ -203,3 +202,80 @@ def test_columns_of_the_sources_get_one_type_and_a_free_name(tmp_path):
         "source_tokens": ["x", None],
         "mixed": ["1", "y"],
     }
+
+
+PROSE = "\n\nThe cat sat\non the mat. It slept\nall day.\n\n \nRain fell.\r\n"
+
+
+def test_a_text_file_is_a_sentence_per_line_or_per_paragraph(tmp_path):
+    (tmp_path / "a.txt").write_text(PROSE, "utf-8")
+    lines = read(tmp_path / "a.txt")
+    assert [one.text for one in lines] == ["The cat sat", "on the mat. It slept", "all day.", "Rain fell."]
+    assert [one.source_row for one in lines] == [2, 3, 4, 7]
+    paragraphs = read(tmp_path / "a.txt", per="paragraph")
+    assert [one.text for one in paragraphs] == ["The cat sat on the mat. It slept all day.", "Rain fell."]
+    assert [one.source_row for one in paragraphs] == [2, 7]
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "wrapped"),
+    [
+        (PROSE, {}, True),
+        (PROSE, {"per": "paragraph"}, False),
+        ("A cat sat.\nThe rain fell.\n\nNight came.\n", {}, False),
+        ("a cat sat\nthe rain fell\nnight came\n", {}, False),
+        ("one line", {}, False),
+    ],
+)
+def test_wrapped_prose_is_noticed(tmp_path, text, options, wrapped):
+    (tmp_path / "a.txt").write_text(text, "utf-8")
+    assert looks_wrapped(TextSource(path=tmp_path / "a.txt", **options)) is wrapped
+
+
+@pytest.fixture
+def datasets(monkeypatch, tmp_path):
+    module = pytest.importorskip("datasets")
+    monkeypatch.setattr(module.config, "HF_DATASETS_CACHE", tmp_path / "cache")
+    monkeypatch.setattr(module.config, "HF_HUB_OFFLINE", True)
+    return module
+
+
+def test_a_data_sets_folder(tmp_path, datasets):
+    folder = tmp_path / "plain folder"
+    folder.mkdir()
+    table = pa.table({"text": TEXTS, "field": ["a", "b", "c"][: len(TEXTS)] + ["d"] * (len(TEXTS) - 3)})
+    pq.write_table(table, folder / "train.parquet")
+    pq.write_table(table.slice(1), folder / "test.parquet")
+    assert [one.text for one in read(folder)] == TEXTS
+    tested = read(folder, split="test", column="text")
+    assert [one.text for one in tested] == TEXTS[1:]
+    assert tested[0].extra == {"field": "b"}
+    with pytest.raises(ConfigError, match="dev"):
+        read(folder, split="dev")
+    with pytest.raises(ConfigError, match=r"no column 'txt'.*did you mean 'text'"):
+        read(folder, column="txt")
+
+
+def test_a_data_set_saved_to_disk(tmp_path, datasets):
+    made = datasets.Dataset.from_dict({"text": TEXTS})
+    made.save_to_disk(tmp_path / "one")
+    datasets.DatasetDict({"train": made, "test": made.select([0])}).save_to_disk(tmp_path / "many")
+    assert [one.text for one in read(tmp_path / "one")] == TEXTS
+    assert [one.text for one in read(tmp_path / "many", split="test")] == TEXTS[:1]
+    with pytest.raises(ConfigError, match="has no split 'tset'; did you mean 'test'"):
+        read(tmp_path / "many", split="tset")
+
+
+def test_a_data_sets_name_offline(datasets):
+    with pytest.raises(ConfigError, match="there is no file nobody/nothing, and as a data set: "):
+        read("nobody/nothing")
+
+
+def test_an_empty_folder_and_a_missing_package(tmp_path, monkeypatch, datasets):
+    with pytest.raises(ConfigError, match="as a data set: "):
+        read(tmp_path)
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(ConfigError, match=r"is a folder; as a data set it needs the package `datasets`"):
+        read(tmp_path)
+    with pytest.raises(ConfigError, match=r"nobody/nothing is no file; as a data set it needs"):
+        read("nobody/nothing")

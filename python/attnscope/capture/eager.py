@@ -43,8 +43,14 @@ def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = Fals
             return type(output)([*output[:place], None, *output[place + 1 :]])
         return None
 
+    def ahead(module: nn.Module, args: tuple[Any, ...]) -> None:
+        if LIVE.get() is recorder:
+            recorder.pulse()
+
     try:
         for name, module in recorder.modules.items():
+            if name in weights and not discover:
+                handles.append(module.register_forward_pre_hook(ahead))
             if name in weights or (discover and name and any(True for _ in module.children())):
                 handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         yield
@@ -75,5 +81,8 @@ def _looks_like_weights(tensor: Any) -> bool:
     if not (torch.is_tensor(tensor) and tensor.ndim == 4 and tensor.is_floating_point() and tensor.numel()):
         return False
     sums = tensor.sum(-1, dtype=torch.float32)
-    sums = sums[~sums.isnan()]  # a query that sees no key may be NaN
+    known = ~sums.isnan()  # a query that sees no key may be NaN
+    if not bool(known.any()):  # and so may all be, where the weights of the model are
+        return tensor.shape[-1] == tensor.shape[-2]
+    sums = sums[known]
     return sums.numel() > 0 and not bool((tensor < 0).any()) and 0.01 < float(sums.max()) < 1.02

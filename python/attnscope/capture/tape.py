@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import ExitStack
@@ -13,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import configs, implementation
@@ -195,7 +195,7 @@ class Tape:
             return
         name = type(self._model).__name__
         if plan.caution:
-            warnings.warn(f"capture: {plan.caution}", stacklevel=3)
+            warn(f"capture: {plan.caution}", UserWarning)
         choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
         for layer in self._layers or ():
             if not any(
@@ -208,10 +208,10 @@ class Tape:
         far = [s for s in self._sites if s in PER_HEAD and plan.tier != preflight.INTERFACE]
         if plan.tier == preflight.OUTPUTS:
             far = [s for s in self._sites if s != "attention"]
-            warnings.warn(
+            warn(
                 f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
                 f"every layer's maps are in memory together. {'; '.join(plan.reasons)}",
-                stacklevel=3,
+                UserWarning,
             )
         if far:
             raise RuntimeError(f"capture: {name} does not let {far} be captured. {'; '.join(plan.reasons)}")

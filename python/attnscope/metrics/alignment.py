@@ -3,12 +3,12 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any
 
 import torch
 
 from attnscope import _checks, _core, _device
+from attnscope._warn import warn
 from attnscope.metrics._states import states_argument, tokens_argument
 from attnscope.metrics.entropy import attention_entropy
 
@@ -118,11 +118,9 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
     spoiled = int(result.isnan().sum())
     if spoiled:
-        warnings.warn(
+        warn(
             f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are "
-            "NaN",
-            RuntimeWarning,
-            stacklevel=2,
+            "NaN"
         )
     return result
 

@@ -5,12 +5,12 @@ from __future__ import annotations
 
 import math
 import operator
-import warnings
 from typing import Literal, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
+from attnscope._warn import warn
 from attnscope.metrics._named import shown_by_shape
 
 Null = Literal["auto", "full", "causal", "permutation"]
@@ -161,10 +161,8 @@ def _compared(
         checked.tensor, checked.lengths, visible, null, operator.index(draws), operator.index(seed), whole
     )
     if undefined:
-        warnings.warn(
+        warn(
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
-            "row that varies; their results are NaN (outliers -1)",
-            RuntimeWarning,
-            stacklevel=3,
+            "row that varies; their results are NaN (outliers -1)"
         )
     return _checks.finished(name, checked, MarchenkoPastur(*fields), spoiled)  # type: ignore[no-any-return]

@@ -82,7 +82,11 @@ class ModelSource(_Strict):
 
 
 class TextSource(_Strict):
-    """Which sentences: a file or the name of a data set, a column, and how many of them by which rule."""
+    """Which sentences: a file or the name of a data set, a column, and how many of them by which rule.
+
+    A `.txt` file holds a sentence per line; `per: paragraph` reads the blocks between blank lines, the
+    lines of each joined. A text with newlines of its own belongs into CSV, JSONL or Parquet.
+    """
 
     path: str = Field(min_length=1)
     column: str = ""
@@ -93,6 +97,7 @@ class TextSource(_Strict):
     encoding: str = "utf-8"
     subset: str = ""
     split: str = "train"
+    per: Literal["line", "paragraph"] = "line"
 
     @field_validator("path", mode="before")
     @classmethod

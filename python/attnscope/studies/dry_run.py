@@ -7,7 +7,6 @@ import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,6 +14,7 @@ import numpy as np
 from attnscope.models import load_model
 from attnscope.studies.config import Study
 from attnscope.studies.engine import Engine, resolved
+from attnscope.studies.memory import free_bytes, give_back_large_blocks, peak_bytes, resident_bytes
 from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
 
 
@@ -84,6 +84,7 @@ def dry_run(study: Study) -> Estimate:
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
     plan = make_plan(study, twins=engine.recipe.twins())
+    give_back_large_blocks()
     seconds, peak = 0.0, resident_bytes()
     for source in sorted({unit.source for unit in plan.units}):
         units = [unit for unit in plan.units if unit.source == source]
@@ -131,7 +132,8 @@ def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float
     )
     widest = max((_layer_bytes(plan, unit) for unit in units), default=0)
     checkpoints = len({unit.checkpoint for unit in units})
-    return float(np.exp(logs).sum()) + loading * checkpoints, resident_bytes() + 4 * widest
+    measuring = peak_bytes(widest, plan.heads[units[0].source], inputs[-1].n_tokens)
+    return float(np.exp(logs).sum()) + loading * checkpoints, resident_bytes() + measuring
 
 
 def _layer_bytes(plan: Plan, unit: Unit) -> int:
@@ -142,20 +144,6 @@ def _layer_bytes(plan: Plan, unit: Unit) -> int:
         return len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4
 
     return max(size(group) for group in batches(unit, heads, bound))
-
-
-def resident_bytes() -> int:
-    """Memory of this process now."""
-    pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
-    return pages * 4096
-
-
-def free_bytes() -> int:
-    """Memory that the machine can give now."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def duration(seconds: float) -> str:

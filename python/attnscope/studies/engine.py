@@ -24,6 +24,7 @@ from attnscope.studies import recipe_of
 from attnscope.studies.config import ConfigError, ModelSource, Study
 from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.lock import FolderLock
+from attnscope.studies.memory import give_back_large_blocks
 from attnscope.studies.plan import Plan, Unit, batches, make_plan, megabytes
 from attnscope.studies.provenance import provenance
 from attnscope.studies.recipe import Batch, Recipe, Rows
@@ -142,6 +143,7 @@ class Engine:
     def run(self, resume: bool = False) -> Results:
         """Plans, does what is missing, and writes the tables."""
         made = not self.folder.exists()
+        give_back_large_blocks()
         if not resume:
             self._refuse_existing()
         plan = make_plan(self.study, twins=self.recipe.twins())

@@ -14,7 +14,7 @@ from attnscope.models.checkpoints import fingerprint
 from attnscope.models.loading import context_length, load_config
 from attnscope.results import SCHEMA_VERSION
 from attnscope.studies.config import ConfigError, ModelSource, Study
-from attnscope.studies.sources import Sentence, read_sentences
+from attnscope.studies.sources import Sentence, looks_wrapped, read_sentences
 
 #: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
 #: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
@@ -117,6 +117,12 @@ def make_plan(study: Study, *, twins: bool = False) -> Plan:
         LoadError: no model can be used at all.
     """
     plan = Plan(study, sentences=read_sentences(study.texts, study.seed), twins=twins)
+    plan.notes += [
+        f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
+        "--set texts.per=paragraph joins them"
+        for one in study.texts
+        if looks_wrapped(one)
+    ]
     labels: dict[str, int] = {}
     for position, source in enumerate(study.models):
         try:

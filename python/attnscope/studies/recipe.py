@@ -22,6 +22,10 @@ if TYPE_CHECKING:
     from attnscope.studies.config import Study
 
 
+#: Rows of a map that are averaged at a time: few enough to stay in the cache.
+_BAND = 128
+
+
 @dataclass(frozen=True)
 class Batch:
     """The sentences of one forward pass, in the order of the batch axis."""
@@ -251,15 +255,17 @@ def _absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
 def head_mean(heads: Tensor) -> Tensor:
     """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
 
-    Head by head: `torch.mean` with another dtype first copies all heads into it, which is two layers' worth
-    of memory.
+    By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
+    worth of memory, and a sum of two dtypes copies the one of them.
 
     Args:
         heads: one layer's maps.
     """
     mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
-    for head in heads.unbind(1):
-        mean += head
+    for first in range(0, heads.shape[2], _BAND):
+        band = mean[:, first : first + _BAND]
+        for head in heads[:, :, first : first + _BAND].unbind(1):
+            band += head
     return mean.div_(heads.shape[1]).unsqueeze(1)
 
 

@@ -9,6 +9,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -123,8 +124,6 @@ def _rows(source: TextSource) -> Iterator[Row]:
     path = Path(source.path)
     if source.path.startswith("builtin:"):
         return _builtin(source)
-    if path.is_dir():
-        raise ConfigError(f"texts: {path} is a folder; a file is needed")
     readers = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     if path.suffix.lower() in readers:
         if not path.is_file():
@@ -156,9 +155,37 @@ def _decoded(path: Path, encoding: str) -> str:
 def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
     if source.column:
         raise ConfigError(f"texts: {path} has no columns, {source.column!r} was asked for")
-    text = _decoded(path, source.encoding)
-    for number, line in enumerate(re.split(r"\r\n|\n|\r", text)):
+    lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding))
+    if source.per == "paragraph":
+        number = 0
+        block: list[str] = []
+        for place, line in enumerate([*lines, ""]):
+            if line.strip():
+                number, block = (number if block else place), [*block, line.strip()]
+            elif block:
+                yield number, " ".join(block), {}
+                block = []
+        return
+    for number, line in enumerate(lines):
         yield number, line.strip(), {}
+
+
+def looks_wrapped(source: TextSource) -> bool:
+    """Whether a text file that is read line by line has the shape of prose: blocks of lines, blank between.
+
+    Args:
+        source: of the study.
+    """
+    path = Path(source.path)
+    if path.suffix.lower() != ".txt" or source.per != "line" or not path.is_file():
+        return False
+    lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding).strip())
+    blank = sum(not line.strip() for line in lines)
+    broken = sum(
+        bool(above.strip() and below[:1].islower()) and above.rstrip()[-1:] not in ".!?"
+        for above, below in pairwise(lines)
+    )
+    return blank > 0 and broken > 0
 
 
 def _read_csv(path: Path, source: TextSource) -> Iterator[Row]:
@@ -219,16 +246,29 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
 
 
 def _read_datasets(source: TextSource) -> Iterator[Row]:
+    path = Path(source.path)
     try:
-        import datasets  # type: ignore[import-not-found, unused-ignore]
+        import datasets  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:
+        what = "is a folder" if path.is_dir() else "is no file"
         raise ConfigError(
-            f"texts: there is no file {source.path}; as a name of a data set it needs the package `datasets` "
-            "(pip install datasets)"
+            f"texts: {source.path} {what}; as a data set it needs the package `datasets` of PyPI"
         ) from None
     try:
-        table = datasets.load_dataset(source.path, source.subset or None, split=source.split)
-    except (OSError, ValueError) as error:
+        if any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
+            stored = datasets.load_from_disk(str(path))
+            table = stored if hasattr(stored, "column_names") and not isinstance(stored, dict) else None
+            if table is None:
+                if source.split not in stored:
+                    raise ConfigError(
+                        f"texts: {path} has no split {source.split!r}{nearest(source.split, stored)}"
+                    )
+                table = stored[source.split]
+        else:
+            table = datasets.load_dataset(source.path, source.subset or None, split=source.split)
+    except ConfigError:
+        raise
+    except (OSError, ValueError, datasets.exceptions.DatasetsError) as error:
         raise ConfigError(f"texts: there is no file {source.path}, and as a data set: {error}") from error
     column = _column(source, list(table.column_names), Path(source.path))
     for number, row in enumerate(table):
