@@ -499,3 +499,18 @@ def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, te
     with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as tape:
         assert tape.tier == 1
     assert not [one for one in recwarn if "capture" in str(one.message)]
+
+
+def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, texts):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / ".lock").write_text("")
+    (folder / ".study.yaml.17.tmp").write_text("models:")
+    results = run(study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"]))
+    assert len(results.table("heads")) == 7 * 2 * 5
+    assert not list(folder.glob(".*"))
+    other = tmp_path / "runs" / "b"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    with pytest.raises(FileExistsError, match="is no run folder"):
+        run(study(tmp_path, str(llama), str(texts)), name="b")

@@ -168,7 +168,7 @@ class Engine:
             raise
 
     def _refuse_existing(self) -> None:
-        if not self.folder.exists() or (self.folder.is_dir() and not any(self.folder.iterdir())):
+        if not self.folder.exists() or (self.folder.is_dir() and not _begun(self.folder)):
             return
         stored = self.folder / "study.yaml"
         if not self.folder.is_dir() or not stored.is_file():
@@ -441,6 +441,11 @@ def _say(text: str) -> None:
     from tqdm.auto import tqdm
 
     tqdm.write(f"attnscope: {text}", file=sys.stderr)
+
+
+def _begun(folder: Path) -> bool:
+    """Whether a folder holds more than a process leaves that is killed before its first file."""
+    return any(not (one.name == ".lock" or one.match(".*.tmp")) for one in folder.iterdir())
 
 
 def _default_name(study: Study) -> str:
