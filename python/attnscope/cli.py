@@ -44,6 +44,23 @@ def main(arguments: list[str] | None = None) -> None:
     app(args=arguments, prog_name="attnscope")
 
 
+def _version(asked: bool) -> None:
+    if asked:
+        from attnscope import __version__
+
+        typer.echo(f"attnscope {__version__}")
+        raise typer.Exit(DONE)
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Version, and no more.")
+    ] = False,
+) -> None:
+    """Options of `attnscope` itself."""
+
+
 def _exits(command: Callable[P, R]) -> Callable[P, R]:
     """Turns errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+import attnscope
 from attnscope import cli
 from attnscope.metrics.measure import metric_names
 from folders import model_folder, sentences, series
@@ -289,3 +290,9 @@ def test_resume_says_when_the_study_is_gone(call, finished, tmp_path):
     code, _, err = call("resume", copy)
     assert code == 2
     assert "is not valid YAML" in err
+
+
+def test_the_module_runs_and_says_its_version():
+    command = [sys.executable, "-m", "attnscope", "--version"]
+    ran = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (ran.returncode, ran.stdout) == (0, f"attnscope {attnscope.__version__}\n"), ran.stderr

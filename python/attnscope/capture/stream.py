@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """A forward pass in a thread of its own, one layer at a time: computed while the last one is being measured.
 
-The worker hands a layer over and goes on as soon as the one before it is gone, so that at any time at most two
-layers are alive: the one the consumer holds and the one that is being computed or waits to be taken. A
+The worker hands a layer over and goes on as soon as the one before it is gone, so that at any time at most
+two layers are alive: the one the consumer holds and the one that is being computed or waits to be taken. A
 consumer that keeps its layers gets each next one when it asks for it. The worker ends before the
 generator does in every case: at the end of the pass, when the consumer leaves the loop, when either raises.
 """
