@@ -124,3 +124,11 @@ def test_bad_arguments():
     for name in (*FUNCTIONS, "bulk"):
         with pytest.raises(ValueError, match=rf"ruscio2025\.{name}: attention must be square .*\(3, 4\)"):
             getattr(ruscio2025, name)(torch.rand(3, 4))
+
+
+@pytest.mark.parametrize("n", [48, 64, 128])
+def test_uniform_full_attention_has_one_eigenvalue(n):
+    uniform = torch.full((n, n), 1 / n, dtype=torch.float64)
+    assert ruscio2025.participation_ratio(uniform).item() == pytest.approx(1, abs=1e-6)
+    assert ruscio2025.spectral_ratio(uniform).item() > 1e10
+    assert ruscio2025.bulk(uniform).edge.item() == pytest.approx(0.5, abs=1e-9)

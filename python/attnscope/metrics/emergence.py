@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -68,25 +69,39 @@ def emergence_step(
     for key, group in groups:
         each = group.groupby(["step", "sample"])[metric].mean().unstack("sample").sort_index()
         steps, values = each.index.to_numpy(np.int64), each.to_numpy(np.float64)
-        found = _emergence(steps, values, fraction, confidence, draws, seed)
+        found = emergence_of(steps, values, fraction, confidence, draws, seed)
         rows.append({**dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)), **found})
     result: pd.DataFrame = pd.DataFrame(rows).astype({"step": "int64", "low": "int64", "high": "int64"})
     return result
 
 
-def _emergence(
+@lru_cache(maxsize=4)
+def _weights(samples: int, draws: int, seed: int) -> npt.NDArray[np.int64]:
+    """How often each sample is in each draw; a study asks the same of every metric."""
+    return np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), draws)
+
+
+def emergence_of(
     steps: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
-    fraction: float,
-    confidence: float,
-    draws: int,
-    seed: int,
+    fraction: float = 0.5,
+    confidence: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
 ) -> dict[str, Any]:
-    """`values` [steps, samples], NaN where a sample was not measured."""
+    """What `emergence_step` tells of one curve.
+
+    Args:
+        steps: ascending.
+        values: [steps, samples], NaN where a sample was not measured.
+        fraction: as for `emergence_step`.
+        confidence: of the interval.
+        draws: of the bootstrap.
+        seed: of the bootstrap.
+    """
     present = ~np.isnan(values)
     filled = np.where(present, values, 0.0)
-    samples = values.shape[1]
-    weights = np.random.default_rng(seed).multinomial(samples, np.full(samples, 1 / samples), draws)
+    weights = _weights(values.shape[1], draws, seed)
     with np.errstate(invalid="ignore", divide="ignore"):
         curve = filled.sum(1) / present.sum(1)
         drawn = (filled @ weights.T) / (present @ weights.T)

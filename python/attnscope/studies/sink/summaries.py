@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.metrics.emergence import emergence_step
+from attnscope.metrics.emergence import emergence_of
 from attnscope.metrics.frames import classify_frames
 from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
 from attnscope.statistics import benjamini_hochberg, holm, paired_test, welch_test
@@ -284,27 +284,29 @@ def _emergence_of(
     kinds = sorted(rows["group"].unique())
     made: list[dict[str, Any]] = []
 
-    def add(part: pd.DataFrame, group: str, layer: int, head: int) -> None:
-        found = emergence_step(part[["step", "sample", metric]], metric, seed=seed).iloc[0]
-        change, first, last = math.nan, -1, -1
-        if protocol == "ruscio2025":
-            told = emergence_change(part[["step", "sample", metric]], metric)
-            change, first, last = told.change, told.first_step, told.last_step
-        made.append(
-            {
-                "model": model,
-                "group": group,
-                "layer": layer,
-                "head": head,
-                "protocol": protocol,
-                "metric": metric,
-                **{key: int(found[key]) for key in ("step", "low", "high")},
-                **{key: float(found[key]) for key in ("start", "end")},
-                "change": change,
-                "change_first_step": first,
-                "change_last_step": last,
-            }
-        )
+    def add(part: pd.DataFrame, group: str, layer: int | None, head: int | None) -> None:
+        """One row for every layer (head) that is not given, else one for all rows together."""
+        apart = [key for key, value in (("layer", layer), ("head", head)) if value is None]
+        for place, own in part.groupby(apart, sort=True) if apart else [((), part)]:
+            each = own.groupby(["step", "sample"], sort=True)[metric].mean().unstack("sample")
+            found = emergence_of(each.index.to_numpy(np.int64), each.to_numpy(np.float64), seed=seed)
+            change, first, last = math.nan, -1, -1
+            if protocol == "ruscio2025":
+                change, first, last, _ = emergence_change(own, metric)
+            at = {"layer": layer, "head": head} | dict(zip(apart, place, strict=True))
+            made.append(
+                {
+                    "model": model,
+                    "group": group,
+                    **{key: int(str(value)) for key, value in at.items()},
+                    "protocol": protocol,
+                    "metric": metric,
+                    **found,
+                    "change": change,
+                    "change_first_step": first,
+                    "change_last_step": last,
+                }
+            )
 
     single = rows["head"] >= 0
     scopes = {ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)], -1: rows[rows["head"] == -1]}
@@ -313,11 +315,9 @@ def _emergence_of(
             continue
         for group in ["all", *(kinds if len(kinds) > 1 else [])]:
             add(part if group == "all" else part[part["group"] == group], group, -1, head)
-        for layer, own in part.groupby("layer", sort=True):
-            add(own, "all", int(layer), head)
+        add(part, "all", None, head)
     if protocol == "exact" and metric in OF_EVERY_HEAD:
-        for (layer, head), own in rows[single].groupby(["layer", "head"], sort=True):
-            add(own, "all", int(layer), int(head))
+        add(rows[single], "all", None, None)
     return made
 
 
