@@ -73,27 +73,44 @@ class BatchOrder {
 // answer Ctrl-C, large enough that handing it out costs nothing.
 Index block_size(const Batch& batch, Index width);
 
-// Calls kernel(view, index, worker) for every matrix whose entries are finite, where worker is the
-// worker's own element of `workers`, which holds worker_count(batch.count) of them. Returns how many
-// matrices were not finite; their results keep what they were filled with. `block`: matrices handed out
-// at a time, 1 where their costs are very uneven.
+// Calls kernel(view, index, worker) for every matrix, where worker is the worker's own element of
+// `workers`, which holds worker_count(batch.count) of them, and the kernel returns whether all entries
+// are finite; one that sees a number that is not leaves the results as they were filled. Returns how
+// many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are very
+// uneven.
 template <class Worker, class Kernel>
-Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
+Index per_matrix_that_looks(const Batch& batch, std::vector<Worker>& workers, Index block,
+                            Kernel&& kernel) {
   const BatchOrder order(batch);
   std::atomic<Index> spoiled{0};
   run_blocks(batch.count, block, [&](Index begin, Index end, int number) {
     Worker& worker = workers[static_cast<std::size_t>(number)];
     for (Index position = begin; position < end; ++position) {
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (all_finite(view)) {
-          kernel(view, index, worker);
-        } else {
-          spoiled.fetch_add(1, std::memory_order_relaxed);
-        }
+        if (!kernel(view, index, worker)) spoiled.fetch_add(1, std::memory_order_relaxed);
       });
     }
   });
   return spoiled.load();
+}
+
+// The same with a Workspace per worker that lives as long as the call.
+template <class Workspace, class Kernel>
+Index per_matrix_that_looks(const Batch& batch, Kernel&& kernel) {
+  std::vector<Workspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  return per_matrix_that_looks(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
+}
+
+// Calls kernel(view, index, worker) for every matrix whose entries are finite; otherwise as
+// per_matrix_that_looks.
+template <class Worker, class Kernel>
+Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
+  return per_matrix_that_looks(batch, workers, block,
+                               [&](const auto& view, Index index, Worker& worker) {
+                                 if (!all_finite(view)) return false;
+                                 kernel(view, index, worker);
+                                 return true;
+                               });
 }
 
 // The same with a Workspace per worker that lives as long as the call.

@@ -50,6 +50,8 @@ struct SupportBatch {
   // The support of matrix `index`, judged on `matrix` where the caller asked for "auto".
   template <class Scalar>
   Support of(Index index, const MatrixView<Scalar>& matrix) const;
+  // The support that the caller gave; where that was "auto", any.
+  Support given(Index index) const;
 };
 
 // Numbers that every matrix of a batch is compared with: one list for all, or a list each.
@@ -147,7 +149,10 @@ inline Index Batch::offset(Index index) const { return offset_of(index, sizes, s
 
 template <class Scalar>
 Support SupportBatch::of(Index index, const MatrixView<Scalar>& matrix) const {
-  if (automatic) return auto_support(matrix);
+  return automatic ? auto_support(matrix) : given(index);
+}
+
+inline Support SupportBatch::given(Index index) const {
   if (data == nullptr) return rule;
   Support support;
   support.kind = Support::Kind::mask;

@@ -1,24 +1,25 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/fiedler.h"
 
-#include <Eigen/Cholesky>
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
-#include "kernels/base/inverse_lanczos.h"
-#include "kernels/base/packed_cholesky.h"
 #include "kernels/base/packed_tridiagonal.h"
+#include "kernels/base/rows.h"
+#include "kernels/base/shifted_lanczos.h"
+#include "kernels/base/strip_cholesky.h"
 
 namespace attnscope {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Where one method overtakes the next.
-constexpr Index kLargestTridiagonal = 32;
-constexpr Index kSmallestBlocked = 640;
+// Up to this size the tridiagonal form costs less than a factor and the steps with it.
+constexpr Index kLargestTridiagonal = 96;
+// Rows of a symmetric matrix that are gathered from its columns at once, a cache line of each.
+constexpr Index kPanel = 16;
 
 // What a matrix turned out to be while it was read.
 enum class Kind { connected, disconnected, signed_weights };
@@ -52,56 +53,85 @@ bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
   return reached == n;
 }
 
-// Writes the weights W_ij, j < i, of one matrix through store(i, j, w) and the degrees to degree[i].
-// Returns whether all weights are >= 0.
-template <class Scalar, class Store, class Degree>
+// Calls visit(i, w) with the weights w[j] = W_ij, j < i, of every row of one matrix and writes the
+// degrees to workspace.degree. Returns whether all weights are >= 0.
+template <class Scalar, class Visit>
 bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                  std::vector<double>& row, Degree&& degree, Store&& store) {
+                  FiedlerWorkspace& workspace, Visit&& visit) {
   const Index n = attention.rows();
   const bool causal = is_causal(attention);
   const Scalar* data = attention.data();
   const Index down = attention.outerStride();
   const Index right = attention.innerStride();
-  row.resize(static_cast<std::size_t>(2 * n));
-  double* forward = row.data();
-  double* backward = forward + n;
-  std::fill(backward, backward + n, 0.0);
-  double smallest = 0.0;
+  const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
+  workspace.row.resize(static_cast<std::size_t>((causal ? 1 : 1 + kPanel) * room));
+  workspace.degree.assign(static_cast<std::size_t>(n), 0.0);
+  double* forward = workspace.row.data();
+  double* panel = forward + room;  // columns i of the matrix, as rows
+  double* degree = workspace.degree.data();
+  Lanes smallest{};
   for (Index i = 0; i < n; ++i) {
-    for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(data[i * down + j * right]);
-    if (!causal) {
-      for (Index j = 0; j < i; ++j) backward[j] = static_cast<double>(data[j * down + i * right]);
+    const Scalar* row = data + i * down;
+    if (right == 1) {
+      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j]);
+    } else {
+      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j * right]);
     }
+    if (!causal && i % kPanel == 0) {
+      const Index columns = std::min(kPanel, n - i);
+      for (Index j = 0; j < std::min(n, i + kPanel); ++j) {
+        const Scalar* from = data + j * down + i * right;
+        for (Index c = 0; c < columns; ++c) {
+          panel[c * room + j] = static_cast<double>(from[c * right]);
+        }
+      }
+    }
+    const double* backward = panel + i % kPanel * room;
+    const auto combine = [&](auto&& weight) {
+      if (causal) {
+        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], 0.0);
+      } else {
+        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], backward[j]);
+      }
+    };
     if (options.threshold) {
       const double threshold = *options.threshold;
-      for (Index j = 0; j < i; ++j) {
-        forward[j] = std::max(forward[j], backward[j]) >= threshold ? 1.0 : 0.0;
-      }
+      combine([=](double a, double b) { return (a > b ? a : b) >= threshold ? 1.0 : 0.0; });
     } else if (options.symmetrize == Symmetrize::mean) {
-      for (Index j = 0; j < i; ++j) forward[j] = 0.5 * (forward[j] + backward[j]);
+      combine([](double a, double b) { return 0.5 * (a + b); });
     } else if (options.symmetrize == Symmetrize::max) {
-      for (Index j = 0; j < i; ++j) forward[j] = std::max(forward[j], backward[j]);
+      combine([](double a, double b) { return a > b ? a : b; });
     } else {
-      for (Index j = 0; j < i; ++j) forward[j] = std::min(forward[j], backward[j]);
+      combine([](double a, double b) { return a < b ? a : b; });
     }
-    double sum = 0.0;
-    for (Index j = 0; j < i; ++j) {
-      const double w = forward[j];
-      smallest = std::min(smallest, w);
-      store(i, j, w);
-      degree[j] += w;
-      sum += w;
+    Lanes sums{};
+    Index j = 0;
+    for (; j + kPackWidth <= i; j += kPackWidth) {
+      const Lanes w = load(forward + j);
+      smallest = smaller(smallest, w);
+      sums += w;
+      store(degree + j, load(degree + j) + w);
+    }
+    double sum = sum_of_lanes(sums);
+    for (; j < i; ++j) {
+      smallest[0] = std::min(smallest[0], forward[j]);
+      sum += forward[j];
+      degree[j] += forward[j];
     }
     degree[i] = sum;
+    visit(i, forward);
   }
-  return smallest >= 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    if (!(smallest[lane] >= 0.0)) return false;
+  }
+  return true;
 }
 
-// M = L + s·uuᵀ of a pack in the lower triangle of `a` (rows of `stride`), its unit null vectors u in
+// M = L + s·uuᵀ of a pack in the lower triangles `a`, its unit null vectors u in
 // `null`, and the shift s in every lane. Lanes without a connected graph hold the unit matrix.
 template <class Scalar>
 void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double shift,
-               Lanes* a, Index stride, Lanes* null, Kind* kinds, FiedlerWorkspace& workspace) {
+               Lanes* a, Lanes* null, Kind* kinds, FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
   for (Index lane = 0; lane < kPackWidth; ++lane) {
     const Lane weights(a, lane);
@@ -109,18 +139,20 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
     Kind kind = Kind::disconnected;
     if (lane < static_cast<Index>(pack.size())) {
       const bool graph =
-          read_weights(pack[lane], options, workspace.row, degree,
-                       [&](Index i, Index j, double w) { weights[i * stride + j] = w; });
+          read_weights(pack[lane], options, workspace, [&](Index i, const double* row) {
+            for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+          });
+      for (Index i = 0; i < n; ++i) degree[i] = workspace.degree[static_cast<std::size_t>(i)];
       kind = !graph ? Kind::signed_weights
              : is_connected(n, workspace.queue,
-                            [&](Index i, Index j) { return weights[i * stride + j]; })
+                            [&](Index i, Index j) { return weights[triangle_row(i) + j]; })
                  ? Kind::connected
                  : Kind::disconnected;
       kinds[lane] = kind;
     }
     if (kind == Kind::connected) continue;
     for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j < i; ++j) weights[i * stride + j] = 1.0;
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 1.0;
       degree[i] = static_cast<double>(n - 1);
     }
   }
@@ -133,10 +165,10 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
       const Lanes scale = -null[i];
       const Lanes lift = unit / null[i];
       for (Index j = 0; j < i; ++j) {
-        Lanes& entry = a[i * stride + j];
+        Lanes& entry = a[triangle_row(i) + j];
         entry = entry * scale * null[j] + lift / null[j];
       }
-      a[i * stride + i] = 1.0 + lift / null[i];
+      a[triangle_row(i) + i] = 1.0 + lift / null[i];
     }
     const Lanes length = 1.0 / square_root(sum);
     for (Index i = 0; i < n; ++i) null[i] = length / null[i];
@@ -145,8 +177,8 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
   const double nodes = static_cast<double>(n);
   const Lanes lift = shift * sum / (nodes * nodes);  // u_i² s, u constant
   for (Index i = 0; i < n; ++i) {
-    for (Index j = 0; j < i; ++j) a[i * stride + j] = lift - a[i * stride + j];
-    a[i * stride + i] = null[i] + lift;
+    for (Index j = 0; j < i; ++j) a[triangle_row(i) + j] = lift - a[triangle_row(i) + j];
+    a[triangle_row(i) + i] = null[i] + lift;
   }
   for (Index i = 0; i < n; ++i) null[i] = broadcast(1.0 / std::sqrt(nodes));
 }
@@ -157,11 +189,11 @@ template <class Scalar>
 Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Kind* kinds,
                      FiedlerWorkspace& workspace) {
   const Index n = pack.front().rows();
-  Lanes* a = lane_buffer(workspace.matrix, n * n);
+  Lanes* a = lane_buffer(workspace.matrix, triangle_row(n));
   Lanes* diagonal = lane_buffer(workspace.vectors, 7 * n);
   Lanes* beside = diagonal + n;
   Lanes* null = diagonal + 2 * n;
-  read_pack(pack, options, 2.0, a, n, null, kinds, workspace);
+  read_pack(pack, options, 2.0, a, null, kinds, workspace);
   tridiagonalize(a, n, diagonal, beside, diagonal + 3 * n);
   Lanes norm{};
   for (Index i = 0; i < n; ++i) norm = larger(norm, diagonal[i]);
@@ -169,103 +201,117 @@ Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOption
   return smallest_eigenvalue(diagonal, beside, n, Lanes{}, norm);
 }
 
-// λ2 of a pack from the Cholesky factors of L + s·uuᵀ, s the mean degree (1 when normalized).
+// The strips of M = L + s·uuᵀ − σ·1 of one matrix, its unit null vector u in `null` [kStrip · strips],
+// s twice the mean degree (2 when normalized) so that λ2 − σ stays below the null vector's eigenvalue.
 template <class Scalar>
-Lanes by_cholesky(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
-                  double tolerance, Kind* kinds, FiedlerWorkspace& workspace) {
-  const Index n = pack.front().rows();
-  const Index padded = padded_to_tile(n);
-  Lanes* a = lane_buffer(workspace.matrix, padded * padded);
-  Lanes* null = lane_buffer(workspace.vectors, 3 * padded + kLanczosScratch);
-  Lanes* inverse = null + padded;
-  Lanes* x = inverse + padded;
-  Lanes* scratch = x + padded;
-  Lanes* basis = lane_buffer(workspace.basis, (kMostLanczosSteps + 2) * n);
-  read_pack(pack, options, 1.0, a, padded, null, kinds, workspace);
-  for (Index i = n; i < padded; ++i) {
-    for (Index j = 0; j < i; ++j) a[i * padded + j] = Lanes{};
-    a[i * padded + i] = broadcast(1.0);
-  }
-  factorize(a, padded, inverse);
-  return inverse_lanczos(n, null, tolerance, basis, scratch, [&](Lanes* vector) {
-    std::copy(vector, vector + n, x);
-    std::fill(x + n, x + padded, Lanes{});
-    solve(a, padded, inverse, x);
-    std::copy(x, x + n, vector);
+Kind read_strips(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
+                 double* strips, double* null, FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index count = strips_of(n);
+  const bool graph = read_weights(attention, options, workspace, [&](Index i, const double* row) {
+    double* to = strips + strip_entry(0, i);
+    for (Index j = 0; j < i; ++j) to[j * kStrip] = -row[j];
   });
+  if (!graph) return Kind::signed_weights;
+  // Shifted matrices have been looked at before.
+  if (sigma == 0.0 && !is_connected(n, workspace.queue, [&](Index i, Index j) {
+        return -strips[strip_entry(j, i)];
+      })) {
+    return Kind::disconnected;
+  }
+  const double* degree = workspace.degree.data();
+  double sum = 0.0;
+  for (Index i = 0; i < n; ++i) sum += degree[i];
+  // Every entry is multiplied by the scales of its row and column, and lifted by a product of two.
+  double* scales = workspace.vectors.resize(2 * count * kStrip);
+  double* lifts = scales + count * kStrip;
+  for (Index i = 0; i < count * kStrip; ++i) {
+    const bool within = i < n;
+    scales[i] = !within ? 0.0 : options.normalized ? 1.0 / std::sqrt(degree[i]) : 1.0;
+    lifts[i] = !within               ? 0.0
+               : options.normalized ? std::sqrt(2.0 * degree[i] / sum)
+                                    : std::sqrt(2.0 * sum) / static_cast<double>(n);
+    null[i] = !within               ? 0.0
+              : options.normalized ? std::sqrt(degree[i] / sum)
+                                   : 1.0 / std::sqrt(static_cast<double>(n));
+  }
+  for (Index s = 0; s < count; ++s) {
+    Lanes* rows = lanes_at(strips + strip_offset(s));
+    const Lanes* scale = lanes_at(scales + s * kStrip);
+    const Lanes* lift = lanes_at(lifts + s * kStrip);
+    if (!options.normalized) {
+      const Lanes level = broadcast(lifts[0] * lifts[0]);
+      for (Index k = 0; k < (s + 1) * kStrip * kStripVectors; ++k) rows[k] += level;
+      continue;
+    }
+    for (Index k = 0; k < (s + 1) * kStrip; ++k) {
+      for (Index v = 0; v < kStripVectors; ++v) {
+        rows[v] = rows[v] * scale[v] * scales[k] + lift[v] * lifts[k];
+      }
+      rows += kStripVectors;
+    }
+  }
+  for (Index i = 0; i < n; ++i) {
+    strips[strip_entry(i, i)] =
+        (options.normalized ? 1.0 : degree[i]) + lifts[i] * lifts[i] - sigma;
+  }
+  for (Index i = n; i < count * kStrip; ++i) {
+    double* column = strips + strip_entry(0, i);
+    for (Index k = 0; k < i; ++k) column[k * kStrip] = 0.0;
+    column[i * kStrip] = 1.0;
+  }
+  return Kind::connected;
 }
 
-// λ2 of one large matrix: the same as by_cholesky, in blocks that stay in the cache.
+// Steps before a new shift pays: a factor costs as much as so many.
+Index steps_before_a_shift(Index n) { return n < 192 ? 12 : n < 384 ? 16 : 24; }
+
+// λ2 of one matrix from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
+// above λ2 and the steps crawl, the shift moves up to just below λ2, as far as the residual allows: the
+// new factor exists only if σ < λ2.
 template <class Scalar>
-double by_blocks(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
+double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
                  FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
-  const double nodes = static_cast<double>(n);
-  Eigen::Map<Eigen::MatrixXd> m(workspace.matrix.resize(n * n), n, n);
-  double* vectors = workspace.vectors.resize(n + kLanczosScratch * kPackWidth);
-  Eigen::Map<Eigen::VectorXd> null(vectors, n);
-  const bool graph = read_weights(attention, options, workspace.row, null,
-                                  [&](Index i, Index j, double w) { m(j, i) = -w; });
-  if (!graph) return fiedler_value_direct(attention, options, workspace.laplacian);
-  if (!is_connected(n, workspace.queue, [&](Index i, Index j) { return -m(j, i); })) return 0.0;
-  const double sum = null.sum();
-  if (options.normalized) {
-    null = null.cwiseSqrt() / std::sqrt(sum);
-    for (Index i = 0; i < n; ++i) {
-      m.col(i).head(i) = m.col(i).head(i).array() / (sum * null.head(i).array() * null[i]) +
-                         null.head(i).array() * null[i];
-      m(i, i) = 1.0 + null[i] * null[i];
+  const Index count = strips_of(n);
+  const Index padded = count * kStrip;
+  double* strips = workspace.matrix.resize(strip_offset(count));
+  double* inverses = workspace.inverses.resize(strip_inverses(n));
+  double* basis = workspace.basis.resize((kMostLanczosSteps + 2) * padded);
+  double sigma = 0.0;
+  double below = 0.0;  // the last shift that had a factor
+  for (int round = 0; round < 6; ++round) {
+    if (round == 0) std::fill(strips, strips + strip_offset(count), 0.0);
+    const Kind kind = read_strips(attention, options, sigma, strips, basis, workspace);
+    if (kind == Kind::disconnected) return 0.0;
+    if (kind == Kind::signed_weights) break;
+    if (!strip_factorize(strips, count, inverses)) {
+      if (round == 0) break;
+      sigma = below + 0.25 * (sigma - below);
+      continue;
     }
-  } else {
-    const double lift = sum / (nodes * nodes);
-    for (Index i = 0; i < n; ++i) {
-      m.col(i).head(i).array() += lift;
-      m(i, i) = null[i] + lift;
+    below = sigma;
+    if (round == 0) {
+      double* start = basis + padded;
+      for (Index i = 0; i < padded; ++i) start[i] = i < n ? start_entry(i) : 0.0;
+      remove_parts(basis, 1, padded, start);
+      scale_vector(start, 1.0 / std::sqrt(inner_product(start, start, padded)), padded);
     }
-    null.setConstant(1.0 / std::sqrt(nodes));
-  }
-  Eigen::Ref<Eigen::MatrixXd> in_place(m);
-  const Eigen::LLT<Eigen::Ref<Eigen::MatrixXd>, Eigen::Upper> factor(in_place);
-  if (factor.info() != Eigen::Success) {
-    return fiedler_value_direct(attention, options, workspace.laplacian);
-  }
-
-  Lanes* alpha = reinterpret_cast<Lanes*>(vectors + (n + 7) / 8 * 8);
-  Lanes* beta = alpha + (kMostLanczosSteps + 1);
-  Lanes* scratch = beta + (kMostLanczosSteps + 1);
-  Eigen::Map<Eigen::MatrixXd> basis(workspace.basis.resize((kMostLanczosSteps + 2) * n), n,
-                                    kMostLanczosSteps + 2);
-  basis.col(0) = null;
-  for (Index i = 0; i < n; ++i) basis(i, 1) = start_entry(i);
-  basis.col(1) -= null.dot(basis.col(1)) * null;
-  basis.col(1).normalize();
-  Eigen::Matrix<double, kMostLanczosSteps + 2, 1> along;
-  for (Index j = 0; j < kMostLanczosSteps; ++j) {
-    const auto q = basis.col(j + 1);
-    auto next = basis.col(j + 2);
-    next = q;
-    factor.solveInPlace(next);
-    const double a = next.dot(q);
-    alpha[j] = broadcast(a);
-    next -= a * q;
-    if (j > 0) next -= beta[j - 1][0] * basis.col(j);
-    along.head(j + 2).noalias() = basis.leftCols(j + 2).transpose() * next;
-    next.noalias() -= basis.leftCols(j + 2) * along.head(j + 2);
-    const double b = next.norm();
-    beta[j] = broadcast(b);
-    if (is_inspected(j) || b <= 1e-10 * alpha[0][0]) {
-      const RitzValue ritz = largest_ritz_value(alpha, beta, j + 1, tolerance, scratch);
-      if (ritz.converged[0] != 0) return std::max(0.0, 1.0 / ritz.theta[0]);
-    }
-    if (b == 0.0) break;
-    next /= b;
+    const LanczosRound found = lanczos_round(
+        padded, n - 1, round == 0 ? steps_before_a_shift(n) : kMostLanczosSteps, basis,
+        // λ2 = σ + 1/θ: what the shift brings in is exact.
+        [&](double theta) { return std::min(1e-3, tolerance * (1.0 + sigma * theta)); },
+        [&](double* x) { strip_solve(strips, count, inverses, x); });
+    if (!(found.theta > 0.0)) break;
+    if (found.converged) return sigma + 1.0 / found.theta;
+    sigma += 1.0 / (found.theta + 1.5 * found.residual);
   }
   return fiedler_value_direct(attention, options, workspace.laplacian);
 }
 
 }  // namespace
 
-Index fiedler_pack_width(Index smallest) { return smallest < kSmallestBlocked ? kPackWidth : 1; }
+Index fiedler_pack_width(Index smallest) { return smallest <= kLargestTridiagonal ? kPackWidth : 1; }
 
 template <class Scalar>
 double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
@@ -288,13 +334,12 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
     }
     return;
   }
-  if (n >= kSmallestBlocked) {
-    for (Index k = 0; k < count; ++k) out[k] = by_blocks(pack[k], options, tolerance, workspace);
+  if (n > kLargestTridiagonal) {
+    for (Index k = 0; k < count; ++k) out[k] = by_factor(pack[k], options, tolerance, workspace);
     return;
   }
   Kind kinds[kPackWidth];
-  const Lanes values = n <= kLargestTridiagonal ? by_tridiagonal(pack, options, kinds, workspace)
-                                                : by_cholesky(pack, options, tolerance, kinds, workspace);
+  const Lanes values = by_tridiagonal(pack, options, kinds, workspace);
   for (Index k = 0; k < count; ++k) {
     if (kinds[k] == Kind::disconnected) {
       out[k] = 0.0;

@@ -12,9 +12,11 @@ namespace attnscope {
 struct FiedlerWorkspace {
   AlignedBuffer matrix;
   AlignedBuffer vectors;
+  AlignedBuffer inverses;
   AlignedBuffer basis;
   std::vector<Index> queue;
   std::vector<double> row;
+  std::vector<double> degree;
   LaplacianWorkspace laplacian;
 };
 
@@ -31,9 +33,10 @@ Index fiedler_pack_width(Index smallest);
 // degree gives NaN. The relative error is that of `precision`, or a rounding of the largest degree where
 // that is more. A matrix's result does not depend on the others in its pack.
 //
-// n <= 32: tridiagonal form and Laguerre's iteration. Larger: Cholesky factors of L + s·uuᵀ, u the null
-// vector, and inverse Lanczos with a bound on the error; from n = 640 one matrix at a time in blocks.
-// Where that does not converge, all eigenvalues directly. Cost n³/3 to 4/3 n³ operations.
+// n <= 48: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
+// L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until a bound on the error
+// says stop, σ moving up to λ2 where they crawl. Where that does not converge, all eigenvalues directly.
+// Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>
 void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
                     Precision precision, double* out, FiedlerWorkspace& workspace);

@@ -6,6 +6,7 @@
 #include <functional>
 #include <limits>
 
+#include "kernels/base/row_statistics.h"
 #include "kernels/base/rows.h"
 
 namespace attnscope {
@@ -13,20 +14,10 @@ namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// Column sums over the visible entries to workspace.mass, N_j to workspace.queries.
-template <class Scalar>
-void incoming_mass(const MatrixView<Scalar>& attention, const Support& support,
-                   SinkWorkspace& workspace) {
-  const Index n = attention.rows();
-  workspace.mass.assign(static_cast<std::size_t>(n), 0.0);
+// N_j to workspace.queries.
+void count_queries(const Support& support, Index n, SinkWorkspace& workspace) {
   workspace.queries.resize(static_cast<std::size_t>(n));
   visible_queries(support, n, workspace.queries.data());
-  double* mass = workspace.mass.data();
-  for_each_row(attention, support, workspace.rows, [&](Index, const Wide<Scalar>* row, Index end) {
-    Index j = 0;
-    for (; j + kPackWidth <= end; j += kPackWidth) store(mass + j, load(mass + j) + load(row + j));
-    for (; j < end; ++j) mass[j] += static_cast<double>(row[j]);
-  });
 }
 
 // ⌈share·n⌉, where the product's own rounding does not lift it over a whole number.
@@ -34,16 +25,61 @@ Index required_queries(double share, Index n) {
   return static_cast<Index>(std::ceil(share * static_cast<double>(n) - 1e-9));
 }
 
+// The key of largest mass per query among those that enough queries see, the first on ties, or −1.
+Index position_of(double min_visibility, const SinkWorkspace& workspace) {
+  const auto n = static_cast<Index>(workspace.mass.size());
+  const Index required = std::max<Index>(1, required_queries(min_visibility, n));
+  Index best = -1;
+  double largest = 0.0;
+  for (Index j = 0; j < n; ++j) {
+    const Index queries = workspace.queries[static_cast<std::size_t>(j)];
+    if (queries < required) continue;
+    const double mean = workspace.mass[static_cast<std::size_t>(j)] / static_cast<double>(queries);
+    if (best < 0 || mean > largest) {
+      best = j;
+      largest = mean;
+    }
+  }
+  return best;
+}
+
+// The share of workspace.mass that its k largest entries hold; reorders it.
+double top_mass_of(Index k, std::vector<double>& mass) {
+  double total = 0.0;
+  for (const double m : mass) total += m;
+  if (total == 0.0) return kNaN;
+  const Index taken = std::min(k, static_cast<Index>(mass.size()));
+  if (taken == 1) return *std::max_element(mass.begin(), mass.end()) / total;
+  std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
+  double top = 0.0;
+  for (Index j = 0; j < taken; ++j) top += mass[static_cast<std::size_t>(j)];
+  return top / total;
+}
+
 }  // namespace
 
 template <class Scalar>
-void incoming_attention(const MatrixView<Scalar>& attention, const Support& support, double* out,
-                        SinkWorkspace& workspace) {
-  incoming_mass(attention, support, workspace);
-  for (std::size_t j = 0; j < workspace.mass.size(); ++j) {
-    const Index queries = workspace.queries[j];
-    out[j] = queries == 0 ? kNaN : workspace.mass[j] / static_cast<double>(queries);
+bool sink_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support,
+                     const SinkQuestions& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
+  const Index n = attention.rows();
+  workspace.mass.resize(static_cast<std::size_t>(n));
+  if (!row_statistics(attention, judge, support, workspace.mass.data(), answers.entropy,
+                      workspace.rows)) {
+    if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + n, kNaN);
+    return false;
   }
+  if (answers.incoming != nullptr || asked.position) count_queries(support, n, workspace);
+  if (answers.incoming != nullptr) {
+    for (std::size_t j = 0; j < workspace.mass.size(); ++j) {
+      const Index queries = workspace.queries[j];
+      answers.incoming[j] =
+          queries == 0 ? kNaN : workspace.mass[j] / static_cast<double>(queries);
+    }
+  }
+  if (asked.position) answers.position = position_of(asked.min_visibility, workspace);
+  if (asked.first > 0) answers.share = sink_share(attention, support, asked.first, asked.queries);
+  if (asked.top > 0) answers.top_mass = top_mass_of(asked.top, workspace.mass);
+  return true;
 }
 
 template <class Scalar>
@@ -52,8 +88,7 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
   const Index n = attention.rows();
   const double tau =
       rule.tau ? *rule.tau : visible_quantile(attention, support, 0.9, workspace.quantile);
-  workspace.queries.resize(static_cast<std::size_t>(n));
-  visible_queries(support, n, workspace.queries.data());
+  count_queries(support, n, workspace);
   workspace.counts.assign(static_cast<std::size_t>(n), 0);
   Index* counts = workspace.counts.data();
   const auto limit = rounded_up<Wide<Scalar>>(tau);
@@ -71,26 +106,6 @@ void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, co
     out[j] = queries > 0 && queries >= required &&
              static_cast<double>(counts[j]) / static_cast<double>(queries) >= rule.gamma;
   }
-}
-
-template <class Scalar>
-Index sink_position(const MatrixView<Scalar>& attention, const Support& support,
-                    double min_visibility, SinkWorkspace& workspace) {
-  const Index n = attention.rows();
-  incoming_mass(attention, support, workspace);
-  const Index required = std::max<Index>(1, required_queries(min_visibility, n));
-  Index best = -1;
-  double largest = 0.0;
-  for (Index j = 0; j < n; ++j) {
-    const Index queries = workspace.queries[static_cast<std::size_t>(j)];
-    if (queries < required) continue;
-    const double mean = workspace.mass[static_cast<std::size_t>(j)] / static_cast<double>(queries);
-    if (best < 0 || mean > largest) {
-      best = j;
-      largest = mean;
-    }
-  }
-  return best;
 }
 
 template <class Scalar>
@@ -117,31 +132,12 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
   return {share * scale, uniform * scale};
 }
 
-template <class Scalar>
-double top_mass(const MatrixView<Scalar>& attention, const Support& support, Index k,
-                SinkWorkspace& workspace) {
-  incoming_mass(attention, support, workspace);
-  std::vector<double>& mass = workspace.mass;
-  double total = 0.0;
-  for (const double m : mass) total += m;
-  if (total == 0.0) return kNaN;
-  const Index taken = std::min(k, attention.rows());
-  std::partial_sort(mass.begin(), mass.begin() + taken, mass.end(), std::greater<>());
-  double top = 0.0;
-  for (Index j = 0; j < taken; ++j) top += mass[static_cast<std::size_t>(j)];
-  return top / total;
-}
-
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
-  template void incoming_attention<Scalar>(const MatrixView<Scalar>&, const Support&, double*,    \
-                                           SinkWorkspace&);                                       \
+  template bool sink_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&,                \
+                                        const SinkQuestions&, SinkAnswers&, SinkWorkspace&);      \
   template void sink_tokens<Scalar>(const MatrixView<Scalar>&, const Support&, const SinkRule&,   \
                                     bool*, SinkWorkspace&);                                       \
-  template Index sink_position<Scalar>(const MatrixView<Scalar>&, const Support&, double,         \
-                                       SinkWorkspace&);                                           \
-  template SinkShare sink_share<Scalar>(const MatrixView<Scalar>&, const Support&, Index, Index); \
-  template double top_mass<Scalar>(const MatrixView<Scalar>&, const Support&, Index,              \
-                                   SinkWorkspace&);
+  template SinkShare sink_share<Scalar>(const MatrixView<Scalar>&, const Support&, Index, Index);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 # Tensors are checked by attnscope._checks before they come here. A tuple's last entry counts the matrices
 # that were not finite.
+from typing import Any
+
 from torch import Tensor
 
 def first_invalid(
@@ -78,9 +80,16 @@ def morlet_scalogram(
 def attention_entropy(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, normalized: bool
 ) -> tuple[Tensor, int]: ...
-def incoming_attention(
-    attention: Tensor, lengths: Tensor | None, support: str | Tensor
-) -> tuple[Tensor, int]: ...
+def sink_statistics(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    incoming: bool,
+    entropy: bool,
+    min_visibility: float | None,
+    first_and_queries: tuple[int, int] | None,
+    top: int,
+) -> tuple[Any, Any, Any, Any, Any, Any, int]: ...
 def sink_tokens(
     attention: Tensor,
     lengths: Tensor | None,
@@ -88,15 +97,6 @@ def sink_tokens(
     tau: float | None,
     gamma: float,
     min_visibility: float,
-) -> tuple[Tensor, int]: ...
-def sink_position(
-    attention: Tensor, lengths: Tensor | None, support: str | Tensor, min_visibility: float
-) -> tuple[Tensor, int]: ...
-def sink_share(
-    attention: Tensor, lengths: Tensor | None, support: str | Tensor, first: int, queries: int
-) -> tuple[Tensor, Tensor, int]: ...
-def top_mass(
-    attention: Tensor, lengths: Tensor | None, support: str | Tensor, k: int
 ) -> tuple[Tensor, int]: ...
 def betti_numbers(
     attention: Tensor, lengths: Tensor | None, thresholds: Tensor, symmetrize: str

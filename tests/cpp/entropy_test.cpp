@@ -4,6 +4,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <limits>
 #include <vector>
 
 #include "matrices.h"
@@ -14,10 +15,10 @@ namespace {
 using testing::RowMatrix;
 using testing::view;
 
-std::vector<double> entropy(const RowMatrix<double>& a, const Support& support, bool normalized) {
+std::vector<double> entropy(const RowMatrix<double>& a, Support support, bool normalized) {
   std::vector<double> out(static_cast<std::size_t>(a.rows()));
-  RowScratch scratch;
-  attention_entropy(view(a), support, normalized, out.data(), scratch);
+  EntropyWorkspace workspace;
+  EXPECT_TRUE(attention_entropy(view(a), false, support, normalized, out.data(), workspace));
   return out;
 }
 
@@ -62,18 +63,19 @@ TEST(Entropy, TransposedViewAndHalfTypesReadTheSameEntries) {
   const RowMatrix<double> a = testing::random_attention(37, false, 3);
   const RowMatrix<double> transposed = a.transpose();
   std::vector<double> rows(37);
-  RowScratch scratch;
-  attention_entropy(matrix_view(transposed.data(), 37, 1, 37), Support{}, false, rows.data(),
-                    scratch);
+  EntropyWorkspace workspace;
+  Support full;
+  attention_entropy(matrix_view(transposed.data(), 37, 1, 37), false, full, false, rows.data(),
+                    workspace);
   EXPECT_EQ(rows, entropy(a, Support{}, false));
 
   const RowMatrix<Eigen::half> half = a.cast<Eigen::half>();
   const RowMatrix<double> widened = half.cast<double>();
-  attention_entropy(view(half), Support{}, false, rows.data(), scratch);
+  attention_entropy(view(half), false, full, false, rows.data(), workspace);
   EXPECT_EQ(rows, entropy(widened, Support{}, false));
 
   const RowMatrix<Eigen::bfloat16> brain = a.cast<Eigen::bfloat16>();
-  attention_entropy(view(brain), Support{}, false, rows.data(), scratch);
+  attention_entropy(view(brain), false, full, false, rows.data(), workspace);
   EXPECT_EQ(rows, entropy(brain.cast<double>(), Support{}, false));
 }
 
@@ -103,6 +105,34 @@ TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
   EXPECT_FALSE(std::isnan(found[2]) || std::isnan(found[4]));
   a(3, 19) = -0.0;
   EXPECT_FALSE(std::isnan(entropy(a, Support{}, false)[3]));
+}
+
+TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
+  EntropyWorkspace workspace;
+  for (Index n : {1, 2, 3, 7, 37}) {
+    for (bool is_causal : {false, true}) {
+      RowMatrix<double> a = testing::random_attention(n, is_causal, 5);
+      std::vector<double> found(static_cast<std::size_t>(n));
+      Support support;
+      ASSERT_TRUE(attention_entropy(view(a), true, support, false, found.data(), workspace));
+      EXPECT_EQ(support.kind, auto_support(view(a)).kind) << "n " << n;
+      EXPECT_EQ(found, entropy(a, auto_support(view(a)), false));
+      // Anywhere, above the diagonal too.
+      for (double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
+        for (Index at : {Index{0}, n - 1, n * (n - 1), n * n - 1}) {
+          RowMatrix<double> spoiled = a;
+          spoiled.data()[at] = bad;
+          EXPECT_FALSE(attention_entropy(view(spoiled), true, support, false, found.data(), workspace));
+          EXPECT_TRUE(std::isnan(found[0]));
+        }
+      }
+    }
+  }
+  // A sum that leaves float64's range is no entry that is not finite.
+  const RowMatrix<double> large = RowMatrix<double>::Constant(4, 4, 1e308);
+  std::vector<double> found(4);
+  Support support;
+  EXPECT_TRUE(attention_entropy(view(large), true, support, false, found.data(), workspace));
 }
 
 }  // namespace

@@ -21,11 +21,29 @@ Support causal() {
   return support;
 }
 
+SinkAnswers answers_of(const RowMatrix<double>& a, Support support, double min_visibility) {
+  SinkWorkspace workspace;
+  SinkQuestions asked;
+  asked.position = true;
+  asked.min_visibility = min_visibility;
+  asked.top = 1;
+  SinkAnswers answers;
+  EXPECT_TRUE(sink_statistics(view(a), false, support, asked, answers, workspace));
+  return answers;
+}
+
+std::vector<double> incoming_of(const RowMatrix<double>& a, Support support) {
+  SinkWorkspace workspace;
+  std::vector<double> alpha(static_cast<std::size_t>(a.rows()));
+  SinkAnswers answers;
+  answers.incoming = alpha.data();
+  EXPECT_TRUE(sink_statistics(view(a), false, support, SinkQuestions{}, answers, workspace));
+  return alpha;
+}
+
 TEST(Sinks, UniformCausalGivesHarmonicNumbers) {
   constexpr Index n = 11;
-  SinkWorkspace workspace;
-  std::vector<double> alpha(n);
-  incoming_attention(view(testing::uniform_causal(n)), causal(), alpha.data(), workspace);
+  const std::vector<double> alpha = incoming_of(testing::uniform_causal(n), causal());
   for (Index j = 0; j < n; ++j) {
     double tail = 0.0;
     for (Index i = j; i < n; ++i) tail += 1.0 / double(i + 1);
@@ -41,8 +59,8 @@ TEST(Sinks, TheStarHasOneSinkThatHoldsEverything) {
   sink_tokens(view(star), causal(), SinkRule{}, tokens, workspace);
   EXPECT_TRUE(tokens[0]);
   EXPECT_EQ(std::count(tokens, tokens + 10, true), 1);
-  EXPECT_EQ(sink_position(view(star), causal(), 0.3, workspace), 0);
-  EXPECT_EQ(top_mass(view(star), causal(), 1, workspace), 1.0);
+  EXPECT_EQ(answers_of(star, causal(), 0.3).position, 0);
+  EXPECT_EQ(answers_of(star, causal(), 0.3).top_mass, 1.0);
   const SinkShare share = sink_share(view(star), causal(), 1, 10);
   EXPECT_EQ(share.share, 1.0);
   double uniform = 0.0;
@@ -59,7 +77,7 @@ TEST(Sinks, VisibilityDecidesAtTheExactCount) {
   EXPECT_TRUE(tokens[7]);
   EXPECT_FALSE(tokens[8]);
   EXPECT_FALSE(tokens[6]);  // one of four queries
-  EXPECT_EQ(sink_position(view(a), causal(), 0.3, workspace), 7);
+  EXPECT_EQ(answers_of(a, causal(), 0.3).position, 7);
 }
 
 TEST(Sinks, QuantileEqualsSortingEveryVisibleEntry) {
@@ -143,19 +161,16 @@ TEST(Sinks, AThresholdBetweenFloatsDecidesAsInDoubles) {
 }
 
 TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
-  SinkWorkspace workspace;
   const RowMatrix<double> zero = RowMatrix<double>::Zero(3, 3);
-  EXPECT_TRUE(std::isnan(top_mass(view(zero), Support{}, 1, workspace)));
+  EXPECT_TRUE(std::isnan(answers_of(zero, Support{}, 0.3).top_mass));
   const bool nothing[9] = {};
   Support support;
   support.kind = Support::Kind::mask;
   support.mask = nothing;
   support.mask_row_stride = 3;
   support.mask_column_stride = 1;
-  double alpha[3];
-  incoming_attention(view(zero), support, alpha, workspace);
-  EXPECT_TRUE(std::isnan(alpha[0]));
-  EXPECT_EQ(sink_position(view(zero), support, 0.0, workspace), -1);
+  EXPECT_TRUE(std::isnan(incoming_of(zero, support)[0]));
+  EXPECT_EQ(answers_of(zero, support, 0.0).position, -1);
   EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
 }
 

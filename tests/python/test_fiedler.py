@@ -12,8 +12,8 @@ from test_laplacian import OPTIONS, oracle, weights
 import attnscope as asc
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
-# both sides of every change of method (2|3 direct, 32|33 tridiagonal; 639|640 packed below) and of a tile
-SIZES = [3, 4, 5, 16, 31, 32, 33, 34, 35, 64, 100, 130]
+# both sides of every change of method (2|3 direct, 96|97 tridiagonal) and of a strip
+SIZES = [3, 4, 5, 16, 32, 33, 34, 35, 64, 95, 96, 97, 108, 109, 130]
 
 
 def lambda2(a, **options):
@@ -38,6 +38,24 @@ def test_large_maps_equal_numpy(n):
     for options in ({}, {"normalized": True}):
         found = asc.fiedler_value(torch.tensor(np.array(maps)), **options).numpy()
         np.testing.assert_allclose(found, [lambda2(a, **options) for a in maps], rtol=1e-9, atol=1e-14)
+
+
+@pytest.mark.parametrize("normalized", [False, True])
+@pytest.mark.parametrize("n", [96, 97, 131, 200, 390])
+def test_maps_whose_eigenvalues_crowd_above_the_smallest(n, normalized):
+    """A sink over diffuse rest: inverse iteration crawls, and the shift has to move up to λ2."""
+    logits = 0.3 * torch.randn(3, n, n, generator=torch.Generator().manual_seed(n), dtype=torch.float64)
+    logits[0, :, 0] += 4.0
+    logits[1] = logits[1].masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
+    attention = torch.softmax(logits, -1)
+    expected = [lambda2(a.numpy(), normalized=normalized) for a in attention]
+    np.testing.assert_allclose(asc.fiedler_value(attention, normalized=normalized), expected, rtol=1e-9)
+
+
+@pytest.mark.parametrize("n", [97, 130])
+def test_equal_eigenvalues_end_the_steps_at_once(n):
+    """Complete graph: the Krylov space closes after one step."""
+    assert asc.fiedler_value(torch.full((n, n), 1.0 / n, dtype=torch.float64)).item() == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("n", [8, 32, 33, 64, 256, 640])

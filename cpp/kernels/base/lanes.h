@@ -26,7 +26,8 @@ typedef double Lanes __attribute__((vector_size(kPackWidth * sizeof(double)), ma
 typedef long LaneMask __attribute__((vector_size(kPackWidth * sizeof(long))));
 static_assert(sizeof(long) == sizeof(double));
 
-inline Lanes broadcast(double value) { return Lanes{} + value; }
+// value − 0 is value, −0 too, so that nothing is left to compute; value + 0 would turn −0 into 0.
+inline Lanes broadcast(double value) { return value - Lanes{}; }
 
 inline Lanes square_root(Lanes x) {
   Lanes root;

@@ -1,54 +1,71 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/base/matrix_view.h"
 
-#include <cmath>
+#include <algorithm>
 #include <cstring>
+#include <limits>
 #include <type_traits>
 
 namespace attnscope {
 namespace {
 
-// A sum of x * 0 is 0 exactly when every x is finite, and NaN otherwise: one vectorisable pass without
-// a branch per entry. Half types are widened first.
+// The entry's bits without its sign, which order as magnitudes do.
 template <class Scalar>
-double zero_if_finite(const Scalar* row, Index n, Index stride) {
-  using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
-  Wide lanes[16] = {};
-  Index j = 0;
-  if (stride == 1) {
-    for (; j + 16 <= n; j += 16) {
-      for (Index k = 0; k < 16; ++k) lanes[k] += static_cast<Wide>(row[j + k]) * Wide(0);
-    }
-  }
-  for (; j < n; ++j) lanes[0] += static_cast<Wide>(row[j * stride]) * Wide(0);
-  Wide sum = 0;
-  for (Wide lane : lanes) sum += lane;
-  return static_cast<double>(sum);
+auto magnitude_bits(const Scalar* entry) {
+  using Bits = std::conditional_t<
+      sizeof(Scalar) == 2, std::uint16_t,
+      std::conditional_t<sizeof(Scalar) == 4, std::uint32_t, std::uint64_t>>;
+  Bits bits;
+  std::memcpy(&bits, entry, sizeof(bits));
+  return static_cast<Bits>(bits & (std::numeric_limits<Bits>::max() >> 1));
 }
 
-// Without a branch per entry, so that it vectorises; half types are compared by their bits.
 template <class Scalar>
-bool any_nonzero(const Scalar* run, Index n, Index stride) {
-  if constexpr (sizeof(Scalar) == 2) {
-    std::uint16_t magnitudes = 0;
-    for (Index j = 0; j < n; ++j) {
-      std::uint16_t bits;
-      std::memcpy(&bits, run + j * stride, sizeof(bits));
-      magnitudes = static_cast<std::uint16_t>(magnitudes | (bits & 0x7fff));
-    }
-    return magnitudes != 0;
-  } else {
-    int found = 0;
+auto infinity_bits() {
+  const Scalar infinity = std::numeric_limits<Scalar>::infinity();
+  return magnitude_bits(&infinity);
+}
+
+// Without a branch per entry, so that it vectorises.
+template <class Scalar>
+bool run_is_finite(const Scalar* run, Index n, Index stride) {
+  if constexpr (sizeof(Scalar) == 8) {
+    // No AVX2 instruction takes the larger of two 64-bit integers. A sum of x * 0 is 0 exactly when
+    // every x is finite, and NaN otherwise.
+    double strands[16] = {};
+    Index j = 0;
     if (stride == 1) {
-      for (Index j = 0; j < n; ++j) found |= run[j] != Scalar(0) ? 1 : 0;
-    } else {
-      for (Index j = 0; j < n; ++j) found |= run[j * stride] != Scalar(0) ? 1 : 0;
+      for (; j + 16 <= n; j += 16) {
+        for (Index k = 0; k < 16; ++k) strands[k] += run[j + k] * 0.0;
+      }
     }
-    return found != 0;
+    for (; j < n; ++j) strands[0] += run[j * stride] * 0.0;
+    double sum = 0.0;
+    for (const double strand : strands) sum += strand;
+    return sum == 0.0;
+  } else {
+    decltype(magnitude_bits(run)) largest = 0;
+    if (stride == 1) {
+      for (Index j = 0; j < n; ++j) largest = std::max(largest, magnitude_bits(run + j));
+    } else {
+      for (Index j = 0; j < n; ++j) largest = std::max(largest, magnitude_bits(run + j * stride));
+    }
+    return largest < infinity_bits<Scalar>();
   }
 }
 
 }  // namespace
+
+template <class Scalar>
+bool any_nonzero(const Scalar* run, Index n, Index stride) {
+  decltype(magnitude_bits(run)) found = 0;
+  if (stride == 1) {
+    for (Index j = 0; j < n; ++j) found |= magnitude_bits(run + j);
+  } else {
+    for (Index j = 0; j < n; ++j) found |= magnitude_bits(run + j * stride);
+  }
+  return found != 0;
+}
 
 template <class Scalar>
 bool all_finite(const MatrixView<Scalar>& matrix) {
@@ -60,7 +77,7 @@ bool all_finite(const MatrixView<Scalar>& matrix) {
   const Index outer = by_rows ? row_stride : column_stride;
   const Index inner = by_rows ? column_stride : row_stride;
   for (Index i = 0; i < n; ++i) {
-    if (zero_if_finite(matrix.data() + i * outer, n, inner) != 0.0) return false;
+    if (!run_is_finite(matrix.data() + i * outer, n, inner)) return false;
   }
   return true;
 }
@@ -81,7 +98,8 @@ bool is_causal(const MatrixView<Scalar>& matrix) {
   return true;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                        \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                          \
+  template bool any_nonzero<Scalar>(const Scalar*, Index, Index); \
   template bool all_finite<Scalar>(const MatrixView<Scalar>&); \
   template bool is_causal<Scalar>(const MatrixView<Scalar>&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)

@@ -26,6 +26,10 @@ MatrixView<Scalar> matrix_view(const Scalar* data, Index n, Index row_stride, In
 template <class Scalar>
 bool all_finite(const MatrixView<Scalar>& matrix);
 
+// True when one of `n` entries, `stride` apart, is not 0; NaN is not.
+template <class Scalar>
+bool any_nonzero(const Scalar* run, Index n, Index stride);
+
 // True when every entry above the diagonal is exactly 0 and n >= 2.
 template <class Scalar>
 bool is_causal(const MatrixView<Scalar>& matrix);

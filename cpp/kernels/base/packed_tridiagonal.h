@@ -11,7 +11,11 @@
 // does not depend on its neighbours.
 namespace attnscope {
 
-// Reduces the symmetric matrices in the lower triangles of `a` ([n, n], rows of n) to tridiagonal form
+// Where row i of a lower triangle begins that is stored without the upper one: half the room, and no two
+// rows a power of two apart.
+inline Index triangle_row(Index i) { return i * (i + 1) / 2; }
+
+// Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
 // by Householder reflections: `diagonal` [n] and `beside` [n − 1]. Destroys `a`; `scratch` holds 4 n.
 // The rank-two update of one step and the product of the next share one sweep over the matrix, since
 // reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
@@ -23,11 +27,14 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
   Lanes* p = scratch + 3 * n;    // a u
   for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
   for (Index k = 0; k + 1 < n; ++k) {
-    for (Index i = k; i < n; ++i) a[i * n + k] -= v[i] * w[k] + w[i] * v[k];
-    diagonal[k] = a[k * n + k];
-    const Lanes head = a[(k + 1) * n + k];
+    for (Index i = k; i < n; ++i) a[triangle_row(i) + k] -= v[i] * w[k] + w[i] * v[k];
+    diagonal[k] = a[triangle_row(k) + k];
+    const Lanes head = a[triangle_row(k + 1) + k];
     Lanes tail{};
-    for (Index i = k + 2; i < n; ++i) tail += a[i * n + k] * a[i * n + k];
+    for (Index i = k + 2; i < n; ++i) {
+      const Lanes entry = a[triangle_row(i) + k];
+      tail += entry * entry;
+    }
     const Lanes norm = square_root(head * head + tail);
     // A column that is already zero below its head, or whose square cannot be told from zero, stays.
     const LaneMask turn = tail > broadcast(1e-280);
@@ -37,13 +44,13 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     const Lanes scale = turn ? one / (head - alpha) : Lanes{};
     const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
     u[k + 1] = one;
-    for (Index i = k + 2; i < n; ++i) u[i] = a[i * n + k] * scale;
+    for (Index i = k + 2; i < n; ++i) u[i] = a[triangle_row(i) + k] * scale;
     for (Index i = k + 1; i < n; ++i) p[i] = Lanes{};
 
     Index i = k + 1;
     for (; i + 1 < n; i += 2) {
-      Lanes* row0 = a + i * n;
-      Lanes* row1 = row0 + n;
+      Lanes* row0 = a + triangle_row(i);
+      Lanes* row1 = row0 + i + 1;
       const Lanes v0 = v[i], w0 = w[i], u0 = u[i];
       const Lanes v1 = v[i + 1], w1 = w[i + 1], u1 = u[i + 1];
       Lanes sum0{}, sum1{};
@@ -67,7 +74,7 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
       p[i + 1] += sum1 + x10 * u0 + x11 * u1;
     }
     if (i < n) {
-      Lanes* row = a + i * n;
+      Lanes* row = a + triangle_row(i);
       const Lanes vi = v[i], wi = w[i], ui = u[i];
       Lanes sum{};
       for (Index j = k + 1; j < i; ++j) {
@@ -88,7 +95,7 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     std::swap(u, v);
   }
   const Index last = n - 1;
-  diagonal[last] = a[last * n + last] - 2.0 * v[last] * w[last];
+  diagonal[last] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
 }
 
 // What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and whether

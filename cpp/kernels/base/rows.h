@@ -109,6 +109,9 @@ class RowReader {
     return panel_ + (i - first_) * matrix_.rows();
   }
 
+  // Whether all rows are handed out in place, so that several can be held at once.
+  bool in_place() const { return in_place_; }
+
   // No key that query `i` can see lies behind it.
   Index end(Index i) const { return support_.end(i, matrix_.rows()); }
 

@@ -105,10 +105,10 @@ Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_
 void SimpleGraphSpectra::fill(const std::uint8_t* level, Index n, std::uint8_t above,
                               const std::int64_t* degree) {
   const Index lane = static_cast<Index>(pending_.size()) - 1;
-  double* entries = reinterpret_cast<double*>(lane_buffer(matrices_, n * n)) + lane;
+  double* entries = reinterpret_cast<double*>(lane_buffer(matrices_, triangle_row(n))) + lane;
   const Index m = static_cast<Index>(rest_.size());
   for (Index i = 0; i < n; ++i) {
-    double* row = entries + i * n * kPackWidth;
+    double* row = entries + triangle_row(i) * kPackWidth;
     if (i >= m) {
       for (Index j = 0; j < i; ++j) row[j * kPackWidth] = 0.0;
       row[i * kPackWidth] = 2.0 * static_cast<double>(n);
@@ -123,11 +123,11 @@ void SimpleGraphSpectra::fill(const std::uint8_t* level, Index n, std::uint8_t a
 void SimpleGraphSpectra::flush() {
   if (pending_.empty()) return;
   const Index n = n_;
-  Lanes* a = lane_buffer(matrices_, n * n);
+  Lanes* a = lane_buffer(matrices_, triangle_row(n));
   double* entries = reinterpret_cast<double*>(a);
   for (Index lane = static_cast<Index>(pending_.size()); lane < kPackWidth; ++lane) {
     for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j <= i; ++j) entries[(i * n + j) * kPackWidth + lane] = i == j ? 1.0 : 0.0;
+      for (Index j = 0; j <= i; ++j) entries[(triangle_row(i) + j) * kPackWidth + lane] = i == j ? 1.0 : 0.0;
     }
   }
   Lanes* diagonal = lane_buffer(vectors_, 6 * n);

@@ -3,8 +3,10 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import inspect
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -13,6 +15,7 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _device
+from attnscope.metrics import sinks
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
 # The function's first argument is the shared result; the rest are the metric's own options.
@@ -116,15 +119,12 @@ def measure(
     """
     requests = _requests(metrics, options)
     tensor = _device.to_host(_checks.float_tensor("measure", "attention", attention))
-    shared: dict[tuple[str, tuple[tuple[str, str], ...]], Any] = {}
+    calls = [_call(request, tensor) for request in requests]
+    shared = _from_one_read(tensor, calls, lengths)
     results: dict[str, Any] = {}
-    for request in requests:
-        source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
-        function = _function(source)
-        given = _given(function, request, tensor)
-        # An option's repr tells two different settings apart; tensors are told apart by identity.
-        identity = tuple(sorted((name, _identity(value)) for name, value in given.items()))
+    for request, (source, identity, given) in zip(requests, calls, strict=True):
         if (source, identity) not in shared:
+            function = _function(source)
             each = _layer_lengths(lengths, tensor) if source in OF_LAYERS else lengths
             shared[source, identity] = function(tensor, lengths=each, **given)
         result = shared[source, identity]
@@ -134,6 +134,45 @@ def measure(
             result = derive(result, **own)
         results[request.key] = result
     return results
+
+
+# A call's name and its options in words, by which equal calls are known.
+_Identity = tuple[tuple[str, str], ...]
+_Call = tuple[str, _Identity, dict[str, Any]]
+
+
+def _call(request: _Request, tensor: torch.Tensor) -> _Call:
+    source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
+    given = _given(source, request, tensor)
+    # An option's repr tells two different settings apart; tensors are told apart by identity.
+    return source, tuple(sorted((name, _identity(value)) for name, value in given.items())), given
+
+
+def _from_one_read(
+    tensor: torch.Tensor, calls: list[_Call], lengths: _checks.Lengths
+) -> dict[tuple[str, _Identity], Any]:
+    """The results of calls that one read of the maps answers together."""
+    groups: dict[tuple[str, bool], dict[str, tuple[_Identity, dict[str, Any]]]] = {}
+    for source, identity, given in calls:
+        plain = given.get("base", math.e) == math.e and not given.get("normalized", False)
+        if source in sinks.FROM_ONE_READ and plain:
+            group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
+            group.setdefault(source, (identity, given))  # a second setting is a call of its own
+    shared = {}
+    for group in groups.values():
+        if len(group) < 2:
+            continue
+        given = next(iter(group.values()))[1]
+        found = sinks.from_one_read(
+            tensor,
+            {source: own for source, (_, own) in group.items()},
+            support=given["support"],
+            lengths=lengths,
+            validate=given["validate"],
+        )
+        for source, (identity, _) in group.items():
+            shared[source, identity] = found[source]
+    return shared
 
 
 def metric_names() -> list[str]:
@@ -176,39 +215,46 @@ def _accepted(metric: str) -> set[str]:
     return accepted
 
 
+@functools.cache
 def _function(metric: str) -> Callable[..., Any]:
     module = importlib.import_module(f"attnscope.metrics.{DIRECT[metric]}")
     function: Callable[..., Any] = getattr(module, metric)
     return function
 
 
+@functools.cache
 def _derivation(metric: str) -> Callable[..., Any]:
     _, module, name = DERIVED[metric]
     function: Callable[..., Any] = getattr(importlib.import_module(f"attnscope.metrics.{module}"), name)
     return function
 
 
+@functools.cache
+def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's own options and their defaults; asking for a signature costs as much as a small map."""
+    parameters = list(inspect.signature(function).parameters.items())[1:]
+    return {name: parameter.default for name, parameter in parameters if name != "lengths"}
+
+
 def _options(function: Callable[..., Any]) -> list[str]:
-    return [name for name in list(inspect.signature(function).parameters)[1:] if name != "lengths"]
+    return list(_defaults(function))
 
 
 def _identity(value: Any) -> str:
     return f"tensor {id(value)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _given(function: Callable[..., Any], request: _Request, tensor: torch.Tensor) -> dict[str, Any]:
+def _given(source: str, request: _Request, tensor: torch.Tensor) -> dict[str, Any]:
     """The options of one call with its defaults filled in, so that equal calls are seen to be equal."""
     given = {}
-    for name, parameter in list(inspect.signature(function).parameters.items())[1:]:
-        if name == "lengths":
-            continue
+    for name, default in _defaults(_function(source)).items():
         if name in request.options:
             given[name] = request.options[name]
         elif name == "thresholds":
             given[name] = THRESHOLDS
-        elif parameter.default is not inspect.Parameter.empty:
-            given[name] = parameter.default
-    if function.__name__ == "laplacian_eigenvalues" and given.get("k") is None:
+        elif default is not inspect.Parameter.empty:
+            given[name] = default
+    if source == "laplacian_eigenvalues" and given.get("k") is None:
         n = int(tensor.shape[-1])
         given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
     return given

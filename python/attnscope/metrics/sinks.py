@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import torch
@@ -58,11 +59,8 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.incoming_attention(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
-    )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    found = _from_one_read(name, attention, {name: {}}, support, lengths, validate)
+    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
 
 
 def sink_rate(
@@ -103,14 +101,9 @@ def sink_rate(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "sink_rate"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    epsilon = _fraction(name, "epsilon", epsilon)
-    if not 0 <= int(position) < checked.n:
-        raise ValueError(f"{name}: position must lie between 0 and n - 1 = {checked.n - 1}, got {position}")
-    result, spoiled = _core.incoming_attention(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
-    )
-    return _checks.finished(name, checked, result[..., int(position)] > epsilon, spoiled)  # type: ignore[no-any-return]
+    asked = {name: {"epsilon": epsilon, "position": position}}
+    found = _from_one_read(name, attention, asked, support, lengths, validate)
+    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
 
 
 def sink_tokens(
@@ -206,14 +199,9 @@ def sink_position(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "sink_position"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.sink_position(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(name, support, checked),
-        _visibility(name, min_visibility),
-    )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    asked = {name: {"min_visibility": min_visibility}}
+    found = _from_one_read(name, attention, asked, support, lengths, validate)
+    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
 
 
 def sink_share(
@@ -257,20 +245,9 @@ def sink_share(
         Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.
     """
     name = "sink_share"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    if not 1 <= int(first) <= checked.n:
-        raise ValueError(f"{name}: first must lie between 1 and n = {checked.n}, got {first}")
-    if queries is not None and int(queries) < 1:
-        raise ValueError(f"{name}: queries must be at least 1 or None, got {queries}")
-    share, uniform, spoiled = _core.sink_share(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(name, support, checked),
-        int(first),
-        checked.n if queries is None else int(queries),
-    )
-    result = SinkShare(share, uniform, share / uniform)
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    asked = {name: {"first": first, "queries": queries}}
+    found = _from_one_read(name, attention, asked, support, lengths, validate)
+    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
 
 
 def top_mass(
@@ -305,13 +282,85 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    if not 1 <= int(k) <= checked.n:
-        raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
-    result, spoiled = _core.top_mass(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), int(k)
+    found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+
+
+# What one read of the maps answers together, where support and lengths are the same.
+FROM_ONE_READ = frozenset(
+    {"incoming_attention", "sink_rate", "sink_position", "sink_share", "top_mass", "attention_entropy"}
+)
+
+
+def from_one_read(
+    attention: torch.Tensor,
+    asked: Mapping[str, Mapping[str, Any]],
+    *,
+    support: Any,
+    lengths: _checks.Lengths,
+    validate: bool,
+) -> dict[str, Any]:
+    """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
+    found = _from_one_read("measure", attention, asked, support, lengths, validate)
+    return _checks.finished("measure", found.checked, found.results, found.spoiled)  # type: ignore[no-any-return]
+
+
+class _Read(NamedTuple):
+    checked: _checks.Attention
+    results: dict[str, Any]
+    spoiled: int
+
+
+def _from_one_read(
+    function: str,
+    attention: torch.Tensor,
+    asked: Mapping[str, Mapping[str, Any]],
+    support: Any,
+    lengths: _checks.Lengths,
+    validate: bool,
+) -> _Read:
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    n = checked.n
+    rate = asked.get("sink_rate")
+    epsilon, at = 0.0, 0
+    if rate is not None:
+        epsilon, at = _fraction(function, "epsilon", rate["epsilon"]), int(rate["position"])
+        if not 0 <= at < n:
+            raise ValueError(f"{function}: position must lie between 0 and n - 1 = {n - 1}, got {at}")
+    first_and_queries = None
+    if (share := asked.get("sink_share")) is not None:
+        first, queries = share["first"], share["queries"]
+        if not 1 <= int(first) <= n:
+            raise ValueError(f"{function}: first must lie between 1 and n = {n}, got {first}")
+        if queries is not None and int(queries) < 1:
+            raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
+        first_and_queries = (int(first), n if queries is None else int(queries))
+    k = int(asked["top_mass"]["k"]) if "top_mass" in asked else 0
+    if "top_mass" in asked and not 1 <= k <= n:
+        raise ValueError(f"{function}: k must lie between 1 and n = {n}, got {k}")
+    position = asked.get("sink_position")
+    *answers, spoiled = _core.sink_statistics(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(function, support, checked),
+        rate is not None or "incoming_attention" in asked,
+        "attention_entropy" in asked,
+        None if position is None else _visibility(function, position["min_visibility"]),
+        first_and_queries,
+        k,
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    incoming, entropy, positions, shares, uniform, top = answers
+    results: dict[str, Any] = {
+        "incoming_attention": incoming,
+        "attention_entropy": entropy,
+        "sink_position": positions,
+        "top_mass": top,
+    }
+    if rate is not None:
+        results["sink_rate"] = incoming[..., at] > epsilon
+    if first_and_queries is not None:
+        results["sink_share"] = SinkShare(shares, uniform, shares / uniform)
+    return _Read(checked, {name: results[name] for name in asked}, spoiled)
 
 
 def _fraction(function: str, name: str, value: float) -> float:

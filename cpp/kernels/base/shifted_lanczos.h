@@ -1,0 +1,200 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "kernels/base/lanes.h"
+
+// Lanczos steps with the inverse of one shifted matrix. Vectors are `padded` numbers long, a multiple of
+// kPackWidth, on 64-byte boundaries, and 0 behind their own length.
+namespace attnscope {
+
+// Steps of one round at most, and with that the size of its basis.
+inline constexpr Index kMostLanczosSteps = 32;
+
+// The number that a fixed generator gives to coordinate i: a start vector that no symmetry of a graph
+// is likely to share, and the same in every run.
+inline double start_entry(Index i) {
+  std::uint64_t z = (static_cast<std::uint64_t>(i) + 1) * 0x9e3779b97f4a7c15u;
+  z = (z ^ (z >> 30)) * 0xbf58476d1ce4e5b9u;
+  z = (z ^ (z >> 27)) * 0x94d049bb133111ebu;
+  return static_cast<double>(z ^ (z >> 31)) * 0x1p-63 - 1.0;
+}
+
+inline double sum_of_lanes(Lanes x) {
+  double sum = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) sum += x[lane];
+  return sum;
+}
+
+inline double inner_product(const double* x, const double* y, Index padded) {
+  const Lanes* a = reinterpret_cast<const Lanes*>(x);
+  const Lanes* b = reinterpret_cast<const Lanes*>(y);
+  Lanes sums[4] = {};
+  const Index count = padded / kPackWidth;
+  Index i = 0;
+  for (; i + 4 <= count; i += 4) {
+    for (Index k = 0; k < 4; ++k) sums[k] += a[i + k] * b[i + k];
+  }
+  for (; i < count; ++i) sums[0] += a[i] * b[i];
+  return sum_of_lanes((sums[0] + sums[1]) + (sums[2] + sums[3]));
+}
+
+// x += factor · y.
+inline void add_multiple(double* x, double factor, const double* y, Index padded) {
+  Lanes* to = reinterpret_cast<Lanes*>(x);
+  const Lanes* from = reinterpret_cast<const Lanes*>(y);
+  for (Index i = 0; i < padded / kPackWidth; ++i) to[i] += factor * from[i];
+}
+
+inline void scale_vector(double* x, double factor, Index padded) {
+  for (Index i = 0; i < padded; ++i) x[i] *= factor;
+}
+
+// Removes from x its part along each of the `count` orthonormal vectors in `basis`, four at a time so
+// that x is read once for four.
+inline void remove_parts(const double* basis, Index count, Index padded, double* x) {
+  Lanes* to = reinterpret_cast<Lanes*>(x);
+  const Index size = padded / kPackWidth;
+  Index c = 0;
+  for (; c + 4 <= count; c += 4) {
+    const Lanes* q[4];
+    for (Index k = 0; k < 4; ++k) q[k] = reinterpret_cast<const Lanes*>(basis + (c + k) * padded);
+    Lanes sums[4] = {};
+    for (Index i = 0; i < size; ++i) {
+      for (Index k = 0; k < 4; ++k) sums[k] += q[k][i] * to[i];
+    }
+    double parts[4];
+    for (Index k = 0; k < 4; ++k) parts[k] = sum_of_lanes(sums[k]);
+    for (Index i = 0; i < size; ++i) {
+      Lanes rest = to[i];
+      for (Index k = 0; k < 4; ++k) rest -= parts[k] * q[k][i];
+      to[i] = rest;
+    }
+  }
+  for (; c < count; ++c) {
+    add_multiple(x, -inner_product(basis + c * padded, x, padded), basis + c * padded, padded);
+  }
+}
+
+// The largest eigenvalue of the tridiagonal matrix of `size` <= kMostLanczosSteps rows, whose
+// off-diagonal entries are positive, by Laguerre's iteration on the characteristic polynomial, which
+// falls on its largest root cubically from above. All eigenvalues are positive.
+inline double largest_eigenvalue(const double* alpha, const double* beta, Index size) {
+  double top = 0.0;
+  for (Index k = 0; k < size; ++k) {
+    const double radius = (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0);
+    top = std::max(top, alpha[k] + radius);
+  }
+  if (!(top > 0.0)) return top;
+  // In units of the bound the polynomial neither overflows nor vanishes.
+  double diagonal[kMostLanczosSteps], squares[kMostLanczosSteps];
+  for (Index k = 0; k < size; ++k) {
+    diagonal[k] = alpha[k] / top;
+    squares[k] = k > 0 ? (beta[k - 1] / top) * (beta[k - 1] / top) : 0.0;
+  }
+  const auto order = static_cast<double>(size);
+  double x = 1.0;
+  for (int round = 0; round < 100; ++round) {
+    double p0 = 1.0, d0 = 0.0, e0 = 0.0;  // the polynomial and two derivatives, one row before
+    double p = x - diagonal[0], d = 1.0, e = 0.0;
+    for (Index k = 1; k < size; ++k) {
+      const double t = x - diagonal[k];
+      const double p2 = t * p - squares[k] * p0;
+      const double d2 = t * d + p - squares[k] * d0;
+      const double e2 = t * e + 2.0 * d - squares[k] * e0;
+      p0 = p, d0 = d, e0 = e;
+      p = p2, d = d2, e = e2;
+    }
+    if (!(p > 0.0) || !(d > 0.0)) break;  // within rounding of the root
+    const double slope = d / p;
+    const double bend = slope * slope - e / p;
+    const double spread = std::max(0.0, (order - 1.0) * (order * bend - slope * slope));
+    const double step = order / (slope + std::sqrt(spread));
+    x -= step;
+    if (step <= 2e-16 * x) break;
+  }
+  return x * top;
+}
+
+// How many eigenvalues of the tridiagonal matrix lie above x.
+inline Index count_above(const double* alpha, const double* beta, Index size, double x) {
+  double pivot = alpha[0] - x;
+  Index count = pivot > 0.0 ? 1 : 0;
+  for (Index k = 1; k < size; ++k) {
+    if (pivot == 0.0) pivot = 1e-300;
+    pivot = alpha[k] - x - beta[k - 1] * beta[k - 1] / pivot;
+    count += pivot > 0.0 ? 1 : 0;
+  }
+  return count;
+}
+
+// Where a round of Lanczos steps ended.
+struct LanczosRound {
+  double theta = 0.0;     // largest Ritz value
+  double residual = 0.0;  // of its vector
+  bool converged = false;
+};
+
+// Grows a Krylov space of the operator that `apply(x)` applies in place, with full reorthogonalisation,
+// from the unit vector basis + padded, on the complement of the unit vector basis. `basis` holds
+// (kMostLanczosSteps + 2) vectors. Ends when the largest Ritz value θ is as good as the largest eigenvalue
+// of the operator to tolerance(θ)·θ — the bound residual²/gap on its error is below that, the gap being
+// that to the second Ritz value, or the residual is — or after `most` steps, or when `dimension` of them
+// have filled the space. Unless it converged, the Ritz vector replaces basis + padded.
+// Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11 and 13.
+template <class Tolerance, class Apply>
+LanczosRound lanczos_round(Index padded, Index dimension, Index most, double* basis,
+                           Tolerance&& tolerance, Apply&& apply) {
+  double alpha[kMostLanczosSteps], beta[kMostLanczosSteps], ritz[kMostLanczosSteps];
+  LanczosRound result;
+  most = std::min({most, kMostLanczosSteps, dimension});
+  for (Index j = 0; j < most; ++j) {
+    const double* q = basis + (j + 1) * padded;
+    double* next = basis + (j + 2) * padded;
+    std::copy(q, q + padded, next);
+    apply(next);
+    alpha[j] = inner_product(next, q, padded);
+    // The three-term recurrence takes out what is large, one full sweep the rounding that is left.
+    add_multiple(next, -alpha[j], q, padded);
+    if (j > 0) add_multiple(next, -beta[j - 1], q - padded, padded);
+    remove_parts(basis, j + 2, padded, next);
+    beta[j] = std::sqrt(inner_product(next, next, padded));
+
+    const Index size = j + 1;
+    const bool closed = beta[j] <= 1e-10 * alpha[0];
+    if (closed || size == most || (size >= 4 && size % 2 == 0)) {
+      const double theta = largest_eigenvalue(alpha, beta, size);
+      // Backwards from the last component, the direction in which the vector grows.
+      ritz[j] = 1.0;
+      double norm = 1.0;
+      for (Index k = j; k > 0; --k) {
+        const double beyond = k < j ? beta[k] * ritz[k + 1] : 0.0;
+        ritz[k - 1] = ((theta - alpha[k]) * ritz[k] - beyond) / beta[k - 1];
+        norm += ritz[k - 1] * ritz[k - 1];
+      }
+      result.theta = theta;
+      result.residual = beta[j] / std::sqrt(norm);
+      const double allowed = tolerance(theta) * theta;
+      const double gap = result.residual * result.residual / allowed;
+      result.converged = size == dimension || result.residual <= allowed ||
+                         (gap < 0.5 * theta && count_above(alpha, beta, size, theta - gap) <= 1);
+      if (result.converged || closed) return result;
+      if (size == most) {
+        double* vector = basis + (j + 2) * padded;
+        std::fill(vector, vector + padded, 0.0);
+        for (Index k = 0; k < size; ++k) {
+          add_multiple(vector, ritz[k] / std::sqrt(norm), basis + (k + 1) * padded, padded);
+        }
+        std::copy(vector, vector + padded, basis + padded);
+        return result;
+      }
+    }
+    scale_vector(next, 1.0 / beta[j], padded);
+  }
+  return result;
+}
+
+}  // namespace attnscope

@@ -1,0 +1,206 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "kernels/base/lanes.h"
+
+// The Cholesky factor of one matrix, A = UᵀU, in strips of columns: a strip holds its columns' rows one
+// after another, down to its diagonal block, so that every loop here reads memory in order and the factor
+// takes half the room of the matrix.
+namespace attnscope {
+
+inline constexpr Index kStripVectors = 3;
+inline constexpr Index kStrip = kStripVectors * kPackWidth;
+// Rows of accumulators beside the three vectors of a strip that the registers hold; divides kStrip.
+#if defined(__AVX512F__)
+inline constexpr Index kStripRows = 8;
+#elif defined(__AVX__)
+inline constexpr Index kStripRows = 4;
+#else
+inline constexpr Index kStripRows = 3;
+#endif
+static_assert(kStrip % kStripRows == 0);
+
+inline Index strips_of(Index n) { return (n + kStrip - 1) / kStrip; }
+
+// Numbers before strip s.
+inline Index strip_offset(Index s) { return kStrip * kStrip * (s * (s + 1) / 2); }
+
+// Where entry (row, column), row <= column, stands.
+inline Index strip_entry(Index row, Index column) {
+  const Index s = column / kStrip;
+  return strip_offset(s) + row * kStrip + (column - s * kStrip);
+}
+
+// Numbers that the inverses of the diagonal blocks take, each twice: as it is and transposed.
+inline Index strip_inverses(Index n) { return strips_of(n) * 2 * kStrip * kStrip; }
+
+inline Lanes* lanes_at(double* at) { return reinterpret_cast<Lanes*>(at); }
+inline const Lanes* lanes_at(const double* at) { return reinterpret_cast<const Lanes*>(at); }
+
+// R = U⁻¹ of the diagonal block whose first row is `block`, to `inverse`, and Rᵀ behind it.
+inline void invert_block(const double* block, double* inverse) {
+  double* transposed = inverse + kStrip * kStrip;
+  for (Index r = kStrip - 1; r >= 0; --r) {
+    Lanes row[kStripVectors] = {};
+    for (Index q = r + 1; q < kStrip; ++q) {
+      const double factor = block[r * kStrip + q];
+      const Lanes* below = lanes_at(inverse + q * kStrip);
+      for (Index v = 0; v < kStripVectors; ++v) row[v] -= factor * below[v];
+    }
+    const double scale = 1.0 / block[r * kStrip + r];
+    Lanes* to = lanes_at(inverse + r * kStrip);
+    for (Index v = 0; v < kStripVectors; ++v) to[v] = row[v] * scale;
+    inverse[r * kStrip + r] = scale;
+    for (Index q = 0; q < kStrip; ++q) transposed[q * kStrip + r] = inverse[r * kStrip + q];
+  }
+}
+
+// Overwrites the upper triangle in `a` by its factor; `count` strips, whose columns past the matrix are
+// those of the unit matrix. False when the matrix is not positive definite. Cost n³/3 operations.
+inline bool strip_factorize(double* a, Index count, double* inverses) {
+  for (Index s = 0; s < count; ++s) {
+    double* strip = a + strip_offset(s);
+    for (Index t = 0; t <= s; ++t) {
+      const double* left = a + strip_offset(t);
+      for (Index o = 0; o < kStrip; o += kStripRows) {
+        const Index i0 = t * kStrip + o;
+        Lanes* rows = lanes_at(strip + i0 * kStrip);
+        Lanes c[kStripRows][kStripVectors];
+#pragma GCC unroll 8
+        for (Index r = 0; r < kStripRows; ++r) {
+#pragma GCC unroll 3
+          for (Index v = 0; v < kStripVectors; ++v) c[r][v] = rows[r * kStripVectors + v];
+        }
+        const double* factors = left + o;
+        const Lanes* right = lanes_at(strip);
+        for (Index k = 0; k < i0; ++k) {
+          const Lanes x0 = right[0], x1 = right[1], x2 = right[2];
+#pragma GCC unroll 8
+          for (Index r = 0; r < kStripRows; ++r) {
+            const Lanes f = broadcast(factors[r]);
+            c[r][0] -= f * x0;
+            c[r][1] -= f * x1;
+            c[r][2] -= f * x2;
+          }
+          factors += kStrip;
+          right += kStripVectors;
+        }
+        // The rows' own triangle: its entries are in `left`, which is this strip where t == s.
+#pragma GCC unroll 8
+        for (Index r = 0; r < kStripRows; ++r) {
+          double scale;
+          if (t == s) {
+            double row[kStrip];
+            for (Index v = 0; v < kStripVectors; ++v) {
+              for (Index k = 0; k < kPackWidth; ++k) row[v * kPackWidth + k] = c[r][v][k];
+            }
+            const double pivot = row[o + r];
+            if (!(pivot > 0.0)) return false;
+            scale = 1.0 / std::sqrt(pivot);
+          } else {
+            scale = inverses[t * 2 * kStrip * kStrip + (o + r) * kStrip + o + r];
+          }
+          for (Index v = 0; v < kStripVectors; ++v) {
+            c[r][v] *= scale;
+            rows[r * kStripVectors + v] = c[r][v];
+          }
+#pragma GCC unroll 8
+          for (Index q = r + 1; q < kStripRows; ++q) {
+            const double f = left[(i0 + r) * kStrip + o + q];
+            for (Index v = 0; v < kStripVectors; ++v) c[q][v] -= f * c[r][v];
+          }
+        }
+      }
+    }
+    double* inverse = inverses + s * 2 * kStrip * kStrip;
+    std::fill(inverse, inverse + 2 * kStrip * kStrip, 0.0);
+    invert_block(strip + s * kStrip * kStrip, inverse);
+  }
+  return true;
+}
+
+// The sum of each of kPackWidth vectors, in one.
+inline Lanes row_sums(const Lanes* p) {
+#if defined(__AVX512F__)
+  constexpr LaneMask kEven = {0, 8, 2, 10, 4, 12, 6, 14}, kOdd = {1, 9, 3, 11, 5, 13, 7, 15};
+  constexpr LaneMask kLow = {0, 1, 8, 9, 4, 5, 12, 13}, kHigh = {2, 3, 10, 11, 6, 7, 14, 15};
+  constexpr LaneMask kFirst = {0, 1, 2, 3, 8, 9, 10, 11}, kLast = {4, 5, 6, 7, 12, 13, 14, 15};
+  Lanes pairs[4], fours[2];
+  for (Index k = 0; k < 4; ++k) {
+    pairs[k] = __builtin_shuffle(p[2 * k], p[2 * k + 1], kEven) +
+               __builtin_shuffle(p[2 * k], p[2 * k + 1], kOdd);
+  }
+  for (Index k = 0; k < 2; ++k) {
+    fours[k] = __builtin_shuffle(pairs[2 * k], pairs[2 * k + 1], kLow) +
+               __builtin_shuffle(pairs[2 * k], pairs[2 * k + 1], kHigh);
+  }
+  return __builtin_shuffle(fours[0], fours[1], kFirst) + __builtin_shuffle(fours[0], fours[1], kLast);
+#elif defined(__AVX__)
+  constexpr LaneMask kEven = {0, 4, 2, 6}, kOdd = {1, 5, 3, 7};
+  constexpr LaneMask kFirst = {0, 1, 4, 5}, kLast = {2, 3, 6, 7};
+  const Lanes low = __builtin_shuffle(p[0], p[1], kEven) + __builtin_shuffle(p[0], p[1], kOdd);
+  const Lanes high = __builtin_shuffle(p[2], p[3], kEven) + __builtin_shuffle(p[2], p[3], kOdd);
+  return __builtin_shuffle(low, high, kFirst) + __builtin_shuffle(low, high, kLast);
+#else
+  return Lanes{p[0][0] + p[0][1], p[1][0] + p[1][1]};
+#endif
+}
+
+// Solves A x = b in place, x [kStrip · count] on a 64-byte boundary. Cost 2 n² operations.
+inline void strip_solve(const double* a, Index count, const double* inverses, double* x) {
+  for (Index s = 0; s < count; ++s) {
+    Lanes* own = lanes_at(x + s * kStrip);
+    Lanes even[kStripVectors], odd[kStripVectors] = {};
+    for (Index v = 0; v < kStripVectors; ++v) even[v] = own[v];
+    const Lanes* rows = lanes_at(a + strip_offset(s));
+    for (Index k = 0; k < s * kStrip; k += 2) {
+      const Lanes f = broadcast(x[k]), g = broadcast(x[k + 1]);
+#pragma GCC unroll 3
+      for (Index v = 0; v < kStripVectors; ++v) {
+        even[v] -= f * rows[v];
+        odd[v] -= g * rows[kStripVectors + v];
+      }
+      rows += 2 * kStripVectors;
+    }
+    for (Index v = 0; v < kStripVectors; ++v) own[v] = even[v] + odd[v];
+    const Lanes* inverse = lanes_at(inverses + s * 2 * kStrip * kStrip);
+    Lanes solved[kStripVectors] = {}, rest[kStripVectors] = {};
+    for (Index r = 0; r < kStrip; r += 2) {
+      const Lanes f = broadcast(x[s * kStrip + r]), g = broadcast(x[s * kStrip + r + 1]);
+      for (Index v = 0; v < kStripVectors; ++v) {
+        solved[v] += f * inverse[r * kStripVectors + v];
+        rest[v] += g * inverse[(r + 1) * kStripVectors + v];
+      }
+    }
+    for (Index v = 0; v < kStripVectors; ++v) own[v] = solved[v] + rest[v];
+  }
+  for (Index s = count - 1; s >= 0; --s) {
+    Lanes* own = lanes_at(x + s * kStrip);
+    const Lanes* inverse = lanes_at(inverses + (2 * s + 1) * kStrip * kStrip);
+    Lanes solved[kStripVectors] = {}, rest[kStripVectors] = {};
+    for (Index r = 0; r < kStrip; r += 2) {
+      const Lanes f = broadcast(x[s * kStrip + r]), g = broadcast(x[s * kStrip + r + 1]);
+      for (Index v = 0; v < kStripVectors; ++v) {
+        solved[v] += f * inverse[r * kStripVectors + v];
+        rest[v] += g * inverse[(r + 1) * kStripVectors + v];
+      }
+    }
+    for (Index v = 0; v < kStripVectors; ++v) own[v] = solved[v] += rest[v];
+    const Lanes* rows = lanes_at(a + strip_offset(s));
+    // kStrip is a multiple of kPackWidth, so no row is left over.
+    for (Index k = 0; k < s * kStrip; k += kPackWidth) {
+      Lanes part[kPackWidth];
+#pragma GCC unroll 8
+      for (Index r = 0; r < kPackWidth; ++r) {
+        part[r] = rows[0] * solved[0] + rows[1] * solved[1] + rows[2] * solved[2];
+        rows += kStripVectors;
+      }
+      *lanes_at(x + k) -= row_sums(part);
+    }
+  }
+}
+
+}  // namespace attnscope
