@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -12,8 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from attnscope.figures.quantities import quantity
-from attnscope.figures.selection import estimate, first_step, last_step, uniform_value
-from attnscope.figures.style import DASHES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
+from attnscope.figures.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+from attnscope.figures.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
 
 
 def series_colors(names: Sequence[str]) -> dict[str, str]:
@@ -45,7 +45,8 @@ def emergence_curve(
     """A metric over training, one line per series, with its 95 % interval over samples.
 
     Steps stand on a logarithmic axis that begins with 0. The dashed line is uniform attention of the same
-    lengths, the dotted one each series' own value before training.
+    lengths, the dotted one each series' own value before training; where the run measured them, the models
+    with random weights and the maps with shuffled rows are drawn too.
 
     Args:
         heads: rows of single heads, with `step` and the column named by `by` (see `selection.with_groups`).
@@ -69,6 +70,7 @@ def emergence_curve(
             value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
             ax.axhline(value, gid=f"untrained:{name}", **(UNTRAINED | {"color": colors[name], "alpha": 0.7}))
     _uniform_line(ax, uniform_value(heads, baselines, metric, threshold))
+    null_curves(ax, heads, baselines, metric, "step", threshold)
     step_axis(ax, heads["step"])
     ax.set_ylabel(axis_label(metric, threshold))
     _limits(ax, metric)
@@ -114,6 +116,7 @@ def head_emergence(
             interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
         )  # fmt: skip
     _uniform_line(ax, uniform_value(heads, baselines, metric))
+    null_curves(ax, heads, baselines, metric, "step")
     step_axis(ax, heads["step"])
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)
@@ -160,6 +163,7 @@ def depth_profile(
     """A metric over depth at the last checkpoint, one line per series, with its 95 % interval over samples.
 
     The dashed line is uniform attention, dotted lines are the untrained model (step 0) where there is one.
+    Models of different depth share an axis from first to last layer.
 
     Args:
         heads: rows of single heads, with `series` (see `selection.with_groups`).
@@ -170,29 +174,54 @@ def depth_profile(
         threshold: of the graph, for a metric that has one; names the axis and picks the baseline.
 
     Returns:
-        The axes. Each series is a line whose label is its name and whose data are layers and means.
+        The axes. Each series is a line whose label is its name and whose data are layers (of models of
+        different depth: layer over the last layer) and means.
     """
     ax = axes_or_new(ax)
     colors = colors or series_colors(list(heads["series"]))
+    place = depth_axis(ax, heads)
     final = last_step(heads)
     table = estimate(final, metric, ["series", "layer"])
     before = first_step(heads)
     start = None if before is None else estimate(before, metric, ["series", "layer"])
     for name in dict.fromkeys(final["series"]):
         rows = table[table["series"] == name].sort_values("layer")
-        _curve(ax, rows["layer"], rows, str(name), colors[name], marker=len(rows) < 50)
-        if start is not None:
+        _curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
+        if start is not None and (start["series"] == name).any():
             rows = start[start["series"] == name].sort_values("layer")
             ax.plot(
-                rows["layer"], rows["mean"], gid=f"untrained:{name}",
+                place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}",
                 **(UNTRAINED | {"color": colors[name], "alpha": 0.7}),
             )  # fmt: skip
     _uniform_line(ax, uniform_value(final, baselines, metric, threshold))
-    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    ax.set_xlabel("layer")
+    null_curves(ax, final, baselines, metric, "layer", threshold)
     ax.set_ylabel(axis_label(metric, threshold))
     _limits(ax, metric)
     return ax
+
+
+def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
+    """A horizontal axis of layers, or from first to last layer when the series differ in depth.
+
+    Args:
+        ax: the axes.
+        table: rows with `series` and `layer`.
+
+    Returns:
+        From a series' name and its layers to places on the axis.
+    """
+    last = table.groupby("series")["layer"].max()
+    if last.nunique() == 1:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        ax.set_xlabel("layer")
+        return lambda name, layers: np.asarray(layers, dtype=float)
+    ax.set_xlim(-0.03, 1.03)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: {0: "first", 1: "last"}.get(share, f"{share:g}"[1:]))
+    )
+    ax.set_xlabel("depth")
+    return lambda name, layers: np.asarray(layers, dtype=float) / max(1, last[name])
 
 
 @styled
@@ -319,6 +348,35 @@ def _curve(
     low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
     if interval and np.isfinite(low).any():
         ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=2, gid=f"interval:{label}")
+
+
+def null_curves(
+    ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
+    threshold: float | None = None,
+) -> None:  # fmt: skip
+    """Draws the measured nulls that a run holds: over training a line per null, elsewhere its level.
+
+    Args:
+        ax: the axes.
+        heads: the rows drawn.
+        baselines: the `baselines` table.
+        metric: the column.
+        along: "step" for the curves over training; anything else draws one level per null.
+        threshold: of the graph.
+    """
+    for kind, name in NULLS.items():
+        if along == "step":
+            points = [
+                (step, null_value(rows, baselines, kind, metric, threshold))
+                for step, rows in heads.groupby("step", sort=True)
+            ]
+            points = [(step, value) for step, value in points if np.isfinite(value)]
+            if len(points) > 1:
+                ax.plot(*zip(*points, strict=True), label=name, gid=kind, **NULL_LINES[kind])
+                continue
+        value = null_value(heads, baselines, kind, metric, threshold)
+        if np.isfinite(value):
+            ax.axhline(value, label=name, gid=kind, **NULL_LINES[kind])
 
 
 def _uniform_line(ax: Axes, value: float) -> None:

@@ -17,10 +17,10 @@ from attnscope.figures.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric's mean over samples, layers down and heads across.
+    """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out.
 
     Args:
-        heads: rows of single heads.
+        heads: rows of heads, of one protocol.
         metric: the column.
 
     Returns:
@@ -33,6 +33,7 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
         raise KeyError(
             f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
         )
+    heads = heads[heads["head"] >= 0]
     means = heads[metric].astype(float).groupby([heads["layer"], heads["head"]]).mean()
     return means.unstack("head")
 
@@ -46,6 +47,8 @@ def layer_head_map(
     norm: Normalize | None = None,
     colorbar: bool = True,
     numbers: bool | None = None,
+    cmap: Any = SEQUENTIAL,
+    label: str | None = None,
 ) -> Axes:
     """A metric's mean over samples as a map: layer 0 on top, heads to the right.
 
@@ -56,6 +59,8 @@ def layer_head_map(
         norm: the colour scale; None spans the map's own values.
         colorbar: draw it.
         numbers: print each cell's value; None does when there are at most 48 cells.
+        cmap: a colour map or its name.
+        label: of the colour scale; None is the quantity's own.
 
     Returns:
         The axes; the map is `ax.collections[0]`, its array the means, row by row.
@@ -70,7 +75,7 @@ def layer_head_map(
     small = rows * columns <= 48
     mesh = ax.pcolormesh(
         np.arange(columns + 1) - 0.5, np.arange(rows + 1) - 0.5, np.ma.masked_invalid(cells),
-        cmap=SEQUENTIAL, norm=norm, edgecolors="white" if small else "face", linewidth=1.0 if small else 0.1,
+        cmap=cmap, norm=norm, edgecolors="white" if small else "face", linewidth=1.0 if small else 0.1,
     )  # fmt: skip
     ax.set_facecolor("#eeeeee")
     ax.invert_yaxis()
@@ -91,7 +96,7 @@ def layer_head_map(
     if colorbar:
         bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03, aspect=18)
         plain_colorbar(bar)
-        bar.set_label(quantity(metric).axis)
+        bar.set_label(quantity(metric).axis if label is None else label)
         bar.locator = MaxNLocator(5)
         bar.update_ticks()
     return ax

@@ -13,7 +13,7 @@ CHECKPOINT = ["model", "revision", "step"]
 
 
 def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFrame:
-    """Adds the input set (`group`) and length (`n_tokens`) of each row's sample, and a `series` name.
+    """Adds input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
 
     A series is an input set of a model; the part that all rows share is left out of its name.
 
@@ -22,13 +22,13 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
         samples: the `samples` table; None puts everything into the group "text".
 
     Returns:
-        A copy with the columns `group`, `n_tokens` (where known) and `series`.
+        A copy with the columns `group`, `n_tokens` and `causal` (where known) and `series`.
     """
     keys = [*CHECKPOINT, "sample"]
     if samples is None:
         frame = frame.copy()
     else:
-        wanted = [name for name in ("group", "n_tokens") if name not in frame and name in samples]
+        wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
         of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
         frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
     frame["group"] = frame["group"].fillna("text") if "group" in frame else "text"
@@ -174,8 +174,11 @@ def uniform_value(
 ) -> float:
     """The metric on uniform attention, averaged over the lengths of the frame's samples.
 
+    Causal samples are held against uniform causal attention, the others against uniform full attention; where
+    the frame does not say which they are, the table must hold one kind only.
+
     Args:
-        frame: rows about to be drawn; `n_tokens` says how long their samples are.
+        frame: rows about to be drawn; `n_tokens` says how long their samples are, `causal` of which kind.
         baselines: the `baselines` table.
         metric: the column.
         threshold: of the graph; None for metrics without one.
@@ -185,17 +188,69 @@ def uniform_value(
     """
     if metric == "sink_share" and "sink_share_uniform" in frame:
         return float(frame["sink_share_uniform"].mean())
-    if baselines is None or baselines.empty or "n_tokens" not in frame:
+    table = _baseline_rows(frame, baselines, metric, threshold)
+    table = table[table["kind"].isin(["uniform_causal", "uniform_full"])] if table is not None else None
+    if table is None or table.empty:
         return float("nan")
-    table = baselines[baselines["metric"] == metric]
-    if "protocol" in table:
-        table = table[(table["protocol"] == "exact") & table["kind"].str.startswith("uniform")]
-    if threshold is None:
-        table = table[table["threshold"].isna()]
+    table = table.drop_duplicates(["kind", "n_tokens"])
+    if "causal" in frame and frame["causal"].notna().all():
+        kinds = frame["causal"].astype(bool).map({True: "uniform_causal", False: "uniform_full"})
+    elif table["kind"].nunique() == 1:
+        kinds = pd.Series(table["kind"].iloc[0], index=frame.index)
     else:
-        table = table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
+        return float("nan")
+    asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "kind": kinds.to_numpy()})
+    found = asked.merge(table[["n_tokens", "kind", "value"]], on=["n_tokens", "kind"], how="left")
+    return float(found["value"].mean())
+
+
+#: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
+NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
+
+
+def null_value(
+    frame: pd.DataFrame,
+    baselines: pd.DataFrame | None,
+    kind: str,
+    metric: str,
+    threshold: float | None = None,
+) -> float:
+    """The metric under a measured null, averaged over the lengths of the frame's samples.
+
+    Args:
+        frame: rows of single heads about to be drawn.
+        baselines: the `baselines` table.
+        kind: a key of `NULLS`.
+        metric: the column.
+        threshold: of the graph; None for metrics without one.
+
+    Returns:
+        The value, NaN when the table does not hold it for the frame's models and steps.
+    """
+    table = _baseline_rows(frame, baselines, metric, threshold)
+    if table is None or "scope" not in table:
+        return float("nan")
+    table = table[(table["kind"] == kind) & (table["scope"] == "heads")]
+    keys = [key for key in (*CHECKPOINT, "n_tokens") if key in frame and key in table]
     if table.empty:
         return float("nan")
-    kind = "uniform_causal" if (table["kind"] == "uniform_causal").any() else str(table["kind"].iloc[0])
-    by_length = table[table["kind"] == kind].drop_duplicates("n_tokens").set_index("n_tokens")["value"]
-    return float(frame["n_tokens"].map(by_length).mean())
+    table = table.drop_duplicates(keys)
+    found = frame[keys].merge(table[[*keys, "value"]], on=keys, how="left")
+    return float(found["value"].mean())
+
+
+def _baseline_rows(
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None
+) -> pd.DataFrame | None:
+    """Rows of a metric at a threshold under the exact protocol; None when lengths or table are missing."""
+    if baselines is None or baselines.empty or "n_tokens" not in frame:
+        return None
+    table = baselines[baselines["metric"] == metric]
+    if "protocol" in table:
+        table = table[table["protocol"].isin(["exact", ""])]
+    if threshold is None:
+        return cast("pd.DataFrame", table[table["threshold"].isna()])
+    return cast(
+        "pd.DataFrame",
+        table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)],
+    )

@@ -37,6 +37,12 @@ UNIFORM: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth"
 UNTRAINED: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
 """How the untrained model is drawn everywhere."""
 
+#: How measured nulls are drawn everywhere, by the names of `selection.NULLS`.
+NULL_LINES: dict[str, dict[str, Any]] = {
+    "random_weights": {"color": INK, "linestyle": (0, (6, 1.5, 1, 1.5)), "linewidth": 0.9, "zorder": 1.6},
+    "row_permutation": {"color": "#9a9a9a", "linestyle": (0, (2, 1)), "linewidth": 1.1, "zorder": 1.6},
+}
+
 _RC: dict[str, Any] = {
     "font.family": "sans-serif",
     "font.sans-serif": ["DejaVu Sans"],

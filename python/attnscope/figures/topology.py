@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -16,20 +16,46 @@ from attnscope.figures.style import GRID, MUTED, PALETTE, axes_or_new, legend_ab
 _MARKS = {0: "o", 1: "^"}
 
 
+def bars_of(bars: Any) -> pd.DataFrame:
+    """Bars as a table, from a table or from the barcodes of one or more maps.
+
+    Args:
+        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
+
+    Returns:
+        The columns `dimension`, `birth`, `death`.
+
+    Raises:
+        ValueError: a table without these columns.
+
+    >>> import torch, attnscope
+    >>> bars_of(attnscope.persistence(torch.eye(2))).to_numpy().tolist()
+    [[0.0, 0.0, 1.0], [0.0, 0.0, inf]]
+    """
+    columns = ["dimension", "birth", "death"]
+    if all(hasattr(bars, name) for name in (*columns, "offsets")):
+        return pd.DataFrame({name: getattr(bars, name).numpy() for name in columns})
+    missing = [name for name in columns if name not in bars]
+    if missing:
+        raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, bars))}")
+    return cast("pd.DataFrame", bars[columns])
+
+
 @styled
-def persistence_diagram(bars: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
     """Births and deaths of components and loops, as distances 1 − attention.
 
     Bars that never die stand on the line at the top.
 
     Args:
-        bars: columns `dimension`, `birth`, `death`.
+        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
         ax: axes to draw on; None makes them.
 
     Returns:
         The axes: one collection of points per dimension, in order of dimension.
     """
     ax = axes_or_new(ax, 2.8, 2.6)
+    bars = bars_of(bars)
     top = 1.14
     ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.7, zorder=1)
     ax.axhline(top, color=GRID, linewidth=0.8, zorder=1)
@@ -73,11 +99,11 @@ def betti_numbers_of(bars: pd.DataFrame, dimension: int, thresholds: Sequence[fl
 
 
 @styled
-def betti_curve(bars: pd.DataFrame, *, ax: Axes | None = None, smallest: float = 1e-3) -> Axes:
+def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) -> Axes:
     """β0 and β1 while the attention threshold falls from 1: strong links come first.
 
     Args:
-        bars: columns `dimension`, `birth`, `death`.
+        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
         ax: axes to draw on; None makes them.
         smallest: where the axis ends.
 
@@ -85,6 +111,7 @@ def betti_curve(bars: pd.DataFrame, *, ax: Axes | None = None, smallest: float =
         The axes: a line per dimension over falling thresholds.
     """
     ax = axes_or_new(ax)
+    bars = bars_of(bars)
     thresholds = np.geomspace(1.0, smallest, 400)
     for dimension, symbol in ((0, r"$\beta_0$"), (1, r"$\beta_1$")):
         ax.step(
