@@ -117,3 +117,43 @@ def test_what_is_no_model_is_refused(tmp_path):
 def test_a_tokenizer_beside_a_model(llama):
     results = asc.analyze(llama, "the cat sat", "fiedler_value", tokenizer=tokenizer())
     assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]
+
+
+@pytest.mark.parametrize("space", ["value", "hidden"])
+def test_metrics_that_need_states(llama, space):
+    ids = text(llama, batch=2, n=9)["input_ids"]
+    results = asc.analyze(llama, ids, ["geometric_semantic_alignment", "reference_influence"], space=space)
+    heads, vectors = results.to_xarray("heads"), results.table("vectors")
+    with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as tape:
+        for layer in tape.run(input_ids=ids):
+            maps = layer.matrices()
+            states = layer.states(space, per_head=True) if space == "value" else layer.states(space)[:, None]
+            states = states.expand(*maps.shape[:2], *states.shape[2:])
+            found = heads["geometric_semantic_alignment"].sel(layer=layer.index, head=range(4)).squeeze()
+            want = asc.geometric_semantic_alignment(maps, states)
+            np.testing.assert_allclose(found, want, rtol=1e-12)
+            mean = heads["geometric_semantic_alignment"].sel(layer=layer.index, head=-1).squeeze()
+            assert np.isnan(mean).all() == (space == "value")
+            want = asc.reference_influence(maps, states, asc.sink_tokens(maps)).directional
+            own = vectors[(vectors["layer"] == layer.index) & (vectors["head"] >= 0)]
+            np.testing.assert_allclose(
+                own.sort_values(["sample", "head", "index"])["reference_influence_directional"],
+                want.flatten(), rtol=1e-12,
+            )  # fmt: skip
+
+
+def test_the_share_of_the_sink_has_the_name_of_the_stored_tables(llama):
+    ids = text(llama, batch=1, n=9)["input_ids"]
+    columns = asc.analyze(llama, ids, ["sink_share"]).table("heads").columns
+    assert {"sink_share", "sink_share_uniform", "sink_share_boost"} < set(columns)
+    assert "sink_share_share" not in columns
+
+
+def test_options_of_states_are_checked(llama):
+    ids = text(llama, batch=1, n=9)["input_ids"]
+    with pytest.raises(ValueError, match="space must be one of value, hidden, got 'key'"):
+        asc.analyze(llama, ids, ["geometric_semantic_alignment"], space="key")
+    with pytest.raises(ValueError, match="'space' is an option of geometric_semantic_alignment"):
+        asc.analyze(llama, ids, ["fiedler_value"], space="value")
+    with pytest.raises(ValueError, match="takes the option space, not 'without'"):
+        asc.analyze(llama, ids, {"geometric_semantic_alignment": {"without": None}})

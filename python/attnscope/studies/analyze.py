@@ -10,7 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import THRESHOLDS, measure
+from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
+from attnscope.metrics.sinks import sink_tokens
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 from attnscope.results import Results
@@ -50,7 +53,10 @@ def analyze(
         tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
-        options: given to every metric that takes an option of that name.
+        options: given to every metric that takes an option of that name. Metrics that compare attention with
+            states (`geometric_semantic_alignment`, `reference_influence`) take `space`: "value", the head's
+            own value vectors (the head mean has none: NaN), or "hidden", the residual stream entering the
+            layer; the reference is the head's own `sink_tokens`.
 
     Returns:
         Results with `samples`, and as the metrics need them: `heads` (a number per map), `graphs` (per map
@@ -91,14 +97,31 @@ def analyze(
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
 
 
+#: Metrics that need states beside attention.
+OF_STATES = ("geometric_semantic_alignment", "reference_influence")
+SPACES = ("value", "hidden")
+
+
 class _Chosen(Recipe):
     """Whatever metrics were asked for, each put where its shape belongs."""
 
     name = "analyze"
 
     def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
-        self.asked = [metrics] if isinstance(metrics, str) else metrics
+        metrics = [metrics] if isinstance(metrics, str) else metrics
+        asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
         self.options = dict(options)
+        space = self.options.pop("space", "value")
+        self.asked = {key: own for key, own in asked.items() if own.get("metric", key) not in OF_STATES}
+        self.states = {key: {"space": space, **own} for key, own in asked.items() if key not in self.asked}
+        for key, own in self.states.items():
+            unknown = sorted(set(own) - {"metric", "space"})
+            if unknown:
+                raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
+            if own["space"] not in SPACES:
+                raise ValueError(f"analyze: space must be one of {', '.join(SPACES)}, got {own['space']!r}")
+        if "space" in options and not self.states:
+            raise ValueError(f"analyze: 'space' is an option of {' and '.join(OF_STATES)}")
 
     @classmethod
     def metrics(cls) -> list[str]:
@@ -107,21 +130,38 @@ class _Chosen(Recipe):
         return metric_names()
 
     def sites(self) -> tuple[str, ...]:
-        return ("attention",)
+        return ("attention", *dict.fromkeys(own["space"] for own in self.states.values()))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
         heads = layer.matrices()
         lengths = layer.lengths[:, None]
         mean = head_mean(heads)
         for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
-            found = measure(maps, self.asked, lengths=lengths, **self.options)
+            found = measure(maps, self.asked, lengths=lengths, **self.options) if self.asked else {}
+            for key, own in self.states.items():
+                found[key] = self._against_states(
+                    own.get("metric", key), own["space"], layer, maps, lengths, mean=names == [-1]
+                )
             place(found, batch, number, names, maps.shape[-1], self._thresholds(), rows)
+
+    def _against_states(
+        self, metric: str, space: str, layer: Layer, maps: Tensor, lengths: Tensor, *, mean: bool
+    ) -> Any:
+        """Attention against the head's value vectors, or against the states of the whole layer."""
+        if mean and space == "value":
+            if metric == "geometric_semantic_alignment":
+                return torch.full(maps.shape[:2], torch.nan, dtype=torch.float64)
+            return ReferenceInfluence(*[torch.full(maps.shape[:3], torch.nan, dtype=torch.float64)] * 3)
+        states = layer.states(space, per_head=True).cpu()
+        states = states if space == "value" else states.unsqueeze(1).expand(*maps.shape[:2], -1, -1)
+        if metric == "geometric_semantic_alignment":
+            return geometric_semantic_alignment(maps, states, lengths=lengths)
+        return reference_influence(maps, states, sink_tokens(maps, lengths=lengths), lengths=lengths)
 
     def _thresholds(self) -> list[float | str]:
         given = self.options.get("thresholds", THRESHOLDS)
-        if isinstance(self.asked, Mapping):
-            own = [one["thresholds"] for one in self.asked.values() if "thresholds" in one]
-            given = own[0] if own else given
+        own = [one["thresholds"] for one in self.asked.values() if "thresholds" in one]
+        given = own[0] if own else given
         return list(given) if isinstance(given, (list, tuple)) else [given]
 
 
@@ -197,11 +237,21 @@ def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
     if isinstance(result, Tensor):
         return [(name, result)]
     if hasattr(result, "_asdict"):
-        prefix = "" if name == "graph_statistics" else f"{name}_"
-        return [(f"{prefix}{field}", values) for field, values in result._asdict().items()]
+        return [(_column(name, field), values) for field, values in result._asdict().items()]
     raise ValueError(
         f"analyze: {name} returns {type(result).__name__}, which has no place in a table; use measure"
     )
+
+
+def _column(name: str, field: str) -> str:
+    """The column of a result's field; a field that repeats the metric's last word adds nothing to its name.
+
+    >>> _column("sink_share", "share"), _column("sink_share", "uniform"), _column("graph_statistics", "gini")
+    ('sink_share', 'sink_share_uniform', 'gini')
+    """
+    if name == "graph_statistics":
+        return field
+    return name if name.endswith(f"_{field}") else f"{name}_{field}"
 
 
 def _split(column: str, values: Tensor, rows: int, extra: int) -> dict[str, Any]:
