@@ -12,6 +12,15 @@ from attnscope.results import Results
 
 SAMPLES, LAYERS, HEADS, N = 6, 5, 3, 40
 STEPS = (0, 8, 512)
+BASELINES = {
+    "sink_share": 0.107,
+    "fiedler_value": 0.5,
+    "participation_ratio": 2.0,
+    "entropy_normalized": 1.0,
+    "mp_ks": 0.05,
+    "alignment_hidden": 0.01,
+}
+DRIFT = {"uniform_causal": 1.0, "uniform_full": 0.9, "random_weights": 1.1, "row_permutation": 1.2}
 KINDS = ("uniform_causal", "uniform_full", "random_weights", "row_permutation")
 
 
@@ -105,17 +114,17 @@ def make_study(
     for kind in KINDS:
         if kind == ("uniform_full" if causal else "uniform_causal"):
             continue
-        for metric, value in (
-            ("sink_share", 0.107), ("fiedler_value", 0.5), ("participation_ratio", 2.0),
-            ("entropy_normalized", 1.0), ("mp_ks", 0.05), ("alignment_hidden", 0.0),
-        ):  # fmt: skip
-            drift = {"random_weights": 1.1, "row_permutation": 1.2}.get(kind, 1.0)
-            add(
-                "baselines", n_tokens=N, metric=metric, value=value * drift, kind=kind, threshold=np.nan,
-                protocol="exact", scope="any" if kind.startswith("uniform") else "heads",
-                model="" if kind.startswith("uniform") else models[0], revision="", step=-1,
-                std=0.0 if kind.startswith("uniform") else 0.01, count=0 if kind.startswith("uniform") else 6,
-            )  # fmt: skip
+        checkpoints = [("", -1)]
+        if not kind.startswith("uniform"):
+            checkpoints = [(model, step) for model in models for step in steps]
+        for metric, value in BASELINES.items():
+            for model, step in checkpoints:
+                add(
+                    "baselines", n_tokens=N, metric=metric, value=value * DRIFT[kind], kind=kind,
+                    threshold=np.nan, protocol="exact", scope="heads" if model else "any", model=model,
+                    revision=f"step{step}" if model and step >= 0 else "", step=step if model else -1,
+                    std=0.01 if model else 0.0, count=SAMPLES if model else 0,
+                )  # fmt: skip
     return Results(
         {name: pd.DataFrame(table) for name, table in rows.items()},
         study={"study": "sink_study", "models": [{"path": model, "label": model} for model in models]},

@@ -13,8 +13,10 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from attnscope.figures.analyses import fisher_profile, frame_shares, kl_by_threshold
 from attnscope.figures.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
 from attnscope.figures.maps import attention_map, layer_head_map
+from attnscope.figures.protocols import protocol_profile
 from attnscope.figures.registry import FIGURES, NotDrawable, Tables
 from attnscope.figures.spectra import spectrum_against_null
 from attnscope.figures.style import save, settled, style
@@ -30,9 +32,13 @@ __all__ = [
     "emergence_curve",
     "figures",
     "figures_of",
+    "fisher_profile",
+    "frame_shares",
     "head_emergence",
+    "kl_by_threshold",
     "layer_head_map",
     "persistence_diagram",
+    "protocol_profile",
     "save",
     "spectrum_against_null",
     "style",

@@ -65,7 +65,7 @@ def emergence_curve(
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
         rows = table[table[by] == name].sort_values("step")
-        _curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40)
+        draw_curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40)
         if (rows["step"] == 0).any() and len(rows) > 1:
             value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
             ax.axhline(value, gid=f"untrained:{name}", **(UNTRAINED | {"color": colors[name], "alpha": 0.7}))
@@ -111,7 +111,7 @@ def head_emergence(
         color = colors[layers.index(layer)]
         rows = rows.sort_values("step")
         strong = (layer, head) in top
-        _curve(
+        draw_curve(
             ax, rows["step"], rows, f"L{layer}H{head}", color,
             interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
         )  # fmt: skip
@@ -186,7 +186,7 @@ def depth_profile(
     start = None if before is None else estimate(before, metric, ["series", "layer"])
     for name in dict.fromkeys(final["series"]):
         rows = table[table["series"] == name].sort_values("layer")
-        _curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
+        draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
         if start is not None and (start["series"] == name).any():
             rows = start[start["series"] == name].sort_values("layer")
             ax.plot(
@@ -251,7 +251,7 @@ def threshold_curve(
     table = estimate(graphs, metric, ["series", "threshold"])
     for name in dict.fromkeys(graphs["series"]):
         rows = table[table["series"] == name].sort_values("threshold")
-        _curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
+        draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
     thresholds = sorted(graphs["threshold"].unique())
     uniform = [
         uniform_value(graphs[graphs["threshold"] == value], baselines, metric, value) for value in thresholds
@@ -335,10 +335,24 @@ def layer_colors(count: int) -> list[str]:
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
 
 
-def _curve(
+def draw_curve(
     ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
     *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
 ) -> None:  # fmt: skip
+    """Draws means as a line and their interval as a band.
+
+    Args:
+        ax: the axes.
+        x: one place per row.
+        rows: from `selection.estimate`, in the order of x.
+        label: of the line.
+        color: of line and band.
+        marker: dots on the line.
+        interval: draw the band.
+        width: of the line.
+        alpha: of the line.
+        dash: line style; empty follows the colour.
+    """
     x = np.asarray(x, dtype=float)
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
     ax.plot(
@@ -384,20 +398,38 @@ def _uniform_line(ax: Axes, value: float) -> None:
         ax.axhline(value, label="uniform attention", gid="uniform", **UNIFORM)
 
 
+def drawn_range(ax: Axes) -> tuple[float, float]:
+    """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none.
+
+    Args:
+        ax: the axes.
+
+    Returns:
+        The two values.
+    """
+    values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
+    values += [path.vertices[:, 1] for band in ax.collections for path in band.get_paths()]
+    together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])
+    together = together[np.isfinite(together)]
+    return (float(together.min()), float(together.max())) if together.size else (np.nan, np.nan)
+
+
 def _limits(ax: Axes, metric: str) -> None:
-    """Keeps the axis inside the quantity's range, and a share's zero in sight."""
+    """Keeps the axis inside the quantity's range, a share's zero in sight, and intervals whole."""
     about = quantity(metric)
-    low, high = ax.get_ylim()
-    tops = [
-        float(np.nanmax(line.get_ydata())) for line in ax.get_lines() if np.isfinite(line.get_ydata()).any()
-    ]
-    if tops and max(tops) > high - 0.04 * (high - low):
-        high = max(tops) + 0.05 * (max(tops) - low)
-    if about.low is not None:
-        low = about.low - 0.02 * (high - about.low) if about.low == 0 else max(low, about.low)
+    bottom, top = drawn_range(ax)
+    if not np.isfinite(top):
+        return
+    room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
+    low, high = bottom - room, top + room
+    if about.low == 0:
+        low, high = -0.02 * top, top + 0.06 * top
+    elif about.low is not None:
+        low = max(low, about.low)
     if about.high is not None and high > about.high:
         high = about.high + 0.02 * (about.high - low)
-    ax.set_ylim(low, high)
+    if high > low:
+        ax.set_ylim(low, high)
 
 
 def _thousands(value: float) -> str:

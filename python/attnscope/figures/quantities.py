@@ -101,6 +101,9 @@ QUANTITIES: dict[str, Quantity] = {
     "mp_wasserstein": Quantity(
         "distance from random law", r"$W_1$", "Wasserstein distance from the law of random entries.", 0
     ),
+    "mp_over_edge": Quantity(
+        "largest / edge", "", "Largest eigenvalue over the upper edge of the random law.", 0
+    ),
     "mp_outliers": Quantity("outliers", "", "Eigenvalues above the edge of the random law.", 0),
     "mp_outlier_energy": Quantity(
         "energy of outliers", "", "Share of the spectrum's sum held by outliers.", 0, 1
@@ -138,6 +141,36 @@ QUANTITIES: dict[str, Quantity] = {
         "r",
         "Correlation of attention with the cosine of hidden states, over visible pairs.",
     ),
+    "alignment_value_without_sinks": Quantity(
+        "alignment with values, no sinks", "r", "The same with the head's sink tokens left out of the keys."
+    ),
+    "alignment_hidden_without_sinks": Quantity(
+        "alignment with states, no sinks", "r", "The same with the head's sink tokens left out of the keys."
+    ),
+    "reference_magnitude": Quantity(
+        "reference, magnitude",
+        "",
+        "Norm of what the sink tokens contribute to a query's output, over the norm of the output.",
+        0,
+    ),
+    "reference_directional": Quantity(
+        "reference, direction", "", "Cosine between that contribution and the whole output.", -1, 1
+    ),
+    "reference_information": Quantity(
+        "reference, turn", "", "How far the output turns without it: 1 − cosine.", 0
+    ),
+    "entropy_magnitude_correlation": Quantity(
+        "entropy with change",
+        "r",
+        "Correlation over tokens of a row's entropy with how far the block moves the token.",
+        -1,
+        1,
+    ),
+    "transformation_magnitude": Quantity(
+        "change by the block", "", "Mean over tokens of the distance between a block's output and input.", 0
+    ),
+    "mean_persistence_0": Quantity("mean H0 bar", "", "Mean length of finite bars in dimension 0.", 0),
+    "mean_persistence_1": Quantity("mean H1 bar", "", "Mean length of finite bars in dimension 1.", 0),
     "density": Quantity("density", "", "Edges of the thresholded graph over all pairs.", 0, 1),
     "components": Quantity("components", "", "Connected components of the thresholded graph.", 0),
     "hub_share": Quantity("hub share", "", "Largest degree over n − 1.", 0, 1),

@@ -24,6 +24,7 @@ from attnscope.figures.lines import (
 from attnscope.figures.maps import attention_map, layer_head_map, layer_head_table, plain_colorbar
 from attnscope.figures.selection import (
     CHECKPOINT,
+    NULLS,
     estimate,
     heads_only,
     last_step,
@@ -31,7 +32,7 @@ from attnscope.figures.selection import (
     with_groups,
 )
 from attnscope.figures.spectra import spectrum_against_null
-from attnscope.figures.style import MUTED, WIDTH, panels, styled
+from attnscope.figures.style import WIDTH, legend_row, panels, styled
 from attnscope.figures.topology import betti_curve, persistence_diagram
 
 THRESHOLD = 0.02
@@ -225,12 +226,13 @@ def sink_emergence(results: Tables) -> Figure:
     first_head = int(heads["head"].min())
     handles = [lines[f"L{layer}H{first_head}"] for layer in dict.fromkeys(shown)]
     labels = [f"layer {layer}" for layer in dict.fromkeys(shown)]
-    if "uniform attention" in lines:
-        handles.append(lines["uniform attention"])
-        labels.append("uniform attention")
-    legend = figure_.legend(handles, labels, loc="outside upper center", ncols=len(labels))
-    for line in legend.get_lines():
-        line.set(alpha=1.0, linewidth=1.6)
+    levels = [name for name in ("uniform attention", *NULLS.values()) if name in lines]
+    handles += [lines[name] for name in levels]
+    labels += levels
+    legend = figure_.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6))
+    for line, label in zip(legend.get_lines(), labels, strict=True):
+        if label not in levels:
+            line.set(alpha=1.0, linewidth=1.6)
     return figure_
 
 
@@ -405,23 +407,7 @@ def _grid(
         ax.set_axis_off()
     for ax in flat[: max(0, len(metrics) - columns)]:
         ax.set_xlabel("")
-    handles, labels = [], []
-    for ax in flat[: len(metrics)]:
-        for line in ax.get_lines():
-            label = str(line.get_label())
-            if str(line.get_gid()).startswith("untrained:") and untrained:
-                label = untrained
-            if not label.startswith("_") and label not in labels:
-                handles.append(line)
-                labels.append(label)
-    order = sorted(range(len(labels)), key=lambda place: (labels[place] not in colors, place))
-    legend = figure_.legend(
-        [handles[place] for place in order], [labels[place] for place in order],
-        loc="outside upper center", ncols=min(len(labels), 5),
-    )  # fmt: skip
-    for line, place in zip(legend.get_lines(), order, strict=True):
-        if labels[place] == untrained:
-            line.set_color(MUTED)
+    legend_row(figure_, flat[: len(metrics)], colors, untrained=untrained)
     return figure_
 
 

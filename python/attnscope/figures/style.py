@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import functools
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -167,6 +167,37 @@ def legend_above(ax: Axes, **options: Any) -> None:
     legend.set_in_layout(False)
     if not ax.get_title(loc="left"):
         ax.set_title(" ")
+
+
+def legend_row(
+    figure: Figure, axes: Sequence[Axes], first: Iterable[str] = (), *, untrained: str | None = None
+) -> None:
+    """One legend above all panels, each name once; a single name needs none.
+
+    Args:
+        figure: with the panels.
+        axes: the panels.
+        first: names that stand in front.
+        untrained: what lines of the untrained model are called; None leaves them out.
+    """
+    found: dict[str, Any] = {}
+    for ax in axes:
+        lines, names = ax.get_legend_handles_labels()
+        for line, name in zip(lines, names, strict=True):
+            found.setdefault(str(name), line)
+        for line in ax.get_lines():
+            if untrained and str(line.get_gid()).startswith("untrained:"):
+                found.setdefault(untrained, line)
+    if len(found) < 2:
+        return
+    front = [name for name in first if name in found]
+    order = front + [name for name in found if name not in front]
+    legend = figure.legend(
+        [found[name] for name in order], order, loc="outside upper center", ncols=min(len(order), 5)
+    )
+    for line, name in zip(legend.get_lines(), order, strict=False):
+        if name == untrained:
+            line.set_color(MUTED)
 
 
 @styled
