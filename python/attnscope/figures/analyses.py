@@ -424,8 +424,8 @@ def frames(results: Tables) -> Figure:
         ax.set_xlabel(f"position: {row['frame']}{certain}\ntoken: {row['token_frame']}", color=INK)
     for ax in flat[len(cases) :]:
         ax.set_axis_off()
-    for ax in flat[1 : len(cases)]:
-        if ax.get_subplotspec().colspan.start:
+    for place, ax in enumerate(flat[: len(cases)]):
+        if place % columns:
             ax.set_ylabel("")
     legend_row(figure_, flat[:1])
     return figure_

@@ -408,7 +408,7 @@ def drawn_range(ax: Axes) -> tuple[float, float]:
         The two values.
     """
     values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
-    values += [path.vertices[:, 1] for band in ax.collections for path in band.get_paths()]
+    values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
     together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])
     together = together[np.isfinite(together)]
     return (float(together.min()), float(together.max())) if together.size else (np.nan, np.nan)

@@ -35,11 +35,11 @@ def bars_of(bars: Any) -> pd.DataFrame:
     columns = ["dimension", "birth", "death"]
     if all(hasattr(bars, name) for name in (*columns, "offsets")):
         return pd.DataFrame({name: getattr(bars, name).numpy() for name in columns})
-    missing = [name for name in columns if name not in bars]
+    frame: pd.DataFrame = bars
+    missing = [name for name in columns if name not in frame]
     if missing:
-        raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, bars))}")
-    table: pd.DataFrame = bars[columns]
-    return table
+        raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
+    return frame[columns]
 
 
 @styled
