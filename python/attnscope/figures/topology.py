@@ -34,12 +34,13 @@ def bars_of(bars: Any) -> pd.DataFrame:
     """
     columns = ["dimension", "birth", "death"]
     if all(hasattr(bars, name) for name in (*columns, "offsets")):
-        return pd.DataFrame({name: getattr(bars, name).numpy() for name in columns})
-    frame: pd.DataFrame = bars
+        bars = {name: getattr(bars, name).numpy() for name in columns}
+    frame: pd.DataFrame = pd.DataFrame(bars)
     missing = [name for name in columns if name not in frame]
     if missing:
         raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
-    return frame[columns]
+    frame = frame[columns]
+    return frame
 
 
 @styled
