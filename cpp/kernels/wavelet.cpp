@@ -20,6 +20,8 @@ constexpr double kNorm = 4.0 * std::numbers::sqrt2;
 constexpr double kLow[4] = {(1.0 - kRoot3) / kNorm, (3.0 - kRoot3) / kNorm, (3.0 + kRoot3) / kNorm,
                             (1.0 + kRoot3) / kNorm};
 constexpr double kHigh[4] = {-kLow[3], kLow[2], -kLow[1], kLow[0]};
+// Energy below it, as a share of the total, is rounding.
+constexpr double kRounding = 1e-28;
 // exp(−z²/2) is below 1e-17 beyond it.
 constexpr double kMorletReach = 9.0;
 
@@ -151,7 +153,8 @@ void describe(const double* x, Index n, const WaveletOptions& options, double* o
   double between = 0.0;
   for (Index s = 0; s < scales; ++s) {
     const double own = out[s];
-    within[s] = own > 0.0 ? entropy_of_squares(found.scale(s), found.count(s), own) : kNaN;
+    within[s] =
+        own > kRounding * total ? entropy_of_squares(found.scale(s), found.count(s), own) : kNaN;
     out[s] = own / total;
     if (out[s] > 0.0) between -= out[s] * std::log2(out[s]);
   }

@@ -36,11 +36,11 @@ inline Index wavelet_fields(Index levels) { return 2 * (levels + 1) + 2; }
 // The periodised Daubechies transform with two vanishing moments (db2, four taps, orthogonal) of
 // every signal of a map; scales run from the approximation and the coarsest detail to the finest.
 // To `out` [signals, wavelet_fields(levels)]: energies p_j = E_j/ΣE; −Σ p_j log2 p_j; per scale −Σ
-// q_k log2 q_k with q_k = d_k²/E_j (NaN where E_j = 0); ‖x − IDWT(DWT x)‖/‖x‖. Where a length is
-// odd the last entry is repeated, and only then is energy not conserved. To `profile` [levels + 1,
-// resample]: linear interpolation, mean over signals. A signal that is all 0 or shorter than
-// 3·2^levels keeps what `out` holds. O(n) a signal. Daubechies 1988, Mallat 1989, Blanco et al.
-// 1998 (entropy).
+// q_k log2 q_k with q_k = d_k²/E_j (NaN where E_j is rounding, 1e-28 of the total); ‖x − IDWT(DWT
+// x)‖/‖x‖. Where a length is odd the last entry is repeated, and only then is energy not conserved.
+// To `profile` [levels + 1, resample]: linear interpolation, mean over signals. A signal that is
+// all 0 or shorter than 3·2^levels keeps what `out` holds. O(n) a signal. Daubechies 1988, Mallat
+// 1989, Blanco et al. 1998 (entropy).
 template <class Scalar>
 void wavelet_transform(const MatrixView<Scalar>& attention, const Support& support,
                        const WaveletOptions& options, double* out, double* profile,

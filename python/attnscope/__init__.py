@@ -39,6 +39,7 @@ from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E40
 from attnscope.metrics.fisher import fisher_trace  # noqa: E402
 from attnscope.metrics.frames import Frames, classify_frames  # noqa: E402
 from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
+from attnscope.metrics.harmonics import harmonic_distortion, softmax_harmonics  # noqa: E402
 from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
 from attnscope.metrics.locality import local_global_ratio  # noqa: E402
 from attnscope.metrics.marchenko_pastur import (  # noqa: E402
@@ -126,6 +127,7 @@ __all__ = [
     "fisher_trace",
     "geometric_semantic_alignment",
     "graph_statistics",
+    "harmonic_distortion",
     "head_divergence",
     "incoming_attention",
     "laplacian_eigenvalues",
@@ -149,6 +151,7 @@ __all__ = [
     "sink_removal",
     "sink_share",
     "sink_tokens",
+    "softmax_harmonics",
     "spectral_gap",
     "spectral_ratio",
     "spectral_uncertainty",

@@ -36,6 +36,12 @@ KEYS: dict[str, tuple[str, ...]] = {
     "fisher": (*CHECKPOINT_KEYS, "sample", "layer", "group", "protocol"),
     "ablation": (*CHECKPOINT_KEYS, "sample", "keys"),
     "emergence": ("model", "group", "layer", "head", "protocol", "metric"),
+    "spectra": (*CHECKPOINT_KEYS, "sample", "layer", "protocol", "frequency"),
+    "signals": HEAD_KEYS,
+    "scale_sensitivity": (*HEAD_KEYS, "fraction"),
+    "harmonics": (*CHECKPOINT_KEYS, "layer", "input", "pair", "protocol"),
+    "uncertainty": (*CHECKPOINT_KEYS, "sample", "protocol"),
+    "phases": (*CHECKPOINT_KEYS, "metric"),
     "nulls": (*CHECKPOINT_KEYS, "sample", "kind", "protocol", "scope", "metric", "threshold"),
     "baselines": ("n_tokens", "metric", "kind", "threshold"),
 }

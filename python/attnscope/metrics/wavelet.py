@@ -72,7 +72,8 @@ def wavelet_transform(
         Named float64 tensors: scale_entropy and reconstruction_error [..., n] for "rows", else [...]; energy
         and position_entropy with one more axis of levels + 1 scales; profile [..., levels + 1, resample].
         Energies lie in [0, 1] and sum to 1; scale_entropy in [0, log2(levels + 1)]. NaN past a map's own
-        length, for signals that are too short or all 0, and for the entropy within an empty scale.
+        length, for signals that are too short or all 0, and for the entropy within a scale that holds
+        nothing but rounding (1e-28 of the energy).
 
     Raises:
         ValueError: not square, empty, wrong dtype; an unknown signal, detrend or support; min_keys below 2;

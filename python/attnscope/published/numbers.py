@@ -13,7 +13,7 @@ import pandas as pd
 from attnscope.results import MissingError, nearest
 
 #: Papers whose numbers are stored.
-PAPERS = ("ruscio2025",)
+PAPERS = ("ruscio2025", "ruscio2024")
 
 #: Letters of names that stand for one family: its other spellings.
 _SPELLINGS = {"xlmroberta": "xlmr"}

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 #: The registry: name of a study -> module that holds its `RECIPE`. A new study adds a file and a line here.
 RECIPES: dict[str, str] = {
     "sink_study": "attnscope.studies.sink_study",
+    "wavelet_study": "attnscope.studies.wavelet_study",
 }
 
 __all__ = ["RECIPES", "ConfigError", "ModelSource", "Study", "TextSource", "packaged", "recipe_of"]

@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: MIT
+"""What a nonlinearity makes of a rotation: harmonics of the frequencies that RoPE writes into a model."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import torch
+
+
+def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
+    """Fourier coefficients of exp(r cos x), the unnormalised softmax of one rotating pair.
+
+    exp(r cos x) = Σ_n I_n(r) e^{inx} with the modified Bessel functions I_n (Jacobi and Anger), so an
+    attention logit of one frequency gives attention all its harmonics. Divided by I_0(r), which is the mean.
+
+    Args:
+        strength: r, the amplitude of the logit.
+        orders: the highest harmonic.
+
+    Returns:
+        [orders + 1] float64: I_n(r)/I_0(r) for n = 0 .. orders, from 1 down, in (−1, 1].
+
+    Raises:
+        ValueError: a strength that is not finite, orders below 0.
+
+    Example:
+        A weak logit has harmonics (r/2)^n/n!; a strong one approaches an impulse, whose harmonics are equal.
+
+        >>> import attnscope as asc
+        >>> asc.softmax_harmonics(0.01, 2)
+        tensor([1.0000e+00, 4.9999e-03, 1.2500e-05], dtype=torch.float64)
+        >>> asc.softmax_harmonics(1e6, 2).round(decimals=4)
+        tensor([1., 1., 1.], dtype=torch.float64)
+
+    References:
+        Watson, A treatise on the theory of Bessel functions, 1922, section 2.22. Ruscio and Silvestri, arXiv
+        2410.18067v1, 2024.
+    """
+    from scipy.special import ive
+
+    if not math.isfinite(strength):
+        raise ValueError(f"softmax_harmonics: strength must be a finite number, got {strength!r}")
+    if int(orders) != orders or orders < 0:
+        raise ValueError(f"softmax_harmonics: orders must be a whole number of at least 0, got {orders!r}")
+    values = ive(np.arange(int(orders) + 1), float(strength)) / ive(0, float(strength))
+    return torch.from_numpy(np.asarray(values, dtype=np.float64))
+
+
+def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, orders: int = 4) -> torch.Tensor:
+    """Power at m·θ over power at θ, for m = 2 .. orders.
+
+    The mean is taken away and a Hann window put on; the power is that of the Fourier transform at exactly
+    m·θ, modulo 2π, not in the nearest bin.
+
+    Args:
+        signal: over positions [..., n].
+        theta: base frequency in radians per position, broadcast against the leading axes.
+        orders: the highest harmonic.
+
+    Returns:
+        [..., orders − 1] float64, at least 0; NaN where there is no power at θ.
+
+    Raises:
+        ValueError: fewer than two cycles of a θ in the signal, or orders below 2.
+
+    Example:
+        Half of a cosine (ReLU) has harmonics 1/2, 2/3π, 0, 2/15π: power ratios (4/3π)², 0, (4/15π)².
+
+        >>> import math, torch, attnscope as asc
+        >>> tone = torch.cos(0.1 * torch.arange(2000, dtype=torch.float64))
+        >>> [round(ratio, 4) for ratio in asc.harmonic_distortion(tone.relu(), 0.1).tolist()]
+        [0.1801, 0.0, 0.0072]
+        >>> round((4 / (3 * math.pi)) ** 2, 4)
+        0.1801
+
+    References:
+        Ruscio and Silvestri, arXiv 2410.18067v1, 2024.
+    """
+    name = "harmonic_distortion"
+    if int(orders) != orders or orders < 2:
+        raise ValueError(f"{name}: orders must be a whole number of at least 2, got {orders!r}")
+    values = torch.as_tensor(signal).detach().double()
+    n = int(values.shape[-1])
+    base = torch.as_tensor(theta, dtype=torch.float64).expand(values.shape[:-1])
+    if bool((base.abs() * n < 4 * math.pi).any()):
+        slowest = float(base.abs().min())
+        raise ValueError(
+            f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
+        )
+    position = torch.arange(n, dtype=torch.float64)
+    window = 0.5 - 0.5 * torch.cos(2 * math.pi * position / n)
+    mean = (values * window).sum(-1, keepdim=True) / window.sum()
+    weighted = (values - mean) * window
+    powers = []
+    for order in range(1, int(orders) + 1):
+        angle = order * base[..., None] * position
+        powers.append((weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2)
+    first = powers[0]
+    # rounding of a signal without power at θ is no base to divide by
+    floor = 1e-24 * (weighted.abs().sum(-1) ** 2)
+    first = first.masked_fill(first <= floor, math.nan)
+    return torch.stack([power / first for power in powers[1:]], -1)

@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""RoPE's rotations through a model: what its activation and its softmax make of them.
+
+A model that reads one token again and again has the same hidden state at every position of every layer,
+because a weighted mean of equal values is that value. Its queries and keys are then pure rotations,
+e(p) = e cos θ_k p + e_⊥ sin θ_k p, by the model's own RoPE, and every other frequency behind a nonlinearity
+is that nonlinearity's.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.harmonics import harmonic_distortion
+
+POSITIONS = 256
+ORDERS = 5
+#: Cycles that a frequency must make within the positions.
+CYCLES = 4
+#: Largest part of a query's norm that may be left beside its rotation.
+RESIDUAL = 1e-3
+_ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activation")
+
+
+def rotary_frequencies(model: Any) -> Tensor | None:
+    """θ_k of the model's RoPE in radians per position, None where it has none.
+
+    Args:
+        model: of transformers.
+    """
+    for module in model.modules():
+        found = getattr(module, "inv_freq", None)
+        if isinstance(found, Tensor) and found.ndim == 1 and len(found):
+            return found.detach().double().cpu()
+    return None
+
+
+def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
+    """Name and function of the activation in the model's feed-forward layers, None where none is found.
+
+    Args:
+        model: of transformers.
+    """
+    for module in model.modules():
+        for name in _ACTIVATIONS:
+            found = getattr(module, name, None)
+            if callable(found) and not isinstance(found, (str, torch.nn.ModuleList)):
+                return str(getattr(found, "__name__", type(found).__name__)), found
+    return None
+
+
+def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
+    """The inputs: the mean embedding at every position, and one token repeated.
+
+    Args:
+        model: of transformers.
+    """
+    weights = model.get_input_embeddings().weight
+    n = min(POSITIONS, int(getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS)))
+    mean = weights.detach().mean(0)
+    yield "constant", {"inputs_embeds": mean.expand(1, n, -1)}
+    token = weights.shape[0] // 2
+    yield "token", {"input_ids": torch.full((1, n), token, dtype=torch.long, device=weights.device)}
+
+
+def interference(
+    first: Tensor, second: Tensor, theta: Tensor, activation: Callable[[Tensor], Tensor]
+) -> dict[str, Tensor]:
+    """Two rotations of one frequency added in phase and half a turn apart.
+
+    Args:
+        first: amplitudes [...] of the one.
+        second: amplitudes [...] of the other.
+        theta: frequencies, broadcast against them.
+        activation: put on the sum.
+
+    Returns:
+        `norm_aligned`, `norm_shifted`: root mean square over positions behind the activation;
+        `entropy_aligned`, `entropy_shifted`: of attention over positions whose logits are the sum, in nats.
+
+    >>> one = torch.ones(())
+    >>> found = interference(one, one, torch.tensor(0.5), torch.relu)
+    >>> round(found["norm_aligned"].item(), 2), found["norm_shifted"].item() < 1e-7
+    (1.0, True)
+    >>> round(found["entropy_shifted"].item() - math.log(POSITIONS), 6)
+    0.0
+    """
+    angle = theta[..., None] * torch.arange(POSITIONS, dtype=torch.float64)
+    result = {}
+    for name, sign in (("aligned", 1.0), ("shifted", -1.0)):
+        total = (first.double() + sign * second.double())[..., None] * angle.cos()
+        result[f"norm_{name}"] = activation(total).square().mean(-1).sqrt()
+        shares = total.softmax(-1)
+        result[f"entropy_{name}"] = torch.special.entr(shares).sum(-1)
+    return result
+
+
+def harmonics(model: Any) -> dict[str, Any]:
+    """Columns of the table `harmonics`: one row per input, layer and resolved frequency, means over heads.
+
+    Args:
+        model: of transformers.
+
+    Returns:
+        No column for a model without RoPE or without an activation, or whose queries do not rotate.
+    """
+    theta, activation = rotary_frequencies(model), own_activation(model)
+    if theta is None or activation is None:
+        return {}
+    name, function = activation
+    rows: list[dict[str, Any]] = []
+    for label, inputs in inputs_of(model):
+        n = next(iter(inputs.values())).shape[1]
+        resolved = torch.nonzero(theta * n >= 2 * math.pi * CYCLES).flatten()
+        for number, query, key in _rotations(model, inputs):
+            rows += _layer_rows(label, name, number, query, key, theta, resolved, function)
+    return {column: [row[column] for row in rows] for column in rows[0]} if rows else {}
+
+
+def _rotations(model: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
+    """Queries and keys [heads, n, d] of every layer, float64."""
+    from attnscope.studies.forward import self_attention
+
+    for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
+        query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))
+        yield number, query, key
+
+
+def _layer_rows(
+    label: str, name: str, number: int, query: Tensor, key: Tensor, theta: Tensor, resolved: Tensor,
+    function: Callable[[Tensor], Tensor],
+) -> list[dict[str, Any]]:  # fmt: skip
+    """Rows of one layer, for the halves of each rotated pair together."""
+    half = len(theta)
+    position = torch.arange(query.shape[-2], dtype=torch.float64)
+    rows = []
+    for k in resolved.tolist():
+        angle = theta[k] * position
+        x, y = query[..., k], query[..., k + half]
+        # turned back by the angle the pair stands still
+        cosine, sine = angle.cos(), angle.sin()
+        still = torch.stack([x * cosine + y * sine, y * cosine - x * sine], -1)
+        center = still.mean(-2, keepdim=True)
+        size = center.square().sum(-1).sqrt()
+        if float((still - center).abs().max()) > RESIDUAL * float(size.max()):
+            return []
+        both = torch.stack([x, y])
+        before = harmonic_distortion(both, theta[k], ORDERS)
+        after = harmonic_distortion(function(both.float()).double(), theta[k], ORDERS)
+        of_query = size.flatten()
+        of_key = key[..., [k, k + half]].square().sum(-1).sqrt().mean(-1).mean()
+        waves = interference(of_query, of_key.expand_as(of_query), theta[k].expand_as(of_query), function)
+        rows.append(
+            {
+                "layer": number,
+                "input": label,
+                "pair": k,
+                "protocol": "exact",
+                "activation": name,
+                "theta": float(theta[k]),
+                "amplitude": float(of_query.mean()),
+                "distortion_before": float(before.nansum(-1).mean()),
+                **{
+                    f"distortion_{order}": float(after[..., order - 2].nanmean())
+                    for order in range(2, ORDERS + 1)
+                },
+                **{column: float(values.mean()) for column, values in waves.items()},
+            }
+        )
+    return rows

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""softmax_harmonics against mpmath and NumPy's transform, harmonic_distortion against Fourier series."""
+
+import math
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnscope as asc
+
+
+@pytest.mark.parametrize("strength", [-3.0, 0.0, 0.3, 2.0, 30.0, 900.0])
+def test_softmax_harmonics_are_bessel_functions(strength):
+    found = asc.softmax_harmonics(strength, 6)
+    expected = [float(mpmath.besseli(n, strength) / mpmath.besseli(0, strength)) for n in range(7)]
+    np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-15)
+
+
+@settings(max_examples=40, deadline=None)
+@given(strength=st.floats(0, 12))
+def test_they_are_the_transform_of_a_softmax_over_one_turn(strength):
+    """exp(r cos x) = Σ I_n(r) e^{inx}: the Fourier coefficients of attention over a full turn."""
+    n = 256
+    weights = torch.softmax(strength * torch.cos(2 * math.pi * torch.arange(n, dtype=torch.float64) / n), 0)
+    coefficients = np.fft.fft(weights.numpy()).real
+    np.testing.assert_allclose(coefficients[:9], asc.softmax_harmonics(strength, 8), atol=1e-12)
+
+
+def test_relu_squares_and_activations_with_a_linear_odd_part():
+    tone = torch.cos(0.37 * torch.arange(4096, dtype=torch.float64))
+    relu = asc.harmonic_distortion(tone.relu(), 0.37, 6)
+    series = np.array([2 / (3 * math.pi), 0, 2 / (15 * math.pi), 0, 2 / (35 * math.pi)]) / 0.5
+    np.testing.assert_allclose(relu, series**2, atol=1e-5)
+    cubic = asc.harmonic_distortion(tone**3, 0.37)  # cos³ = (3 cos x + cos 3x)/4
+    np.testing.assert_allclose(cubic, [0, 1 / 9, 0], atol=1e-9)
+    for activation in (torch.nn.functional.silu, torch.nn.functional.gelu, torch.relu):
+        odd = asc.harmonic_distortion(activation(3 * tone), 0.37, 5)[[1, 3]]
+        assert (odd < 1e-8).all(), "x·g(x) with g(x) + g(−x) = 1 has an odd part of x/2"
+    assert asc.harmonic_distortion(torch.tanh(3 * tone), 0.37, 5)[1] > 1e-3
+
+
+def test_a_rotation_has_none_and_frequencies_broadcast():
+    theta = torch.tensor([0.2, 0.9], dtype=torch.float64)
+    position = torch.arange(512, dtype=torch.float64)
+    both = torch.cos(theta[:, None] * position + 0.4)
+    assert (asc.harmonic_distortion(both, theta) < 1e-7).all()
+    alone = asc.harmonic_distortion(both[1].relu(), 0.9)
+    np.testing.assert_array_equal(asc.harmonic_distortion(both.relu(), theta)[1], alone)
+    assert asc.harmonic_distortion(torch.ones(512), 0.2).isnan().all()
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: asc.harmonic_distortion(torch.ones(10), 0.1), "two cycles of every theta, got 10 positions"),
+        (lambda: asc.harmonic_distortion(torch.ones(100), 1.0, 1), "orders must be a whole number"),
+        (lambda: asc.softmax_harmonics(math.inf, 2), "strength must be a finite number, got inf"),
+        (lambda: asc.softmax_harmonics(1.0, -1), "orders must be a whole number of at least 0, got -1"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""The wavelet study on tiny models: its tables hold what direct calls give, beside nulls and closed forms."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.capture import capture
+from attnscope.studies.config import ConfigError, Study
+from attnscope.studies.engine import run
+from attnscope.studies.packaged import packaged
+from attnscope.studies.wavelet.options import WaveletOptions
+from attnscope.studies.wavelet.summaries import correlated, published
+from folders import model_folder, sentences, series
+
+KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
+
+
+def study(tmp_path, model, texts, **options):
+    return Study(
+        study="wavelet_study", models=str(model), texts=str(texts), output=str(tmp_path / "runs"), name="a",
+        block=3, options=options,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    """A run with every null, its model folder and its text file."""
+    home = tmp_path_factory.mktemp("wavelet")
+    folder = model_folder(home / "tiny" / "hf")
+    texts = sentences(home / "texts.txt", 4, shortest=44)
+    return run(study(home, folder, texts, nulls="all"), say=lambda text: None), folder, texts
+
+
+def maps_of(folder, results, sample, tokens=None):
+    """Attention [layers, heads, n, n] of one sample, or of its first tokens."""
+    from transformers import AutoModelForCausalLM
+
+    ids = results.table("samples").set_index("sample")["token_ids"][sample]
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with capture(model) as tape:
+        return torch.stack([
+            layer.attention[0].clone() for layer in tape.run(input_ids=torch.tensor(ids[:tokens])[None])
+        ])  # fmt: skip
+
+
+def test_the_tables_hold_what_direct_calls_give(made):
+    results, folder, _ = made
+    heads = results.table("heads")
+    assert list(heads.columns[:7]) == KEYS
+    for sample in (0, 3):
+        maps = maps_of(folder, results, sample)
+        own = heads[(heads["sample"] == sample) & (heads["head"] >= 0)]
+        spectrum = asc.power_spectrum(maps)
+        wavelet = asc.wavelet_transform(maps)
+        bounds = asc.spectral_uncertainty(maps)
+        for column, values in {
+            "low_band": spectrum.low, "spectral_selectivity": spectrum.selectivity,
+            "spectral_entropy": spectrum.entropy, "wavelet_entropy": wavelet.scale_entropy,
+            "position_entropy": bounds.position_entropy, "uncertainty_bound": bounds.variance_bound,
+        }.items():  # fmt: skip
+            np.testing.assert_allclose(own[column], values.nanmean(-1).flatten(), rtol=1e-4, atol=1e-6)
+        np.testing.assert_allclose(
+            own["local_global_ratio"], asc.local_global_ratio(maps).flatten(), rtol=1e-4
+        )
+        energy = wavelet.energy.nanmean(-2)
+        for scale in range(4):
+            np.testing.assert_allclose(
+                own[f"wavelet_energy_{scale}"], energy[..., scale].flatten(), atol=1e-5
+            )
+        spectra = results.table("spectra")
+        shares = spectra[spectra["sample"] == sample]["power_share"].to_numpy().reshape(2, 32)
+        np.testing.assert_allclose(shares, spectrum.bands.nanmean(-2).mean(1), atol=1e-5)
+
+
+def test_a_causal_beginning_is_the_leading_block_of_the_whole(made):
+    """So a second forward pass tells a causal model nothing, and S compares a map with its own corner."""
+    results, folder, _ = made
+    whole, part = maps_of(folder, results, 3), maps_of(folder, results, 3, 36)
+    np.testing.assert_allclose(whole[..., :36, :36], part, atol=1e-5)
+    # half of these sentences is shorter than a signal: no table, and no second pass
+    assert "scale_sensitivity" not in results.tables()
+
+
+def test_beginnings_are_read_again(tmp_path, made):
+    results, folder, texts = made
+    found = run(study(tmp_path, folder, texts, prefixes=[0.8], harmonics=False), say=lambda text: None)
+    table = found.table("scale_sensitivity")
+    n = int(results.table("samples").set_index("sample")["n_tokens"][3])
+    whole, part = maps_of(folder, results, 3), maps_of(folder, results, 3, math.ceil(0.8 * n))
+    own = table[(table["sample"] == 3) & (table["head"] >= 0)]
+    np.testing.assert_allclose(own["energy"], asc.scale_sensitivity(whole, part).flatten(), atol=1e-5)
+    np.testing.assert_allclose(
+        own["coefficients"], asc.scale_sensitivity(whole, part, compare="coefficients").flatten(), atol=1e-4
+    )
+    assert "scale_sensitivity_energy_0.8" in set(found.table("phases")["metric"])
+
+
+def test_uncertainty_and_its_nulls(made):
+    results = made[0]
+    heads, rho = results.table("heads"), results.table("uncertainty")
+    own = heads[(heads["sample"] == 1) & (heads["head"] >= 0)]
+    expected = np.corrcoef(own["position_entropy"], own["spectral_entropy"])[0, 1]
+    assert rho.set_index("sample")["rho"][1] == pytest.approx(expected, abs=1e-12)
+    assert (rho["heads"] == len(own)).all()
+    nulls = results.table("nulls")
+    assert set(nulls["kind"]) == {"random_weights", "row_permutation"}
+    assert {"rho", "spectral_entropy", "low_band"} <= set(nulls["metric"])
+    # order changes no entropy of position
+    kept = nulls[(nulls["kind"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
+    plain = heads[heads["head"] >= 0].groupby("sample")["position_entropy"].mean()
+    np.testing.assert_allclose(
+        kept.set_index("sample")["value"], plain, atol=1e-6
+    )  # order changes no entropy
+
+
+def test_uniform_baselines_are_closed_forms(made):
+    table = made[0].table("baselines")
+    n = int(table["n_tokens"].min())
+    own = table[(table["n_tokens"] == n) & (table["kind"] == "uniform_causal")].set_index("metric")["value"]
+    lengths = np.arange(32, n + 1)
+    assert own["position_entropy"] == pytest.approx(np.log(lengths).mean(), rel=1e-12)
+    assert own["fourier_entropy"] == pytest.approx(0, abs=1e-12)
+    assert own["wavelet_entropy"] == pytest.approx(0, abs=1e-12)
+    far = sum((i - 8) / (i + 1) for i in range(8, n))
+    assert own["local_global_ratio"] == pytest.approx((n - far) / far, rel=1e-12)
+    assert 0.6 < own["spectral_selectivity"] <= 2 / 3
+
+
+def test_signals_are_stored_for_scalograms(made):
+    results, folder, _ = made
+    row = results.table("signals").iloc[0]
+    assert row["sample"] == 0
+    maps = maps_of(folder, results, 0)
+    np.testing.assert_allclose(row["signal"], maps[0, 0, -1], atol=1e-5)
+
+
+def test_harmonics_are_those_of_the_models_activation(made):
+    table = made[0].table("harmonics")
+    assert set(table["input"]) == {"constant", "token"}
+    assert set(table["activation"]) == {"SiLUActivation"}
+    assert (table["distortion_before"] < 1e-4).all()
+    # x·σ(x) = x/2 + an even function, so a rotation gets even harmonics only
+    assert (table["distortion_3"] < 1e-5).all()
+    assert (table["norm_shifted"] < table["norm_aligned"]).all()
+    assert (table["entropy_shifted"] > table["entropy_aligned"]).all()
+
+
+def test_phases_follow_the_checkpoints(tmp_path):
+    home = series(tmp_path / "growing")
+    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    results = run(study(tmp_path, home / "step*", texts), say=lambda text: None)
+    phases = results.table("phases")
+    assert sorted(phases["step"].unique()) == [0, 2, 10]
+    heads = results.table("heads")
+    own = heads[(heads["step"] == 2) & (heads["head"] >= 0)].groupby("sample")["low_band"].mean()
+    row = phases[(phases["step"] == 2) & (phases["metric"] == "low_band")].iloc[0]
+    assert row["mean"] == pytest.approx(own.mean(), rel=1e-12)
+    assert row["low"] <= row["mean"] <= row["high"]
+    assert len(results.table("harmonics").groupby("step")) == 3
+
+
+def test_a_model_without_rope_and_an_encoder(tmp_path):
+    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    said = []
+    results = run(study(tmp_path, model_folder(tmp_path / "bert", "bert", bos=False), texts), say=said.append)
+    assert "harmonics" not in results.tables()
+    assert any("no RoPE" in text for text in said + results.provenance["notes"])
+    heads = results.table("heads")
+    assert heads["low_band"].notna().all()
+    assert set(results.table("baselines")["kind"]) == {"uniform_full"}
+
+
+def test_published_values_stand_beside_their_own_models():
+    import pandas as pd
+
+    pythia = "EleutherAI/pythia-2.8b"
+    keys = {"revision": "", "low": 0.0, "high": 1.0, "samples": 3}
+    table = pd.DataFrame([
+        {"model": pythia, "step": 128, "metric": "spectral_selectivity", "mean": 0.6, **keys},
+        {"model": pythia, "step": 1000, "metric": "spectral_selectivity", "mean": 0.3, **keys},
+        {"model": pythia, "step": 143000, "metric": "rho", "mean": -0.7, **keys},
+        {"model": "another", "step": -1, "metric": "rho", "mean": -0.7, **keys},
+    ])  # fmt: skip
+    found = published(table)
+    assert found["published"].tolist() == [-0.737, 0.76, 0.23]
+    assert found["here"].tolist() == [-0.7, 0.6, 0.3]
+
+
+def test_rho_needs_three_heads_that_differ():
+    import pandas as pd
+
+    table = pd.DataFrame({"position_entropy": [1.0, 2.0, 3.0], "spectral_entropy": [3.0, 2.0, 1.0]})
+    assert correlated(table)["rho"] == pytest.approx(-1)
+    assert math.isnan(correlated(table.iloc[:2])["rho"])
+    assert math.isnan(correlated(table.assign(spectral_entropy=1.0))["rho"])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"signl": "last"}, r"options: unknown key 'signl'; did you mean 'signal'"),
+        ({"signal": "row"}, r"options: signal: "),
+        ({"prefixes": [1.5]}, r"options: prefixes\[0\]"),
+        ({"nulls": ["shuffled"]}, r"options: nulls\[0\]"),
+    ],
+)
+def test_options_are_checked(options, message):
+    with pytest.raises(ConfigError, match=message):
+        WaveletOptions.read(options)
+
+
+def test_the_papers_models_are_packaged():
+    names = {name for name in packaged() if name.startswith("wavelet")}
+    assert {f"wavelet-{one}" for one in (
+        "gemma-2-2b", "pythia-2.8b", "pythia-12b", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b",
+        "pythia-2.8b-training",
+    )} == names - {"wavelet_study"}  # fmt: skip
+    for name in names:
+        one = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_study" else {}))
+        assert one.study == "wavelet_study"
+        WaveletOptions.read(one.options)
