@@ -2,7 +2,8 @@
 # Every command sets itself up: .ci/setup makes .venv, installs what is missing and builds.
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
-.PHONY: demo test test-cpp test-all install bench bench-quick wheel docs lint format clean
+SECONDS ?= 60
+.PHONY: demo test test-cpp test-all sanitize fuzz install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -15,6 +16,12 @@ test-all: test-cpp  ## everything
 
 test-cpp:       ## GoogleTest, every instruction set this processor runs
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
+
+sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
+	@.ci/setup build && .ci/sanitize asan && .ci/sanitize tsan
+
+fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
+	@.ci/setup build && .ci/sanitize fuzz $(SECONDS)
 
 install:        ## .venv with attnscope, editable, and the tools to work on it
 	@.ci/setup dev

@@ -6,14 +6,48 @@
 #endif
 
 #include <ATen/Parallel.h>
+#include <pthread.h>
 
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <numeric>
+#include <system_error>
 #include <thread>
+#include <vector>
 
 namespace attnscope {
+namespace {
+
+// Whether this process came from fork(). GNU's OpenMP keeps its threads for the next parallel region; a child
+// has none of them and would wait for them for ever.
+std::atomic<bool> forked{false};
+[[maybe_unused]] const int watching =
+    pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
+
+// Calls drain(worker) for each of `workers`, one of them on the calling thread.
+void call_workers(int workers, const std::function<void(int worker)>& drain) {
+  if (workers == 1) {
+    drain(0);
+  } else if (forked.load(std::memory_order_relaxed)) {
+    std::vector<std::thread> others;
+    for (int worker = 1; worker < workers; ++worker) {
+      try {
+        others.emplace_back(drain, worker);
+      } catch (const std::system_error&) {
+        break;  // no more threads to be had: those that are there do the work
+      }
+    }
+    drain(0);
+    for (std::thread& other : others) other.join();
+  } else {
+    at::parallel_for(0, workers, 1, [&](Index begin, Index end) {
+      for (Index worker = begin; worker < end; ++worker) drain(static_cast<int>(worker));
+    });
+  }
+}
+
+}  // namespace
 
 BatchOrder::BatchOrder(const Batch& batch) {
   if (batch.lengths == nullptr) return;
@@ -71,13 +105,7 @@ void run_blocks(Index count, Index grain,
         }
       }
     };
-    if (workers == 1) {
-      drain(0);
-    } else {
-      at::parallel_for(0, workers, 1, [&](Index begin, Index end) {
-        for (Index worker = begin; worker < end; ++worker) drain(static_cast<int>(worker));
-      });
-    }
+    call_workers(workers, drain);
   }
   if (interrupted) throw py::error_already_set();
   if (failure) std::rethrow_exception(failure);

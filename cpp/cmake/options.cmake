@@ -12,6 +12,16 @@ endif()
 # Never -ffast-math: NaN and infinity are inputs with a defined answer here.
 set(CMAKE_CXX_FLAGS_RELEASE "-O3 -DNDEBUG")
 
+# Assertions stay in, and lines are named in reports.
+set(CMAKE_CXX_FLAGS_SANITIZE "-O1 -g1 -fno-omit-frame-pointer")
+if(ATTNSCOPE_SANITIZE)
+  add_compile_options(-fsanitize=${ATTNSCOPE_SANITIZE} -fno-sanitize-recover=all)
+  add_link_options(-fsanitize=${ATTNSCOPE_SANITIZE})
+  if(ATTNSCOPE_FUZZ AND CMAKE_CXX_COMPILER_ID MATCHES "Clang")
+    add_compile_options(-fsanitize=fuzzer-no-link)
+  endif()
+endif()
+
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(ATTNSCOPE_CCACHE ccache)
   if(ATTNSCOPE_CCACHE)

@@ -4,6 +4,8 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
+#include <utility>
 
 #include "kernels/base/rows.h"
 
@@ -85,36 +87,51 @@ template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,
                        AlignmentWorkspace& workspace) {
-  Index columns = 0;
-  for (const auto& head : heads) {
-    columns = std::max(columns, head.support.end(end - 1, head.attention.rows()));
-  }
-  double* tile = workspace.cosines.resize((end - begin) * columns);
-  const Eigen::Map<const RowMajor> units(unit_states, columns, width);
-  const Eigen::Map<const RowMajor> queries(unit_states + begin * width, end - begin, width);
-  Eigen::Map<RowMajor>(tile, end - begin, columns).noalias() = queries * units.transpose();
-
+  // A product of another shape may round its entries otherwise, so heads that stand beside each other
+  // share their cosines only where each alone would ask for the same ones.
+  const auto shape = [&](const AlignedHead<Scalar>& head) {
+    const Index n = head.attention.rows();
+    const Index last = std::min(end, n);
+    return std::pair(last, begin < last ? head.support.end(last - 1, n) : Index{0});
+  };
+  auto& order = workspace.order;
+  order.resize(heads.size());
+  std::iota(order.begin(), order.end(), std::size_t{0});
+  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
+    return shape(heads[a]) < shape(heads[b]);
+  });
+  std::pair<Index, Index> current(begin, 0);
+  double* tile = nullptr;
   auto& weights = workspace.weights;
-  weights.resize(static_cast<std::size_t>(columns));
-  for (Index j = 0; j < columns; ++j) weights[j] = units.row(j).isZero(0.0) ? 0.0 : 1.0;
-  const bool every_direction = std::find(weights.begin(), weights.end(), 0.0) == weights.end();
-  const std::vector<double> directed = weights;
+  auto& directed = workspace.directed;
+  bool every_direction = true;
 
-  for (std::size_t h = 0; h < heads.size(); ++h) {
+  for (const std::size_t h : order) {
     const AlignedHead<Scalar>& head = heads[h];
     out[h] = PairMoments{};
+    const auto [end_row, columns] = shape(head);
+    if (begin >= end_row) continue;
+    const Eigen::Map<const RowMajor> units(unit_states, columns, width);
+    const Eigen::Map<const RowMajor> queries(unit_states + begin * width, end_row - begin, width);
+    if (current != std::pair(end_row, columns)) {
+      current = {end_row, columns};
+      tile = workspace.cosines.resize((end_row - begin) * columns);
+      Eigen::Map<RowMajor>(tile, end_row - begin, columns).noalias() = queries * units.transpose();
+      directed.resize(static_cast<std::size_t>(columns));
+      for (Index j = 0; j < columns; ++j) directed[j] = units.row(j).isZero(0.0) ? 0.0 : 1.0;
+      every_direction = std::find(directed.begin(), directed.end(), 0.0) == directed.end();
+    }
     const Index n = head.attention.rows();
     const bool masked = head.support.kind == Support::Kind::mask;
     const bool weighted = masked || head.without != nullptr || !every_direction;
+    weights = directed;
     if (head.without != nullptr) {
-      for (Index j = 0; j < std::min(columns, n); ++j) {
-        weights[j] = head.without[j * head.without_stride] ? 0.0 : directed[j];
+      for (Index j = 0; j < columns; ++j) {
+        if (head.without[j * head.without_stride]) weights[j] = 0.0;
       }
-    } else {
-      weights = directed;
     }
     RowReader<Scalar> reader(head.attention, head.support, workspace.rows);
-    for (Index i = begin; i < std::min(end, n); ++i) {
+    for (Index i = begin; i < end_row; ++i) {
       if (!every_direction && queries.row(i - begin).isZero(0.0)) continue;
       const double* cosines = tile + (i - begin) * columns;
       const Wide<Scalar>* row = reader.row(i);

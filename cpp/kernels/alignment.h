@@ -29,6 +29,8 @@ struct AlignmentWorkspace {
   AlignedBuffer cosines;
   std::vector<double> weights;
   std::vector<double> row_weights;
+  std::vector<double> directed;
+  std::vector<std::size_t> order;
 };
 
 // One head's map, what its queries see, and the keys to leave out (null: none).
@@ -45,7 +47,8 @@ Index alignment_rows(Index n);
 
 // Moments of the pairs of queries [begin, end) for heads that share one state: `unit_states` [n,
 // width], rows of norm 1 (widen_states), a row of zeros having no direction and no pairs. The
-// cosines are computed once for all heads. Cost O(rows·n·(width + heads)), no n x n memory.
+// cosines are computed once for all heads that see as far; a head's moments do not depend on the
+// others. Cost O(rows·n·(width + heads)), no n x n memory.
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,

@@ -373,7 +373,9 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
   // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
   // vector is orthogonal to the null vector even where λ2 is 0 too.
   // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
-  const double lift = 2.0 * workspace.weights.cwiseAbs().rowwise().sum().maxCoeff() + 1.0;
+  // Not higher than it takes, or weights far below 1 would drown in its rounding.
+  const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
+  const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
   if (graph) workspace.weights += lift * null * null.transpose();
   const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
   vector = solver.eigenvectors().col(graph ? 0 : 1);

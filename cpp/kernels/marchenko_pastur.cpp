@@ -171,7 +171,9 @@ void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& sup
 }
 
 void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
-                        Index draws, MarchenkoPasturWorkspace& workspace, MarchenkoPastur& result) {
+                        const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace& workspace,
+                        MarchenkoPastur& result) {
+  const Index draws = options.draws;
   const std::vector<double>& spectrum = workspace.spectrum;
   const auto k = static_cast<Index>(spectrum.size());
   draw_spectra(rows, support, n, draws, workspace);
@@ -187,7 +189,9 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
                            workspace.seen, workspace.deviations);
   result.ks = workspace.deviations.front();
-  result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
+  if (options.wasserstein) {
+    result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
+  }
   Index at_least = 0;
   for (Index draw = 1; draw <= draws; ++draw) {
     // The sums behind two equal deviations are the same integers over the same weights: no
@@ -261,7 +265,7 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
     workspace.spectrum.resize(rows.kept.size());
     spectrum_of(rows.sigma, n, workspace.spectrum);
     if (rows.null == SpectralNull::permutation) {
-      compare_with_draws(rows, supports[at], n, options.draws, workspace, result);
+      compare_with_draws(rows, supports[at], n, options, workspace, result);
     } else {
       compare_with_law(rows, n, options, workspace.spectrum, result);
     }

@@ -31,6 +31,8 @@ def python_files():
         "tests/python/test_{}.py",
         "python/attnscope/metrics/{}.py",
         "benchmarks/{}.py",
+        "tests/fuzz/{}.cpp",
+        "tests/fuzz/corpus/{}",
     ],
 )
 def test_a_concept_has_its_file_in_every_room(stem, room):

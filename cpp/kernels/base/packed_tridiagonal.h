@@ -189,7 +189,7 @@ inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, In
     // Below the ceiling by twice the distance it last fell is nearly always still below the spectrum.
     // Where it is not, the next step is Laguerre's.
     const Lanes bold = ceiling - larger(2.0 * moved, 0.5 * tolerance);
-    x = at.below & (bold > safe) & (bold < high) ? bold : safe;
+    x = (at.below & (bold > safe) & (bold < high)) ? bold : safe;
     x = x > low ? x : 0.5 * (low + high);
   }
   return found;

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/entropy.h"
+
+#include "reader.h"
+
+namespace attnscope::fuzz {
+
+template <class Scalar>
+void entropy(Bytes& bytes) {
+  const Index n = read_size(bytes, 40, 150);
+  const Map<Scalar> map(bytes, n);
+  const Seen seen(bytes, map);
+  const bool normalized = bytes.flag();
+  if (!map.finite()) return;
+  static RowScratch reused;
+  RowScratch fresh;
+  Output<double> out(n);
+  Output<double> again(n);
+  attention_entropy(map.view(), seen.support(), normalized, out.data(), fresh);
+  attention_entropy(map.view(), seen.support(), normalized, again.data(), reused);
+  LAW(out.same_bits(again), "scratch of an earlier matrix changes the entropy, n = %ld", long(n));
+  for (Index i = 0; i < n; ++i) {
+    long double sum = 0.0;
+    long double size = 0.0;
+    bool negative = false;
+    for (Index j = 0; j < n; ++j) {
+      if (!seen(i, j)) continue;
+      const double a = map(i, j);
+      negative = negative || a < 0.0;
+      if (a <= 0.0) continue;
+      const long double term = -static_cast<long double>(a) * std::log(static_cast<long double>(a));
+      sum += term;
+      size += std::abs(term) + a;
+    }
+    const Index keys = seen.count(i, n);
+    if (negative || (normalized && keys < 2)) {
+      LAW(std::isnan(out[i]), "row %ld of %ld gives %g, not NaN", long(i), long(n), out[i]);
+      continue;
+    }
+    const long double scale = normalized ? std::log(static_cast<long double>(keys)) : 1.0;
+    if (size > 1e300) continue;
+    LAW(near(out[i], double(sum / scale), 4e-15 * double(size / scale) + 1e-307),
+        "row %ld of %ld: %.17g, expected %.17g", long(i), long(n), out[i], double(sum / scale));
+  }
+}
+
+}  // namespace attnscope::fuzz
+
+ATTNSCOPE_FUZZ_TARGET(attnscope::fuzz::entropy)
