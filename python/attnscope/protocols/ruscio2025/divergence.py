@@ -101,34 +101,62 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
     name = "ruscio2025.sink_removal"
     if not 0 <= float(percentile) <= 100:
         raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    return _removals(heads, (percentile,), (speed,))[percentile, speed]
+
+
+def sink_removals(heads: torch.Tensor, percentiles: Sequence[float]) -> dict[tuple[float, bool], SinkRemoval]:
+    """`sink_removal` at several percentiles, full (False) and in speed mode (True); shared work is done once.
+
+    Args:
+        heads: all heads of a layer [..., h, n, n].
+        percentiles: each in 0..100.
+    """
+    return _removals(heads, percentiles, (False, True))
+
+
+def _removals(
+    heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
+) -> dict[tuple[float, bool], SinkRemoval]:
     maps, checked = all_heads("sink_removal", heads)
     bad = spoiled(maps).any(-1)
     maps = _normalised(torch.where(bad[..., None, None, None], 0.0, maps))
-    sinks = sink_tokens(maps.mean(-3), rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
+    n, mean = checked.n, maps.mean(-3)
+    mass = maps.sum(-2)
+    # what speed mode looks at is a part of the rows, whose divergences do not depend on one another
+    whole = modes == (True,) and n > SPEED_ROWS
+    rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64).long()
+    shown = maps[..., rows, :] if whole else maps
+    before = _divergence(shown)
+    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
+    results: dict[tuple[float, bool], SinkRemoval] = {}
+    for percentile in percentiles:
+        sinks = sink_tokens(mean, rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
+        after = _divergence(_without(shown, sinks))
+        for speed in modes:
+            looked_at = mass[..., :SPEED_HEADS, :] if speed else mass
+            on_sinks = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum((-2, -1))
+            part = speed and n > SPEED_ROWS and not whole
+            ends = [(values[..., rows] if part else values).mean(-1) for values in (before, after)]
+            p_value = torch.ones(bad.shape, dtype=torch.float64) if speed else _paired_t_test(*ends)
+            fields = [(ends[0] - ends[1]).mean(-1), on_sinks / looked_at.sum((-2, -1))]
+            reduction, concentration, p_value = (
+                torch.where(bad, torch.nan, values) for values in (*fields, p_value)
+            )
+            results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
+    _checks.finished(
+        "ruscio2025.sink_removal", layers, results[percentiles[0], modes[0]], int(bad.sum()), "layers"
+    )
+    return results
+
+
+def _without(maps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """Rows without the sink columns, rescaled; a row that this empties is uniform over all other keys."""
     kept = ~sinks[..., None, None, :]
-    looked_at = maps[..., :SPEED_HEADS, :, :] if speed else maps
-    on_sinks = torch.where(kept, 0.0, looked_at).sum((-3, -2, -1))
-    concentration = on_sinks / looked_at.sum((-3, -2, -1))
-    n = checked.n
-    if speed and n > SPEED_ROWS:
-        rows = torch.linspace(0, n - 1, SPEED_ROWS, dtype=torch.float64).long()
-        maps = maps[..., rows, :]
     removed = torch.where(kept, maps, 0.0)
     mass = removed.sum(-1, keepdim=True)
     left = kept.double()
     uniform = left / left.sum(-1, keepdim=True).clamp(min=1)
-    removed = torch.where(mass > 0, removed / torch.where(mass > 0, mass, 1.0), uniform)
-    before, after = _divergence(maps).mean(-1), _divergence(removed).mean(-1)
-    p_value = torch.ones(bad.shape, dtype=torch.float64) if speed else _paired_t_test(before, after)
-    reduction = torch.where(bad, torch.nan, (before - after).mean(-1))
-    result = SinkRemoval(
-        reduction,
-        torch.where(bad, torch.nan, concentration),
-        sinks,
-        torch.where(bad, torch.nan, p_value),
-    )
-    layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
-    return _checks.finished(name, layers, result, int(bad.sum()), "layers")  # type: ignore[no-any-return]
+    return torch.where(mass > 0, removed / torch.where(mass > 0, mass, 1.0), uniform)
 
 
 def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:

@@ -120,10 +120,11 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
     n, bad = checked.n, spoiled(maps)
     maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
+    spectra = _spectra(maps, levels)
     by_level = []
-    for level in levels:
+    for at, level in enumerate(levels):
         edges = maps > float(level)
-        shared = _shared(edges)
+        shared = _shared(edges) | {name: values[:, at] for name, values in spectra.items()}
         by_level.append([{**shared, **_degrees(edges, variant)} for variant in variants])
     result = []
     for position in range(len(variants)):
@@ -151,11 +152,8 @@ def _shared(edges: Tensor) -> dict[str, Tensor]:
     total = edges.sum((-2, -1))
     density = total.double() / n**2
     degenerate = (total < 2) | (n < 2)
-    fiedler, gap = _spectrum(edges)
     path, clustering = _paths(edges)
     return {
-        "fiedler_value": fiedler,
-        "laplacian_gap": gap,
         "density": density,
         "average_shortest_path": path,
         "average_clustering": clustering,
@@ -190,28 +188,30 @@ def _degrees(edges: Tensor, variant: Variant) -> dict[str, Tensor]:
     }
 
 
-def _spectrum(edges: Tensor) -> tuple[Tensor, Tensor]:
-    """λ2 and λ3 − λ2 of the Laplacians of (B + Bᵀ)/2; self-loops cancel in them."""
-    n = edges.shape[-1]
-    if n < 2:
-        nothing = torch.zeros(len(edges), dtype=torch.float64)
-        return nothing, nothing
-    weights = edges.float()
-    one_way = ~(edges & edges.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
-    fiedler = torch.zeros(len(edges), dtype=torch.float64)
+def _spectra(maps: Tensor, levels: Tensor) -> dict[str, Tensor]:
+    """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2; self-loops cancel in them."""
+    n = maps.shape[-1]
+    fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
     gap = fiedler.clone()
+    if n < 2:
+        return {"fiedler_value": fiedler, "laplacian_gap": gap}
+    lowest = maps > float(levels.min())
+    both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
+    one_way = ~both_ways
     if one_way.any():
-        # no edge goes both ways, as under a causal mask: half the simple graph, whose spectrum is quick
-        level = torch.full((1,), 0.5, dtype=torch.float64)
-        simple, _ = _core.graph_statistics(weights[one_way], None, level)
-        fiedler[one_way] = simple[0][:, 0] / 2
-        gap[one_way] = simple[1][:, 0].nan_to_num(nan=0.0) / 2
-    if not one_way.all():
-        both = ~one_way
-        values, _ = _core.laplacian_eigenvalues(weights[both], None, min(n, 3), "mean", None, False)
-        fiedler[both] = values[:, 1]
-        gap[both] = values[:, 2] - values[:, 1] if n >= 3 else 0.0
-    return fiedler, gap
+        # no edge goes both ways, as under a causal mask: half the simple graph, whose spectrum is quick.
+        # Its edges reach a threshold where these exceed it, so that the next larger number is asked for.
+        larger = torch.nextafter(levels, torch.full_like(levels, math.inf))
+        simple, _ = _core.graph_statistics(maps[one_way].contiguous(), None, larger)
+        fiedler[one_way] = simple[0] / 2
+        gap[one_way] = simple[1].nan_to_num(nan=0.0) / 2
+    if both_ways.any():
+        for at, level in enumerate(levels):
+            weights = (maps[both_ways] > float(level)).float()
+            values, _ = _core.laplacian_eigenvalues(weights, None, min(n, 3), "mean", None, False)
+            fiedler[both_ways, at] = values[:, 1]
+            gap[both_ways, at] = values[:, 2] - values[:, 1] if n >= 3 else 0.0
+    return {"fiedler_value": fiedler, "laplacian_gap": gap}
 
 
 def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:

@@ -58,11 +58,7 @@ def spectral_ratio(attention: torch.Tensor) -> torch.Tensor:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     sizes, checked, bad = _eigenvalue_sizes("spectral_ratio", attention)
-    if checked.n == 1:
-        result = torch.full(checked.leading, math.inf, dtype=torch.float64)
-    else:
-        result = sizes[..., 0] / sizes[..., 1]
-    return _finished("spectral_ratio", checked, bad, result)
+    return _finished("spectral_ratio", checked, bad, _ratio_of(sizes))
 
 
 def participation_ratio(attention: torch.Tensor) -> torch.Tensor:
@@ -173,17 +169,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     sizes, checked, bad = _eigenvalue_sizes("bulk", attention)
-    if checked.n <= 2:
-        edge = sizes[..., -1]
-    else:
-        gap = (sizes[..., :-1] - sizes[..., 1:]).argmax(-1, keepdim=True)
-        edge = ((sizes.gather(-1, gap) + sizes.gather(-1, gap + 1)) / 2).squeeze(-1)
-    below = sizes < edge.unsqueeze(-1)
-    below = below | (below.sum(-1, keepdim=True) < 2)
-    count = below.sum(-1)
-    mean = torch.where(below, sizes, 0.0).sum(-1) / count
-    variance = torch.where(below, (sizes - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / count
-    fields = [torch.where(bad, torch.nan, field) for field in (edge, mean, variance.sqrt())]
+    fields = [torch.where(bad, torch.nan, field) for field in _bulk_of(sizes, checked.n)]
     return _checks.finished(PROTOCOL + "bulk", checked, Bulk(*fields), int(bad.sum()))  # type: ignore[no-any-return]
 
 
@@ -253,9 +239,59 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     """
     name = "marchenko_pastur_deviation"
     sizes, checked, bad = _eigenvalue_sizes(name, attention)
-    rows = sizes[..., :LARGEST].reshape(-1, min(checked.n, LARGEST)).numpy()
+    return _finished(name, checked, bad, _deviation_of(sizes))
+
+
+def spectral_numbers(attention: torch.Tensor) -> dict[str, torch.Tensor]:
+    """Every number of the random-matrix notebook that is made of spectra, each decomposition done once.
+
+    Args:
+        attention: head mean [..., n, n].
+
+    Returns:
+        spectral_ratio, participation_ratio, stable_rank, spectral_norm, bulk_edge, bulk_mean, bulk_std and
+        marchenko_pastur_deviation, each as the function of that name gives it.
+    """
+    sizes, checked, bad = _eigenvalue_sizes("spectral_numbers", attention)
+    singular = _singular_values("spectral_numbers", attention)
+    own = _bulk_of(sizes, checked.n)
+    found = {
+        "spectral_ratio": _ratio_of(sizes),
+        "participation_ratio": participation_ratio(attention),
+        "stable_rank": exact.stable_rank_of(singular),
+        "spectral_norm": singular[..., 0],
+        "bulk_edge": own.edge,
+        "bulk_mean": own.mean,
+        "bulk_std": own.std,
+        "marchenko_pastur_deviation": _deviation_of(sizes),
+    }
+    return {name: torch.where(bad, torch.nan, values) for name, values in found.items()}
+
+
+def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
+    if sizes.shape[-1] == 1:
+        return torch.full(sizes.shape[:-1], math.inf, dtype=torch.float64)
+    return sizes[..., 0] / sizes[..., 1]
+
+
+def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
+    rows = sizes[..., :LARGEST].reshape(-1, min(sizes.shape[-1], LARGEST)).numpy()
     values = np.array([_divergence_from_law(row) for row in rows], dtype=np.float64)
-    return _finished(name, checked, bad, torch.from_numpy(values).reshape(checked.leading))
+    return torch.from_numpy(values).reshape(sizes.shape[:-1])
+
+
+def _bulk_of(sizes: torch.Tensor, n: int) -> Bulk:
+    if n <= 2:
+        edge = sizes[..., -1]
+    else:
+        gap = (sizes[..., :-1] - sizes[..., 1:]).argmax(-1, keepdim=True)
+        edge = ((sizes.gather(-1, gap) + sizes.gather(-1, gap + 1)) / 2).squeeze(-1)
+    below = sizes < edge.unsqueeze(-1)
+    below = below | (below.sum(-1, keepdim=True) < 2)
+    count = below.sum(-1)
+    mean = torch.where(below, sizes, 0.0).sum(-1) / count
+    variance = torch.where(below, (sizes - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / count
+    return Bulk(edge, mean, variance.sqrt())
 
 
 def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:

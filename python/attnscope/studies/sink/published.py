@@ -14,7 +14,9 @@ from torch import Tensor
 from attnscope.metrics.barcodes import bar_count
 from attnscope.protocols import ruscio2025
 from attnscope.protocols.ruscio2025.alignment import correlation_over_tokens
+from attnscope.protocols.ruscio2025.divergence import sink_removals
 from attnscope.protocols.ruscio2025.graph_statistics import both_variants
+from attnscope.protocols.ruscio2025.random_matrix import spectral_numbers
 from attnscope.studies.sink.readings import column
 from attnscope.studies.sink.states import States
 
@@ -57,6 +59,7 @@ METRICS = (
     "reference_influence",
 )
 
+_BULK = ("edge", "mean", "std")
 #: Function of the protocol -> exact metrics whose names ask for it as well.
 SYNONYMS = {
     "topology": ("bar_count", "max_persistence", "sink_position"),
@@ -88,19 +91,19 @@ def head_columns(maps: Tensor, takes: Takes) -> Columns:
     if takes("attention_entropy"):
         columns["entropy"] = column(query_entropy(maps).mean(-1))
         columns["entropy_bits"] = column(ruscio2025.attention_entropy(maps, base=2).mean(-1))
-    for name in (
+    names = (
         "participation_ratio",
         "stable_rank",
         "spectral_ratio",
         "spectral_norm",
-        "sink_concentration",
         "marchenko_pastur_deviation",
-    ):
-        if takes(name):
-            columns[name] = column(getattr(ruscio2025, name)(maps))
-    if takes("bulk"):
-        for field, values in ruscio2025.bulk(maps)._asdict().items():
-            columns[f"bulk_{field}"] = column(values)
+    )
+    spectral = {name: takes(name) for name in names} | {f"bulk_{part}": takes("bulk") for part in _BULK}
+    if any(spectral.values()):
+        numbers = spectral_numbers(maps)
+        columns |= {name: column(numbers[name]) for name, wanted in spectral.items() if wanted}
+    if takes("sink_concentration"):
+        columns["sink_concentration"] = column(ruscio2025.sink_concentration(maps))
     if takes("sink_tokens"):
         flags = ruscio2025.sink_tokens(maps, rule="rmt")
         spoiled = ~maps.isfinite().all(-1).all(-1)
@@ -213,9 +216,9 @@ def layer_columns(heads: Tensor, takes: Takes) -> Columns:
         columns["head_divergence"] = ruscio2025.head_divergence(heads).mean(-1).numpy()
     if takes("sink_removal"):
         spoiled = ~heads.isfinite().flatten(1).all(-1)
+        removals = sink_removals(heads, PERCENTILES)
         for percentile in PERCENTILES:
-            full = ruscio2025.sink_removal(heads, percentile=percentile)
-            fast = ruscio2025.sink_removal(heads, percentile=percentile, speed=True)
+            full, fast = removals[percentile, False], removals[percentile, True]
             columns |= {
                 f"kl_reduction_{percentile}": full.kl_reduction.numpy(),
                 f"sink_concentration_{percentile}": full.sink_concentration.numpy(),
