@@ -78,12 +78,34 @@ double tile_squares(const double* a, Index ld, Index n, Index from, Index row, I
   return sum;
 }
 
-// Whether everything above the diagonal of the first n columns is 0.
-bool lower_triangular(const double* a, Index ld, Index n) {
-  for (Index i = 0; i < n; ++i) {
-    if (largest_magnitude(a + i * ld + i + 1, n - i - 1) != 0.0) return false;
+// Copies row i up to column `end` to float64 and returns Σ x² of it and its largest |x|.
+template <class Scalar>
+double copy_row(const MatrixView<Scalar>& matrix, Index i, Index end, double* to, double& largest) {
+  const Scalar* from = matrix.data() + i * matrix.outerStride();
+  const Index right = matrix.innerStride();
+  if (right == 1) {
+    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j]);
+  } else {
+    for (Index j = 0; j < end; ++j) to[j] = static_cast<double>(from[j * right]);
   }
-  return true;
+  const Lanes* lanes = reinterpret_cast<const Lanes*>(to);
+  Lanes squares{}, most{};
+  Index j = 0;
+  for (; j + kPackWidth <= end; j += kPackWidth) {
+    const Lanes x = lanes[j / kPackWidth];
+    squares += x * x;
+    most = larger(most, magnitude(x));
+  }
+  double sum = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    sum += squares[lane];
+    largest = std::max(largest, most[lane]);
+  }
+  for (; j < end; ++j) {
+    sum += to[j] * to[j];
+    largest = std::max(largest, std::abs(to[j]));
+  }
+  return sum;
 }
 
 }  // namespace
@@ -95,16 +117,25 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
   // Zeros behind the last column let every tile be a whole one.
   const Index ld = (n + 7) / 8 * 8 + 16;
   double* a = workspace.matrix.resize(n * ld);
-  for (Index i = 0; i < n; ++i) std::fill(a + i * ld + n, a + (i + 1) * ld, 0.0);
-  widen(matrix, a, ld);
-  const bool triangular = lower_triangular(a, ld, n);
-  Lanes energy{};
-  for (Index i = 0; i < n; ++i) {
-    const Lanes* row = reinterpret_cast<const Lanes*>(a + i * ld);
-    for (Index j = 0; j < (n + kPackWidth - 1) / kPackWidth; ++j) energy += row[j] * row[j];
-  }
+  const bool triangular = is_causal(matrix);
   double total = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) total += energy[lane];
+  double largest = 0.0;
+  for (Index i = 0; i < n; ++i) {
+    // A tile reads no further behind the diagonal than its own columns.
+    const Index end = triangular ? i + 1 : n;
+    const Index zeros = std::min(ld, end + kTileColumns + kTileRows);
+    total += copy_row(matrix, i, end, a + i * ld, largest);
+    std::fill(a + i * ld + end, a + i * ld + zeros, 0.0);
+  }
+  if (const double scale = safe_scale(largest); scale != 1.0) {
+    total = 0.0;
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < (triangular ? i + 1 : n); ++j) {
+        a[i * ld + j] *= scale;
+        total += a[i * ld + j] * a[i * ld + j];
+      }
+    }
+  }
   double squares = 0.0;
   for (Index row = 0; row < n; row += kTileRows) {
     for (Index column = row / kTileColumns * kTileColumns; column < n; column += kTileColumns) {

@@ -12,7 +12,7 @@ namespace attnscope {
 namespace {
 
 // Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
-constexpr Index kLargestPacked = 96;
+constexpr Index kLargestPacked = 128;
 
 // Copies up to kPackWidth matrices side by side and returns the scale of each; lanes without a
 // matrix are 0.

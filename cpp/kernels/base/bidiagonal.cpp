@@ -11,9 +11,8 @@
 namespace attnscope {
 namespace {
 
-// Rows that a pass keeps in registers: as many as the instruction set has room for.
-constexpr Index kUpdateRows = kPackWidth == 8 ? 6 : 4;
-constexpr Index kProductRows = kPackWidth == 8 ? 8 : 6;
+// Vectors of a block of columns: as many as the registers hold three times over.
+constexpr Index kBlock = kPackWidth == 8 ? 6 : 3;
 
 double sum_of(Lanes x) {
   double sum = 0.0;
@@ -21,46 +20,52 @@ double sum_of(Lanes x) {
   return sum;
 }
 
-// A −= u·wᵀ + x·vᵀ for kRows rows from column `from`, and product += unᵀA.
-template <Index kRows>
-void update(Lanes* a, Index row, const Lanes* u, const Lanes* x, const Lanes* un, const Lanes* w,
-            const Lanes* v, Lanes* product, Index from, Index to) {
-  Lanes left[kRows], right[kRows], next[kRows];
-  for (Index r = 0; r < kRows; ++r) {
-    left[r] = u[r];
-    right[r] = x[r];
-    next[r] = un[r];
+// One number of a row for all columns of a vector: a pack's lanes are matrices, a single matrix's lanes
+// are its columns.
+inline Lanes spread(const Lanes& number) { return number; }
+inline Lanes spread(const double& number) { return broadcast(number); }
+
+// A −= u·wᵀ + x·vᵀ in `count` rows of kVectors vectors from `a`, and product = unᵀA.
+template <Index kVectors, class Number>
+void update(Lanes* a, Index row, Index count, const Number* u, const Number* x, const Number* un,
+            const Lanes* w, const Lanes* v, Lanes* product) {
+  Lanes left[kVectors], right[kVectors], sum[kVectors] = {};
+  for (Index j = 0; j < kVectors; ++j) {
+    left[j] = w[j];
+    right[j] = v[j];
   }
-  for (Index j = from; j < to; ++j) {
-    const Lanes wj = w[j];
-    const Lanes vj = v[j];
-    Lanes sum = product[j];
-#pragma GCC unroll 8
-    for (Index r = 0; r < kRows; ++r) {
-      Lanes entry = a[r * row + j] - left[r] * wj;
-      entry -= right[r] * vj;
-      a[r * row + j] = entry;
-      sum += next[r] * entry;
+  for (Index i = 0; i < count; ++i) {
+    const Lanes ui = spread(u[i]), xi = spread(x[i]), next = spread(un[i]);
+#pragma GCC unroll 6
+    for (Index j = 0; j < kVectors; ++j) {
+      Lanes entry = a[j] - ui * left[j];
+      entry -= xi * right[j];
+      a[j] = entry;
+      sum[j] += next * entry;
     }
-    product[j] = sum;
+    a += row;
+  }
+  for (Index j = 0; j < kVectors; ++j) product[j] = sum[j];
+}
+
+// product += A·v for `count` rows of kVectors vectors from `a`, lane by lane.
+template <Index kVectors>
+void multiply(const Lanes* a, Index row, Index count, const Lanes* v, Lanes* product) {
+  Lanes right[kVectors];
+  for (Index j = 0; j < kVectors; ++j) right[j] = v[j];
+  for (Index i = 0; i < count; ++i) {
+    Lanes even = product[i];
+    Lanes odd{};
+#pragma GCC unroll 6
+    for (Index j = 0; j < kVectors; ++j) (j % 2 == 0 ? even : odd) += a[j] * right[j];
+    product[i] = even + odd;
+    a += row;
   }
 }
 
-// The dot products of kRows rows of A with v.
-template <Index kRows>
-void multiply(const Lanes* a, Index row, const Lanes* v, Lanes* product, Index from, Index to) {
-  Lanes sum[kRows] = {};
-  for (Index j = from; j < to; ++j) {
-    const Lanes vj = v[j];
-#pragma GCC unroll 8
-    for (Index r = 0; r < kRows; ++r) sum[r] += a[r * row + j] * vj;
-  }
-  for (Index r = 0; r < kRows; ++r) product[r] = sum[r];
-}
-
-// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. A lane
-// whose tail is 0 gets tau = 0.
-Lanes reflector(Lanes* x, Index size, Lanes& tau) {
+// Makes x = (1, v2, …) the reflector of x with factor tau; returns the entry that x becomes. Its tail is
+// x's times `scale`. A lane whose tail is 0 gets tau = 0.
+Lanes reflector(Lanes* x, Index size, Lanes& tau, Lanes& scale) {
   Lanes even{};
   Lanes odd{};
   Index i = 1;
@@ -75,7 +80,7 @@ Lanes reflector(Lanes* x, Index size, Lanes& tau) {
   const Lanes beta = head > 0.0 ? -norm : norm;
   const LaneMask needed = tail > 0.0;
   const Lanes one = broadcast(1.0);
-  const Lanes scale = needed ? 1.0 / (needed ? head - beta : one) : Lanes{};
+  scale = needed ? 1.0 / (needed ? head - beta : one) : Lanes{};
   tau = needed ? (beta - head) / (needed ? beta : one) : Lanes{};
   x[0] = one;
   for (i = 1; i < size; ++i) x[i] *= scale;
@@ -83,7 +88,7 @@ Lanes reflector(Lanes* x, Index size, Lanes& tau) {
 }
 
 // The same for one vector of numbers.
-double reflector(double* x, Index size, double& tau) {
+double reflector(double* x, Index size, double& tau, double& scale) {
   double sums[4] = {};
   Index i = 1;
   for (; i + 3 < size; i += 4) {
@@ -94,17 +99,94 @@ double reflector(double* x, Index size, double& tau) {
   const double head = x[0];
   if (!(tail > 0.0)) {
     tau = 0.0;
+    scale = 0.0;
     x[0] = 1.0;
     std::fill(x + 1, x + size, 0.0);
     return head;
   }
   const double norm = std::sqrt(head * head + tail);
   const double beta = head > 0.0 ? -norm : norm;
-  const double scale = 1.0 / (head - beta);
+  scale = 1.0 / (head - beta);
   tau = (beta - head) / beta;
   x[0] = 1.0;
   for (i = 1; i < size; ++i) x[i] *= scale;
   return beta;
+}
+
+// The reduction of a pack (Number: Lanes, a vector is a column) or of one matrix (Number: double, a vector
+// is kPackWidth columns), whose rows are `row` vectors apart and `vectors` long. Column k's step reads the
+// matrix once: a block of columns that has been updated is complete, so that its part of the right
+// reflector and, before it leaves the first-level cache, that part's product with the matrix follow.
+// Vectors run along rows from the one that holds column k + 1: w and v are 0 in the columns before, so what
+// the passes do to finished columns is nothing. `keep(i, d, e)` takes the bidiagonal's entries.
+template <class Number, class Keep>
+void reduce(Lanes* a, Index row, Index vectors, Index n, AlignedBuffer& scratch, Keep&& keep) {
+  constexpr Index kWidth = static_cast<Index>(sizeof(Lanes) / sizeof(Number));  // columns of a vector
+  Number* entries = reinterpret_cast<Number*>(a);
+  const Index line = row * kWidth;
+  const Index size = std::max(vectors, (n + kWidth - 1) / kWidth) + 8;
+  Lanes* space = lane_buffer(scratch, 6 * size + n);
+  std::fill(space, space + 6 * size, Lanes{});
+  Number* u = reinterpret_cast<Number*>(space);
+  Number* w = reinterpret_cast<Number*>(space + size);
+  Number* x = reinterpret_cast<Number*>(space + 2 * size);
+  Number* v = reinterpret_cast<Number*>(space + 3 * size);
+  Number* un = reinterpret_cast<Number*>(space + 4 * size);
+  Number* wn = reinterpret_cast<Number*>(space + 5 * size);
+  Lanes* product = space + 6 * size;
+  const auto lanes = [](Number* p) { return reinterpret_cast<Lanes*>(p); };
+  for (Index k = 0; k < n; ++k) {
+    for (Index i = k; i < n; ++i) un[i] = entries[i * line + k] - u[i] * w[k] - x[i] * v[k];
+    if (k == n - 1) {
+      keep(k, un[k], Number{});
+      break;
+    }
+    Number tau{}, scale{};
+    const Number beta = reflector(un + k, n - k, tau, scale);
+    // Finished columns in the first vector stay as they are.
+    const Index from = (k + 1) / kWidth;
+    for (Index j = from * kWidth; j <= k; ++j) w[j] = v[j] = Number{};
+    std::fill(product + k + 1, product + n, Lanes{});
+    Number head{};
+    const auto block = [&]<Index kVectors>(Index first) {
+      update<kVectors>(a + k * row + first, row, n - k, u + k, x + k, un + k, lanes(w) + first,
+                       lanes(v) + first, lanes(wn) + first);
+      for (Index j = first * kWidth; j < (first + kVectors) * kWidth; ++j) {
+        if (j <= k) {
+          wn[j] = v[j] = Number{};
+        } else {
+          wn[j] *= tau;
+          v[j] = entries[k * line + j] - wn[j];
+        }
+      }
+      if (first == from) {
+        // The reflector's first entry is 1 whatever this one is.
+        head = v[k + 1];
+        v[k + 1] = Number{};
+      }
+      multiply<kVectors>(a + (k + 1) * row + first, row, n - k - 1, lanes(v) + first,
+                         product + k + 1);
+    };
+    Index first = from;
+    for (; first + kBlock <= vectors; first += kBlock) block.template operator()<kBlock>(first);
+    for (; first < vectors; ++first) block.template operator()<1>(first);
+    v[k + 1] = head;
+    Number tau_right{}, scale_right{};
+    keep(k, beta, reflector(v + k + 1, n - k - 1, tau_right, scale_right));
+    Number overlap{};
+    for (Index j = k + 1; j < n; ++j) overlap += wn[j] * v[j];
+    for (Index i = k + 1; i < n; ++i) {
+      Number along;
+      if constexpr (kWidth == 1) {
+        along = product[i];
+      } else {
+        along = sum_of(product[i]);
+      }
+      x[i] = tau_right * (along * scale_right + entries[i * line + k + 1] - un[i] * overlap);
+    }
+    std::swap(u, un);
+    std::swap(w, wn);
+  }
 }
 
 }  // namespace
@@ -117,119 +199,21 @@ Index bidiagonal_row(Index n) { return ((n + 7) / 8 + ((n + 7) / 8 % 2 == 0 ? 1 
 
 void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal,
                         Index stride, AlignedBuffer& scratch) {
-  Lanes* a = reinterpret_cast<Lanes*>(pack);
-  const Index row = bidiagonal_pack_row(n) / kPackWidth;
-  const Index size = n + 8;
-  Lanes* u = lane_buffer(scratch, 6 * size);
-  Lanes* w = u + size;
-  Lanes* x = w + size;
-  Lanes* v = x + size;
-  Lanes* un = v + size;
-  Lanes* wn = un + size;
-  std::fill(u, u + 4 * size, Lanes{});
-  const auto store = [&](double* to, Index i, Lanes value) {
-    std::memcpy(to + i * stride, &value, sizeof value);
-  };
-  for (Index k = 0; k < n; ++k) {
-    Lanes tau{};
-    for (Index i = k; i < n; ++i) un[i] = a[i * row + k] - u[i] * w[k] - x[i] * v[k];
-    if (k == n - 1) {
-      store(diagonal, k, un[k]);
-      store(superdiagonal, k, Lanes{});
-      break;
-    }
-    store(diagonal, k, reflector(un + k, n - k, tau));
-    std::fill(wn + k + 1, wn + n, Lanes{});
-    Index i = k;
-    for (; i + kUpdateRows <= n; i += kUpdateRows) {
-      update<kUpdateRows>(a + i * row, row, u + i, x + i, un + i, w, v, wn, k + 1, n);
-    }
-    for (; i + 2 <= n; i += 2) {
-      update<2>(a + i * row, row, u + i, x + i, un + i, w, v, wn, k + 1, n);
-    }
-    for (; i < n; ++i) update<1>(a + i * row, row, u + i, x + i, un + i, w, v, wn, k + 1, n);
-    for (Index j = k + 1; j < n; ++j) {
-      wn[j] *= tau;
-      v[j] = a[k * row + j] - wn[j];
-    }
-    Lanes tau_right{};
-    store(superdiagonal, k, reflector(v + k + 1, n - k - 1, tau_right));
-    i = k + 1;
-    for (; i + kProductRows <= n; i += kProductRows) {
-      multiply<kProductRows>(a + i * row, row, v, x + i, k + 1, n);
-    }
-    for (; i + 2 <= n; i += 2) multiply<2>(a + i * row, row, v, x + i, k + 1, n);
-    for (; i < n; ++i) multiply<1>(a + i * row, row, v, x + i, k + 1, n);
-    Lanes overlap{};
-    for (Index j = k + 1; j < n; ++j) overlap += wn[j] * v[j];
-    for (Index r = k + 1; r < n; ++r) x[r] = tau_right * (x[r] - un[r] * overlap);
-    std::swap(u, un);
-    std::swap(w, wn);
-  }
+  reduce<Lanes>(reinterpret_cast<Lanes*>(pack), bidiagonal_pack_row(n) / kPackWidth, n, n, scratch,
+                [&](Index i, const Lanes& d, const Lanes& e) {
+                  std::memcpy(diagonal + i * stride, &d, sizeof d);
+                  std::memcpy(superdiagonal + i * stride, &e, sizeof e);
+                });
 }
 
 void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,
                    AlignedBuffer& scratch) {
-  // Vectors run along rows, from the vector that holds column k + 1: w, v and their products are 0
-  // in the columns before, so what the passes do to finished columns is nothing.
-  const Index row = bidiagonal_row(n);
-  const Index vectors = row / kPackWidth;
-  const Index size = row + 8;
-  double* u = scratch.resize(6 * size);
-  double* w = u + size;
-  double* x = w + size;
-  double* v = x + size;
-  double* un = v + size;
-  double* wn = un + size;
-  std::fill(u, u + 6 * size, 0.0);
-  const auto lanes = [](double* p) { return reinterpret_cast<Lanes*>(p); };
-  // The passes take one broadcast number a row.
-  Lanes left[kUpdateRows], right[kUpdateRows], next[kUpdateRows], sums[kProductRows];
-  for (Index k = 0; k < n; ++k) {
-    double tau = 0.0;
-    for (Index i = k; i < n; ++i) un[i] = matrix[i * row + k] - u[i] * w[k] - x[i] * v[k];
-    if (k == n - 1) {
-      diagonal[k * stride] = un[k];
-      superdiagonal[k * stride] = 0.0;
-      break;
-    }
-    diagonal[k * stride] = reflector(un + k, n - k, tau);
-    w[k] = 0.0;
-    v[k] = 0.0;
-    const Index from = (k + 1) / kPackWidth;
-    std::fill(wn + from * kPackWidth, wn + row, 0.0);
-    const auto pass = [&]<Index kRows>(Index i) {
-      for (Index r = 0; r < kRows; ++r) {
-        left[r] = broadcast(u[i + r]);
-        right[r] = broadcast(x[i + r]);
-        next[r] = broadcast(un[i + r]);
-      }
-      update<kRows>(lanes(matrix + i * row), vectors, left, right, next, lanes(w), lanes(v),
-                    lanes(wn), from, vectors);
-    };
-    Index i = k;
-    for (; i + kUpdateRows <= n; i += kUpdateRows) pass.template operator()<kUpdateRows>(i);
-    for (; i < n; ++i) pass.template operator()<1>(i);
-    std::fill(wn + from * kPackWidth, wn + k + 1, 0.0);
-    for (Index j = k + 1; j < n; ++j) {
-      wn[j] *= tau;
-      v[j] = matrix[k * row + j] - wn[j];
-    }
-    double tau_right = 0.0;
-    superdiagonal[k * stride] = reflector(v + k + 1, n - k - 1, tau_right);
-    i = k + 1;
-    const auto product = [&]<Index kRows>(Index first) {
-      multiply<kRows>(lanes(matrix + first * row), vectors, lanes(v), sums, from, vectors);
-      for (Index r = 0; r < kRows; ++r) x[first + r] = sum_of(sums[r]);
-    };
-    for (; i + kProductRows <= n; i += kProductRows) product.template operator()<kProductRows>(i);
-    for (; i < n; ++i) product.template operator()<1>(i);
-    double overlap = 0.0;
-    for (Index j = k + 1; j < n; ++j) overlap += wn[j] * v[j];
-    for (Index r = k + 1; r < n; ++r) x[r] = tau_right * (x[r] - un[r] * overlap);
-    std::swap(u, un);
-    std::swap(w, wn);
-  }
+  const Index vectors = bidiagonal_row(n) / kPackWidth;
+  reduce<double>(reinterpret_cast<Lanes*>(matrix), vectors, vectors, n, scratch,
+                 [&](Index i, double d, double e) {
+                   diagonal[i * stride] = d;
+                   superdiagonal[i * stride] = e;
+                 });
 }
 
 }  // namespace attnscope

@@ -3,21 +3,30 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "kernels/base/lanes.h"
 
 namespace attnscope {
 
 double largest_magnitude(const double* values, Index count) {
-  // Eight strands, because one maximum waits for the one before.
-  double largest[8] = {};
+  Lanes even{}, odd{};
+  const auto at = [values](Index j) {
+    LaneMask bits;
+    std::memcpy(&bits, values + j, sizeof(bits));
+    return reinterpret_cast<Lanes>(bits & std::numeric_limits<long>::max());
+  };
   Index j = 0;
-  for (; j + 8 <= count; j += 8) {
-    for (Index strand = 0; strand < 8; ++strand) {
-      const double value = std::abs(values[j + strand]);
-      largest[strand] = value > largest[strand] ? value : largest[strand];
-    }
+  for (; j + 2 * kPackWidth <= count; j += 2 * kPackWidth) {
+    even = larger(even, at(j));
+    odd = larger(odd, at(j + kPackWidth));
   }
-  for (; j < count; ++j) largest[0] = std::max(largest[0], std::abs(values[j]));
-  return *std::max_element(largest, largest + 8);
+  even = larger(even, odd);
+  double largest = 0.0;
+  for (Index lane = 0; lane < kPackWidth; ++lane) largest = std::max(largest, even[lane]);
+  for (; j < count; ++j) largest = std::max(largest, std::abs(values[j]));
+  return largest;
 }
 
 double safe_scale(double largest) {
