@@ -24,6 +24,8 @@ void bind_validity(py::module_&);
 void bind_wavelet(py::module_&);
 }  // namespace attnscope
 
+// Not declared free of the GIL (py::mod_gil_not_used), so a free-threaded interpreter keeps it on: no such
+// interpreter has run these tests. Nothing here asks for it, as loops over a batch let go of the GIL anyway.
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
   // one concept a line, in alphabetical order

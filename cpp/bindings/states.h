@@ -18,6 +18,7 @@ namespace attnscope {
 template <class Workspace, class Kernel>
 Index per_state(const Batch& batch, const Judged& judged, const StateBatch& states, bool unit,
                 Index block_rows, Kernel&& kernel) {
+  if (batch.count == 0) return 0;
   const Index shared = states.shared();
   const Index groups = batch.count / shared;
   const Index size = std::max<Index>(1, batch.n * states.width);

@@ -41,12 +41,25 @@ Dtype dtype_of(const at::Tensor& tensor) {
   }
 }
 
+// An empty tensor; what cannot be had is a MemoryError with the size in it, not torch's RuntimeError.
+at::Tensor allocated(const std::vector<Index>& shape, at::ScalarType dtype) {
+  try {
+    return at::empty(shape, at::TensorOptions().dtype(dtype));
+  } catch (const c10::Error&) {
+    std::string sizes;
+    for (const Index size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    PyErr_Format(PyExc_MemoryError, "results of shape (%s) and %d bytes an entry do not fit in memory",
+                 sizes.c_str(), static_cast<int>(at::elementSize(dtype)));
+    throw py::error_already_set();
+  }
+}
+
 template <class T>
 Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill,
                  at::ScalarType dtype) {
   std::vector<Index> shape = leading;
   shape.insert(shape.end(), trailing.begin(), trailing.end());
-  at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
+  at::Tensor tensor = allocated(shape, dtype);
   T* data = static_cast<T*>(tensor.data_ptr());
   std::fill(data, data + tensor.numel(), fill);
   return {wrap(tensor), data};
@@ -55,7 +68,7 @@ Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& tr
 template <class T>
 py::object copied(const std::vector<T>& values, const std::vector<Index>& shape,
                   at::ScalarType dtype) {
-  at::Tensor tensor = at::empty(shape, at::TensorOptions().dtype(dtype));
+  at::Tensor tensor = allocated(shape, dtype);
   std::copy(values.begin(), values.end(), static_cast<T*>(tensor.data_ptr()));
   return wrap(tensor);
 }

@@ -96,15 +96,37 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
         with warnings.catch_warnings():
             # The core only reads, so a read-only NumPy array is as good as any.
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
-            value = torch.as_tensor(value)
+            value = as_tensor(function, name, value)
+    if value.is_nested:
+        raise ValueError(f"{function}: {name} must be one dense tensor, got a nested tensor; pad it")
     if value.dtype not in FLOATS:
         raise ValueError(
             f"{function}: {name} must be float16, bfloat16, float32 or float64, got {value.dtype}"
         )
     if value.layout != torch.strided:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {value.layout}")
+    if value.device.type == "meta":
+        raise ValueError(
+            f"{function}: {name} must hold data, got shape {tuple(value.shape)} on the meta device"
+        )
     detached: torch.Tensor = value.detach()
-    return detached
+    # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
+    return detached.resolve_neg()
+
+
+def as_tensor(function: str, name: str, value: Any) -> torch.Tensor:
+    """`value` as a tensor, sharing its memory where it can.
+
+    Raises:
+        TypeError: what it holds is no number.
+        ValueError: torch cannot describe its memory (NumPy's negative strides, the other byte order).
+    """
+    try:
+        return torch.as_tensor(value)
+    except (TypeError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
+    except ValueError as error:
+        raise ValueError(f"{function}: {name} cannot be read as a tensor: {error}") from None
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
@@ -162,7 +184,7 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
     if not isinstance(support, torch.Tensor):
-        support = torch.as_tensor(support)
+        support = as_tensor(function, "support", support)
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
     try:
@@ -200,7 +222,7 @@ def _fraction_of_n(function: str, text: str) -> float:
 def _lengths(function: str, lengths: Lengths, leading: tuple[int, ...], n: int) -> torch.Tensor | None:
     if lengths is None:
         return None
-    values = torch.as_tensor(lengths)
+    values = as_tensor(function, "lengths", lengths)
     if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
         raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
     values = values.to(device="cpu", dtype=torch.int64)

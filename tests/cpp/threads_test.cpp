@@ -18,12 +18,16 @@
 #include "kernels/fiedler.h"
 #include "kernels/graph_statistics.h"
 #include "kernels/laplacian.h"
+#include "kernels/locality.h"
 #include "kernels/marchenko_pastur.h"
 #include "kernels/participation_ratio.h"
 #include "kernels/persistence.h"
+#include "kernels/power_spectrum.h"
 #include "kernels/reference_influence.h"
 #include "kernels/singular_values.h"
 #include "kernels/sinks.h"
+#include "kernels/uncertainty.h"
+#include "kernels/wavelet.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -61,18 +65,26 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   const std::span<const Support> supports(&support, 1);
   std::vector<double> numbers(static_cast<std::size_t>(n));
 
-  RowScratch rows;
-  attention_entropy(view, support, true, numbers.data(), rows);
+  EntropyWorkspace entropy;
+  Support judged;
+  attention_entropy(view, true, judged, true, numbers.data(), entropy);
   write(numbers);
   SinkWorkspace sinks;
-  incoming_attention(view, support, numbers.data(), sinks);
+  SinkQuestions questions;
+  questions.position = true;
+  questions.first = 1;
+  questions.queries = n;
+  questions.top = std::min<Index>(3, n);
+  SinkAnswers answers;
+  answers.incoming = numbers.data();
+  sink_statistics(view, true, judged, questions, answers, sinks);
   write(numbers);
+  write(answers.position);
+  write(answers.top_mass);
+  write(answers.share.share);
   const auto tokens = std::make_unique<bool[]>(static_cast<std::size_t>(n));
   sink_tokens(view, support, SinkRule{}, tokens.get(), sinks);
   for (Index j = 0; j < n; ++j) write(std::int64_t{tokens[static_cast<std::size_t>(j)]});
-  write(sink_position(view, support, 0.3, sinks));
-  write(top_mass(view, support, 3, sinks));
-  write(sink_share(view, support, 1, n).share);
 
   DivergenceWorkspace divergence;
   head_divergence(one, supports, 0, n, numbers.data(), n, divergence);
@@ -155,6 +167,28 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
     write(bar.birth);
     write(bar.death);
   }
+
+  RowScratch local;
+  write(local_global_ratio(view, support, 4, false, local));
+  SignalOptions signal;
+  signal.kind = SignalOptions::Kind::last;
+  signal.min_keys = 8;
+  std::vector<double> fields(32, 0.0);
+  SpectrumOptions spectrum;
+  spectrum.signal = signal;
+  SpectrumScratch spectral;
+  power_spectrum(view, support, spectrum, fields.data(), spectral);
+  write(fields);
+  UncertaintyScratch uncertain;
+  uncertainty(view, support, signal, true, fields.data(), uncertain);
+  write(fields);
+  WaveletOptions wavelet;
+  wavelet.signal = signal;
+  wavelet.levels = std::max<Index>(1, wavelet_levels(n));
+  fields.assign(static_cast<std::size_t>(wavelet_fields(wavelet.levels)), 0.0);
+  WaveletScratch waves;
+  wavelet_transform(view, support, wavelet, fields.data(), static_cast<double*>(nullptr), waves);
+  write(fields);
 }
 
 Bits record_all(const Inputs& inputs) {

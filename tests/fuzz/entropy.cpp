@@ -11,20 +11,30 @@ void entropy(Bytes& bytes) {
   const Map<Scalar> map(bytes, n);
   const Seen seen(bytes, map);
   const bool normalized = bytes.flag();
-  if (!map.finite()) return;
-  static RowScratch reused;
-  RowScratch fresh;
+  const bool judge = bytes.flag();
+  static EntropyWorkspace reused;
+  EntropyWorkspace fresh;
   Output<double> out(n);
   Output<double> again(n);
-  attention_entropy(map.view(), seen.support(), normalized, out.data(), fresh);
-  attention_entropy(map.view(), seen.support(), normalized, again.data(), reused);
+  Support support = seen.support();
+  const bool finite = attention_entropy(map.view(), judge, support, normalized, out.data(), fresh);
+  LAW(finite == map.finite(), "finite is %d, the map's entries say %d", finite, map.finite());
+  if (!finite) {
+    for (Index i = 0; i < n; ++i)
+      LAW(std::isnan(out[i]), "a spoiled map has the entropy %g", out[i]);
+    return;
+  }
+  if (judge)
+    LAW((support.kind == Support::Kind::causal) == map.lower(), "judged %d", int(support.kind));
+  Support support_again = seen.support();
+  attention_entropy(map.view(), judge, support_again, normalized, again.data(), reused);
   LAW(out.same_bits(again), "scratch of an earlier matrix changes the entropy, n = %ld", long(n));
   for (Index i = 0; i < n; ++i) {
     long double sum = 0.0;
     long double size = 0.0;
     bool negative = false;
     for (Index j = 0; j < n; ++j) {
-      if (!seen(i, j)) continue;
+      if (!support.visible(i, j)) continue;
       const double a = map(i, j);
       negative = negative || a < 0.0;
       if (a <= 0.0) continue;
@@ -32,7 +42,8 @@ void entropy(Bytes& bytes) {
       sum += term;
       size += std::abs(term) + a;
     }
-    const Index keys = seen.count(i, n);
+    Index keys = 0;
+    for (Index j = 0; j < n; ++j) keys += support.visible(i, j) ? 1 : 0;
     if (negative || (normalized && keys < 2)) {
       LAW(std::isnan(out[i]), "row %ld of %ld gives %g, not NaN", long(i), long(n), out[i]);
       continue;

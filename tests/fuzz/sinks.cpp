@@ -16,15 +16,29 @@ void sinks(Bytes& bytes) {
   rule.gamma = bytes.byte() / 256.0;
   rule.min_visibility = bytes.byte() / 256.0;
   if (bytes.flag()) rule.tau = bytes.flag() ? bytes.unit() : special_value(bytes);
-  if (!map.finite()) return;
   static SinkWorkspace reused;
   SinkWorkspace fresh;
 
+  SinkQuestions questions;
+  questions.position = true;
+  questions.min_visibility = rule.min_visibility;
+  questions.first = k;
+  questions.queries = queries;
+  questions.top = k;
   Output<double> alpha(n);
   Output<double> again(n);
-  incoming_attention(map.view(), seen.support(), alpha.data(), fresh);
-  incoming_attention(map.view(), seen.support(), again.data(), reused);
-  LAW(alpha.same_bits(again), "scratch changes the incoming attention");
+  Support support = seen.support();
+  SinkAnswers answers;
+  answers.incoming = alpha.data();
+  const bool finite = sink_statistics(map.view(), false, support, questions, answers, fresh);
+  LAW(finite == map.finite(), "finite is %d, the map's entries say %d", finite, map.finite());
+  if (!finite) return;
+  SinkAnswers answers_again;
+  answers_again.incoming = again.data();
+  sink_statistics(map.view(), false, support, questions, answers_again, reused);
+  LAW(alpha.same_bits(again) && answers.position == answers_again.position &&
+          same_bits(answers.top_mass, answers_again.top_mass),
+      "scratch changes the sinks");
   std::vector<Index> watchers(static_cast<std::size_t>(n), 0);
   for (Index j = 0; j < n; ++j) {
     long double sum = 0.0;
@@ -41,8 +55,7 @@ void sinks(Bytes& bytes) {
         "key %ld of %ld: %.17g, expected %.17g", long(j), long(n), alpha[j], expected);
   }
 
-  const Index sink = sink_position(map.view(), seen.support(), rule.min_visibility, fresh);
-  LAW(sink == sink_position(map.view(), seen.support(), rule.min_visibility, reused), "scratch");
+  const Index sink = answers.position;
   const double wanted = std::ceil(rule.min_visibility * double(n));
   Index best = -1;
   for (Index j = 0; j < n; ++j) {
@@ -66,9 +79,8 @@ void sinks(Bytes& bytes) {
         long(watchers[j]), rule.gamma);
   }
 
-  const SinkShare share = sink_share(map.view(), seen.support(), k, queries);
-  const double mass = top_mass(map.view(), seen.support(), k, fresh);
-  LAW(same_bits(mass, top_mass(map.view(), seen.support(), k, reused)), "scratch changes the mass");
+  const SinkShare share = answers.share;
+  const double mass = answers.top_mass;
   if (!std::isnan(share.uniform)) {
     LAW(share.uniform >= 0.0 && share.uniform <= 1.0, "uniform share %g", share.uniform);
   }

@@ -52,7 +52,7 @@ def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Att
     Raises:
         ValueError: not boolean, or another shape.
     """
-    tensor = torch.as_tensor(flags)
+    tensor = _checks.as_tensor(function, name, flags)
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
     shape = (*attention.leading, attention.n)

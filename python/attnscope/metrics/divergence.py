@@ -163,7 +163,7 @@ def _mean_over(rows: torch.Tensor, excluded: torch.Tensor | None, checked: _chec
 
 def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
     n = checked.n
-    flags = torch.as_tensor(keys)
+    flags = _checks.as_tensor(function, "keys", keys)
     if flags.dtype != torch.bool:
         whole = not flags.is_floating_point() and not flags.is_complex()
         if flags.ndim > 1 or not (whole or flags.numel() == 0):
