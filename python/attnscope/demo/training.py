@@ -42,6 +42,10 @@ class Recipe:
     learning_rate: float = 2e-3
     seed: int = 0
 
+    def build(self) -> Any:
+        """The untrained model."""
+        return build_model(self)
+
 
 def checkpoint_steps(last: int) -> list[int]:
     """The steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
@@ -73,26 +77,38 @@ def build_model(recipe: Recipe) -> Any:
     """
     from transformers import LlamaConfig, LlamaForCausalLM
 
+    config = LlamaConfig(**config_values(recipe))
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return LlamaForCausalLM(config).train()
+
+
+def config_values(recipe: Recipe) -> dict[str, Any]:
+    """What the recipe says of a Llama configuration.
+
+    Args:
+        recipe: sizes.
+
+    Raises:
+        ValueError: when the width is not an even multiple of the number of heads.
+    """
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
         )
-    config = LlamaConfig(
-        vocab_size=VOCABULARY_SIZE,
-        hidden_size=recipe.width,
-        intermediate_size=recipe.inner_width,
-        num_hidden_layers=recipe.layers,
-        num_attention_heads=recipe.heads,
-        num_key_value_heads=recipe.heads,
-        max_position_embeddings=WINDOW + 2,
-        tie_word_embeddings=False,
-        bos_token_id=0,
-        eos_token_id=None,
-        pad_token_id=None,
-    )
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(recipe.seed)
-        return LlamaForCausalLM(config).train()
+    return {
+        "vocab_size": VOCABULARY_SIZE,
+        "hidden_size": recipe.width,
+        "intermediate_size": recipe.inner_width,
+        "num_hidden_layers": recipe.layers,
+        "num_attention_heads": recipe.heads,
+        "num_key_value_heads": recipe.heads,
+        "max_position_embeddings": WINDOW + 2,
+        "tie_word_embeddings": False,
+        "bos_token_id": 0,
+        "eos_token_id": None,
+        "pad_token_id": None,
+    }
 
 
 def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
@@ -202,18 +218,16 @@ def _claim(root: Path, recipe: Recipe) -> None:
 
 def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | None]:
     """The model, the steps it has taken and its optimizer's state; untrained when nothing can be resumed."""
-    from transformers import LlamaForCausalLM
-
     path = root / _OPTIMIZER
     if path.exists():
         saved = torch.load(path, weights_only=True)
         folder = root / "checkpoints" / f"step{saved['step']}"
         if folder.is_dir():
             with _without_progress_bars():
-                model = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32)
+                model = type(recipe.build()).from_pretrained(folder, dtype=torch.float32)
             return model.train(), int(saved["step"]), saved["optimizer"]
     (root / "training.jsonl").unlink(missing_ok=True)
-    return build_model(recipe), 0, None
+    return recipe.build(), 0, None
 
 
 @contextmanager

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,9 @@ from typing import Any
 import torch
 
 from attnscope.models.checkpoints import Checkpoint
+
+#: Architectures that this package defines: model type -> module whose import makes it known.
+OWN_ARCHITECTURES = {"attnscope_positions": "attnscope.demo.encodings"}
 
 
 class LoadError(RuntimeError):
@@ -48,6 +52,7 @@ def load_model(
     """
     import transformers
 
+    _know_own(checkpoint)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
     with _errors_of(checkpoint), _quiet():
@@ -95,6 +100,7 @@ def random_twin(
     """
     import transformers
 
+    _know_own(checkpoint)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
     with _errors_of(checkpoint, "twin with random weights: "), _quiet(), torch.random.fork_rng():
@@ -127,6 +133,7 @@ def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> A
     """
     import transformers
 
+    _know_own(checkpoint)
     with _errors_of(checkpoint), _quiet():
         return transformers.AutoConfig.from_pretrained(**_place(checkpoint, trust_remote_code))
 
@@ -184,6 +191,15 @@ def free_disk(loaded: LoadedModel) -> int:
     strategy = scan_cache_dir().delete_revisions(loaded.commit)
     strategy.execute()
     return int(strategy.expected_freed_size)
+
+
+def _know_own(checkpoint: Checkpoint) -> None:
+    """Enters an architecture of this package's own in transformers' tables when a folder holds one."""
+    file = Path(checkpoint.path) / "config.json"
+    if checkpoint.local and file.is_file():
+        for model_type, module in OWN_ARCHITECTURES.items():
+            if f'"{model_type}"' in file.read_text("utf-8", errors="replace"):
+                importlib.import_module(module)
 
 
 def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:

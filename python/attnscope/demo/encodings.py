@@ -1,0 +1,251 @@
+# SPDX-License-Identifier: MIT
+"""One small language model with five ways of telling positions apart, trained by the demo's recipe.
+
+python -m attnscope.demo.encodings [DIRECTORY] trains them, runs the wavelet study over all of them and prints
+what it found.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
+
+from attnscope.demo.texts import text_windows
+from attnscope.demo.training import Recipe, config_values, train
+
+if TYPE_CHECKING:
+    from attnscope.results import Results
+
+ENCODINGS = ("rope", "learned", "alibi", "t5", "none")
+BUCKETS, MAX_DISTANCE = 32, 128
+_SAMPLES_SEED = 1
+
+
+class PositionsConfig(LlamaConfig):  # type: ignore[misc]
+    """A Llama configuration with `position_encoding`, one of `ENCODINGS`."""
+
+    model_type = "attnscope_positions"
+    position_encoding: str = "rope"
+
+
+class Unrotated(nn.Module):
+    """In place of RoPE: a rotation by nothing."""
+
+    def forward(self, x: Tensor, position_ids: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines of 1 and sines of 0.
+
+        Args:
+            x: any tensor of the model's dtype [b, n, width].
+            position_ids: [b, n].
+        """
+        ones = x.new_ones(*position_ids.shape, 1)
+        return ones, torch.zeros_like(ones)
+
+
+class LearnedPositions(nn.Embedding):
+    """Token embeddings plus a learned vector for each absolute position, counted from the first token."""
+
+    def __init__(self, tokens: int, positions: int, width: int, deviation: float) -> None:
+        super().__init__(tokens, width)
+        self.positions = nn.Parameter(torch.randn(positions, width) * deviation)
+
+    def forward(self, input: Tensor) -> Tensor:
+        """Embeddings [..., n, width] of token ids [..., n].
+
+        Args:
+            input: token ids.
+        """
+        return super().forward(input) + self.positions[: input.shape[-1]]
+
+
+class RelativeBias(nn.Module):
+    """T5's learned bias of a bucket of distances per head, the same in every layer (Raffel et al. 2020)."""
+
+    def __init__(self, heads: int) -> None:
+        super().__init__()
+        self.buckets = nn.Parameter(torch.zeros(BUCKETS, heads))
+
+    def forward(self, distance: Tensor) -> Tensor:
+        """Biases [heads, q, k].
+
+        Args:
+            distance: query minus key [q, k].
+        """
+        return self.buckets[distance_bucket(distance)].permute(2, 0, 1)
+
+
+def distance_bucket(distance: Tensor) -> Tensor:
+    """T5's bucket of a distance into the past: exact up to 15, logarithmic to 127, one for all beyond.
+
+    Args:
+        distance: query minus key; the future shares bucket 0.
+
+    >>> distance_bucket(torch.tensor([-3, 0, 15, 16, 127, 10_000])).tolist()
+    [0, 0, 15, 16, 31, 31]
+    """
+    exact = BUCKETS // 2
+    past = distance.clamp_min(0)
+    ratio = past.clamp_min(exact).double().div(exact).log() / math.log(MAX_DISTANCE / exact)
+    far = exact + (ratio * (BUCKETS - exact)).long()
+    return torch.where(past < exact, past, far.clamp_max(BUCKETS - 1))
+
+
+def alibi_slopes(heads: int) -> Tensor:
+    """Slopes of ALiBi for a power of two of heads: 2^(−8/h), 2^(−16/h), … (Press et al. 2022).
+
+    Args:
+        heads: how many.
+
+    >>> alibi_slopes(4).tolist()
+    [0.25, 0.0625, 0.015625, 0.00390625]
+    """
+    return 2.0 ** (-8.0 / heads * torch.arange(1, heads + 1))
+
+
+class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
+    """A Llama model whose positions are told apart as its configuration says."""
+
+    config_class = PositionsConfig
+
+    def __init__(self, config: PositionsConfig) -> None:
+        super().__init__(config)
+        encoding = config.position_encoding
+        if encoding not in ENCODINGS:
+            raise ValueError(f"position_encoding must be one of {', '.join(ENCODINGS)}, got {encoding!r}")
+        if encoding != "rope":
+            self.model.rotary_emb = Unrotated()
+        if encoding == "learned":
+            self.model.embed_tokens = LearnedPositions(
+                config.vocab_size, config.max_position_embeddings, config.hidden_size, 0.02
+            )
+            nn.init.normal_(self.model.embed_tokens.weight, std=config.initializer_range)
+        if encoding == "t5":
+            self.model.relative_bias = RelativeBias(config.num_attention_heads)
+        if encoding in ("alibi", "t5"):
+            for layer in self.model.layers:
+                layer.self_attn.register_forward_pre_hook(self._biased, with_kwargs=True)
+
+    def _biased(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+        """Adds the bias of the distance to a layer's mask, which every implementation adds to the logits."""
+        hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
+        n = hidden.shape[1]
+        place = torch.arange(n, device=hidden.device)
+        distance = place[:, None] - place
+        if self.config.position_encoding == "t5":
+            bias = self.model.relative_bias(distance)
+        else:
+            slopes = alibi_slopes(self.config.num_attention_heads).to(hidden.device)
+            bias = -slopes[:, None, None] * distance.clamp_min(0)
+        mask, lowest = kwargs.get("attention_mask"), torch.finfo(hidden.dtype).min
+        if mask is None:
+            mask = torch.zeros(n, n, dtype=hidden.dtype, device=hidden.device)
+            mask = mask.masked_fill(distance < 0, lowest)[None, None]
+        elif mask.dtype == torch.bool:
+            mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(
+                ~mask, lowest
+            )
+        return args, {**kwargs, "attention_mask": mask + bias.to(hidden.dtype)}
+
+
+AutoConfig.register(PositionsConfig.model_type, PositionsConfig, exist_ok=True)
+AutoModelForCausalLM.register(PositionsConfig, PositionsForCausalLM, exist_ok=True)
+
+
+@dataclass(frozen=True)
+class PositionsRecipe(Recipe):
+    """The demo's recipe, a third as long, with a way of telling positions apart."""
+
+    steps: int = 256
+    encoding: str = "rope"
+
+    def build(self) -> Any:
+        """The untrained model, from the recipe's seed."""
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(self.seed)
+            config = PositionsConfig(**config_values(self), position_encoding=self.encoding)
+            return PositionsForCausalLM(config).train()
+
+
+def compare_encodings(
+    directory: str | os.PathLike[str] = "runs/encodings",
+    *,
+    samples: int = 24,
+    steps: int = 256,
+    progress: bool = True,
+) -> Results:
+    """Trains the five models and runs the wavelet study over their last checkpoints.
+
+    What is done already is kept, as in `run_demo`.
+
+    Args:
+        directory: gets a folder of checkpoints per encoding and the run `study`.
+        samples: windows of held-out text.
+        steps: of each training.
+        progress: bars on a terminal.
+
+    Returns:
+        The stored results, one model per encoding.
+    """
+    from attnscope.studies.config import Study
+    from attnscope.studies.engine import Engine
+
+    root = Path(directory).resolve()
+    root.mkdir(parents=True, exist_ok=True)
+    models = []
+    for encoding in ENCODINGS:
+        recipe = PositionsRecipe(steps=steps, encoding=encoding)
+        checkpoints = train(root / encoding, recipe, progress=None if progress else False)
+        models.append({"path": str(checkpoints / f"step{steps}"), "label": encoding})
+    texts = root / "text.jsonl"
+    lines = [json.dumps({"text": window}) for window in text_windows(samples, _SAMPLES_SEED)]
+    texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    study = Study(
+        study="wavelet_study", name="study", output=str(root), models=models, texts={"path": str(texts)},
+        options={"nulls": ["row_permutation"]},
+    )  # fmt: skip
+    results = Engine(study, progress=progress).run(resume=True)
+    results.figures()
+    results.report()
+    return results
+
+
+def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
+    """A table of the main numbers, one line per encoding.
+
+    Args:
+        results: of `compare_encodings`.
+        directory: where its trainings are.
+    """
+    phases = results.table("phases")
+    wanted = (
+        "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",
+        "position_entropy", "local_global_ratio", "rho", "scale_sensitivity_energy_0.5",
+    )  # fmt: skip
+    lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in wanted)]
+    for encoding in ENCODINGS:
+        own = phases[phases["model"] == encoding].set_index("metric")["mean"]
+        record = json.loads(
+            (Path(directory) / encoding / "training.jsonl").read_text("utf-8").splitlines()[-1]
+        )
+        losses = f"{record['loss_text']:.2f} / {record['loss_copying']:.2f}"
+        cells = "  ".join(f"{float(own.get(name, math.nan)):>17.3f}" for name in wanted)
+        lines.append(f"{encoding:8} {losses:>14}  {cells}")
+    return lines
+
+
+if __name__ == "__main__":
+    # the module's classes must be those of the package, not of __main__, for stored models to find them
+    from attnscope.demo import encodings
+
+    place = sys.argv[1] if len(sys.argv) > 1 else "runs/encodings"
+    for line in encodings.summary(encodings.compare_encodings(place), place):
+        print(line)
