@@ -130,6 +130,18 @@ class Results:
         self._check_columns(name, columns or (), stored.columns)
         return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
 
+    def schema(self, name: str) -> pa.Schema:
+        """Names and types of a table's columns; of a stored table not one row is read.
+
+        Args:
+            name: a name from `tables()`.
+
+        Raises:
+            MissingError: no such table; the message carries the nearest right name.
+            ResultsError: the file was written by a newer schema or is damaged.
+        """
+        return self.arrow(name).schema if name in self._tables else self._read(name, ()).schema
+
     def arrow(self, name: str, columns: Sequence[str] | None = None) -> pa.Table:
         """One table as an Arrow table, brought to the present schema version.
 
@@ -380,6 +392,8 @@ class Results:
         try:
             schema = pq.read_schema(file)
             version = int((schema.metadata or {}).get(b"attnscope_schema", b"1"))
+            if columns == () and version == SCHEMA_VERSION:
+                return schema.empty_table()
             if columns is not None and version == SCHEMA_VERSION:
                 self._check_columns(name, columns, schema.names)
                 return pq.read_table(file, columns=list(columns))

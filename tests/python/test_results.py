@@ -191,3 +191,15 @@ assert len(run.table("heads")) == 36 and run.to_xarray().sizes["head"] == 3
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+def test_a_schema_is_read_without_a_row(run, monkeypatch):
+    stored = load(run.path)
+    expected = stored.arrow("heads").schema
+    in_memory = Results({"heads": run.table("heads")})
+    monkeypatch.setattr(pq, "read_table", None)
+    assert in_memory.schema("heads").names == expected.names
+    assert stored.schema("heads").names == expected.names
+    assert stored.schema("heads").types == expected.types
+    with pytest.raises(KeyError, match="no table 'haeds'.*did you mean 'heads'"):
+        stored.schema("haeds")

@@ -43,7 +43,7 @@ def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
     makers: dict[str, Callable[[], list[dict[str, Any]]]] = {}
     whole = not study.metrics
     there = set(results.tables())
-    positions = "heads" in there and "sink_position" in results.arrow("heads").column_names
+    positions = "heads" in there and "sink_position" in results.schema("heads").names
     if positions and (whole or "classify_frames" in study.metrics):
         verdicts: list[dict[str, Any]] = []
         evidence: list[dict[str, Any]] = []
@@ -332,7 +332,7 @@ def numbers_of(results: Results, table: str) -> list[str]:
 
     return [
         field.name
-        for field in results.arrow(table).schema
+        for field in results.schema(table)
         if field.name not in _NO_NUMBERS
         and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
     ]
