@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import math
+import operator
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -60,7 +61,7 @@ def attention_argument(
     if tensor.shape[-1] == 0:
         raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
     checked = Attention(tensor, _lengths(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1])))
-    if validate:
+    if flag(function, "validate", validate):
         _validate(function, name, checked)
     return checked
 
@@ -81,7 +82,7 @@ def heads_argument(
     layers = _lengths(function, lengths, checked.leading[:-1], checked.n)
     each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
     checked = Attention(checked.tensor, each)
-    if validate:
+    if flag(function, "validate", validate):
         _validate(function, "heads", checked)
     return checked, layers
 
@@ -142,11 +143,15 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
         thresholds = thresholds.flatten().tolist()
     if isinstance(thresholds, (int, float, str)):
         thresholds = [thresholds]
+    if not isinstance(thresholds, Iterable):
+        raise TypeError(f'{function}: thresholds must be numbers or "k/n", got {thresholds!r}')
     values: list[float] = []
     over_n: list[bool] = []
     for entry in thresholds:
         over_n.append(isinstance(entry, str))
-        value = _fraction_of_n(function, entry) if isinstance(entry, str) else float(entry)
+        value = (
+            _fraction_of_n(function, entry) if isinstance(entry, str) else real(function, "thresholds", entry)
+        )
         if not isinstance(entry, str) and not 0.0 < value < 1.0:
             raise ValueError(f"{function}: thresholds must lie strictly between 0 and 1, got {value!r}")
         values.append(value)
@@ -161,16 +166,62 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     return values_over_n.masked_fill(values_over_n >= 1.0, math.inf)
 
 
+def real(function: str, name: str, value: Any) -> float:
+    """`value` as a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise TypeError(f"{function}: {name} must be a number, got {value!r}")
+
+
+def whole(function: str, name: str, value: Any) -> int:
+    """`value` as an int; 2.0 is one, 2.5 is not, and neither is anything beyond 64 bits.
+
+    Raises:
+        TypeError: it is no whole number.
+    """
+    if isinstance(value, float) and value.is_integer():
+        value = int(value)
+    try:
+        number = operator.index(value)
+    except (TypeError, RuntimeError):
+        raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
+    if not -(2**63) <= number < 2**64:
+        raise ValueError(f"{function}: {name} must fit in 64 bits, got {number}")
+    return number
+
+
+def flag(function: str, name: str, value: Any) -> bool:
+    """`value` as a bool.
+
+    Raises:
+        TypeError: it has no truth value of its own, as an array of several.
+    """
+    try:
+        return bool(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{function}: {name} must be True or False, got {value!r}") from None
+
+
 def threshold_argument(function: str, threshold: float | None) -> float | None:
     """One threshold in (0, 1), or None."""
-    if threshold is not None and not 0.0 < float(threshold) < 1.0:
+    if threshold is None:
+        return None
+    value = real(function, "threshold", threshold)
+    if not 0.0 < value < 1.0:
         raise ValueError(f"{function}: threshold must lie strictly between 0 and 1, got {threshold!r}")
-    return None if threshold is None else float(threshold)
+    return value
 
 
 def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]) -> str:
     """`value` where it is one of `choices`."""
-    if value not in choices:
+    if not isinstance(value, str) or value not in choices:
         raise ValueError(f"{function}: {name} must be one of {', '.join(map(repr, choices))}, got {value!r}")
     return str(value)
 

@@ -58,13 +58,14 @@ def signal_arguments(
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))
-    if isinstance(min_keys, bool) or int(min_keys) != min_keys or min_keys < 2:
+    keys = _checks.whole(function, "min_keys", min_keys)
+    if isinstance(min_keys, bool) or keys < 2:
         raise ValueError(f"{function}: min_keys must be a whole number of at least 2, got {min_keys!r}")
     return Signals(
         checked,
         _checks.support_argument(function, support, checked),
         signal,
-        bool(drop_first),
+        _checks.flag(function, "drop_first", drop_first),
         detrend == "mean",
-        int(min_keys),
+        keys,
     )

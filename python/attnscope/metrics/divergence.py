@@ -131,7 +131,7 @@ def sink_removal(
         checked.lengths,
         _checks.support_argument(name, support, checked),
         _keys(name, keys, checked),
-        bool(keep_attention),
+        _checks.flag(name, "keep_attention", keep_attention),
     )
     kl_before = _mean_over(before, excluded, checked)
     kl_after = _mean_over(after, excluded, checked)

@@ -58,11 +58,14 @@ def attention_entropy(
     """
     name = "attention_entropy"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    base = float(base)
+    base = _checks.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:
         raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")
     result, spoiled = _core.attention_entropy(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), bool(normalized)
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        _checks.flag(name, "normalized", normalized),
     )
     if base != math.e and not normalized:
         result /= math.log(base)

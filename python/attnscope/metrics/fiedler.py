@@ -62,7 +62,7 @@ def fiedler_value(
         checked.lengths,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
-        bool(normalized),
+        _checks.flag(name, "normalized", normalized),
         _checks.choice_argument(name, "precision", precision, ("exact", "fast")),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
@@ -114,6 +114,6 @@ def fiedler_vector(
         checked.lengths,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
-        bool(normalized),
+        _checks.flag(name, "normalized", normalized),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

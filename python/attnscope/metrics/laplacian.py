@@ -54,7 +54,7 @@ def laplacian_eigenvalues(
     """
     name = "laplacian_eigenvalues"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    count = checked.n if k is None else int(k)
+    count = checked.n if k is None else _checks.whole(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
     result, spoiled = _core.laplacian_eigenvalues(
@@ -63,7 +63,7 @@ def laplacian_eigenvalues(
         count,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
-        bool(normalized),
+        _checks.flag(name, "normalized", normalized),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
 

@@ -54,13 +54,14 @@ def local_global_ratio(
     """
     name = "local_global_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    if not 0.0 <= float(window) < math.inf:
+    window = _checks.real(name, "window", window)
+    if not 0.0 <= window < math.inf:
         raise ValueError(f"{name}: window must be a number of tokens or a fraction below 1, got {window!r}")
     result, spoiled = _core.local_global_ratio(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
-        float(window),
-        bool(drop_first),
+        window,
+        _checks.flag(name, "drop_first", drop_first),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

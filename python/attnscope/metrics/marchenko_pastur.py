@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-import operator
 from typing import Literal, NamedTuple
 
 import torch
@@ -153,12 +152,14 @@ def _compared(
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     null = _checks.choice_argument(name, "null", null, ("auto", "full", "causal", "permutation"))
     visible = _checks.support_argument(name, support, checked)
-    if operator.index(draws) < 1:
+    draws = _checks.whole(name, "draws", draws)
+    if draws < 1:
         raise ValueError(f"{name}: draws must be at least 1, got {draws!r}")
-    if not 0 <= operator.index(seed) < 2**64:
+    seed = _checks.whole(name, "seed", seed)
+    if seed < 0:
         raise ValueError(f"{name}: seed must lie in [0, 2**64), got {seed!r}")
     *fields, undefined, spoiled = _core.marchenko_pastur(
-        checked.tensor, checked.lengths, visible, null, operator.index(draws), operator.index(seed), whole
+        checked.tensor, checked.lengths, visible, null, draws, seed, whole
     )
     if undefined:
         warn(

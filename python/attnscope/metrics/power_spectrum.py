@@ -106,12 +106,14 @@ def power_spectrum(
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
     )  # fmt: skip
     _checks.choice_argument(name, "window", window, ("hann", "none"))
-    if not 1.0 <= float(padding) <= 64.0:
+    padding = _checks.real(name, "padding", padding)
+    if not 1.0 <= padding <= 64.0:
         raise ValueError(f"{name}: padding must lie between 1 and 64, got {padding!r}")
-    if int(bands) != bands or bands < 0:
+    bands = _checks.whole(name, "bands", bands)
+    if bands < 0:
         raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
     result, spoiled = _core.power_spectrum(
-        **given.arguments, hann=window == "hann", padding=float(padding), bands=int(bands)
+        **given.arguments, hann=window == "hann", padding=padding, bands=bands
     )
     _checks.finished(name, given.checked, result, spoiled)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)

@@ -151,14 +151,15 @@ def sink_tokens(
     name = "sink_tokens"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     tau = None if tau is None else _fraction(name, "tau", tau)
-    if not 0.0 < float(gamma) <= 1.0:
+    gamma = _checks.real(name, "gamma", gamma)
+    if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
     result, spoiled = _core.sink_tokens(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
         tau,
-        float(gamma),
+        gamma,
         _visibility(name, min_visibility),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
@@ -324,18 +325,22 @@ def _from_one_read(
     rate = asked.get("sink_rate")
     epsilon, at = 0.0, 0
     if rate is not None:
-        epsilon, at = _fraction(function, "epsilon", rate["epsilon"]), int(rate["position"])
+        epsilon, at = (
+            _fraction(function, "epsilon", rate["epsilon"]),
+            _checks.whole(function, "position", rate["position"]),
+        )
         if not 0 <= at < n:
             raise ValueError(f"{function}: position must lie between 0 and n - 1 = {n - 1}, got {at}")
     first_and_queries = None
     if (share := asked.get("sink_share")) is not None:
-        first, queries = share["first"], share["queries"]
-        if not 1 <= int(first) <= n:
+        first = _checks.whole(function, "first", share["first"])
+        queries = None if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
+        if not 1 <= first <= n:
             raise ValueError(f"{function}: first must lie between 1 and n = {n}, got {first}")
-        if queries is not None and int(queries) < 1:
+        if queries is not None and queries < 1:
             raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
-        first_and_queries = (int(first), n if queries is None else int(queries))
-    k = int(asked["top_mass"]["k"]) if "top_mass" in asked else 0
+        first_and_queries = (first, n if queries is None else min(queries, n))
+    k = _checks.whole(function, "k", asked["top_mass"]["k"]) if "top_mass" in asked else 0
     if "top_mass" in asked and not 1 <= k <= n:
         raise ValueError(f"{function}: k must lie between 1 and n = {n}, got {k}")
     position = asked.get("sink_position")
@@ -364,12 +369,14 @@ def _from_one_read(
 
 
 def _fraction(function: str, name: str, value: float) -> float:
-    if not 0.0 < float(value) < 1.0:
+    number = _checks.real(function, name, value)
+    if not 0.0 < number < 1.0:
         raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
-    return float(value)
+    return number
 
 
 def _visibility(function: str, value: float) -> float:
-    if not 0.0 <= float(value) <= 1.0:
+    number = _checks.real(function, "min_visibility", value)
+    if not 0.0 <= number <= 1.0:
         raise ValueError(f"{function}: min_visibility must lie between 0 and 1, got {value!r}")
-    return float(value)
+    return number

@@ -100,17 +100,17 @@ def wavelet_transform(
     most = int(_core.wavelet_levels(given.min_keys))
     if levels is None and most < 1:
         raise ValueError(f"{name}: signals of min_keys = {given.min_keys} carry no level; 6 is the least")
-    if levels is not None and (int(levels) != levels or not 1 <= levels <= most):
+    levels = None if levels is None else _checks.whole(name, "levels", levels)
+    if levels is not None and not 1 <= levels <= most:
         raise ValueError(
             f"{name}: levels must lie between 1 and {most}, which min_keys = {given.min_keys} allows, "
             f"got {levels!r}"
         )
-    if int(resample) != resample or resample < 0:
+    resample = _checks.whole(name, "resample", resample)
+    if resample < 0:
         raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
-    depth = most if levels is None else int(levels)
-    result, profile, spoiled = _core.wavelet_transform(
-        **given.arguments, levels=depth, resample=int(resample)
-    )
+    depth = most if levels is None else levels
+    result, profile, spoiled = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
     _checks.finished(name, given.checked, result, spoiled)
     scales = depth + 1
     return WaveletTransform(
@@ -246,10 +246,11 @@ def morlet_scalogram(
     )  # fmt: skip
     if scales is None:
         scales = 2.0 * (max(given.checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
-    wanted = torch.as_tensor(scales, dtype=torch.float64).detach().flatten().contiguous()
+    wanted = _checks.as_tensor(name, "scales", scales).detach().double().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
-    if not 5.0 <= float(omega) <= 100.0:
+    omega = _checks.real(name, "omega", omega)
+    if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, spoiled = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=float(omega))
+    result, spoiled = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
     return _checks.finished(name, given.checked, result, spoiled)  # type: ignore[no-any-return]
