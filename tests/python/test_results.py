@@ -201,5 +201,5 @@ def test_a_schema_is_read_without_a_row(run, monkeypatch):
     assert in_memory.schema("heads").names == expected.names
     assert stored.schema("heads").names == expected.names
     assert stored.schema("heads").types == expected.types
-    with pytest.raises(KeyError, match="no table 'haeds'.*did you mean 'heads'"):
+    with pytest.raises(KeyError, match=r"no table 'haeds'.*did you mean 'heads'"):
         stored.schema("haeds")

@@ -11,6 +11,9 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
+#: Characters per kept token beyond which a text is cut before it is encoded, and tokens that must be left over.
+_FAR, _MARGIN = 64, 64
+
 
 @dataclass(frozen=True)
 class Encoded:
@@ -68,6 +71,7 @@ class Encoder:
         if token_ids is None:
             if self.tokenizer is None or text is None:
                 raise ValueError("a text needs a tokenizer, and this model has none")
+            text = self._near(text, room)
             ids = list(self.tokenizer(text, verbose=False)["input_ids"])
             truncated = room is not None and len(ids) > room
             if truncated:
@@ -90,6 +94,14 @@ class Encoder:
         if self.limit is not None and len(ids) > self.limit:
             ids, truncated = ids[: self.limit], True
         return Encoded(np.asarray(ids, dtype=np.int32), truncated, starts and self.bos == "keep")
+
+    def _near(self, text: str, room: int | None) -> str:
+        """The beginning of a text that is far longer than what is kept of it: the same first tokens."""
+        if room is None or len(text) <= _FAR * room:
+            return text
+        head = text[: _FAR * room]
+        enough = len(self.tokenizer(head, verbose=False)["input_ids"]) > room + _MARGIN
+        return head if enough else text
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """The tokens of ids as texts; without a tokenizer, the ids themselves."""

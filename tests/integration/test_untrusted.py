@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""Files from strangers: nothing in them runs, and what cannot be read is refused in words."""
+
+import contextlib
+import json
+import os
+import pickle
+import shutil
+import subprocess
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.models import LoadError, find_checkpoints, load_model
+from attnscope.models.loading import load_config, load_tokenizer
+from attnscope.models.tokens import Encoder
+from attnscope.studies.config import ConfigError, Study, TextSource
+from attnscope.studies.sources import read_sentences
+from folders import WORDS, model_folder, sentences, tokenizer
+
+EVIL = "<script>document.title='broken'</script>"
+
+
+def read(path, **options):
+    return read_sentences([TextSource(path=str(path), **options)])
+
+
+class Trap:
+    """A pickle that touches a file when it is loaded."""
+
+    def __init__(self, marker):
+        self.marker = str(marker)
+
+    def __reduce__(self):
+        return (os.mkdir, (self.marker,))
+
+
+@pytest.fixture
+def model(tmp_path):
+    return model_folder(tmp_path / "tiny")
+
+
+def study(tmp_path, model, texts, **options):
+    options = {"metrics": ["fiedler_value"], "name": "a", **options}
+    return Study(models=str(model), texts=str(texts), output=str(tmp_path / "runs"), **options)
+
+
+# --- model folders
+
+
+@pytest.mark.parametrize("file", ["pytorch_model.bin", "model.bin", "model.pt"])
+def test_pickled_weights_are_never_opened(tmp_path, model, file):
+    marker = tmp_path / "opened"
+    (model / "model.safetensors").unlink()
+    (model / file).write_bytes(pickle.dumps(Trap(marker)))
+    torch.save({"lm_head.weight": Trap(marker)}, model / "pytorch_model.bin")
+    with pytest.raises(LoadError, match="safetensors"):
+        load_model(find_checkpoints(str(model))[0])
+    assert not marker.exists()
+
+
+def test_a_pickle_under_the_name_of_safetensors_is_refused(tmp_path, model):
+    marker = tmp_path / "opened"
+    (model / "model.safetensors").write_bytes(pickle.dumps(Trap(marker)))
+    with pytest.raises(LoadError, match="tiny"):
+        load_model(find_checkpoints(str(model))[0])
+    assert not marker.exists()
+
+
+def with_code(model, marker):
+    """A folder whose configuration, tokenizer and model come with Python files."""
+    code = f"import os\nos.makedirs({str(marker)!r}, exist_ok=True)\n"
+    code += "from transformers import PretrainedConfig\n"
+    code += "class Own(PretrainedConfig):\n    model_type = 'own'\n"
+    (model / "own.py").write_text(code, "utf-8")
+    config = json.loads((model / "config.json").read_text("utf-8"))
+    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.Own", "AutoModelForCausalLM": "own.Own"}}
+    (model / "config.json").write_text(json.dumps(config), "utf-8")
+
+
+def test_code_in_a_model_folder_does_not_run(tmp_path, model):
+    marker = tmp_path / "ran"
+    with_code(model, marker)
+    checkpoint = find_checkpoints(str(model))[0]
+    for load in (load_config, load_model):
+        with pytest.raises(LoadError, match="trust_remote_code"):
+            load(checkpoint)
+    with pytest.raises(LoadError, match="trust_remote_code"):
+        asc.run(study(tmp_path, model, sentences(tmp_path / "texts.txt", 2)), progress=False)
+    assert not marker.exists()
+
+
+def test_code_runs_after_the_explicit_flag_alone(tmp_path, model, monkeypatch):
+    monkeypatch.setenv("HF_MODULES_CACHE", str(tmp_path / "modules"))
+    marker = tmp_path / "ran"
+    with_code(model, marker)
+    assert load_config(find_checkpoints(str(model))[0], trust_remote_code=True).model_type == "own"
+    assert marker.exists()
+
+
+def test_code_in_a_tokenizer_does_not_run(tmp_path, model):
+    marker = tmp_path / "ran"
+    (model / "own.py").write_text(f"import os\nos.makedirs({str(marker)!r})\n", "utf-8")
+    file = model / "tokenizer_config.json"
+    settings = json.loads(file.read_text("utf-8"))
+    settings |= {"tokenizer_class": "Own", "auto_map": {"AutoTokenizer": ["own.Own", None]}}
+    file.write_text(json.dumps(settings), "utf-8")
+    with contextlib.suppress(LoadError):  # the plain tokenizer beside the code may do
+        load_tokenizer(find_checkpoints(str(model))[0])
+    assert not marker.exists()
+
+
+@pytest.mark.parametrize("damage", ["truncated", "header", "size", "empty", "config", "tokenizer"])
+def test_damaged_model_folders_are_refused_in_words(tmp_path, model, damage):
+    weights = model / "model.safetensors"
+    data = weights.read_bytes()
+    if damage == "truncated":
+        weights.write_bytes(data[: len(data) // 2])
+    if damage == "header":
+        weights.write_bytes(data[:8] + b"{" * 40 + data[48:])
+    if damage == "size":
+        weights.write_bytes((2**62).to_bytes(8, "little") + data[8:])
+    if damage == "empty":
+        weights.write_bytes(b"")
+    if damage == "config":
+        (model / "config.json").write_bytes(b'{"model_type": "llama", ')
+    if damage == "tokenizer":
+        (model / "tokenizer.json").write_bytes(b"\xff\xfe")
+    with pytest.raises(LoadError, match="tiny"):
+        asc.run(study(tmp_path, model, sentences(tmp_path / "texts.txt", 2)), progress=False)
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+# --- texts
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".txt"])
+def test_a_line_of_a_hundred_megabytes(tmp_path, suffix):
+    words = " ".join(WORDS * 20) + " "
+    long = (words * (100_000_000 // len(words) + 1)).strip()
+    content = {".csv": f"text\n{long}\nthe cat\n", ".txt": f"{long}\nthe cat\n"}.get(suffix)
+    content = content or json.dumps({"text": long}) + '\n{"text": "the cat"}\n'
+    (tmp_path / f"a{suffix}").write_text(content, "utf-8")
+    found = read(tmp_path / f"a{suffix}")
+    assert [len(one.text) for one in found] == [len(long), 7]
+    began = time.perf_counter()
+    encoded = Encoder(tokenizer(), 64).encode(found[0].text)
+    assert time.perf_counter() - began < 5
+    assert encoded.truncated
+    assert encoded.ids.tolist() == Encoder(tokenizer(), 64).encode(long[:5000]).ids.tolist()
+
+
+def test_a_long_text_of_few_tokens_is_read_to_its_end():
+    made = Encoder(tokenizer(), 8)
+    assert made.encode(" " * 5000 + "the cat sat").ids.tolist() == made.encode("the cat sat").ids.tolist()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_a_million_columns(tmp_path, suffix):
+    count = 1_000_000 if suffix != ".parquet" else 20_000  # a Parquet file of a million takes minutes
+    names = [f"c{at}" for at in range(count)]
+    file = tmp_path / f"a{suffix}"
+    if suffix == ".csv":
+        file.write_text(",".join(names) + ",text\n" + "," * count + "the cat\n", "utf-8")
+    elif suffix == ".jsonl":
+        file.write_text(json.dumps(dict.fromkeys(names, 0) | {"text": "the cat"}) + "\n", "utf-8")
+    else:
+        pq.write_table(pa.table({**{name: [0] for name in names}, "text": ["the cat"]}), file)
+    (found,) = read(file)
+    assert found.text == "the cat"
+    with pytest.raises(ConfigError, match="no column 'txt'") as caught:
+        read(file, column="txt")
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("a.csv", b'text\n"an open quote'),
+        ("a.csv", "text\nKäse\n".encode("latin-1")),
+        ("a.jsonl", b'{"text": "half'),
+        ("a.jsonl", '{"text": "Käse"}\n'.encode("utf-16")),
+        ("a.jsonl", b'{"text": NaN}\n'),
+        ("a.jsonl", b'{"token_ids": [1, -5]}\n'),
+        ("a.jsonl", b'{"token_ids": [1e400]}\n'),
+        ("a.txt", b"\xff\xfe\x00"),
+        ("a.parquet", b""),
+        ("a.parquet", b"PAR1" + bytes(100) + b"PAR1"),
+    ],
+)
+def test_truncated_and_misencoded_texts_are_refused_in_words(tmp_path, name, content):
+    (tmp_path / name).write_bytes(content)
+    with pytest.raises(ConfigError) as caught:
+        read(tmp_path / name)
+    assert str(tmp_path / name) in str(caught.value)
+    assert len(str(caught.value)) < 1000
+
+
+@pytest.mark.parametrize("row", [[10**30], [2**63], [500]])
+def test_token_ids_outside_the_vocabulary_are_refused(tmp_path, model, row):
+    (tmp_path / "a.jsonl").write_text(json.dumps({"token_ids": row}) + "\n", "utf-8")
+    with pytest.raises((ConfigError, ValueError), match="outside the vocabulary of"):
+        asc.run(study(tmp_path, model, tmp_path / "a.jsonl"), progress=False)
+
+
+# --- paths, and the pages that show what was read
+
+
+def test_paths_with_spaces_unicode_and_dots(tmp_path):
+    folder = tmp_path / "a b" / "Übung ✓" / "down" / ".." / "mödel $(touch x);"
+    (tmp_path / "a b" / "Übung ✓" / "down").mkdir(parents=True)
+    model_folder(folder)
+    texts = sentences(tmp_path / "a b" / "tëxts 'quoted\".txt", 2)
+    results = asc.run(study(tmp_path / "rùns here", folder, texts, name="ñame with space"), progress=False)
+    assert results.path == (tmp_path / "rùns here" / "runs" / "ñame with space")
+    assert len(asc.resume(results.path, progress=False).table("heads")) == 2 * 2 * 5
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "..", ".hidden", "a\\b", "a/../../b"])
+def test_the_name_of_a_run_cannot_leave_its_folder(tmp_path, model, name):
+    with pytest.raises(ConfigError, match="name"):
+        study(tmp_path, model, tmp_path / "texts.txt", name=name)
+
+
+@pytest.fixture(scope="module")
+def hostile(tmp_path_factory):
+    """A run whose model, prompts, tokens and source columns are markup."""
+    folder = tmp_path_factory.mktemp("hostile")
+    texts = folder / "texts.jsonl"
+    rows = [{"text": f"{EVIL} the cat sat on a mat", EVIL: EVIL}, {"text": "the '\"&lt;b>cat", EVIL: "x"}]
+    texts.write_text("".join(json.dumps(row) + "\n" for row in rows), "utf-8")
+    source = {"path": str(texts), "column": "text", "group": EVIL}
+    models = {"path": str(model_folder(folder / "m")), "label": EVIL.replace("/", "-")}
+    made = Study(
+        models=models, texts=source, metrics=["sink_share", "sink_position"], output=str(folder), name="a"
+    )
+    return asc.run(made, progress=False)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+@pytest.mark.parametrize("page", ["report", "view"])
+def test_markup_in_prompts_and_names_stays_text_in_a_browser(hostile, tmp_path, page):
+    file = tmp_path / f"{page}.html"
+    if page == "report":
+        hostile.report(file)
+    else:
+        asc.view(hostile).save(file)
+    assert "script>document" not in file.read_text("utf-8").replace("\\u003c", "<!")
+    done = subprocess.run(
+        [shutil.which("chromium"), "--headless", "--no-sandbox", "--disable-gpu",
+         f"--user-data-dir={tmp_path}/p", "--dump-dom", file.as_uri()],
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    title = done.stdout.partition("<title>")[2].partition("</title>")[0]
+    assert title
+    assert title != "broken"
+    assert "&lt;script" in done.stdout
+
+
+def test_numbers_survive_hostile_names(hostile):
+    heads = asc.load(hostile.path).table("heads")
+    assert set(heads["model"]) == {EVIL.replace("/", "-")}
+    assert np.isfinite(heads["sink_share"]).all()
+    samples = asc.load(hostile.path).table("samples")
+    assert samples[EVIL].tolist() == [EVIL, "x"]
