@@ -11,7 +11,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 
-#: Characters per kept token beyond which a text is cut before it is encoded, and tokens that must be left over.
+#: Characters per kept token beyond which a text is cut before it is encoded; tokens that must be left over.
 _FAR, _MARGIN = 64, 64
 
 
