@@ -10,7 +10,7 @@ import torch
 
 import attnscope as asc
 from harness import Benchmark, installed, sizes
-from maps import all_maps
+from maps import all_maps, gpt2_maps
 
 # wanted and possible ratios to torch.linalg.eigvalsh, by size
 TARGET = {32: 10, 64: 10, 128: 10, 256: 10, 512: 10, 1024: 8, 2048: 8}
@@ -40,9 +40,8 @@ def agree(tolerance: float) -> Any:
 def main() -> None:
     benchmark = Benchmark("fiedler", __doc__ or "")
     networkx = installed("networkx")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512, 1024), (32, 64, 256)):
-        count = 8 if n <= 512 else 2
-        for name, attention in all_maps(n, count).items() if n <= 512 else synthetic(n, count).items():
+    for n in sizes(benchmark, (6, 32, 64, 128, 256, 512, 1024, 2048), (32, 64, 256)):
+        for name, attention in inputs(n).items():
             if not benchmark.wants(name):
                 continue
             dense = laplacians(attention)
@@ -71,7 +70,7 @@ def main() -> None:
                 lambda attention=attention: asc.fiedler_value(attention),
                 peers,
                 agree=agree(1e-9),
-                target=TARGET[n],
+                target=TARGET.get(n),
                 limit=LIMIT.get(n),
                 **common,
             )
@@ -81,7 +80,7 @@ def main() -> None:
                 lambda attention=attention: asc.fiedler_value(attention, precision="fast"),
                 {"torch": peers["torch"]},
                 agree=agree(1e-6),
-                target=FAST,
+                target=FAST if n >= 32 else None,
                 limit=35,
                 against="torch",
                 facts={"n": n},
@@ -89,11 +88,12 @@ def main() -> None:
     benchmark.finish()
 
 
-def synthetic(n: int, count: int) -> dict[str, torch.Tensor]:
-    """The regimes that are made without a model."""
-    from maps import synthetic_maps
-
-    return {f"{regime} n={n}": synthetic_maps(regime, n, count) for regime in ("sink", "peaky")}
+def inputs(n: int) -> dict[str, torch.Tensor]:
+    """GPT-2's published maps, every kind, or from n = 1024 the easiest and the hardest."""
+    if n == 6:
+        gpt2 = gpt2_maps()
+        return {} if gpt2 is None else {"gpt2 n=6": gpt2}
+    return all_maps(n) if n <= 512 else all_maps(n, regimes=("sink", "peaky"))
 
 
 if __name__ == "__main__":

@@ -13,6 +13,9 @@ ROOT = Path(__file__).resolve().parents[1]
 DATA = ROOT.parent / "shared" / "data"
 CACHE = ROOT / "build" / "benchmark_maps"
 
+# Trained models and the longest text that they read.
+LONGEST = {"stories260K": 512, "llama2xs": 256}
+MODELS = tuple(LONGEST)
 REGIMES = ("sink", "local", "diffuse", "peaky", "bidirectional")
 
 
@@ -41,14 +44,34 @@ def synthetic_maps(regime: str, n: int, count: int, dtype: torch.dtype = torch.f
     return torch.from_numpy(np.stack([_synthetic(regime, n, rng) for _ in range(count)])).to(dtype)
 
 
-def all_maps(n: int, count: int = 8, regimes: Sequence[str] = REGIMES) -> dict[str, torch.Tensor]:
-    """Every input of size `n` by name, the trained model's first where it is at hand."""
+def usual_count(n: int) -> int:
+    """Maps of one call: 40 like the heads of stories260K, so that a call is more than its overhead."""
+    return 40 if n <= 128 else 16 if n <= 256 else 8 if n <= 512 else 2
+
+
+def all_maps(
+    n: int, count: int | None = None, regimes: Sequence[str] = REGIMES, *, models: Sequence[str] = MODELS
+) -> dict[str, torch.Tensor]:
+    """Every input of size `n` by name, the trained models' first where they are at hand.
+
+    Models reach their own longest text, synthetic maps any size.
+    """
+    count = usual_count(n) if count is None else count
     inputs: dict[str, torch.Tensor] = {}
-    if (heads := model_maps(n)) is not None:
-        inputs[f"stories260K n={n}"] = heads
+    for model in models:
+        if n <= LONGEST[model] and (heads := model_maps(n, model)) is not None:
+            inputs[f"{model} n={n}"] = heads if n <= 128 else heads[: max(count, 16)]
     for regime in regimes:
         inputs[f"{regime} n={n}"] = synthetic_maps(regime, n, count)
     return inputs
+
+
+def gpt2_maps() -> torch.Tensor | None:
+    """The published maps of GPT-2 on prompts of six tokens, [maps, 6, 6] float32, or None."""
+    files = sorted((DATA / "gpt2_attention_maps").glob("*.npz"))
+    maps = [np.load(file)["attn_softmax"] for file in files]
+    six = [m.reshape(-1, 6, 6) for m in maps if m.shape[-1] == 6]
+    return torch.from_numpy(np.concatenate(six)) if six else None
 
 
 def _run(folder: Path, n: int) -> np.ndarray:

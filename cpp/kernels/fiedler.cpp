@@ -263,8 +263,8 @@ Kind read_strips(const MatrixView<Scalar>& attention, const GraphOptions& option
   return Kind::connected;
 }
 
-// Steps before a new shift pays: a factor costs as much as so many.
-Index steps_before_a_shift(Index n) { return n < 192 ? 12 : n < 384 ? 16 : 24; }
+// A new factor, and the first steps with it, cost as much as so many steps.
+double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
 
 // λ2 of one matrix from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
 // above λ2 and the steps crawl, the shift moves up to just below λ2, as far as the residual allows: the
@@ -298,7 +298,7 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
       scale_vector(start, 1.0 / std::sqrt(inner_product(start, start, padded)), padded);
     }
     const LanczosRound found = lanczos_round(
-        padded, n - 1, round == 0 ? steps_before_a_shift(n) : kMostLanczosSteps, basis,
+        padded, n - 1, steps_worth_a_shift(n), basis,
         // λ2 = σ + 1/θ: what the shift brings in is exact.
         [&](double theta) { return std::min(1e-3, tolerance * (1.0 + sigma * theta)); },
         [&](double* x) { strip_solve(strips, count, inverses, x); });

@@ -142,15 +142,17 @@ struct LanczosRound {
 // from the unit vector basis + padded, on the complement of the unit vector basis. `basis` holds
 // (kMostLanczosSteps + 2) vectors. Ends when the largest Ritz value θ is as good as the largest eigenvalue
 // of the operator to tolerance(θ)·θ — the bound residual²/gap on its error is below that, the gap being
-// that to the second Ritz value, or the residual is — or after `most` steps, or when `dimension` of them
-// have filled the space. Unless it converged, the Ritz vector replaces basis + padded.
+// that to the second Ritz value, or the residual is — or after kMostLanczosSteps, or when `dimension` of
+// them have filled the space, or as soon as the residuals so far promise more than `patience` further
+// steps. Unless it converged, the Ritz vector replaces basis + padded.
 // Reference: Parlett, The Symmetric Eigenvalue Problem, 1998, chapters 11 and 13.
 template <class Tolerance, class Apply>
-LanczosRound lanczos_round(Index padded, Index dimension, Index most, double* basis,
+LanczosRound lanczos_round(Index padded, Index dimension, double patience, double* basis,
                            Tolerance&& tolerance, Apply&& apply) {
   double alpha[kMostLanczosSteps], beta[kMostLanczosSteps], ritz[kMostLanczosSteps];
   LanczosRound result;
-  most = std::min({most, kMostLanczosSteps, dimension});
+  const Index most = std::min(kMostLanczosSteps, dimension);
+  double before = 0.0;  // the residual at the last look
   for (Index j = 0; j < most; ++j) {
     const double* q = basis + (j + 1) * padded;
     double* next = basis + (j + 2) * padded;
@@ -182,7 +184,12 @@ LanczosRound lanczos_round(Index padded, Index dimension, Index most, double* ba
       result.converged = size == dimension || result.residual <= allowed ||
                          (gap < 0.5 * theta && count_above(alpha, beta, size, theta - gap) <= 1);
       if (result.converged || closed) return result;
-      if (size == most) {
+      // Residuals fall by the same factor from look to look; a gap of a twentieth is usual.
+      const double wanted = theta * std::sqrt(0.05 * tolerance(theta));
+      const double fall = before > 0.0 ? std::log(before / result.residual) : 1e300;
+      const bool crawls = size >= 6 && 2.0 * std::log(result.residual / wanted) > patience * fall;
+      before = result.residual;
+      if (size == most || crawls) {
         double* vector = basis + (j + 2) * padded;
         std::fill(vector, vector + padded, 0.0);
         for (Index k = 0; k < size; ++k) {
