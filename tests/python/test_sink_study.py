@@ -390,6 +390,7 @@ def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
         assert (copy / "tables" / file.name).read_bytes() == file.read_bytes(), file.name
 
 
+@pytest.mark.slow
 def test_a_series_has_one_twin_and_its_emergence_in_integer_order(tmp_path, texts):
     growing = series(tmp_path / "growing", steps=(0, 4, 10, 2))
     results = run(

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -76,7 +77,7 @@ def load_model(
     return LoadedModel(
         model=model,
         checkpoint=checkpoint,
-        commit=str(getattr(config, "_commit_hash", None) or ""),
+        commit=_commit_of(checkpoint, config),
         dtype=str(model.dtype).removeprefix("torch."),
         device=device,
         parameters=sum(weights.numel() for weights in model.parameters()),
@@ -117,7 +118,7 @@ def random_twin(
     return LoadedModel(
         model=model,
         checkpoint=checkpoint,
-        commit=str(getattr(config, "_commit_hash", None) or ""),
+        commit=_commit_of(checkpoint, config),
         dtype="float32",
         device=device,
         parameters=sum(weights.numel() for weights in model.parameters()),
@@ -200,6 +201,20 @@ def _know_own(checkpoint: Checkpoint) -> None:
         for model_type, module in OWN_ARCHITECTURES.items():
             if f'"{model_type}"' in file.read_text("utf-8", errors="replace"):
                 importlib.import_module(module)
+
+
+def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
+    """The commit that a hub checkpoint came from, "" for a folder."""
+    if checkpoint.local:
+        return ""
+    if told := getattr(config, "_commit_hash", None):
+        return str(told)
+    # transformers 5 keeps it to itself; the cache's folder is named after it
+    from huggingface_hub import try_to_load_from_cache
+
+    file = try_to_load_from_cache(checkpoint.path, "config.json", revision=checkpoint.revision or None)
+    found = re.search(r"snapshots/([0-9a-f]{40})/", Path(file).as_posix()) if isinstance(file, str) else None
+    return found[1] if found else ""
 
 
 def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:

@@ -356,7 +356,7 @@ class Engine:
             warnings.simplefilter("always")
             yield
         for warning in caught:
-            found = re.match(r"(\w+): (\d+) of \d+ \w+ (hold NaN|have fewer)", str(warning.message))
+            found = re.match(r"([\w.]+): (\d+) of \d+ [\w ]+? (hold NaN|have fewer)", str(warning.message))
             if found:
                 tally = self.tally.spoiled if found[3] == "hold NaN" else self.tally.undefined
                 tally[found[1]] += int(found[2])
