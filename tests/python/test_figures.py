@@ -36,7 +36,9 @@ from attnscope.results import Results
 
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
-OF_OTHER_TABLES = {"protocols", "sink_removal", "ablation", "reference", "fisher", "frames"}
+OF_OTHER_TABLES = {
+    "protocols", "sink_removal", "ablation", "reference", "fisher", "frames", "divergence",
+}  # fmt: skip
 
 
 @pytest.fixture

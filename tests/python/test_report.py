@@ -9,10 +9,17 @@ import figure_tables as made
 import numpy as np
 import pandas as pd
 import pytest
+import study_tables as tables
+import torch
 
+import attnscope
+import attnscope.protocols
+from attnscope.figures.registry import measured_heads
 from attnscope.report import report
-from attnscope.report.numbers import number, number_rows, published_rows
+from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
+from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
+from attnscope.report.small_tables import emergence, frames
 from attnscope.results import Results
 
 EVIL = "<script>alert(1)</script>"
@@ -72,8 +79,14 @@ def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
     links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert links == {f"#{name}" for name in ids}
-    assert ids == {section.id for section in SECTIONS} | {"summary", "inputs", "provenance"}
-    assert sum(tag == "img" for tag, _ in page.tags) == 8
+    missing = {"reference", "fisher", "frames"}  # this run has no such tables
+    assert ids == {section.id for section in SECTIONS} - missing | {
+        "summary",
+        "tests",
+        "inputs",
+        "provenance",
+    }
+    assert sum(tag == "img" for tag, _ in page.tags) == 9
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
 
 
@@ -110,7 +123,8 @@ def test_missing_values_are_counted() -> None:
     assert number_rows(heads, None, ["mp_ks"])[0].missing == 2
 
 
-def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path) -> None:
+def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})
     results = made.make_results(steps=(-1,))
     heads = results.table("heads")
     mean = heads[heads["head"] == -1].assign(protocol="ruscio2025", betti_0=12.0)
@@ -132,3 +146,139 @@ def test_a_run_with_little_in_it_still_has_a_report(tmp_path: Path) -> None:
     assert "0.250" in page.text
     with pytest.raises(ValueError, match="no run folder"):
         report(Results({}))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a run with every table of the study in both protocols."""
+    path = report(tables.make_study(token=EVIL), tmp_path_factory.mktemp("study") / "report.html")
+    html = path.read_text(encoding="utf-8")
+    assert EVIL not in html
+    return Page(html)
+
+
+@pytest.mark.slow
+def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -> None:
+    ids = {attributes.get("id") for tag, attributes in study.tags if tag == "h2"}
+    assert {section.id for section in SECTIONS} - ids == {"training", "examples"}
+    figures = {attributes.get("id") for tag, attributes in study.tags if tag == "figure"}
+    drawn = ("ablation", "sink_removal", "alignment", "spectra", "reference", "fisher", "frames", "protocols")
+    assert {f"figure-{name}" for name in drawn} <= figures
+    text = " ".join(" ".join(study.text).split())
+    # exact and as published, side by side: every head mean has 30 bars there and 40 here
+    assert "β₀, bars of the whole diagram 40.0 [40.0, 40.0] 30.0 [30.0, 30.0]" in text
+    for told in (
+        "β₁ is 0 for every causal model",
+        "Those of a causal map are its diagonal",
+        "times a factor below 1/√2",
+        "The published reading is by token string",
+        "is not LLaMA-3.2-3B or Qwen-2.5-7B",
+    ):
+        assert told in text, told
+
+
+def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})
+    results = tables.make_study(causal=False)
+    kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
+    text = "".join(Page(report(Results(kept), tmp_path / "e.html").read_text(encoding="utf-8")).text)
+    assert "The published reading is by token string" in text
+    assert "for every causal model whose kept tokens" not in text
+    assert "times a factor below" not in text
+
+
+def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller() -> None:
+    """What the report says: same sign, and a factor below 1/sqrt(2) that the map alone decides."""
+    draw = np.random.default_rng(5)
+    for sharpness in (0.1, 1.0, 4.0):
+        logits = np.where(np.tri(20) > 0, draw.normal(size=(20, 20)) * sharpness, -np.inf)
+        weights = np.exp(logits)
+        attention = torch.tensor(weights / weights.sum(1, keepdims=True))
+        states = torch.tensor(draw.normal(size=(20, 5)))
+        exact = float(attnscope.geometric_semantic_alignment(attention, states))
+        published = float(attnscope.protocols.ruscio2025.geometric_semantic_alignment(attention, states))
+        below = attention.numpy()[np.tril_indices(20, -1)]
+        factor = np.sqrt(below.var() / 2) / np.sqrt(below.var() + below.mean() ** 2 / 2)
+        assert published == pytest.approx(exact * factor, rel=1e-5)
+        assert factor < np.sqrt(0.5)
+
+
+def test_tests_are_those_of_the_statistics_module() -> None:
+    results = tables.make_study()
+    asked = {
+        question.title: question for question in questions({"ablation": results.table("ablation")}, None)
+    }
+    need = asked["Does the model need its sinks?"]
+    sinks = next(one for one in need.answers if one.compared == "tiny: sinks − other keys")
+    assert (sinks.quantity, sinks.difference, sinks.sentences) == ("KL of the output (nats)", "0.350", 6)
+    assert sinks.certain
+    layers = questions({"layer_tests": results.table("layer_tests")}, None)[0]
+    assert layers.answers[0].difference == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
+    heads = measured_heads(tables.make_study(("a", "b")))
+    found = questions({}, heads)[0].answers[0]
+    assert (found.compared, found.difference) == ("a − b", "−0.020")
+    # six equal differences of one family: Holm multiplies the smallest p by its size
+    assert found.p == "< 0.001"
+
+
+def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> None:
+    heads = measured_heads(tables.make_study())
+    own = heads.groupby(["model", "revision", "step", "sample"])
+    rows = []
+    for kind in ("random_weights", "row_permutation"):
+        for metric, shift in (("sink_share", 0.05), ("entropy_normalized", 0.0)):
+            mean = own[metric].mean().reset_index(name="value")
+            shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
+            rows.append(mean.assign(value=mean["value"] - shift + shake, kind=kind, metric=metric))
+    nulls = pd.concat(rows).assign(protocol="exact", scope="heads", threshold=np.nan)
+    answers = questions({"nulls": nulls}, heads)[0].answers
+    assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
+    assert {one.quantity for one in answers} == {"attention to first key"}
+    assert {one.difference for one in answers} == {"0.049"}
+
+
+def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
+    results = tables.make_study()
+    heads = results.table("heads").assign(series="text")
+    heads.loc[(heads["sample"] == 0) & (heads["protocol"] == "ruscio2025"), "bar_count_0"] = -1
+    row = pair_rows({"heads": heads}, [("heads", "bar_count_0", "bars"), ("heads", "nonsense", "none")])
+    assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
+    row = pair_rows({"heads": heads}, [("heads", "mp_ks", "law", "marchenko_pastur_deviation")])[0]
+    mean = heads[(heads["head"] == -1) & (heads["protocol"] == "ruscio2025")][
+        "marchenko_pastur_deviation"
+    ].mean()
+    assert row.published == number(mean)
+
+
+def test_emergence_and_frames_have_small_tables() -> None:
+    verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
+    assert verdicts is not None
+    assert verdicts.rows[0][2:4] == ("exact", "centralized")
+    assert verdicts.rows[0][-1] == "10 of 15"
+    keys = {"model": "m", "metric": "sink_share"}
+    table = pd.DataFrame(
+        [
+            {**keys, "layer": -1, "head": -2, "protocol": "exact", "step": 8, "low": 4, "high": 8}
+            | {"start": 0.1, "end": 0.5},
+            {**keys, "layer": 0, "head": 1, "protocol": "exact", "step": 8, "low": 8, "high": 8}
+            | {"start": 0.1, "end": 0.9},
+            {**keys, "layer": -1, "head": -2, "protocol": "ruscio2025", "step": 8, "low": -1, "high": -1}
+            | {"start": 0.1, "end": 0.5, "change": 0.2, "change_first_step": 0, "change_last_step": 8},
+        ]
+    )
+    found = emergence({"emergence": table})
+    assert found is not None
+    assert found.rows == (
+        (
+            "m",
+            "attention to first key",
+            "0.100",
+            "0.500",
+            "8",
+            "4 to 8",
+            "L0H1 0.100 → 0.900",
+            "0.200 (step 8 − 0)",
+        ),
+    )
+    assert frames({}) is None
+    assert emergence({}) is None

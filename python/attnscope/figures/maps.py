@@ -190,7 +190,7 @@ def printable(token: str) -> str:
 
 
 def short(value: float) -> str:
-    """A number in the three or four characters that fit a cell.
+    """A number in the three or four characters that fit a cell; below a millionth it is 0.
 
     Args:
         value: to be written.
@@ -201,7 +201,7 @@ def short(value: float) -> str:
     >>> short(0.5), short(12.34), short(0.0034), short(0.0)
     ('.50', '12', '.003', '0')
     """
-    if value == 0:
+    if abs(value) < 1e-6:
         return "0"
     if abs(value) >= 10:
         return f"{value:.0f}"

@@ -213,7 +213,9 @@ def sink_emergence(results: Tables) -> Figure:
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
     figure_, axes = panels(1, len(names), height=2.5)
-    top = float(estimate(heads, "sink_share", ["series", "layer", "head", "step"])["mean"].max())
+    lines = estimate(heads, "sink_share", ["series", "layer", "head", "step"])
+    strongest = lines.groupby(["series", "layer", "head"])["mean"].transform("max") == lines["mean"].max()
+    top = float(np.nanmax([lines["mean"].max(), lines.loc[strongest, "high"].max()]))
     for ax, name in zip(axes[0], names, strict=True):
         rows = heads[heads["series"] == name]
         limits = (-0.02 * top, min(1.15 * top, 1.02))
@@ -291,7 +293,9 @@ def metric_maps(results: Tables) -> Figure:
         tables = [layer_head_table(heads[heads["series"] == name], metric).to_numpy() for name in names]
         low, high = (float(bound([bound(table) for table in tables])) for bound in (np.nanmin, np.nanmax))
         uniform = _uniform(results, heads, metric, threshold)
-        if np.isfinite(uniform):
+        # a baseline far from all that was measured would leave one colour for everything
+        near = np.isfinite(uniform) and low - (high - low) <= uniform <= high + (high - low)
+        if near:
             low, high = min(low, uniform), max(high, uniform)
         norm = Normalize(low, high if high > low else low + 1e-6)
         for ax, name in zip(axes_row, names, strict=True):
@@ -299,6 +303,8 @@ def metric_maps(results: Tables) -> Figure:
             ax.set_aspect("auto")
             ax.label_outer()
             title = axis_label(metric, threshold)
+            if np.isfinite(uniform) and not near:
+                title += f" (uniform {uniform:.2g})"
             ax.set_title(f"{title}: {name}" if row == 0 or len(names) > 1 else title)
         _shared_colorbar(figure_, [axes_row], norm, "", uniform)
     return figure_
@@ -326,10 +332,10 @@ def depth(results: Tables) -> Figure:
 
 
 @figure
-def values(results: Tables) -> Figure:
-    """Over depth: how heads differ, and how attention goes with the vectors it moves and reads."""
+def divergence(results: Tables) -> Figure:
+    """Over depth: how heads differ from their mean, and how entropy goes with what the block changes."""
     heads = measured_heads(results)
-    wanted = ("head_divergence", "alignment_value", "alignment_hidden")
+    wanted = ("head_divergence", "entropy_magnitude_correlation")
     metrics: list[tuple[str, float | None]] = [
         (name, None) for name in wanted if name in heads and heads[name].notna().any()
     ]
@@ -337,7 +343,7 @@ def values(results: Tables) -> Figure:
         raise NotDrawable(f"the heads table has none of {', '.join(wanted)}")
     untrained = "before training" if is_series(heads) else None
     baselines = optional(results, "baselines")
-    return _grid(heads, metrics, depth_profile, baselines, columns=3, untrained=untrained)
+    return _grid(heads, metrics, depth_profile, baselines, columns=2, untrained=untrained, width=4.8)
 
 
 @figure
@@ -391,11 +397,12 @@ def _grid(
     *,
     columns: int = 4,
     untrained: str | None = None,
+    width: float = WIDTH,
 ) -> Figure:
     """One panel per metric under one legend."""
     columns = min(columns, len(metrics))
     rows = -(-len(metrics) // columns)
-    figure_, axes = panels(rows, columns, height=1.75 * rows + 0.3)
+    figure_, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)
     colors = series_colors(list(table["series"]))
     flat = [ax for row in axes for ax in row]
     for ax, (metric, threshold) in zip(flat, metrics, strict=False):

@@ -61,7 +61,7 @@ SOURCES: dict[str, Source] = {
     "magnitude": Source("layers", "transformation_magnitude"),
     "alignment": Source(
         "heads", "alignment_hidden",
-        "over all ordered pairs in the published protocol: the zeros above a causal diagonal drive it",
+        "over all ordered pairs in the published protocol: the zeros above a causal diagonal shrink it",
     ),
     "entropy_magnitude_correlation": Source("heads", "entropy_magnitude_correlation"),
     "pca_correlation": Source("heads", "pca_correlation", "signs of principal components are arbitrary"),

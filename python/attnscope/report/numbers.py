@@ -3,15 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import pandas as pd
 
 from attnscope.figures.quantities import quantity
 from attnscope.figures.registry import THRESHOLD
-from attnscope.figures.selection import estimate, first_step, last_step, uniform_value
+from attnscope.figures.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 
 
 @dataclass(frozen=True)
@@ -29,9 +31,15 @@ class Row:
     uniform: str
     untrained: str
     strongest: str
+    random_weights: str = ""
+    row_permutation: str = ""
 
 
-def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[str]) -> list[Row]:
+def number_rows(
+    heads: pd.DataFrame,
+    baselines: pd.DataFrame | None,
+    metrics: Sequence[str],
+) -> list[Row]:
     """One row per metric and series, averaged over heads at the last checkpoint.
 
     Args:
@@ -56,6 +64,7 @@ def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Se
             at, own = table.loc[series], final[final["series"] == series]
             per_head = own.groupby(["layer", "head"])[metric].mean()
             place = per_head.idxmax() if per_head.notna().any() else None
+            nulls = {kind: null_value(own, baselines, kind, metric, threshold) for kind in NULLS}
             rows.append(
                 Row(
                     metric=metric,
@@ -63,7 +72,7 @@ def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Se
                     meaning=about.meaning,
                     series=str(series),
                     mean=number(at["mean"]),
-                    interval=f"[{number(at['low'])}, {number(at['high'])}]" if at["samples"] > 1 else "",
+                    interval=_interval(at),
                     samples=int(at["samples"]),
                     missing=int(at["missing"]),
                     uniform=number(uniform_value(own, baselines, metric, threshold)),
@@ -71,9 +80,84 @@ def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Se
                     if start is None or series not in start.index
                     else number(start.loc[series, "mean"]),
                     strongest="" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
+                    **{kind: number(value) for kind, value in nulls.items() if value == value},
                 )
             )
     return rows
+
+
+def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
+    """The frame with infinite values and undefined counts (−1) of a column left out of means.
+
+    Args:
+        frame: any table.
+        column: one of its columns.
+
+    Returns:
+        A copy with NaN in their place.
+    """
+    values = frame[column]
+    good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
+    return frame.assign(**{column: values.astype(float).where(good)})
+
+
+def _interval(at: Any) -> str:
+    return f"[{number(at['low'])}, {number(at['high'])}]" if at["samples"] > 1 else ""
+
+
+@dataclass(frozen=True)
+class Pair:
+    """One quantity of one series under both protocols, on the head mean."""
+
+    label: str
+    meaning: str
+    series: str
+    exact: str
+    exact_interval: str
+    published: str
+    published_interval: str
+
+
+def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[tuple[str, ...]]) -> list[Pair]:
+    """Quantities under both protocols side by side, at the last checkpoint.
+
+    Args:
+        tables: by name, each with `series`.
+        wanted: (table, column, label) or (table, column, label, column of the published protocol; empty
+            where it has none); of tables with heads the head mean is taken, of `graphs` the threshold
+            `THRESHOLD`.
+
+    Returns:
+        A row per quantity and series that at least one protocol has.
+    """
+    rows = []
+    for name, column, label, *other in wanted:
+        table = tables.get(name)
+        if table is None or table.empty or "protocol" not in table:
+            continue
+        own = last_step(table)
+        if "head" in own:
+            own = own[own["head"] == -1]
+        if name == "graphs":
+            own = own[np.isclose(own["threshold"].astype(float), THRESHOLD, rtol=1e-6, atol=0)]
+        for series in dict.fromkeys(own["series"]):
+            exact = _mean_of(own, series, "exact", column)
+            published = _mean_of(own, series, "ruscio2025", other[0] if other else column)
+            if {exact[0], published[0]} != {"–"}:
+                rows.append(Pair(label, quantity(column).meaning, str(series), *exact, *published))
+    return rows
+
+
+def _mean_of(own: pd.DataFrame, series: str, protocol: str, column: str) -> tuple[str, str]:
+    """Mean and interval of a column under one protocol; a dash where there is none."""
+    part = own[(own["series"] == series) & (own["protocol"] == protocol)]
+    if column not in part:
+        return "–", ""
+    part = finite(part, column)
+    if part[column].isna().all():
+        return "–", ""
+    at = estimate(part, column, ["series"]).iloc[0]
+    return number(at["mean"]), _interval(at)
 
 
 def published_rows(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str, str, str, int]]:
@@ -90,18 +174,22 @@ def published_rows(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str, s
         if "protocol" not in table or "sample" not in table:
             continue
         own = last_step(table[table["protocol"] == "ruscio2025"])
+        # what the authors compute, they compute on the head mean
+        own = own[own["head"] == -1] if "head" in own and (own["head"] == -1).any() else own
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
         for column in own.columns:
             if column in keys or not pd.api.types.is_numeric_dtype(own[column]) or own[column].isna().all():
                 continue
-            at = estimate(own.assign(all="all"), column, ["all"]).iloc[0]
-            interval = f"[{number(at['low'])}, {number(at['high'])}]" if at["samples"] > 1 else ""
-            rows.append((name, str(column), number(at["mean"]), interval, int(at["samples"])))
+            there = finite(own, str(column)).assign(all="all")
+            if there[column].isna().all():
+                continue
+            at = estimate(there, str(column), ["all"]).iloc[0]
+            rows.append((name, str(column), number(at["mean"]), _interval(at), int(at["samples"])))
     return rows
 
 
 def number(value: Any) -> str:
-    """A number as a person writes it: three significant digits, an en dash for none.
+    """A number as a person writes it: two or three significant digits, an en dash for none.
 
     Args:
         value: anything float accepts.
@@ -110,16 +198,17 @@ def number(value: Any) -> str:
         Text.
 
     >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
-    ('0.491', '1,234', '–', '2.00e-05', '0')
+    ('0.491', '1,234', '–', '2.0e−5', '0')
     """
     value = float(value)
     if value != value:
         return "–"
     if value == 0:
         return "0"
-    if abs(value) >= 1000:
-        return f"{value:,.0f}"
+    if value in (math.inf, -math.inf):
+        return "∞" if value > 0 else "−∞"
     if abs(value) < 1e-3:
-        return f"{value:.2e}"
-    digits = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1
-    return f"{value:.{digits}f}"
+        digits, _, exponent = f"{value:.1e}".partition("e")
+        return f"{digits}e{int(exponent)}".replace("-", "−")
+    places = 3 if abs(value) < 1 else 2 if abs(value) < 10 else 1 if abs(value) < 1000 else 0
+    return f"{value:,.{places}f}".replace("-", "−")

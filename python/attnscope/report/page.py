@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnscope.report.numbers import number, number_rows, published_rows
-from attnscope.report.sections import RUSCIO2025
+from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
+from attnscope.report.questions import questions
+from attnscope.report.sections import RUSCIO2025, RUSCIO2025_CAUSAL
 
 if TYPE_CHECKING:
     from attnscope.figures.registry import Tables
@@ -28,7 +29,13 @@ STUDIES: dict[str, str] = {"sink_study": "attnscope.report.sections"}
 _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12
 _SHOWN_ROWS = 40
-_OWN_TABLES = {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples"}
+#: Tables that the page shows in a form of its own; every other one is listed at its end.
+_OWN_TABLES = {
+    "samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls", "fisher", "ablation",
+    "frames", "frame_evidence", "specialization", "layer_tests", "emergence",
+}  # fmt: skip
+#: Columns that the tables of numbers show only where a row has something to say in them.
+_OPTIONAL = ("uniform", "untrained", "random_weights", "row_permutation", "strongest")
 
 
 def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Path:
@@ -77,6 +84,8 @@ def render(results: Tables, title: str) -> str:
 
     from attnscope.figures import draw
     from attnscope.figures.registry import NotDrawable, measured_heads, optional
+    from attnscope.figures.selection import with_groups
+    from attnscope.report.small_tables import SMALL_TABLES
 
     drawn = {
         name: (_data_uri(figure), float(figure.get_figwidth())) for name, figure in draw(results).items()
@@ -86,6 +95,18 @@ def render(results: Tables, title: str) -> str:
     except NotDrawable:
         heads = None
     baselines = optional(results, "baselines")
+    tables = {name: results.table(name) for name in results.tables()}
+    named = {
+        name: with_groups(tables[name], tables.get("samples"))
+        for name in ("heads", "layers", "graphs")
+        if name in tables and "sample" in tables[name]
+    }
+    published = None
+    if "heads" in named and "protocol" in named["heads"]:
+        published = named["heads"]
+        published = published[(published["protocol"] == "ruscio2025") & (published["head"] == -1)]
+    followed = published is not None and not published.empty
+    causal = _causal(tables.get("samples"))
     words = importlib.import_module(STUDIES.get(_study_name(results), STUDIES["sink_study"]))
     sections = []
     for section in words.SECTIONS:
@@ -95,7 +116,10 @@ def render(results: Tables, title: str) -> str:
             for name in section.figures
             if name in drawn
         ]
-        if rows or figures:
+        pairs = pair_rows(named, section.pairs) if followed else []
+        table = SMALL_TABLES[section.table](tables) if section.table else None
+        told = (*(section.published_causal if causal else ()), *section.published) if followed else ()
+        if rows or figures or pairs or table:
             sections.append(
                 {
                     "id": section.id,
@@ -105,9 +129,19 @@ def render(results: Tables, title: str) -> str:
                     "caveats": [Markup(line) for line in section.caveats],
                     "figures": figures,
                     "rows": rows,
+                    "columns": {name for name in _OPTIONAL if any(_says(getattr(row, name)) for row in rows)},
+                    "several": len({row.series for row in rows} | {row.series for row in pairs}) > 1,
+                    "pairs": pairs,
+                    "table": table,
+                    "told": [Markup(line) for line in told],
                 }
             )
-    tables = {name: results.table(name) for name in results.tables()}
+    # a table of its own that its section could not read is listed as it is
+    unread = {
+        name
+        for name, make in SMALL_TABLES.items()
+        if name in tables and len(tables[name]) and make(tables) is None
+    }
     environment = Environment(
         loader=PackageLoader("attnscope.report", "."),
         autoescape=select_autoescape(default=True, default_for_string=True),
@@ -122,14 +156,75 @@ def render(results: Tables, title: str) -> str:
         findings=words.findings(results) if hasattr(words, "findings") else _findings(heads),
         skipped=[str(item) for item in _provenance(results).get("skipped") or []],
         sections=sections,
+        protocols=[
+            (name, *drawn[name], Markup(PROTOCOL_CAPTION)) for name in ("protocols",) if name in drawn
+        ],
+        comparison=_comparison(results) if followed else None,
+        questions=questions(tables, heads),
         published=published_rows(tables),
         published_words=[Markup(line) for line in RUSCIO2025],
-        other_tables=[_small_table(name, tables[name]) for name in tables if name not in _OWN_TABLES],
+        artefacts=[Markup(line) for line in RUSCIO2025_CAUSAL] if causal else [],
+        other_tables=[
+            _small_table(name, tables[name]) for name in tables if name not in _OWN_TABLES or name in unread
+        ],
         samples=_samples(tables.get("samples")),
         provenance=_flat(_provenance(results)),
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
     return page
+
+
+PROTOCOL_CAPTION = (
+    "Each published quantity over depth (orange) beside the exact one (blue), both on the head mean of the "
+    "same maps, mean and 95 % interval over sentences. Dotted: min(<i>n</i>, 30), the published β₀ of every "
+    "causal model whose tokens all give themselves some attention."
+)
+
+
+def _says(cell: str) -> bool:
+    return cell not in ("", "–")
+
+
+def _causal(samples: pd.DataFrame | None) -> bool:
+    """Whether any model of the run is causal; a run that does not say is taken for one."""
+    return samples is None or "causal" not in samples or bool(samples["causal"].astype(bool).any())
+
+
+def _comparison(results: Tables) -> dict[str, Any] | None:
+    """The run beside the paper's numbers: what must be said first, then means and their differences."""
+    from attnscope.published import compare_published
+
+    found = compare_published(results, draws=300)
+    table = found.table
+    table = table[table["measured"].notna() & table["statistic"].isin(["mean", "share", "trend"])]
+    if table.empty:
+        return None
+    rows = []
+    for row in table.to_dict("records"):
+        layer = "all" if row["published_layer"] < 0 else str(row["published_layer"])
+        if row["published_layer"] >= 0 and row["layer"] != row["published_layer"]:
+            layer += f" (here {row['layer']})"
+        told = number(row["published"])
+        if row["published"] != row["published"]:
+            told = f"{number(row['published_low'])} to {number(row['published_high'])}"
+        rows.append(
+            {
+                "models": f"{row['model']} / {row['published_model']}",
+                "quantity": str(row["quantity"]).replace("_", " ")
+                + (f" “{row['token']}”" if row["token"] else ""),
+                "layer": layer,
+                "statistic": "trend with depth" if row["statistic"] == "trend" else str(row["statistic"]),
+                "published": told,
+                "measured": number(row["measured"]),
+                "interval": ""
+                if row["low"] != row["low"]
+                else f"[{number(row['low'])}, {number(row['high'])}]",
+                "difference": number(row["difference"]),
+                "exact": number(row["exact"]),
+                "origin": str(row["origin"]),
+            }
+        )
+    return {"statements": found.statements, "rows": rows}
 
 
 def _study_name(results: Tables) -> str:

@@ -21,6 +21,14 @@ class Section:
     metrics: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
     captions: dict[str, str] = field(default_factory=dict)
+    #: Quantities shown under both protocols, as `numbers.pair_rows` takes them.
+    pairs: tuple[tuple[str, ...], ...] = ()
+    #: What the published protocol computes here; shown when the run followed it.
+    published: tuple[str, ...] = ()
+    #: The same, shown only for causal models.
+    published_causal: tuple[str, ...] = ()
+    #: A small table that the page makes for this section: "frames", "emergence", "specialization".
+    table: str = ""
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -38,9 +46,26 @@ SECTIONS: tuple[Section, ...] = (
             "<i>H<sub>n</sub></i>/<i>n</i>. A head counts as a sink head when its first key receives more "
             "than 0.3 (Gu et al., arXiv 2410.10781)."
         ),
-        figures=("sink_emergence", "sink_maps"),
+        figures=("sink_emergence", "sink_maps", "ablation"),
         metrics=("sink_share", "sink_boost", "sink_rate", "sink_count", "top_mass"),
+        pairs=(
+            ("heads", "sink_count", "sink tokens per map"),
+            ("heads", "top_mass", "mass of the top key; published: of the top tenth", "sink_concentration"),
+        ),
+        published=(
+            "The published concentration is the mass of the keys at or above the 90th percentile of column "
+            "sums: a tenth of the keys by construction, whatever the model.",
+        ),
+        published_causal=(
+            "Uniform causal attention already gives a tenth of the keys 0.31 to 0.32 (n = 20 to 40), so "
+            "“sinks take 30 to 40 %” is close to what no sink at all gives.",
+        ),
         captions={
+            "ablation": (
+                "Sink keys masked before the softmax in every layer and head of the model: "
+                "divergence of the next-token distributions and change of the loss, per sentence, "
+                "with 95 % intervals; the control masks as many other keys."
+            ),
             "sink_emergence": (
                 "Attention to the first key over training, one line per head, coloured by layer. The "
                 "strongest heads are bold, with their 95 % interval over samples; the dashed line is "
@@ -56,16 +81,41 @@ SECTIONS: tuple[Section, ...] = (
         id="information",
         title="Entropy and agreement of heads",
         words=(
-            "Entropy says over how many keys a query spreads its attention; divided by its maximum it can be "
-            "compared between positions. The divergence from the head mean says how much a head differs from "
-            "its neighbours in the layer."
+            "Entropy says over how many keys a query spreads its attention; divided by its maximum "
+            "it can be compared between positions. The divergence from the head mean says how much a "
+            "head differs from its neighbours in the layer."
         ),
         definition=(
             "−Σ<sub><i>j</i></sub> <i>A<sub>ij</sub></i> log <i>A<sub>ij</sub></i> in nats, mean over "
             "queries; normalised by log of the number of visible keys. Divergence: mean over queries of "
             "KL(<i>A<sup>h</sup><sub>i</sub></i> ‖ <i>Ā<sub>i</sub></i>)."
         ),
-        metrics=("entropy", "entropy_normalized", "head_divergence", "kl_reduction"),
+        figures=("sink_removal", "divergence"),
+        metrics=("entropy", "entropy_normalized", "head_divergence"),
+        captions={
+            "divergence": (
+                "By layer: how much heads differ from their mean, and the correlation over tokens of entropy "
+                "with how far the block moves the token."
+            ),
+            "sink_removal": (
+                "How much closer heads come to their mean when sink keys are removed and rows "
+                "renormalised, over the percentile that makes a key a sink (mean over layers) and by "
+                "layer at the 90th. Positive: heads differ less without sinks."
+            ),
+        },
+        pairs=(
+            ("layers", "kl_reduction_80", "KL reduction, 80th percentile"),
+            ("layers", "kl_reduction_90", "KL reduction, 90th percentile"),
+            ("layers", "kl_reduction_95", "KL reduction, 95th percentile"),
+        ),
+        published=(
+            "In the published KL a row that loses all its keys becomes uniform; here it is left out and "
+            "counted.",
+        ),
+        published_causal=(
+            "The published sinks are the keys of the largest total mass over heads and queries: early keys "
+            "are seen by more queries of a causal model and win by that alone.",
+        ),
     ),
     Section(
         id="graph",
@@ -76,13 +126,27 @@ SECTIONS: tuple[Section, ...] = (
             "appear."
         ),
         definition=(
-            "<i>W</i> = (<i>A</i> + <i>A</i>ᵀ)/2 with zero diagonal, <i>L</i> = <i>D</i> − <i>W</i>, λ₂ its "
-            "second smallest eigenvalue; normalised: of <i>I</i> − <i>D</i><sup>−1/2</sup><i>W</i>"
+            "<i>W</i> = (<i>A</i> + <i>A</i>ᵀ)/2 with zero diagonal, <i>L</i> = <i>D</i> − <i>W</i>, "
+            "λ₂ its second smallest eigenvalue; normalised: of <i>I</i> − <i>D</i><sup>−1/2</sup><i>W</i>"
             "<i>D</i><sup>−1/2</sup>. Thresholded graph: a link where max(<i>A<sub>ij</sub></i>, "
             "<i>A<sub>ji</sub></i>) ≥ <i>t</i>, unweighted."
         ),
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
+        pairs=(
+            ("graphs", "fiedler_value", "λ₂ of the graph at 0.02"),
+            ("graphs", "density", "density at 0.02"),
+            ("graphs", "hub_share", "hub share at 0.02"),
+            ("graphs", "gini", "Gini of degrees at 0.02"),
+            ("graphs", "centralization", "centralisation at 0.02"),
+            ("graphs", "star_likeness", "star-likeness at 0.02"),
+        ),
+        published=(
+            "The published graph keeps self-loops and counts in-degrees over them, halves every "
+            "one-way link (so λ₂ of a causal graph is half of the simple graph's), and lets the hub "
+            "share exceed 1: n/(n − 1) for a star. Star-likeness is 0.3 hub share + 0.7 Gini: a full "
+            "causal graph, no star at all, scores 0.54.",
+        ),
         caveats=(
             "λ₂ of causal maps is capped: λ₂ ≤ <i>n</i>/(<i>n</i>−1) · smallest degree, about 0.5, "
             "because the last token is seen by no other query. Sink heads and diffuse heads reach the "
@@ -108,10 +172,34 @@ SECTIONS: tuple[Section, ...] = (
             "random entries under the same mask."
         ),
         definition=(
-            "Participation ratio: (Σ<i>e</i>)²/Σ<i>e</i>² over squared singular values <i>e</i> of <i>A</i>. "
-            "Distance from the random law: rows are standardised over their visible keys, and the squared "
-            "singular values over <i>n</i> are compared with the Marchenko-Pastur law (full maps) or the "
-            "triangular law of Dykema and Haagerup (causal maps, support [0, e])."
+            "Participation ratio: (Σ<i>e</i>)²/Σ<i>e</i>² over squared singular values <i>e</i> of "
+            "<i>A</i>. Distance from the random law: rows are standardised over their visible keys, "
+            "and the squared singular values over <i>n</i> are compared with the Marchenko-Pastur "
+            "law (full maps) or the triangular law of Dykema and Haagerup (causal maps, support [0, e])."
+        ),
+        figures=("spectra",),
+        captions={
+            "spectra": (
+                "Directions that carry a map, distance of its spectrum from the null law, and its largest "
+                "eigenvalue over the law's edge, by layer, mean over heads. Shuffled rows keep each row's "
+                "values and break their columns."
+            )
+        },
+        pairs=(
+            ("heads", "participation_ratio", "participation ratio"),
+            ("heads", "spectral_ratio", "first over second value"),
+            ("heads", "stable_rank", "stable rank"),
+            ("heads", "mp_ks", "distance from the null law; published: KL", "marchenko_pastur_deviation"),
+        ),
+        published_causal=(
+            "The published spectrum is |eigenvalues| of the attention matrix. Those of a causal map "
+            "are its diagonal, the self-attentions A<sub>ii</sub>: their gap is the ratio of the two "
+            "largest self-attentions, their participation ratio the evenness of self-attention. The "
+            "first row attends to itself with 1, so untrained uniform attention gives a gap of exactly 2.",
+        ),
+        published=(
+            "Its Marchenko-Pastur deviation compares a histogram of ten eigenvalues with the law at aspect "
+            "0.99 by a KL that is infinite where a bin is empty; such samples are left out of the mean.",
         ),
         metrics=(
             "participation_ratio",
@@ -140,8 +228,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition=(
             "Weights <i>w</i> = max(<i>A<sub>ij</sub></i>, <i>A<sub>ji</sub></i>), distance 1 − <i>w</i>, "
-            "Vietoris-Rips filtration over Z/2. β₀ and β₁ at a threshold <i>t</i> count components and loops "
-            "of the clique complex of {<i>w</i> ≥ <i>t</i>}."
+            "Vietoris-Rips filtration over Z/2. β₀ and β₁ at a threshold <i>t</i> count components "
+            "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}."
         ),
         metrics=(
             "bar_count_1",
@@ -150,6 +238,24 @@ SECTIONS: tuple[Section, ...] = (
             "max_persistence_1",
             "betti_0",
             "betti_1",
+        ),
+        pairs=(
+            ("heads", "bar_count_0", "β₀, bars of the whole diagram"),
+            ("heads", "bar_count_1", "β₁, bars of the whole diagram"),
+            ("heads", "mean_persistence_0", "mean length of finite H0 bars"),
+            ("heads", "mean_persistence_1", "mean length of finite H1 bars"),
+        ),
+        published_causal=(
+            "The published β₀ is min(<i>n</i>, 30) and β₁ is 0 for every causal model whose kept "
+            "tokens give themselves some attention, whatever else it attends to: the distance matrix "
+            "is not symmetrised, its diagonal makes vertex <i>i</i> be born at 1 − A<sub>ii</sub>, "
+            "and only entries above the diagonal, which are 1 − 0, are read as edges. The mean "
+            "length of finite H0 bars is the mean self-attention of the tokens after the first. A "
+            "query that gives itself nothing has no bar.",
+        ),
+        published=(
+            "Texts of more than 30 tokens are thinned to 30 rows and columns before the published "
+            "topology, which removes most keys.",
         ),
         caveats=(
             "1 − <i>w</i> is no metric (no triangle inequality); none is needed for the bars to be defined.",
@@ -167,22 +273,127 @@ SECTIONS: tuple[Section, ...] = (
             "Pearson correlation of <i>A<sub>ij</sub></i> with cos(<i>s<sub>i</sub></i>, "
             "<i>s<sub>j</sub></i>) over visible pairs <i>i</i> ≠ <i>j</i>."
         ),
-        figures=("values",),
-        captions={"values": "Divergence from the head mean, and alignment, by layer at the last checkpoint."},
+        figures=("alignment",),
+        captions={
+            "alignment": (
+                "Alignment by layer: single heads with their own value vectors and with the states "
+                "that enter the layer, with and without the head's sink tokens, and the published "
+                "one (head mean, states, all ordered pairs)."
+            ),
+        },
         metrics=(
             "alignment_value",
+            "alignment_value_without_sinks",
             "alignment_hidden",
-            "relative_magnitude",
-            "directional",
-            "information_change",
+            "alignment_hidden_without_sinks",
+            "entropy_magnitude_correlation",
+        ),
+        pairs=(
+            ("heads", "alignment_hidden", "alignment with states"),
+            ("heads", "entropy", "entropy (nats)"),
+            ("layers", "transformation_magnitude", "change by the block"),
+            ("heads", "entropy_magnitude_correlation", "entropy with change"),
+            ("heads", "pca_correlation", "PCA correlation"),
+        ),
+        published_causal=(
+            "The published alignment runs over all ordered pairs, so the zeros above a causal "
+            "diagonal enter. Cosines are the same both ways, so these zeros halve the covariance and "
+            "add to the variance of attention: the published value is the exact one of the same map "
+            "times a factor below 1/√2 = 0.71 that depends on how uneven attention is. Its sign is "
+            "that of the exact one, its size is not.",
+        ),
+        published=(
+            "The last layer's change includes the final norm in the published numbers, because that is the "
+            "state the library returns; signs of principal components are arbitrary.",
+        ),
+    ),
+    Section(
+        id="reference",
+        title="Influence of the reference points",
+        words=(
+            "What a query receives is a sum over keys; this splits it into the part that comes from the "
+            "sinks and the rest. The questions are how large the part is, whether it points the way "
+            "the whole does, and how far the whole would turn without it."
+        ),
+        definition=(
+            "<i>c<sub>R</sub></i> = Σ<sub><i>j</i>∈R</sub> <i>A<sub>ij</sub>v<sub>j</sub></i>, "
+            "<i>c</i> the sum over all keys: ‖<i>c<sub>R</sub></i>‖/‖<i>c</i>‖, "
+            "cos(<i>c<sub>R</sub></i>, <i>c</i>), 1 − cos(<i>c</i>, <i>c</i> − "
+            "<i>c<sub>R</sub></i>), for queries outside R, the head's sink tokens."
+        ),
+        figures=("reference",),
+        captions={
+            "reference": (
+                "By layer: single heads with their value vectors (top), and the published "
+                "computation on the head mean and hidden states (bottom); its three scales differ."
+            )
+        },
+        metrics=("reference_magnitude", "reference_directional", "reference_information"),
+        pairs=(
+            ("heads", "reference_magnitude", "magnitude"),
+            ("heads", "reference_directional", "direction"),
+            ("heads", "reference_information", "turn; published: distance"),
+        ),
+        published=(
+            "The published magnitude is cut at 1, the direction is (cos + 1)/2, so that 0.5 means "
+            "unrelated, and the information is the norm of <i>c<sub>R</sub></i> in the units of the "
+            "states: it follows their norm over depth. Queries inside R enter with 0.5, 0.5 and 0.",
+        ),
+    ),
+    Section(
+        id="fisher",
+        title="Fisher information",
+        words=(
+            "The trace of the Fisher information says how strongly the loss depends on a group of "
+            "parameters. Attention, MLP and norms are shown by block, what lies outside the blocks "
+            "as a level."
+        ),
+        definition=(
+            "(1/N) Σ<sub>s</sub> ‖∇<sub>θ</sub>L<sub>s</sub>‖², L<sub>s</sub> the loss of a "
+            "sentence; labels as written give the empirical Fisher, labels drawn from the model the "
+            "true one."
+        ),
+        figures=("fisher",),
+        captions={"fisher": "Trace by block on a logarithmic scale, mean over sentences, 95 % intervals."},
+        published=(
+            "The published loss counts padding and takes the input ids as labels, for encoders too; "
+            "groups are found by parts of parameter names, which put what they do not know under “other”.",
+        ),
+    ),
+    Section(
+        id="frames",
+        title="Reference frames",
+        words=(
+            "A frame is centralized when one sink position rules every third of the layers, "
+            "bidirectional when two special tokens share them, and distributed otherwise. The same "
+            "is asked of token strings, because the two can disagree."
+        ),
+        definition=(
+            "Share of the commonest sink over heads and sentences in the early, middle and late "
+            "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
+            "samples of sentences with the same verdict. Consistent heads have the same sink in at "
+            "least 30 % of the sentences."
+        ),
+        figures=("frames",),
+        captions={
+            "frames": (
+                "The commonest sink's share by position and by token; dotted: the bound of a "
+                "centralized frame."
+            )
+        },
+        table="frames",
+        published=(
+            "The published reading is by token string: a tokenizer that prepends no BOS puts another "
+            "word at the first position of every sentence, so a model whose heads all rest on the "
+            "first key is called distributed.",
         ),
     ),
     Section(
         id="training",
         title="Over training",
         words=(
-            "Every quantity at every checkpoint, averaged over heads, one line per input set. Dashed is "
-            "uniform attention, dotted the model before training."
+            "Every quantity at every checkpoint, averaged over heads, one line per input set or "
+            "model. Dashed is uniform attention, dotted the model before training."
         ),
         definition=(
             "Points are means over samples of the mean over layers and heads; bands are 95 % bootstrap "
@@ -190,14 +401,24 @@ SECTIONS: tuple[Section, ...] = (
             "axis that starts with 0 and is logarithmic from 1."
         ),
         figures=("emergence",),
-        captions={"emergence": "Emergence of every metric; the mean over heads hides single strong heads."},
+        captions={
+            "emergence": (
+                "Emergence of every metric; the mean over heads hides single strong heads. Beside uniform "
+                "attention: a copy of the model with random weights, and the same maps with shuffled rows."
+            )
+        },
+        table="emergence",
+        published=(
+            "The published change is the last step minus the first in the order of the steps' names "
+            "as text, where 8 comes after 143000.",
+        ),
     ),
     Section(
         id="depth",
         title="Over depth",
         words=(
-            "The same quantities by layer at the last checkpoint. The dotted profile is the untrained model, "
-            "where the run has one."
+            "The same quantities by layer at the last checkpoint. The dotted profile is the "
+            "untrained model, where the run has one."
         ),
         definition="Means over a layer's heads, then over samples; 95 % bootstrap intervals over samples.",
         figures=("depth",),
@@ -232,11 +453,18 @@ SECTIONS: tuple[Section, ...] = (
 )
 
 RUSCIO2025 = (
-    "The numbers that the authors' published notebooks compute, quirks included, on the head mean.",
-    "β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some "
-    "attention, whatever else it attends to; the mean length of finite H0 bars is the mean self-attention.",
-    "“Eigenvalues” of a causal map are its diagonal; their gap says nothing about sinks.",
-    "Alignment over all ordered pairs is driven by the zeros above the diagonal of causal maps.",
-    "Frames by token string and by position disagree where a tokenizer prepends no BOS.",
+    "What the authors' published notebooks compute, quirks included, on the head mean, beside the exact "
+    "quantity on the same maps. Where the two disagree, the sections above say what the published "
+    "one measures.",
+    "Nothing of the exact protocol goes into the published numbers, and the other way round.",
 )
 """What stands above numbers of the published protocol."""
+
+RUSCIO2025_CAUSAL = (
+    "β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some "
+    "attention, whatever else it attends to.",
+    "The eigenvalues of a causal map are its diagonal: their gap says nothing about sinks.",
+    "The alignment of a causal map is the exact one made smaller by the zeros above the diagonal.",
+    "Frames by token string and by position disagree where a tokenizer prepends no BOS.",
+)
+"""The artefacts of that protocol in short, for causal models."""
