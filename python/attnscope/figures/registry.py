@@ -213,9 +213,9 @@ def sink_emergence(results: Tables) -> Figure:
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
     figure_, axes = panels(1, len(names), height=2.5)
-    lines = estimate(heads, "sink_share", ["series", "layer", "head", "step"])
-    strongest = lines.groupby(["series", "layer", "head"])["mean"].transform("max") == lines["mean"].max()
-    top = float(np.nanmax([lines["mean"].max(), lines.loc[strongest, "high"].max()]))
+    means = estimate(heads, "sink_share", ["series", "layer", "head", "step"])
+    strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
+    top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     for ax, name in zip(axes[0], names, strict=True):
         rows = heads[heads["series"] == name]
         limits = (-0.02 * top, min(1.15 * top, 1.02))

@@ -98,7 +98,8 @@ def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     """
     values = frame[column]
     good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
-    return frame.assign(**{column: values.astype(float).where(good)})
+    kept: pd.DataFrame = frame.assign(**{column: values.astype(float).where(good)})
+    return kept
 
 
 def _interval(at: Any) -> str:

@@ -96,7 +96,7 @@ def render(results: Tables, title: str) -> str:
         heads = None
     baselines = optional(results, "baselines")
     tables = {name: results.table(name) for name in results.tables()}
-    named = {
+    named: dict[str, pd.DataFrame] = {
         name: with_groups(tables[name], tables.get("samples"))
         for name in ("heads", "layers", "graphs")
         if name in tables and "sample" in tables[name]

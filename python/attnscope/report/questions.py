@@ -57,7 +57,7 @@ def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) ->
     Returns:
         Questions with at least one test.
     """
-    found = []
+    found: list[Question | None] = []
     if heads is not None and not heads.empty:
         heads = last_step(heads)
         if "nulls" in tables:
