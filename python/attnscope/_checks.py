@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from attnscope import _core, _device
+from attnscope._memory import announce
 from attnscope._warn import warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -61,6 +62,9 @@ def attention_argument(
     if tensor.shape[-1] == 0:
         raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
     checked = Attention(tensor, _lengths(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1])))
+    given = checked.lengths
+    longest = checked.n if given is None or not given.numel() else int(given.max())
+    announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
     return checked

@@ -6,10 +6,10 @@ from __future__ import annotations
 import ctypes
 from pathlib import Path
 
-import torch
+from attnscope._memory import free_bytes, workspace_bytes
 
-#: Square float64 matrices of the longest sentence that one thread of the greediest kernel works on at a time.
-WORKSPACE_MATRICES = 6
+__all__ = ["free_bytes", "give_back_large_blocks", "peak_bytes", "resident_bytes"]
+
 #: Blocks from here on are given back to the system when they are freed: an attention map of 1024 tokens.
 LARGE_BLOCK = 4 * 1024**2
 _M_TRIM_THRESHOLD, _M_MMAP_THRESHOLD = -1, -3
@@ -19,14 +19,6 @@ def resident_bytes() -> int:
     """Memory of this process now."""
     pages = int(Path("/proc/self/statm").read_text("ascii").split()[1])
     return pages * 4096
-
-
-def free_bytes() -> int:
-    """Memory that the machine can give now."""
-    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) * 1024
-    return 0
 
 
 def give_back_large_blocks() -> bool:
@@ -56,5 +48,4 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
         longest: tokens of the longest sentence.
     """
     mean = 2 * layer_bytes // max(1, heads)
-    workspace = torch.get_num_threads() * WORKSPACE_MATRICES * 8 * longest**2
-    return 2 * layer_bytes + mean + workspace + 8 * LARGE_BLOCK
+    return 2 * layer_bytes + mean + workspace_bytes(longest, heads) + 8 * LARGE_BLOCK

@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: MIT
+"""What the machine can give, and a word before a call that needs more than that."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+import torch
+
+from attnscope._warn import warn
+
+#: n x n matrices of float64 that one thread of the greediest kernel works on at a time, as measured.
+WORKSPACE_MATRICES = 3
+# Below this size no machine that runs torch is exceeded, and nobody pays for the question.
+_SMALLEST = 2048
+# They read the matrix row by row where it lies.
+_ROW_BY_ROW = frozenset(
+    {
+        "attention_entropy",
+        "incoming_attention",
+        "local_global_ratio",
+        "sink_position",
+        "sink_rate",
+        "sink_share",
+        "sink_tokens",
+        "top_mass",
+    }
+)
+
+
+def free_bytes() -> int:
+    """Memory that this process can still get: what the machine has free, within the process's own limit."""
+    free = 0
+    for line in Path("/proc/meminfo").read_text("ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            free = int(line.split()[1]) * 1024
+    limit = resource.getrlimit(resource.RLIMIT_AS)[0]
+    if limit != resource.RLIM_INFINITY:
+        taken = int(Path("/proc/self/statm").read_text("ascii").split()[0]) * resource.getpagesize()
+        free = min(free, max(0, limit - taken))
+    return free
+
+
+def workspace_bytes(n: int, count: int = 1) -> int:
+    """What the greediest kernel takes for `count` maps of `n` tokens beside the maps themselves.
+
+    Args:
+        n: tokens.
+        count: maps; no more are worked on at a time than there are threads.
+    """
+    return min(count, torch.get_num_threads()) * WORKSPACE_MATRICES * 8 * n * n
+
+
+def announce(function: str, n: int, count: int) -> None:
+    """Warns before a call whose workspace would exceed what can be had.
+
+    Args:
+        function: its name.
+        n: tokens.
+        count: maps.
+    """
+    if n < _SMALLEST or function.rpartition(".")[2] in _ROW_BY_ROW:
+        return
+    need, free = workspace_bytes(n, count), free_bytes()
+    if need > free:
+        warn(
+            f"{function}: {count} maps of {n} tokens may need about {need / 1024**3:.1f} GB of memory on "
+            f"{min(count, torch.get_num_threads())} threads, {free / 1024**3:.1f} GB are free; "
+            "torch.set_num_threads(1) needs the least",
+            UserWarning,
+        )

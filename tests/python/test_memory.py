@@ -1,0 +1,180 @@
+# SPDX-License-Identifier: MIT
+"""Too little memory, sizes beyond 32 bits, and a hundred thousand calls."""
+
+import json
+import subprocess
+import sys
+import warnings
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope import _checks, _memory
+from attnscope.metrics.measure import metric_names
+
+#: Memory runs out under a hard limit of this process; then small calls must give right answers.
+STARVED = """
+import json, resource, sys, warnings
+import torch
+torch.set_num_threads(2)
+import attnscope as asc
+from attnscope.metrics.measure import measure, metric_names
+from attnscope._memory import free_bytes
+from pathlib import Path
+
+def small():
+    star = torch.zeros(6, 6); star[:, 0] = 1
+    return [float(asc.fiedler_value(star)), float(asc.participation_ratio(torch.eye(4))),
+            float(asc.bar_count(asc.persistence(torch.full((4, 4), .25)))[0])]
+
+def taken():
+    return int(Path("/proc/self/statm").read_text().split()[0]) * 4096
+
+n = 1200
+states = torch.rand(n, 8)
+options = {
+    "graph_statistics": {"thresholds": [0.01]}, "betti_numbers": {"thresholds": [0.01]}, "top_mass": {"k": 1},
+    "betti_curve": {"scales": [0.5]}, "geometric_semantic_alignment": {"states": states},
+    "reference_influence": {"states": states, "reference": torch.arange(n) < 1},
+    "sink_removal": {"keys": [0]},
+}
+maps = torch.rand(2, n, n)
+maps /= maps.sum(-1, keepdim=True)
+warm = torch.rand(64, 40, 40)
+asc.fiedler_value(warm), asc.singular_values(warm), asc.persistence(warm), asc.marchenko_pastur(warm)
+before = small()
+warnings.simplefilter("ignore")
+found = {}
+for name in metric_names():
+    resource.setrlimit(resource.RLIMIT_AS, (taken() + 6 * 2**20, resource.RLIM_INFINITY))
+    try:
+        measure(maps, name, **options.get(name, {}))
+        found[name] = "done"
+    except MemoryError as error:
+        found[name] = "MemoryError"
+    except Exception as error:
+        found[name] = f"{type(error).__name__}: {error}"
+    resource.setrlimit(resource.RLIMIT_AS, (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert small() == before, name
+print(json.dumps(found))
+"""
+
+
+@pytest.mark.slow
+def test_memory_that_runs_out_is_a_memory_error_and_the_process_goes_on():
+    done = subprocess.run([sys.executable, "-c", STARVED], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = json.loads(done.stdout.splitlines()[-1])
+    print(found)
+    assert set(found) == set(metric_names())
+    assert set(found.values()) <= {"done", "MemoryError"}, found
+    assert sum(what == "MemoryError" for what in found.values()) > 10
+
+
+def huge(n, *leading):
+    """Uniform attention that takes the memory of one entry."""
+    return torch.full((), 1 / n, dtype=torch.float32).expand(*leading, n, n)
+
+
+@pytest.mark.slow
+def test_more_entries_than_32_bits_count():
+    n = 46_500  # n * n > 2**31
+    attention = huge(n)
+    assert asc.sink_share(attention, support="full").share.item() == pytest.approx(1 / n, rel=1e-6)
+    assert asc.top_mass(attention, 1).item() == pytest.approx(1 / n, rel=1e-3)
+    many = huge(1500, 1000)  # batch * n * n > 2**31
+    assert many.numel() > 2**31
+    rates = asc.sink_rate(many)
+    assert rates.shape == (1000,)
+    assert not rates.any()
+
+
+@pytest.mark.filterwarnings("ignore:.*may need about:UserWarning")
+def test_persistence_refuses_what_its_indices_cannot_count():
+    for n in (65_536, 100_000):
+        with pytest.raises(ValueError, match=f"at most 65535 tokens, got {n}"):
+            asc.persistence(huge(n))
+        with pytest.raises(ValueError, match=f"at most 65535 tokens, got {n}"):
+            asc.betti_numbers(huge(n), [0.1])
+
+
+def test_a_call_that_exceeds_the_machine_is_announced(monkeypatch):
+    monkeypatch.setattr(_memory, "free_bytes", lambda: 10**8)
+    torch.set_num_threads(1)
+    attention = huge(2048, 3)
+
+    def announced(name, **options):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            _checks.attention_argument(name, attention, **options)
+        return [(str(one.message), one.filename) for one in caught]
+
+    ((message, file),) = announced("fiedler_value")
+    assert message == (
+        "fiedler_value: 3 maps of 2048 tokens may need about 0.1 GB of memory on 1 threads, 0.1 GB are free; "
+        "torch.set_num_threads(1) needs the least"
+    )
+    assert file == __file__
+    assert announced("sink_rate") == []  # reads row by row
+    assert announced("fiedler_value", lengths=[8, 2047, 3]) == []
+    assert announced("fiedler_value", lengths=[8, 2048, 3]) != []
+    monkeypatch.setattr(_memory, "free_bytes", lambda: 10**9)
+    assert announced("fiedler_value") == []
+
+
+def test_free_memory_is_within_the_limit_of_the_process():
+    code = (
+        "import resource; from pathlib import Path; from attnscope._memory import free_bytes\n"
+        "free = free_bytes(); taken = int(Path('/proc/self/statm').read_text().split()[0]) * 4096\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (taken + 2**27, resource.RLIM_INFINITY))\n"
+        "print(free > 2**27, 0 < free_bytes() <= 2**27)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.split() == ["True", "True"], done.stderr
+
+
+GROWTH = """
+import gc, json, warnings
+from pathlib import Path
+import torch
+torch.set_num_threads(1)
+import attnscope as asc
+
+def resident():
+    gc.collect()
+    return int(Path("/proc/self/statm").read_text().split()[1]) * 4096
+
+maps = torch.rand(3, 5, 5).tril() + 1e-3
+maps /= maps.sum(-1, keepdim=True)
+bad = maps.clone(); bad[0, 1, 1] = float("nan")
+warnings.simplefilter("ignore")
+calls = [
+    lambda: asc.fiedler_value(maps), lambda: asc.sink_share(maps), lambda: asc.singular_values(maps),
+    lambda: asc.persistence(maps)[0], lambda: asc.betti_numbers(maps, [0.1, "2/n"]),
+    lambda: asc.attention_entropy(maps.half()), lambda: asc.graph_statistics(bad, [0.1], lengths=[3, 4, 5]),
+    lambda: asc.marchenko_pastur(maps), lambda: asc.head_divergence(maps), lambda: asc.top_mass(maps, 2),
+]
+def refused():
+    try:
+        asc.fiedler_value(maps[0, 0])
+    except ValueError:
+        pass
+calls.append(refused)
+def go(count):
+    for at in range(count):
+        calls[at % len(calls)]()
+go(5000)
+before = resident()
+go(100_000)
+print(json.dumps(resident() - before))
+"""
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_calls_keep_nothing():
+    done = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    grown = json.loads(done.stdout)
+    print(f"{grown} bytes in 100,000 calls")
+    assert grown < 2**20
