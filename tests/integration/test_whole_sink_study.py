@@ -15,7 +15,7 @@ from attnscope.studies.engine import run
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {
     *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
-    *("frames", "frame_evidence", "specialization", "layer_tests"),
+    *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
 }
 pytestmark = pytest.mark.slow
 

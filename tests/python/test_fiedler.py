@@ -271,3 +271,18 @@ def test_uniform_causal_attention_and_one_token():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         asc.fiedler_value(**{"attention": torch.eye(5).expand(1, 5, 5), **arguments})
+
+
+@pytest.mark.parametrize("sink", [0.0, 0.5, 0.95])
+def test_causal_maps_are_capped_by_their_least_degree(sink):
+    n = 40
+    maps = torch.ones(n, n, dtype=torch.float64).tril()
+    maps /= maps.sum(-1, keepdim=True)
+    maps = (1 - sink) * maps
+    maps[:, 0] += sink
+    graph = (maps + maps.T) / 2
+    graph.fill_diagonal_(0)
+    least = graph.sum(-1).min().item()
+    assert asc.fiedler_value(maps).item() <= n / (n - 1) * least + 1e-12
+    # about one half at most, for sink and diffuse heads alike: the last key is seen by one query
+    assert least <= 0.5

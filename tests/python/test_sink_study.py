@@ -78,7 +78,8 @@ def test_every_table_is_there_with_its_keys(results):
 
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),
-        *("frames", "frame_evidence", "specialization", "layer_tests", "fisher", "ablation"),
+        *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
+        *("fisher", "ablation"),
     }
     for name in results.tables():
         table = results.table(name)
@@ -375,6 +376,26 @@ def test_frames_specialisation_and_tests_between_layers(results):
         stats.ttest_ind(wide[1], wide[0], equal_var=False).pvalue, rel=1e-6
     )
     assert np.isnan(row["p_holm"])
+
+
+def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
+    deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
+    results = run(study(tmp_path, deep, texts, metrics=[], options={}), progress=False)
+    table = results.table("graph_depth")
+    graphs = results.table("graphs")
+    own = graphs[
+        (graphs["protocol"] == "ruscio2025") & (graphs["head"] == -1) & (graphs["threshold"] == 0.05)
+    ]
+    means = own.groupby("layer")[["fiedler_value", "gini", "density"]].mean()
+    row = table[(table["protocol"] == "ruscio2025") & (table["threshold"] == 0.05)].iloc[0]
+    early, middle, late = (means["fiedler_value"][k : k + 2].mean() for k in (0, 2, 4))
+    assert (row["early"], row["middle"], row["late"]) == pytest.approx((early, middle, late))
+    assert row["middle_peak"] == (middle > max(early, late))
+    assert row["peak_factor"] == pytest.approx(min(middle / early, middle / late))
+    r = np.corrcoef(means["fiedler_value"], means["gini"])[0, 1]
+    assert row["correlation_gini"] == pytest.approx(r, abs=1e-9)
+    seen = means["density"].between(0.05, 0.95) | (means.index % 4 == 0)
+    assert row["reported_layers"] == seen.sum()
 
 
 def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):

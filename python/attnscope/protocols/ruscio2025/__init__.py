@@ -14,6 +14,12 @@ from attnscope.protocols.ruscio2025.alignment import (
     transformation_magnitude,
 )
 from attnscope.protocols.ruscio2025.betti import betti_numbers
+from attnscope.protocols.ruscio2025.depth import (
+    MiddlePeak,
+    fiedler_correlations,
+    middle_peak,
+    reported_layers,
+)
 from attnscope.protocols.ruscio2025.divergence import (
     SinkRemoval,
     combine_p_values,
@@ -46,6 +52,7 @@ __all__ = [
     "DepthTrend",
     "EmergenceChange",
     "GraphStatistics",
+    "MiddlePeak",
     "PcaCorrelation",
     "ReferenceInfluence",
     "SinkRemoval",
@@ -58,16 +65,19 @@ __all__ = [
     "depth_trend",
     "emergence_change",
     "entropy_magnitude_correlation",
+    "fiedler_correlations",
     "fisher_trace",
     "geometric_semantic_alignment",
     "graph_statistics",
     "head_divergence",
     "head_specialization",
     "marchenko_pastur_deviation",
+    "middle_peak",
     "participation_ratio",
     "pca_correlation",
     "persistence",
     "reference_influence",
+    "reported_layers",
     "sink_concentration",
     "sink_removal",
     "sink_tokens",

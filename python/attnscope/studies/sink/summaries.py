@@ -53,6 +53,8 @@ def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
     if whole and "heads" in there:
         makers["layer_tests"] = lambda: layer_tests(results)
         makers["emergence"] = lambda: emergence(results, study.seed)
+    if whole and "graphs" in there:
+        makers["graph_depth"] = lambda: graph_depth(results)
     made = {}
     for name, make in makers.items():
         rows = make()
@@ -244,6 +246,43 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
         p_values = [made[index]["p_value"] for index in family]
         for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
             made[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
+    return made
+
+
+def graph_depth(results: Results) -> list[dict[str, Any]]:
+    """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with.
+
+    Args:
+        results: the run.
+    """
+    from attnscope.protocols.ruscio2025 import fiedler_correlations, middle_peak, reported_layers
+
+    partners = ["gini", "hub_share", "centralization", "degree_variance"]
+    keys = [*CHECKPOINT_KEYS, "protocol", "layer", "head", "threshold"]
+    frame = results.table("graphs", [*keys, "fiedler_value", "density", *partners])
+    frame = frame[frame["head"] == -1]
+    made = []
+    for named, own in checkpoints(frame):
+        for (protocol, threshold), rows in own.groupby(["protocol", "threshold"], sort=True):
+            means = rows.groupby("layer", sort=True)[["fiedler_value", "density", *partners]].mean()
+            columns = {name: means[name].tolist() for name in ("fiedler_value", *partners)}
+            peak = middle_peak(columns["fiedler_value"])
+            told = fiedler_correlations(columns)
+            made.append(
+                {
+                    **named,
+                    "protocol": protocol,
+                    "threshold": float(str(threshold)),
+                    "early": peak.early,
+                    "middle": peak.middle,
+                    "late": peak.late,
+                    "middle_peak": peak.peak,
+                    "peak_factor": peak.factor,
+                    **{f"correlation_{name}": told[name] for name in partners},
+                    "layers": len(means),
+                    "reported_layers": len(reported_layers(means["density"].tolist())),
+                }
+            )
     return made
 
 
