@@ -48,7 +48,7 @@ __all__ = [
 
 #: The registry: name of a study -> module that holds its `FIGURES`. A new study adds a file and a line here;
 #: every other study draws the figures above.
-STUDIES: dict[str, str] = {}
+STUDIES: dict[str, str] = {"wavelet_study": "attnscope.figures.wavelets"}
 
 
 def figures_of(results: Tables) -> dict[str, Callable[[Tables], Figure]]:

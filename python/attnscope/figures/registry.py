@@ -316,7 +316,7 @@ def emergence(results: Tables) -> Figure:
     heads = measured_heads(results)
     if not is_series(heads):
         raise NotDrawable("the run has one checkpoint; emergence needs several")
-    return _grid(
+    return metric_grid(
         heads, drawable(heads), emergence_curve, optional(results, "baselines"), untrained="before training"
     )
 
@@ -328,7 +328,9 @@ def depth(results: Tables) -> Figure:
     if heads["layer"].nunique() < 2:
         raise NotDrawable("the run has one layer; a profile over depth needs several")
     untrained = "before training" if is_series(heads) else None
-    return _grid(heads, drawable(heads), depth_profile, optional(results, "baselines"), untrained=untrained)
+    return metric_grid(
+        heads, drawable(heads), depth_profile, optional(results, "baselines"), untrained=untrained
+    )
 
 
 @figure
@@ -343,7 +345,7 @@ def divergence(results: Tables) -> Figure:
         raise NotDrawable(f"the heads table has none of {', '.join(wanted)}")
     untrained = "before training" if is_series(heads) else None
     baselines = optional(results, "baselines")
-    return _grid(heads, metrics, depth_profile, baselines, columns=2, untrained=untrained, width=4.8)
+    return metric_grid(heads, metrics, depth_profile, baselines, columns=2, untrained=untrained, width=4.8)
 
 
 @figure
@@ -357,7 +359,7 @@ def thresholds(results: Tables) -> Figure:
     ]
     if not metrics:
         raise NotDrawable(f"the graphs table has none of {', '.join(wanted)}")
-    return _grid(graphs, metrics, threshold_curve, optional(results, "baselines"), columns=3)
+    return metric_grid(graphs, metrics, threshold_curve, optional(results, "baselines"), columns=3)
 
 
 @figure
@@ -389,7 +391,7 @@ def _uniform(results: Tables, heads: pd.DataFrame, metric: str, threshold: float
     return uniform_value(heads, optional(results, "baselines"), metric, threshold)
 
 
-def _grid(
+def metric_grid(
     table: pd.DataFrame,
     metrics: list[tuple[str, float | None]],
     draw: Callable[..., Axes],
@@ -399,7 +401,20 @@ def _grid(
     untrained: str | None = None,
     width: float = WIDTH,
 ) -> Figure:
-    """One panel per metric under one legend."""
+    """One panel per metric under one legend.
+
+    Args:
+        table: rows with `series`.
+        metrics: columns, and the threshold of the graph or None.
+        draw: a function of `lines`, of the table and the metric.
+        baselines: the `baselines` table.
+        columns: most panels side by side.
+        untrained: what the dotted lines are called; None where there are none.
+        width: of the figure, inches.
+
+    Returns:
+        The figure.
+    """
     columns = min(columns, len(metrics))
     rows = -(-len(metrics) // columns)
     figure_, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)

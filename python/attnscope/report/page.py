@@ -24,7 +24,10 @@ if TYPE_CHECKING:
 
 #: The registry: name of a study -> module that holds its `SECTIONS` and, where it has any, `findings`: from
 #: results to sentences. A new study adds a file and a line here; every other study has the first one's.
-STUDIES: dict[str, str] = {"sink_study": "attnscope.report.sections"}
+STUDIES: dict[str, str] = {
+    "sink_study": "attnscope.report.sections",
+    "wavelet_study": "attnscope.report.wavelets",
+}
 
 _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12

@@ -11,6 +11,7 @@ import numpy as np
 
 from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
 from attnscope.statistics import bootstrap
+from attnscope.studies.sink.nulls import by_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -43,7 +44,14 @@ def made_from(results: Results) -> dict[str, pa.Table]:
     found = published(made["phases"])
     if not found.empty:
         made["published"] = found
-    return {name: pa.Table.from_pandas(table, preserve_index=False) for name, table in made.items()}
+    tables = {name: pa.Table.from_pandas(table, preserve_index=False) for name, table in made.items()}
+    if {"nulls", "baselines"} <= there:
+        stored = results.arrow("baselines")
+        empirical = by_length(results.table("nulls"), results.table("samples"))
+        rows = pa.Table.from_pandas(empirical, preserve_index=False, schema=stored.schema)
+        same = rows.replace_schema_metadata(stored.schema.metadata)
+        tables["baselines"] = pa.concat_tables([stored, same])
+    return tables
 
 
 def correlated(heads: pd.DataFrame) -> dict[str, float]:
