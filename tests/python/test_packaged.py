@@ -35,7 +35,8 @@ HUB = {
     "xlm-r-large": "FacebookAI/xlm-roberta-large",
 }
 SETTING = {"topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "divergence": (50, 128)} | {
-    "random_matrix": (100, 128)
+    "random_matrix": (100, 128),
+    "fisher": (500, 128),
 }
 
 

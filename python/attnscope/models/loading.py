@@ -86,13 +86,19 @@ def load_model(
 
 
 def random_twin(
-    checkpoint: Checkpoint, *, seed: int, device: str = "auto", trust_remote_code: bool = False
+    checkpoint: Checkpoint,
+    *,
+    seed: int,
+    dtype: str = "auto",
+    device: str = "auto",
+    trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """A model of the same configuration with the random weights that training would start from, float32.
+    """A model of the same configuration with the random weights that training would start from.
 
     Args:
         checkpoint: whose configuration.
         seed: of the weights; torch's own generators are left as they were.
+        dtype: "auto" takes the one that the configuration names, else float32.
         device: as for `load_model`.
         trust_remote_code: as for `load_model`.
 
@@ -107,19 +113,21 @@ def random_twin(
     with _errors_of(checkpoint, "twin with random weights: "), _quiet(), torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         named = (getattr(config, "architectures", None) or [""])[0]
+        kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
+        kind = kind if isinstance(kind, torch.dtype) else torch.float32
         torch.manual_seed(seed)
         cls = getattr(transformers, named, None) if named else None
         if cls is not None and not trust_remote_code:
-            model = cls._from_config(config, dtype=torch.float32)
+            model = cls._from_config(config, dtype=kind)
         else:
             options = {"trust_remote_code": True} if trust_remote_code else {}
-            model = _auto_class(config, named).from_config(config, dtype=torch.float32, **options)
+            model = _auto_class(config, named).from_config(config, dtype=kind, **options)
         model = model.to(device).eval()
     return LoadedModel(
         model=model,
         checkpoint=checkpoint,
         commit=_commit_of(checkpoint, config),
-        dtype="float32",
+        dtype=str(model.dtype).removeprefix("torch."),
         device=device,
         parameters=sum(weights.numel() for weights in model.parameters()),
         architecture=type(model).__name__,

@@ -264,9 +264,10 @@ class Engine:
 
     def _loaded(self, checkpoint: Checkpoint, source: ModelSource, twin: bool) -> LoadedModel:
         options: dict[str, Any] = {"device": source.device, "trust_remote_code": source.trust_remote_code}
+        options["dtype"] = source.dtype
         if twin:
             return random_twin(checkpoint, seed=self.study.seed, **options)
-        loaded = load_model(checkpoint, dtype=source.dtype, **options)
+        loaded = load_model(checkpoint, **options)
         self._note_model(loaded)
         return loaded
 
