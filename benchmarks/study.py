@@ -401,7 +401,7 @@ def main() -> None:
         f"  {'twin, shards, summaries':<28} {rest:8.2f} s {1e3 * rest / cells:9.3f} ms per sentence and layer"
     )
     print(f"  {size / 1e6:.1f} MB of Parquet")
-    rows = compared(study, 4 if options.quick else 16)
+    rows = compared(study, 4 if options.quick else 8)
     print("Topology, spectra and random matrices, exact, per head, against the notebooks' way per map:")
     for low, high in ((0, 48), (49, 80), (81, 10**9)):
         own = [row for row in rows if low <= row["n"] <= high]

@@ -33,6 +33,8 @@ KEYS: dict[str, tuple[str, ...]] = {
     "frame_evidence": (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
     "specialization": (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
     "layer_tests": (*CHECKPOINT_KEYS, "metric", "layer", "other_layer", "protocol"),
+    "removal_tests": (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
+    "null_tests": (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
     "graph_depth": (*CHECKPOINT_KEYS, "protocol", "threshold"),
     "fisher": (*CHECKPOINT_KEYS, "sample", "layer", "group", "protocol"),
     "ablation": (*CHECKPOINT_KEYS, "sample", "keys"),

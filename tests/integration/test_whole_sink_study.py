@@ -16,6 +16,7 @@ DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {
     *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
     *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
+    *("removal_tests", "null_tests"),
 }
 pytestmark = pytest.mark.slow
 

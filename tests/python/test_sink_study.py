@@ -79,6 +79,7 @@ def test_every_table_is_there_with_its_keys(results):
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),
         *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
+        *("removal_tests", "null_tests"),
         *("fisher", "ablation"),
     }
     for name in results.tables():
@@ -378,6 +379,46 @@ def test_frames_specialisation_and_tests_between_layers(results):
     assert np.isnan(row["p_holm"])
 
 
+def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
+    from scipy import stats
+
+    table, layers = results.table("removal_tests"), results.table("layers")
+    row = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["percentile"] == 90)].iloc[0]
+    values = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]["kl_reduction_90"]
+    assert row["kl_reduction"] == pytest.approx(values.mean())
+    assert row["p_value"] == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6)
+    assert row["p_holm"] >= row["p_bh"] >= row["p_value"]
+    row = table[
+        (table["protocol"] == "ruscio2025") & (table["layer"] == 1) & (table["percentile"] == 90)
+    ].iloc[0]
+    each = layers[(layers["protocol"] == "ruscio2025") & (layers["layer"] == 1)]["p_value_90"]
+    statistic = -2 * np.log(each + 1e-10).sum()
+    assert row["p_value"] == pytest.approx(stats.chi2.sf(statistic, 2 * len(each)), rel=1e-6)
+    assert np.isnan(row["p_holm"])
+
+
+def test_every_number_is_paired_with_its_nulls(results):
+    from scipy import stats
+
+    table, nulls, heads = results.table("null_tests"), results.table("nulls"), results.table("heads")
+    assert set(table["kind"]) == {"random_weights", "row_permutation"}
+    for kind in ("random_weights", "row_permutation"):
+        here = (
+            heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+            .groupby("sample")["sink_share"]
+            .mean()
+        )
+        null = nulls[
+            (nulls["kind"] == kind) & (nulls["metric"] == "sink_share") & (nulls["scope"] == "heads")
+        ]
+        null = null[null["protocol"] == "exact"].set_index("sample")["value"]
+        row = table[(table["kind"] == kind) & (table["metric"] == "sink_share") & (table["scope"] == "heads")]
+        row = row[row["protocol"] == "exact"].iloc[0]
+        assert row["difference"] == pytest.approx((here - null).mean())
+        assert row["p_value"] == pytest.approx(stats.ttest_rel(here, null).pvalue, rel=1e-6)
+        assert row["low"] < row["difference"] < row["high"]
+
+
 def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
     deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
     results = run(study(tmp_path, deep, texts, metrics=[], options={}), progress=False)
@@ -465,5 +506,5 @@ def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
     assert "fiedler_value_normalized" not in published.table("heads")
     assert set(published.table("baselines")["protocol"]) == {"ruscio2025"}
     some = run(study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
-    assert some.tables() == ["samples", "layers"]
+    assert some.tables() == ["samples", "layers", "removal_tests"]
     assert set(some.table("layers")["protocol"]) == {"exact", "ruscio2025"}

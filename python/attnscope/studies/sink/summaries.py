@@ -4,8 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from itertools import combinations
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -14,8 +13,15 @@ import numpy.typing as npt
 from attnscope.metrics.emergence import emergence_of
 from attnscope.metrics.frames import classify_frames
 from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
-from attnscope.statistics import benjamini_hochberg, holm, paired_test, welch_test
-from attnscope.studies.sink.nulls import PLACES, by_length
+from attnscope.studies.sink.comparisons import (
+    checkpoints,
+    layer_tests,
+    measured,
+    null_tests,
+    numbers_of,
+    removal_tests,
+)
+from attnscope.studies.sink.nulls import by_length
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -27,8 +33,6 @@ if TYPE_CHECKING:
 ALL_HEADS = -2
 #: Metrics whose emergence is told of every single head.
 OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
-#: Columns of `heads` and `layers` that are no measurements.
-_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens", "sink_token"}
 
 
 def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
@@ -53,6 +57,10 @@ def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
     if whole and "heads" in there:
         makers["layer_tests"] = lambda: layer_tests(results)
         makers["emergence"] = lambda: emergence(results, study.seed)
+    if "layers" in there and "kl_reduction_90" in results.schema("layers").names:
+        makers["removal_tests"] = lambda: removal_tests(results)
+    if whole and "nulls" in there:
+        makers["null_tests"] = lambda: null_tests(results)
     if whole and "graphs" in there:
         makers["graph_depth"] = lambda: graph_depth(results)
     made = {}
@@ -69,13 +77,6 @@ def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
             [stored, rows_of.replace_schema_metadata(stored.schema.metadata)]
         )
     return made
-
-
-def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
-    """Keys and rows of every checkpoint, in stored order."""
-    for keys, part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
-        model, revision, step = keys
-        yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
 
 
 def frames(
@@ -190,65 +191,6 @@ def specialization(results: Results) -> list[dict[str, Any]]:
     return made
 
 
-def compared_layers(count: int) -> list[int]:
-    """The layers that the topology notebook looks at: 0, the quarters, and the last.
-
-    Args:
-        count: number of layers.
-
-    >>> compared_layers(28), compared_layers(2)
-    ([0, 7, 14, 21, 27], [0, 1])
-    """
-    quarter = count // 4
-    return sorted({0, quarter, 2 * quarter, 3 * quarter, count - 1})
-
-
-def layer_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `layer_tests`: exact pairs the sentences and corrects for the family, the authors do neither.
-
-    Args:
-        results: the run.
-    """
-    made: list[dict[str, Any]] = []
-    tables = [name for name in ("heads", "layers") if name in results.tables()]
-    # what both tables hold, as the divergence, is tested once, on the table that is about layers
-    metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
-    for metric, name in metrics.items():
-        frame = _measured(results, name, metric)
-        frame = frame[frame["head"] == -1] if "head" in frame else frame
-        for keys, own in checkpoints(frame):
-            for protocol, rows in own.groupby("protocol", sort=True):
-                wide = rows.pivot(index="sample", columns="layer", values=metric)
-                layers = [one for one in compared_layers(int(wide.columns.max()) + 1) if one in wide.columns]
-                for one, other in combinations(layers, 2):
-                    a, b = wide[one].to_numpy(float), wide[other].to_numpy(float)
-                    test = (paired_test if protocol == "exact" else welch_test)(b, a)
-                    if not math.isnan(test.p_value):
-                        made.append(
-                            {
-                                **keys,
-                                "metric": metric,
-                                "layer": one,
-                                "other_layer": other,
-                                "protocol": protocol,
-                                "difference": test.difference,
-                                "p_value": test.p_value,
-                                "p_holm": math.nan,
-                                "p_bh": math.nan,
-                                "samples": int((~np.isnan(a) & ~np.isnan(b)).sum()),
-                            }
-                        )
-    families: dict[tuple[Any, ...], list[int]] = {}
-    for index, row in enumerate(made):
-        if row["protocol"] == "exact":
-            families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(index)
-    for family in families.values():
-        p_values = [made[index]["p_value"] for index in family]
-        for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
-            made[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
-    return made
-
-
 def graph_depth(results: Results) -> list[dict[str, Any]]:
     """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with.
 
@@ -304,7 +246,7 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         for metric in numbers_of(results, name):
             if name == "layers" and metric in numbers_of(results, "heads"):
                 continue
-            frame = _measured(results, name, metric)
+            frame = measured(results, name, metric)
             frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
             if "head" not in frame:
                 frame = frame.assign(head=ALL_HEADS)
@@ -358,31 +300,3 @@ def _emergence_of(
     if protocol == "exact" and metric in OF_EVERY_HEAD:
         add(rows[single], "all", None, None)
     return made
-
-
-def numbers_of(results: Results, table: str) -> list[str]:
-    """The measured columns of a table, in stored order.
-
-    Args:
-        results: the run.
-        table: `heads` or `layers`.
-    """
-    import pyarrow as pa
-
-    return [
-        field.name
-        for field in results.schema(table)
-        if field.name not in _NO_NUMBERS
-        and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
-    ]
-
-
-def _measured(results: Results, table: str, metric: str) -> pd.DataFrame:
-    """Keys and one number; what is undefined or infinite is NaN."""
-    keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
-    frame = results.table(table, [*keys, metric])
-    whole = frame[metric].dtype.kind == "i"
-    values = frame[metric].to_numpy(float)
-    values = np.where(np.isfinite(values) & ~(whole & (values < 0)), values, np.nan)
-    measured: pd.DataFrame = frame.assign(**{metric: values})
-    return measured
