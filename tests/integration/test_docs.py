@@ -2,10 +2,13 @@
 """The site builds without a warning, its links lead somewhere, and it fetches nothing."""
 
 import importlib.util
+import json
 import os
 import re
+import shutil
 import subprocess
 import sys
+import types
 from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
@@ -14,6 +17,7 @@ import pytest
 
 import attnscope as asc
 from attnscope.metrics.measure import metric_names
+from attnscope.protocols import ruscio2025
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -118,3 +122,48 @@ def test_what_a_newcomer_does_is_on_the_site(site):
     assert "How to add a metric" in pages[Path("contributing.html")].text
     assert "How to add a study" in pages[Path("contributing.html")].text
     assert "attnscope resume" in pages[Path("study.html")].text
+
+
+def test_every_public_name_is_in_the_api(site):
+    anchors = {anchor for page in site[0].values() for anchor in page.anchors}
+    names = {name: getattr(asc, name) for name in asc.__all__ if not name.startswith("_")}
+    names |= {f"ruscio2025.{name}": getattr(ruscio2025, name) for name in ruscio2025.__all__}
+    missing = [
+        name
+        for name, one in names.items()
+        if not isinstance(one, types.ModuleType) and f"{one.__module__}.{one.__qualname__}" not in anchors
+    ]
+    assert missing == []
+    assert any(anchor.startswith("attnscope.statistics.") for anchor in anchors)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+def test_formulas_are_drawn(site, tmp_path):
+    """In a browser a fraction stands higher than a line of text."""
+    page = (site[1] / "definitions.html").read_text("utf-8")
+    assert page.count("<math") >= 10
+    probe = (
+        "<script>document.title = JSON.stringify([...document.querySelectorAll('math')].map(one => "
+        "[one.getBoundingClientRect().width, one.getBoundingClientRect().height]))</script></body>"
+    )
+    file = site[1] / "probe.html"
+    file.write_text(page.replace("</body>", probe), "utf-8")
+    done = subprocess.run(
+        [
+            shutil.which("chromium"),
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            f"--user-data-dir={tmp_path}",
+            "--dump-dom",
+            file.as_uri(),
+        ],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    file.unlink()
+    boxes = json.loads(done.stdout.partition("<title>")[2].partition("</title>")[0])
+    assert len(boxes) >= 10
+    assert all(width > 80 and height > 24 for width, height in boxes), [b for b in boxes if b[1] <= 24]

@@ -12,8 +12,8 @@ from pathlib import Path
 from attnscope.demo.texts import documentation
 from attnscope.demo.training import Recipe, checkpoint_steps, train
 
-SHORT = Recipe(steps=160, batch=16)
-"""Half a minute's training: up to where copying is learned and one head rests on BOS."""
+SHORT = Recipe(steps=128)
+"""The beginning of the demo's training: half a minute, up to copying and the first sinks."""
 
 
 def demo_checkpoints(
