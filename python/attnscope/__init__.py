@@ -4,78 +4,81 @@
 Metrics take attention tensors [..., n, n] (rows are queries, columns keys) and return tensors [...];
 `capture` streams attention out of a Hugging Face model one layer at a time; `run` does whole studies from a
 config.
-Importing the package loads torch and NumPy, and nothing that was not asked for.
+Importing the package loads torch and NumPy, and nothing that was not asked for. Without torch, `load` works.
 """
 
 from __future__ import annotations
 
 import importlib
+import importlib.util
 from typing import TYPE_CHECKING, Any
 
-from attnscope import _isa
+# Stored results are read where there is no torch too.
+if importlib.util.find_spec("torch") is not None:
+    from attnscope import _isa
 
-_isa.load_core()
+    _isa.load_core()
 
-from attnscope import protocols, statistics  # noqa: E402
-from attnscope.capture import capture  # noqa: E402
-from attnscope.metrics.alignment import (  # noqa: E402
-    entropy_magnitude_correlation,
-    geometric_semantic_alignment,
-    transformation_magnitude,
-)
-from attnscope.metrics.barcodes import (  # noqa: E402
-    Barcodes,
-    bar_count,
-    betti_curve,
-    max_persistence,
-    persistent_entropy,
-    total_persistence,
-)
-from attnscope.metrics.betti import betti_numbers  # noqa: E402
-from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal  # noqa: E402
-from attnscope.metrics.emergence import emergence_step  # noqa: E402
-from attnscope.metrics.entropy import attention_entropy  # noqa: E402
-from attnscope.metrics.fiedler import fiedler_value, fiedler_vector  # noqa: E402
-from attnscope.metrics.fisher import fisher_trace  # noqa: E402
-from attnscope.metrics.frames import Frames, classify_frames  # noqa: E402
-from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics  # noqa: E402
-from attnscope.metrics.harmonics import harmonic_distortion, softmax_harmonics  # noqa: E402
-from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap  # noqa: E402
-from attnscope.metrics.locality import local_global_ratio  # noqa: E402
-from attnscope.metrics.marchenko_pastur import (  # noqa: E402
-    MarchenkoPastur,
-    marchenko_pastur,
-    marchenko_pastur_deviation,
-)
-from attnscope.metrics.measure import measure  # noqa: E402
-from attnscope.metrics.participation_ratio import participation_ratio  # noqa: E402
-from attnscope.metrics.persistence import persistence  # noqa: E402
-from attnscope.metrics.power_spectrum import PowerSpectrum, power_spectrum  # noqa: E402
-from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence  # noqa: E402
-from attnscope.metrics.singular_values import (  # noqa: E402
-    effective_rank,
-    singular_values,
-    spectral_gap,
-    spectral_ratio,
-    stable_rank,
-)
-from attnscope.metrics.sinks import (  # noqa: E402
-    SinkShare,
-    incoming_attention,
-    sink_position,
-    sink_rate,
-    sink_share,
-    sink_tokens,
-    top_mass,
-)
-from attnscope.metrics.uncertainty import SpectralUncertainty, spectral_uncertainty  # noqa: E402
-from attnscope.metrics.wavelet import (  # noqa: E402
-    WaveletTransform,
-    morlet_scalogram,
-    scale_sensitivity,
-    wavelet_transform,
-)
-from attnscope.view import view  # noqa: E402
+    from attnscope import protocols, statistics
+    from attnscope.capture import capture
+    from attnscope.metrics.alignment import (
+        entropy_magnitude_correlation,
+        geometric_semantic_alignment,
+        transformation_magnitude,
+    )
+    from attnscope.metrics.barcodes import (
+        Barcodes,
+        bar_count,
+        betti_curve,
+        max_persistence,
+        persistent_entropy,
+        total_persistence,
+    )
+    from attnscope.metrics.betti import betti_numbers
+    from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal
+    from attnscope.metrics.emergence import emergence_step
+    from attnscope.metrics.entropy import attention_entropy
+    from attnscope.metrics.fiedler import fiedler_value, fiedler_vector
+    from attnscope.metrics.fisher import fisher_trace
+    from attnscope.metrics.frames import Frames, classify_frames
+    from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics
+    from attnscope.metrics.harmonics import harmonic_distortion, softmax_harmonics
+    from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap
+    from attnscope.metrics.locality import local_global_ratio
+    from attnscope.metrics.marchenko_pastur import (
+        MarchenkoPastur,
+        marchenko_pastur,
+        marchenko_pastur_deviation,
+    )
+    from attnscope.metrics.measure import measure
+    from attnscope.metrics.participation_ratio import participation_ratio
+    from attnscope.metrics.persistence import persistence
+    from attnscope.metrics.power_spectrum import PowerSpectrum, power_spectrum
+    from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
+    from attnscope.metrics.singular_values import (
+        effective_rank,
+        singular_values,
+        spectral_gap,
+        spectral_ratio,
+        stable_rank,
+    )
+    from attnscope.metrics.sinks import (
+        SinkShare,
+        incoming_attention,
+        sink_position,
+        sink_rate,
+        sink_share,
+        sink_tokens,
+        top_mass,
+    )
+    from attnscope.metrics.uncertainty import SpectralUncertainty, spectral_uncertainty
+    from attnscope.metrics.wavelet import (
+        WaveletTransform,
+        morlet_scalogram,
+        scale_sensitivity,
+        wavelet_transform,
+    )
+    from attnscope.view import view
 
 if TYPE_CHECKING:
     from attnscope.capture.ablation import output_kl as output_kl
@@ -167,6 +170,8 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
+    if name in __all__ and name not in _LAZY:
+        raise ImportError(f"attnscope.{name} needs torch, which is not installed; attnscope.load does not")
     if name not in _LAZY:
         raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
     value = getattr(importlib.import_module(_LAZY[name]), name)

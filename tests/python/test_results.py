@@ -203,3 +203,22 @@ def test_a_schema_is_read_without_a_row(run, monkeypatch):
     assert stored.schema("heads").types == expected.types
     with pytest.raises(KeyError, match=r"no table 'haeds'.*did you mean 'heads'"):
         stored.schema("haeds")
+
+
+def test_the_package_loads_a_run_without_torch(run):
+    code = f"""
+import sys
+sys.modules["torch"] = sys.modules["transformers"] = None       # any import of them raises
+import attnscope as asc
+results = asc.load({str(run.path)!r})
+assert len(results.table("heads")) == 36 and results.to_xarray().sizes["head"] == 3
+assert not results.compare(results).empty
+try:
+    asc.fiedler_value
+except ImportError as error:
+    print(error)
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    expected = "attnscope.fiedler_value needs torch, which is not installed; attnscope.load does not\n"
+    assert done.stdout == expected
