@@ -261,19 +261,19 @@ def figures(
 @_exits
 def tables(
     folder: Folder,
-    table: Annotated[str, typer.Option(help="Which table.")] = "heads",
-    by: Annotated[
-        str, typer.Option(help="Key columns that the means are taken over, comma separated.")
-    ] = "model,layer",
-    latex: Annotated[bool, typer.Option("--latex", help="As a LaTeX table.")] = False,
+    table: Annotated[str, typer.Option(help="Which table; heads.")] = "",
+    by: Annotated[str, typer.Option(help="Key columns that stay apart, comma separated; model,layer.")] = "",
+    latex: Annotated[
+        bool, typer.Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
+    ] = False,
     csv: Annotated[Path | None, typer.Option(help="Write every table as CSV into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the means of a stored table, or export all tables.
+    """Print the means of a stored table, the report's tables as LaTeX, or export all tables.
 
     Example: attnscope tables runs/demo --by step,layer --latex
     """
-    from attnscope.results import load
+    from attnscope.results import ResultsError, load
     from attnscope.studies.summary import latex_table, means
 
     results = load(folder)
@@ -281,7 +281,17 @@ def tables(
         for file in results.to_csv(csv):
             typer.echo(file)
         return
-    frame = means(results, table, [key.strip() for key in by.split(",") if key.strip()])
+    if latex and not table and not by:
+        from attnscope.figures import NotDrawable
+        from attnscope.report import latex_tables
+
+        try:
+            typer.echo(latex_tables(results), nl=False)
+        except NotDrawable as error:
+            raise ResultsError(f"tables: {error}") from error
+        return
+    by = by or "model,layer"
+    frame = means(results, table or "heads", [key.strip() for key in by.split(",") if key.strip()])
     if as_json:
         typer.echo(frame.to_json(orient="records"))
     else:

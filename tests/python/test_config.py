@@ -91,7 +91,7 @@ def test_yaml_cannot_run_code(tmp_path):
 
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_studies_can_be_done(name):
-    study = Study.from_yaml(name, models="gpt2", protocols="exact")
+    study = Study.from_yaml(name, models="gpt2")
     assert recipe_of(study).name == study.study
 
 

@@ -34,10 +34,10 @@ HUB = {
     "bert-base": "google-bert/bert-base-uncased",
     "xlm-r-large": "FacebookAI/xlm-roberta-large",
 }
-SETTING = {"topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "divergence": (50, 128)} | {
-    "random_matrix": (100, 128),
-    "fisher": (500, 128),
-}
+SETTING = {
+    "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),
+    "divergence": (50, 128), "random_matrix": (100, 128),
+}  # fmt: skip
 
 
 @pytest.fixture
@@ -83,10 +83,10 @@ def test_a_model_has_the_papers_setting(name):
 @pytest.mark.parametrize("analysis", analyses())
 def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     study = Study.from_yaml(f"llama-3.2-3b:{analysis}")
-    if analysis in SETTING:
-        assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
-    assert set(study.metrics) <= set(recipe_of(study.model_copy(update={"protocols": ["exact"]})).metrics())
-    assert set(SETTING) <= set(analyses())
+    assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
+    assert set(study.metrics) <= set(recipe_of(study).metrics())
+    assert set(SETTING) == set(analyses())
+    assert study.models[0].dtype == ("float32" if analysis == "fisher" else "auto")
     # what a person asks for on top goes before what the analysis says
     few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])
     assert (few.texts[0].samples, few.max_tokens) == (3, 9)
@@ -96,9 +96,7 @@ def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
 
 @pytest.mark.parametrize("name", HUB)
 def test_planning_without_the_model_says_so(name, sentences, offline):
-    study = Study.from_yaml(
-        name, protocols="exact", overrides=[f"texts.path={sentences}", f"output={sentences.parent}"]
-    )
+    study = Study.from_yaml(name, overrides=[f"texts.path={sentences}", f"output={sentences.parent}"])
     with pytest.raises(LoadError) as told:
         dry_run(study)
     message = str(told.value)
@@ -110,7 +108,7 @@ def test_planning_without_the_model_says_so(name, sentences, offline):
 def test_a_missing_data_set_is_told_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ConfigError, match=r"no file wiki_dataset_sink.csv; --set texts.path=FILE"):
-        dry_run(Study.from_yaml("phi-2", protocols="exact"))
+        dry_run(Study.from_yaml("phi-2"))
 
 
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path):

@@ -110,7 +110,7 @@ def render(results: Tables, title: str) -> str:
         published = published[(published["protocol"] == "ruscio2025") & (published["head"] == -1)]
     followed = published is not None and not published.empty
     causal = _causal(tables.get("samples"))
-    words = importlib.import_module(STUDIES.get(_study_name(results), STUDIES["sink_study"]))
+    words = importlib.import_module(STUDIES.get(study_name(results), STUDIES["sink_study"]))
     sections = []
     for section in words.SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
@@ -132,7 +132,9 @@ def render(results: Tables, title: str) -> str:
                     "caveats": [Markup(line) for line in section.caveats],
                     "figures": figures,
                     "rows": rows,
-                    "columns": {name for name in _OPTIONAL if any(_says(getattr(row, name)) for row in rows)},
+                    "columns": {
+                        name for name in _OPTIONAL if any(has_text(getattr(row, name)) for row in rows)
+                    },
                     "several": len({row.series for row in rows} | {row.series for row in pairs}) > 1,
                     "pairs": pairs,
                     "table": table,
@@ -184,7 +186,15 @@ PROTOCOL_CAPTION = (
 )
 
 
-def _says(cell: str) -> bool:
+def has_text(cell: str) -> bool:
+    """Whether a cell says something.
+
+    Args:
+        cell: of a table.
+
+    Returns:
+        False for an empty cell and for a dash.
+    """
     return cell not in ("", "–")
 
 
@@ -230,7 +240,15 @@ def _comparison(results: Tables) -> dict[str, Any] | None:
     return {"statements": found.statements, "rows": rows}
 
 
-def _study_name(results: Tables) -> str:
+def study_name(results: Tables) -> str:
+    """Name of the study that made some results, "" when they do not say.
+
+    Args:
+        results: the stored tables.
+
+    Returns:
+        A key of `STUDIES`, or another name.
+    """
     return str(dict(getattr(results, "study", {})).get("study", ""))
 
 
