@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import resource
 import subprocess
 import sys
 import time
@@ -58,7 +59,9 @@ def main() -> int:
                 missed.append(f"{name}: {line.removeprefix('below target: ').strip()}")
         if process.wait() != 0:
             failed.append(name)
-    print(f"\n{time.monotonic() - started:.0f} s; targets missed: {len(missed)}")
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = f"{time.monotonic() - started:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of processor time)"
+    print(f"\n{spent}; targets missed: {len(missed)}")
     for line in missed:
         print(f"  {line}")
     if failed:
