@@ -19,6 +19,7 @@ SUBJECTS = {
     5: "value_space_and_frames",
     6: "emergence",
     7: "bring_your_own_tensors",
+    8: "wavelet_like_heads",
 }
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 
