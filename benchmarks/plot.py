@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Draws the README's charts from stored results only: python benchmarks/plot.py [--results DIR] [--out DIR]
 
-speedup.png: how many times faster than its peer every kernel is at every size, on the trained model's maps and
+speedup.png: how many times faster than its peer every kernel is at every size, on trained models' maps and
 over the synthetic ones, with the target. scaling.png: our time per map against n with the fitted exponent.
 """
 
