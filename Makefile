@@ -3,12 +3,13 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
-.PHONY: demo test test-cpp test-all sanitize fuzz install bench bench-quick wheel docs lint format clean
+.PHONY: demo test test-cpp test-all sanitize mutants fuzz install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
 
 test: test-cpp  ## everything that is quick
+	@.ci/sanitize quick
 	@$(BIN)/python -m pytest -m "not slow"
 
 test-all: test-cpp  ## everything
@@ -19,6 +20,9 @@ test-cpp:       ## GoogleTest, every instruction set this processor runs
 
 sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
 	@.ci/setup build && .ci/sanitize asan && .ci/sanitize tsan
+
+mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
+	@.ci/setup dev && $(BIN)/python tests/mutants/run.py $(BUILD)
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
 	@.ci/setup build && .ci/sanitize fuzz $(SECONDS)

@@ -70,6 +70,41 @@ TEST(Alignment, NothingThatVariesMeansNoCorrelation) {
   EXPECT_FALSE(std::isnan(aligned({view(varied), {}}, unit, 4)));
 }
 
+TEST(Alignment, TheDiagonalIsNoPair) {
+  // Off the diagonal nothing varies, so there is nothing to correlate whatever stands on it.
+  for (Index n = 3; n < 24; ++n) {
+    RowMatrix<double> a = RowMatrix<double>::Constant(n, n, 0.1);
+    a.diagonal().setConstant(0.7);
+    EXPECT_TRUE(std::isnan(aligned({view(a), {}}, unit_rows(n, 4, unsigned(n)), 4))) << n;
+  }
+}
+
+TEST(Alignment, AHeadGivesTheSameBitsBesideOthers) {
+  constexpr Index n = 29;
+  const RowMatrix<double> causal = testing::random_attention(n, true, 7);
+  const RowMatrix<double> full = testing::random_attention(n, false, 8);
+  const RowMatrix<double> shorter = causal.topLeftCorner(19, 19);
+  const RowMatrix<double> unit = unit_rows(n, 6, 9);
+  std::vector<AlignedHead<double>> heads = {
+      {view(full), {}}, {view(causal), {}}, {view(shorter), {}}};
+  heads[1].support.kind = heads[2].support.kind = Support::Kind::causal;
+  AlignmentWorkspace workspace;
+  for (Index begin = 0; begin < n; begin += 10) {
+    const Index end = std::min(n, begin + 10);
+    PairMoments together[3];
+    alignment_moments(std::span<const AlignedHead<double>>(heads), unit.data(), unit.cols(), begin,
+                      end, together, workspace);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      PairMoments alone;
+      alignment_moments(std::span<const AlignedHead<double>>(&heads[h], 1), unit.data(),
+                        unit.cols(), begin, end, &alone, workspace);
+      EXPECT_EQ(together[h].count, alone.count) << h;
+      EXPECT_EQ(together[h].ac, alone.ac) << h;
+      EXPECT_EQ(together[h].cc, alone.cc) << h;
+    }
+  }
+}
+
 TEST(Alignment, StatesOfExtremeSizeKeepTheirDirection) {
   const double huge[4] = {3e200, 4e200, 0.0, 0.0};
   double unit[4];

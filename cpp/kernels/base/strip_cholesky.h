@@ -122,6 +122,19 @@ inline bool strip_factorize(double* a, Index count, double* inverses) {
   return true;
 }
 
+// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
+inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
+#if defined(__clang__)
+  Lanes result{};
+  for (Index k = 0; k < kPackWidth; ++k) {
+    result[k] = places[k] < kPackWidth ? a[places[k]] : b[places[k] - kPackWidth];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
+
 // The sum of each of kPackWidth vectors, in one.
 inline Lanes row_sums(const Lanes* p) {
 #if defined(__AVX512F__)
@@ -130,20 +143,20 @@ inline Lanes row_sums(const Lanes* p) {
   constexpr LaneMask kFirst = {0, 1, 2, 3, 8, 9, 10, 11}, kLast = {4, 5, 6, 7, 12, 13, 14, 15};
   Lanes pairs[4], fours[2];
   for (Index k = 0; k < 4; ++k) {
-    pairs[k] = __builtin_shuffle(p[2 * k], p[2 * k + 1], kEven) +
-               __builtin_shuffle(p[2 * k], p[2 * k + 1], kOdd);
+    pairs[k] = picked(p[2 * k], p[2 * k + 1], kEven) +
+               picked(p[2 * k], p[2 * k + 1], kOdd);
   }
   for (Index k = 0; k < 2; ++k) {
-    fours[k] = __builtin_shuffle(pairs[2 * k], pairs[2 * k + 1], kLow) +
-               __builtin_shuffle(pairs[2 * k], pairs[2 * k + 1], kHigh);
+    fours[k] = picked(pairs[2 * k], pairs[2 * k + 1], kLow) +
+               picked(pairs[2 * k], pairs[2 * k + 1], kHigh);
   }
-  return __builtin_shuffle(fours[0], fours[1], kFirst) + __builtin_shuffle(fours[0], fours[1], kLast);
+  return picked(fours[0], fours[1], kFirst) + picked(fours[0], fours[1], kLast);
 #elif defined(__AVX__)
   constexpr LaneMask kEven = {0, 4, 2, 6}, kOdd = {1, 5, 3, 7};
   constexpr LaneMask kFirst = {0, 1, 4, 5}, kLast = {2, 3, 6, 7};
-  const Lanes low = __builtin_shuffle(p[0], p[1], kEven) + __builtin_shuffle(p[0], p[1], kOdd);
-  const Lanes high = __builtin_shuffle(p[2], p[3], kEven) + __builtin_shuffle(p[2], p[3], kOdd);
-  return __builtin_shuffle(low, high, kFirst) + __builtin_shuffle(low, high, kLast);
+  const Lanes low = picked(p[0], p[1], kEven) + picked(p[0], p[1], kOdd);
+  const Lanes high = picked(p[2], p[3], kEven) + picked(p[2], p[3], kOdd);
+  return picked(low, high, kFirst) + picked(low, high, kLast);
 #else
   return Lanes{p[0][0] + p[0][1], p[1][0] + p[1][1]};
 #endif

@@ -48,7 +48,9 @@ def head_divergence(
 
     Returns:
         [..., h] float64 in nats, in [0, log h] for rows that sum to 1; 0 for a single head. A layer with a
-        NaN or infinite entry in any head is NaN, because its mean is.
+        NaN or infinite entry in any head is NaN, because its mean is. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log
+        A_ij|),
+        averaged over the rows.
 
     Raises:
         ValueError: fewer than three dimensions, not square, empty, wrong dtype, an unknown support, lengths

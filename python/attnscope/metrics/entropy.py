@@ -36,7 +36,7 @@ def attention_entropy(
 
     Returns:
         [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's own length and for a query
-        with a negative entry. Rows are never renormalised.
+        with a negative entry. Rows are never renormalised. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
         ValueError: not square, empty, wrong dtype, a base that is not positive or is 1, an unknown support,

@@ -39,7 +39,8 @@ def fiedler_value(
 
     Returns:
         [...] float64, in [0, n/(n−1)·min degree] ([0, n/(n−1)] when normalized); one token gives 0.
-        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is.
+        Negative weights, which `validate` refuses, give the second smallest eigenvalue as it is. Relative
+        error below 1e-9 ("fast": 1e-6), or n·2⁻⁵⁰·max degree where that is more.
 
     Raises:
         ValueError: not square, empty, wrong dtype, threshold outside (0, 1), lengths outside 1..n.

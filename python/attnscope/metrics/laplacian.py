@@ -37,7 +37,9 @@ def laplacian_eigenvalues(
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
 
     Returns:
-        [..., k] float64, in [0, 2·max degree] ([0, 2] when normalized); NaN past a map's own length.
+        [..., k] float64, in [0, 2·max degree] ([0, 2] when normalized); NaN past a map's own length. Error
+        below
+        n·2⁻⁵⁰·max degree (n·2⁻⁵⁰ when normalized).
 
     Raises:
         ValueError: not square, empty, wrong dtype, `k` outside 1..n, threshold outside (0, 1).

@@ -41,7 +41,8 @@ def incoming_attention(
 
     Returns:
         [..., n] float64, in [0, 1]; NaN past a map's own length and for a key that no query sees. The last
-        keys of a causal map are seen by few queries, so their values are noisy.
+        keys of a causal map are seen by few queries, so their values are noisy. Relative error below
+        n·2⁻⁵².
 
     Raises:
         ValueError: not square, empty, wrong dtype, an unknown support, lengths outside 1..n.
@@ -269,7 +270,7 @@ def top_mass(
         validate: refuse bad entries.
 
     Returns:
-        [...] float64, in [k/n, 1] for rows that sum to 1; NaN for a map without mass.
+        [...] float64, in [k/n, 1] for rows that sum to 1; NaN for a map without mass. Error below n·2⁻⁵¹.
 
     Raises:
         ValueError: k outside 1..n, and as `incoming_attention`.
