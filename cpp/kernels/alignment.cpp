@@ -17,6 +17,10 @@ using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::Ro
 // Chan, Golub and LeVeque 1979.
 void add(PairMoments& to, const PairMoments& part) {
   if (part.count == 0.0) return;
+  if (to.count == 0.0) {
+    to = part;  // as it is: a mean scaled by count/count may differ from itself
+    return;
+  }
   const double count = to.count + part.count;
   const double da = part.mean_a - to.mean_a;
   const double dc = part.mean_c - to.mean_c;
