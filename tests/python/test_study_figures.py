@@ -66,8 +66,8 @@ def test_every_kind_of_run_has_its_figures() -> None:
     assert set(FIGURES) > STUDY_FIGURES
     training = {"sink_emergence", "emergence"}
     for results in (ONE, made.make_study(causal=False), made.make_study(("a-1b", "b-7b", "c"))):
-        assert set(draw(results)) == set(FIGURES) - training - {"examples"}
-    assert set(draw(SERIES)) == set(FIGURES) - {"examples"}
+        assert set(draw(results)) == set(FIGURES) - training - {"examples", "persistence"}
+    assert set(draw(SERIES)) == set(FIGURES) - {"examples", "persistence"}
 
 
 @pytest.mark.slow
@@ -273,3 +273,26 @@ def test_colours_follow_series_in_every_figure_of_a_run() -> None:
     assert len(colors) == 1
     heads = measured_heads(SERIES)
     assert len(emergence_curve(heads, "sink_share", ax=Figure().subplots()).get_lines()) >= 2
+
+
+def test_persistence_shows_the_heads_at_both_ends() -> None:
+    heads = ONE.table("heads")
+    keys = {"model": "tiny", "revision": "", "step": -1, "sample": 0, "protocol": "exact"}
+    rows = [
+        {
+            **keys,
+            "layer": layer,
+            "head": head,
+            "dimension": 0,
+            "birth": 0.0,
+            "death": 0.1 * layer + 0.01 * head,
+        }
+        for layer in range(made.LAYERS)
+        for head in range(-1, made.HEADS)
+    ]
+    figure = draw(Results({"heads": heads, "bars": pd.DataFrame(rows)}), ["persistence"])["persistence"]
+    points = [axes.collections[0].get_offsets().tolist() for axes in figure.axes[::2]]
+    assert points == [[[0.0, pytest.approx(0.42)]], [[0.0, 0.0]]]
+    assert figure.axes[0].get_ylabel().startswith("L4H2, first key 0.38")
+    with pytest.raises(NotDrawable, match="no table 'bars'"):
+        draw(ONE, ["persistence"])

@@ -387,6 +387,28 @@ def examples(results: Tables) -> Figure:
     return figure_
 
 
+@figure
+def persistence(results: Tables) -> Figure:
+    """Persistence diagrams and Betti curves of the heads that rest most and least on the first key."""
+    bars, heads = stored(results, "bars"), last_step(sinks(results))
+    keys = [*CHECKPOINT, "sample", "layer", "head"]
+    bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
+    there = heads.merge(bars[keys].drop_duplicates(), on=keys)
+    if there.empty:
+        raise NotDrawable("no bars of single heads at the last checkpoint were stored")
+    there = there[there["sample"] == there["sample"].min()]
+    there = there[there["model"] == there["model"].iloc[0]]
+    chosen = [there.loc[there["sink_share"].idxmax()], there.loc[there["sink_share"].idxmin()]]
+    figure_, axes = panels(2, 2, height=4.3, width=5.4)
+    for axes_row, row in zip(axes, chosen, strict=True):
+        own = bars[(bars[keys] == row[keys]).all(axis=1)]
+        persistence_diagram(own, ax=axes_row[0])
+        betti_curve(own, ax=axes_row[1])
+        name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
+        axes_row[0].set_ylabel(f"{name}\ndeath", linespacing=1.5)
+    return figure_
+
+
 def _uniform(results: Tables, heads: pd.DataFrame, metric: str, threshold: float | None = None) -> float:
     return uniform_value(heads, optional(results, "baselines"), metric, threshold)
 

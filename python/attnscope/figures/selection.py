@@ -231,7 +231,9 @@ def null_value(
     if table is None or "scope" not in table:
         return float("nan")
     table = table[(table["kind"] == kind) & (table["scope"] == "heads")]
-    keys = [key for key in (*CHECKPOINT, "n_tokens") if key in frame and key in table]
+    # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT, "n_tokens")
+    keys = [key for key in wanted if key in frame and key in table]
     if table.empty:
         return float("nan")
     table = table.drop_duplicates(keys)

@@ -35,7 +35,7 @@ _SHOWN_ROWS = 40
 #: Tables that the page shows in a form of its own; every other one is listed at its end.
 _OWN_TABLES = {
     "samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls", "fisher", "ablation",
-    "frames", "frame_evidence", "specialization", "layer_tests", "emergence",
+    "frames", "frame_evidence", "specialization", "layer_tests", "emergence", "null_tests",
 }  # fmt: skip
 #: Columns that the tables of numbers show only where a row has something to say in them.
 _OPTIONAL = ("uniform", "untrained", "random_weights", "row_permutation", "strongest")

@@ -80,8 +80,10 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
             for metric in METRICS:
                 if metric not in own or own[metric].isna().all():
                     continue
-                mine = own.groupby(keys)[metric].mean()
-                theirs = nulls[(nulls["kind"] == kind) & (nulls["metric"] == metric)].set_index(keys)["value"]
+                # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+                on = ["model", "sample"] if kind == "random_weights" else keys
+                mine = own.groupby(on)[metric].mean()
+                theirs = nulls[(nulls["kind"] == kind) & (nulls["metric"] == metric)].set_index(on)["value"]
                 both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
                 a, b = both.iloc[:, 0], both.iloc[:, 1]
                 # what a null leaves as it is (shuffling a row, its entropy) is no test of anything

@@ -231,6 +231,13 @@ SECTIONS: tuple[Section, ...] = (
             "Vietoris-Rips filtration over Z/2. β₀ and β₁ at a threshold <i>t</i> count components "
             "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}."
         ),
+        figures=("persistence",),
+        captions={
+            "persistence": (
+                "The heads that rest most and least on the first key, on one sentence: births and deaths of "
+                "components and loops, and Betti numbers while the threshold falls."
+            )
+        },
         metrics=(
             "bar_count_1",
             "total_persistence_0",
