@@ -86,7 +86,7 @@ def test_every_section_is_there_and_in_the_contents(html: str) -> None:
         "inputs",
         "provenance",
     }
-    assert sum(tag == "img" for tag, _ in page.tags) == 9
+    assert sum(tag == "img" for tag, _ in page.tags) == 10
     assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
 
 
