@@ -266,7 +266,7 @@ def scalograms(results: Tables) -> Figure:
             digit = 10.0 ** np.floor(np.log10(max(float(signal.max()), 1e-6)))
             above.yaxis.set_major_locator(FixedLocator([0, float(np.floor(signal.max() / digit) * digit)]))
             above.set_title(f"L{layer}H{int(row['head'])}")
-            scalogram(signal, ax=below)
+            scalogram(signal.tolist(), ax=below)
             below.set_xlim(-0.5, len(signal) - 0.5)
             if column:
                 below.set_ylabel("")
@@ -343,9 +343,13 @@ def uncertainty(results: Tables) -> Figure:
     left.annotate(
         "no signal", (0.22 * bound, 0.22 * bound), color=MUTED, fontsize=7, ha="center", va="center"
     )
+    pairs: tuple[tuple[Axes, str, str], ...] = (
+        (left, needed[0], needed[1]),
+        (right, "uncertainty_bound", "uncertainty_product"),
+    )
     if before is not None:
         old = before.groupby(keys)[needed].mean()
-        for ax, x, y in ((left, *needed[:2]), (right, "uncertainty_bound", "uncertainty_product")):
+        for ax, x, y in pairs:
             ax.scatter(
                 old[x],
                 old[y],
@@ -358,7 +362,7 @@ def uncertainty(results: Tables) -> Figure:
             )
     for layer in layers:
         own = points[points["layer"] == layer]
-        for ax, x, y in ((left, *needed[:2]), (right, "uncertainty_bound", "uncertainty_product")):
+        for ax, x, y in pairs:
             ax.scatter(
                 own[x], own[y], s=18, color=colors[layer], edgecolor="white", linewidth=0.4,
                 label=f"layer {layer}", zorder=3,
@@ -449,7 +453,7 @@ def harmonics(results: Tables) -> Figure:
         ax.set_title(title)
         ax.set_xlabel("layer")
         step = max(1, len(layers) // 8)
-        ax.xaxis.set_major_locator(FixedLocator(place[::step]))
+        ax.xaxis.set_major_locator(FixedLocator(place[::step].tolist()))
         ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{layers[int(value)]}"))
     figure_.legend(*axes[0][1].get_legend_handles_labels(), loc="outside upper right", ncols=2)
     return figure_
