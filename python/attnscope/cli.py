@@ -345,15 +345,18 @@ def view(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
     ] = None,
+    sample: Annotated[
+        int | None, typer.Option(min=0, help="Capture this sentence again and show its matrices.")
+    ] = None,
 ) -> None:
-    """Write a page to look at heads with: maps of every metric, and the matrices that the run kept.
+    """Write a page to look at heads with: maps of every metric, and the matrices of a sentence.
 
-    Example: attnscope view runs/demo
+    Example: attnscope view runs/demo --sample 0
     """
     from attnscope.results import load
     from attnscope.view import view as look_at
 
-    typer.echo(look_at(load(folder)).save(output or folder / "view.html"))
+    typer.echo(look_at(load(folder), sample=sample).save(output or folder / "view.html"))
 
 
 @app.command()

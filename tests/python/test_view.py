@@ -325,3 +325,34 @@ def test_the_command_writes_the_page(tmp_path, capsys):
     assert stop.value.code == 0
     assert (tmp_path / "run" / "view.html").read_text(encoding="utf-8").startswith("<!doctype html>")
     assert "view.html" in capsys.readouterr().out
+
+
+def test_a_sentence_of_a_run_is_captured_again(tmp_path):
+    """Every head of the chosen sentence has the matrix that a direct capture gives."""
+    from folders import model_folder, sentences
+
+    model = model_folder(tmp_path / "tiny")
+    results = asc.run(
+        asc.Study(models=str(model), texts=str(sentences(tmp_path / "t.txt", 3)), metrics=["sink_share"],
+                  output=str(tmp_path), name="run"),
+        progress=False,
+    )  # fmt: skip
+    assert asc.view(results).contents["maps"] == []
+    page = asc.view(asc.load(results.path), sample=2)
+    assert len(page.contents["maps"]) == 2 * 4
+    assert {one["sample"] for one in page.contents["maps"]} == {2}
+    if CHROMIUM is not None:
+        found = looked_at(page, tmp_path, "#layer=1&head=2", probe("Array.from(state.map.matrix)"))
+        from transformers import AutoModelForCausalLM
+
+        ids = torch.tensor([list(results.table("samples")["token_ids"][2])])
+        with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as tape:
+            maps = [layer.attention[0].clone() for layer in tape.run(input_ids=ids)]
+        assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
+    with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
+        asc.view(results, sample=7)
+    with pytest.raises(ValueError, match="tensors are one sentence already"):
+        asc.view(torch.eye(4), sample=0)
+    shutil.rmtree(model)
+    with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):
+        asc.view(results, sample=0)

@@ -87,6 +87,7 @@ def view(
     *,
     tokens: Sequence[str] | None = None,
     title: str | None = None,
+    sample: int | None = None,
     max_bytes: int = 48_000_000,
 ) -> View:
     """A page to look at heads with: maps of every metric, and behind a head its attention matrix.
@@ -101,6 +102,8 @@ def view(
             `outputs.attentions` of a Hugging Face model with a batch of one.
         tokens: the n tokens as text, for tensors; None numbers them.
         title: the heading; None names the run.
+        sample: of results, a sentence whose attention is captured again with the run's model, at the last
+            checkpoint that read it: its matrices are shown for every head.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
 
     Returns:
@@ -108,7 +111,8 @@ def view(
 
     Raises:
         ValueError: tensors that are not attention of one sentence, tokens that do not match n, tokens given
-            with results.
+            with results, or a sample with tensors.
+        ResultsError: no such sample, or the run's model cannot be loaded again.
 
     Example:
         >>> import torch, attnscope as asc
@@ -124,7 +128,9 @@ def view(
 
         path = results_or_tensors.path
         name = title or (path.resolve().name if path else "results in memory")
-        return View(name, contents_of_results(results_or_tensors, max_bytes))
+        return View(name, contents_of_results(results_or_tensors, max_bytes, sample))
+    if sample is not None:
+        raise ValueError("view: sample chooses among stored results; tensors are one sentence already")
     from attnscope.view.measured import contents_of_tensors
 
     return View(title or "attention", contents_of_tensors(results_or_tensors, tokens, max_bytes))

@@ -18,15 +18,16 @@ _CHECKPOINT = ["model", "revision", "step"]
 _NOT_SHOWN = {"n_tokens", "sink_share_uniform", "group", "series", "checkpoint", "threshold"}
 
 
-def contents_of_results(results: Results, max_bytes: int) -> dict[str, Any]:
+def contents_of_results(results: Results, max_bytes: int, sample: int | None = None) -> dict[str, Any]:
     """Reads the tables.
 
     Args:
         results: with a `heads` table.
         max_bytes: of the matrices in the page.
+        sample: capture this sentence again and show all its matrices.
 
     Raises:
-        ResultsError: no row of a head is stored.
+        ResultsError: no row of a head is stored, or the sentence cannot be captured again.
     """
     from attnscope.figures.selection import heads_only, uniform_value, with_groups
 
@@ -69,7 +70,11 @@ def contents_of_results(results: Results, max_bytes: int) -> dict[str, Any]:
     values = np.concatenate(cubes, axis=2)
 
     maps = Maps(max_bytes)
-    if "examples" in names:
+    if sample is not None:
+        from attnscope.view.captured import captured_sentence
+
+        _add_examples(maps, captured_sentence(results, sample), samples, checkpoints, inputs)
+    elif "examples" in names:
         _add_examples(maps, results.table("examples"), samples, checkpoints, inputs)
     return {
         "notes": notes,
@@ -93,8 +98,8 @@ def _why(maps: Maps) -> str:
         return f"This run kept the matrices of {kept} only (marked in the map). "
     return (
         "This run stored numbers, not attention matrices, which would take n² numbers for each head and "
-        "sentence. To look at matrices, capture one sentence and pass its tensors: attnscope.view(attention, "
-        "tokens=tokens)."
+        "sentence. To look at those of one sentence, capture it again: attnscope view DIR --sample 0, or "
+        "attnscope.view(results, sample=0)."
     )
 
 
