@@ -185,6 +185,9 @@ def power_spectra(results: Tables) -> Figure:
             ax.plot(own.index, own, label="before training", **UNTRAINED)
         ax.set_title(name)
         ax.label_outer()
+    for ax in flat[: len(names)][-columns:]:  # the lowest of each column, also above an empty place
+        ax.tick_params(labelbottom=True)
+        ax.set_xlabel("frequency / Nyquist")
     for ax in flat:
         ax.set_ylim(bottom=max(floor * 0.6, 1e-7))
     for ax in flat[len(names) :]:

@@ -85,7 +85,7 @@ def interference(
 
     >>> one = torch.ones(())
     >>> found = interference(one, one, torch.tensor(0.5), torch.relu)
-    >>> round(found["norm_aligned"].item(), 2), found["norm_shifted"].item() < 1e-7
+    >>> round(found["norm_aligned"].item(), 1), found["norm_shifted"].item() < 1e-7
     (1.0, True)
     >>> round(found["entropy_shifted"].item() - math.log(POSITIONS), 6)
     0.0
