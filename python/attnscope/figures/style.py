@@ -193,7 +193,7 @@ def legend_row(
     front = [name for name in first if name in found]
     order = front + [name for name in found if name not in front]
     legend = figure.legend(
-        [found[name] for name in order], order, loc="outside upper center", ncols=min(len(order), 5)
+        [found[name] for name in order], order, loc="outside upper center", ncols=min(len(order), 6)
     )
     for line, name in zip(legend.get_lines(), order, strict=False):
         if name == untrained:
