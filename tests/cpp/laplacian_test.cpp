@@ -76,5 +76,17 @@ TEST(Laplacian, ThresholdGraphComparesTheLargerEntry) {
 
 TEST(Laplacian, OneToken) { EXPECT_EQ(spectrum(RowMatrix<double>::Ones(1, 1))[0], 0.0); }
 
+TEST(Laplacian, AnIsolatedNodeAddsAZeroToTheNormalizedSpectrum) {
+  RowMatrix<double> a = RowMatrix<double>::Zero(5, 5);
+  a.topLeftCorner(4, 4) = testing::path(4);
+  GraphOptions options;
+  options.normalized = true;
+  LaplacianWorkspace workspace;
+  double values[5];
+  laplacian_eigenvalues(testing::view(a), options, 5, values, workspace);
+  const double expected[] = {0.0, 0.0, 0.5, 1.5, 2.0};  // 1 − cos(πk/3) for the path
+  for (int k = 0; k < 5; ++k) EXPECT_NEAR(values[k], expected[k], 1e-14) << k;
+}
+
 }  // namespace
 }  // namespace attnscope

@@ -80,6 +80,25 @@ TEST(Sinks, VisibilityDecidesAtTheExactCount) {
   EXPECT_EQ(answers_of(a, causal(), 0.3).position, 7);
 }
 
+TEST(Sinks, TheShareOfQueriesMayEqualGamma) {
+  const RowMatrix<double> a = RowMatrix<double>::Identity(4, 4);
+  SinkWorkspace workspace;
+  bool tokens[4];
+  sink_tokens(view(a), Support{}, SinkRule{0.5, 0.25, 0.3}, tokens, workspace);
+  EXPECT_EQ(std::count(tokens, tokens + 4, true), 4);
+}
+
+TEST(Sinks, TheFirstOfEqualKeysIsTheSink) {
+  const RowMatrix<double> a = RowMatrix<double>::Identity(4, 4);
+  SinkWorkspace workspace;
+  SinkQuestions questions;
+  questions.position = true;
+  SinkAnswers answers;
+  Support full;
+  EXPECT_TRUE(sink_statistics(view(a), false, full, questions, answers, workspace));
+  EXPECT_EQ(answers.position, 0);
+}
+
 TEST(Sinks, QuantileEqualsSortingEveryVisibleEntry) {
   QuantileWorkspace workspace;
   for (Index n : {1, 2, 9, 64, 150, 300}) {
