@@ -95,6 +95,16 @@ TEST(PowerSpectrum, ATonePutsAllItsPowerIntoItsBand) {
   }
 }
 
+TEST(PowerSpectrum, AConstantIsTheHannWindow) {
+  SpectrumOptions options;
+  options.signal.kind = SignalOptions::Kind::last;
+  std::vector<double> out(kSpectrumFields, -1.0);
+  SpectrumScratch scratch;
+  const RowMatrix<double> constant = RowMatrix<double>::Constant(64, 64, 0.2);
+  power_spectrum(view(constant), Support{}, options, out.data(), scratch);
+  EXPECT_NEAR(out[3], 2.0 / 3.0, 1e-12);
+}
+
 TEST(PowerSpectrum, ShortAndEmptySignalsKeepWhatWasThere) {
   const RowMatrix<double> a = RowMatrix<double>::Zero(40, 40);
   std::vector<double> out(40 * kSpectrumFields, -7.0);

@@ -39,6 +39,12 @@ TEST(Uncertainty, OneKeyAndAllKeysReachTheEntropicBound) {
   }
 }
 
+TEST(Uncertainty, TwoEqualKeysHaveTheVarianceOfTheirCosine) {
+  // |Ψ|² = 1 + cos ω, and the mean of ω² cos ω over a turn is −2.
+  const auto pair = last_row(RowMatrix<double>::Constant(2, 2, 0.5), true);
+  EXPECT_NEAR(pair[4], std::numbers::pi * std::numbers::pi / 3.0 - 2.0, 1e-12);
+}
+
 TEST(Uncertainty, BothBoundsHoldOnRandomRows) {
   for (unsigned seed = 0; seed < 40; ++seed) {
     const auto a =
