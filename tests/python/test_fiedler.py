@@ -286,3 +286,10 @@ def test_causal_maps_are_capped_by_their_least_degree(sink):
     assert asc.fiedler_value(maps).item() <= n / (n - 1) * least + 1e-12
     # about one half at most, for sink and diffuse heads alike: the last key is seen by one query
     assert least <= 0.5
+
+
+@pytest.mark.parametrize("scale", [1e-100, 1e-290, 1e100])
+def test_the_vector_does_not_depend_on_the_scale_of_the_weights(scale):
+    a = torch.rand(12, 12, generator=torch.Generator().manual_seed(0), dtype=torch.float64).tril()
+    vector = asc.fiedler_vector(a)
+    assert float((asc.fiedler_vector(a * scale) - vector).abs().max()) < 1e-12

@@ -19,7 +19,7 @@ from attnscope.report import report
 from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
 from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
-from attnscope.report.small_tables import emergence, frames
+from attnscope.report.small_tables import emergence, fisher, frames
 from attnscope.results import Results
 
 EVIL = "<script>alert(1)</script>"
@@ -248,6 +248,26 @@ def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
         "marchenko_pastur_deviation"
     ].mean()
     assert row.published == number(mean)
+
+
+def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
+    rows = [
+        {
+            "model": "m", "revision": "", "step": -1, "sample": sample, "layer": layer, "group": "mlp",
+            "protocol": protocol, "parameters": 100, "trace": trace * (sample + 1),
+            "trace_sampled": np.nan if protocol == "ruscio2025" else trace,
+        }
+        for sample in (0, 1)
+        for layer in (0, 1)
+        for protocol, trace in (("exact", 2.0), ("ruscio2025", 3.0))
+    ]  # fmt: skip
+    table = fisher({"fisher": pd.DataFrame(rows)})
+    assert table is not None
+    # Two blocks of 100 parameters; 4 and 8, so 6 in the mean and 6/200 a parameter.
+    assert table.rows == (
+        ("m", "mlp", "200", "6.00", "[4.00, 8.00]", "0.030", "4.00", "[4.00, 4.00]", "9.00", "[6.00, 12.0]"),
+    )
+    assert fisher({}) is None
 
 
 def test_emergence_and_frames_have_small_tables() -> None:

@@ -362,6 +362,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
         figures=("fisher",),
         captions={"fisher": "Trace by block on a logarithmic scale, mean over sentences, 95 % intervals."},
+        table="fisher",
         published=(
             "The published loss counts padding and takes the input ids as labels, for encoders too; "
             "groups are found by parts of parameter names, which put what they do not know under “other”.",

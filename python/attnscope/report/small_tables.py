@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Tables that a section of the report makes for itself: verdicts on frames, and when things emerge."""
+"""Tables that sections of the report make for themselves: Fisher traces, frames, when things emerge."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.figures.quantities import quantity
-from attnscope.figures.selection import last_step
+from attnscope.figures.selection import estimate, last_step
 from attnscope.report.numbers import number
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
@@ -126,6 +126,51 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> SmallTable | None:
     )  # fmt: skip
 
 
+def fisher(tables: Mapping[str, pd.DataFrame]) -> SmallTable | None:
+    """The trace of each group of parameters, summed over blocks, mean over sentences.
+
+    Args:
+        tables: by name.
+
+    Returns:
+        The table; None when no gradients were taken.
+    """
+    if "fisher" not in tables or tables["fisher"].empty:
+        return None
+    # One sum per sentence: sentences are the unit of replication.
+    keys = ["model", "sample", "group", "protocol"]
+    measured = ["parameters", "trace", "trace_sampled"]
+    whole = last_step(tables["fisher"]).groupby(keys, sort=False)[measured].sum(min_count=1).reset_index()
+    rows = []
+    for model, group in whole[["model", "group"]].drop_duplicates().itertuples(index=False):
+        own = whole[(whole["model"] == model) & (whole["group"] == group)]
+        exact, published = own[own["protocol"] == "exact"], own[own["protocol"] == "ruscio2025"]
+        size = own["parameters"].max()
+        trace, interval = _mean(exact, "trace")
+        per_parameter = number(exact["trace"].mean() / size) if len(exact) and size else "–"
+        rows.append(
+            (
+                str(model), str(group), f"{int(size):,}", trace, interval, per_parameter,
+                *_mean(exact, "trace_sampled"), *_mean(published, "trace"),
+            )
+        )  # fmt: skip
+    return SmallTable(
+        (
+            "model", "parameters of", "how many", "trace, labels as written", "95 % interval",
+            "per parameter", "labels drawn", "95 % interval", "as published", "95 % interval",
+        ),
+        (False, False, True, True, True, True, True, True, True, True),
+        tuple(rows),
+    )  # fmt: skip
+
+
+def _mean(own: pd.DataFrame, column: str) -> tuple[str, str]:
+    if own.empty or own[column].isna().all():
+        return "–", ""
+    at = estimate(own.assign(all="all"), column, ["all"]).iloc[0]
+    return number(at["mean"]), f"[{number(at['low'])}, {number(at['high'])}]" if at["samples"] > 1 else ""
+
+
 def _head(row: pd.Series) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])} {number(row['start'])} → {number(row['end'])}"
 
@@ -145,6 +190,7 @@ def _percent(value: float) -> str:
 
 
 SMALL_TABLES: dict[str, Callable[[Mapping[str, pd.DataFrame]], SmallTable | None]] = {
+    "fisher": fisher,
     "frames": frames,
     "emergence": emergence,
 }
