@@ -29,6 +29,7 @@ KEYS: dict[str, tuple[str, ...]] = {
     "graphs": (*HEAD_KEYS, "threshold"),
     "layers": (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),
     "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
+    "examples": HEAD_KEYS,
     "frames": (*CHECKPOINT_KEYS, "group", "protocol"),
     "frame_evidence": (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
     "specialization": (*CHECKPOINT_KEYS, "layer", "head", "protocol"),

@@ -116,7 +116,11 @@ def test_extra_analyses_are_named_or_all():
         return recipe_of(Study(models="a", texts="b", options={"extra": value})).extra
 
     assert recipe_of(Study(models="a", texts="b")).extra == ()
-    assert extra("all") == extra(["all"]) == ("fisher", "ablation", "random_weights", "row_permutation")
+    assert (
+        extra("all")
+        == extra(["all"])
+        == ("fisher", "ablation", "random_weights", "row_permutation", "examples")
+    )
     assert extra("ablation") == extra(["ablation"]) == ("ablation",)
     assert extra(["row_permutation", "fisher"]) == ("fisher", "row_permutation")
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):

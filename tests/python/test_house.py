@@ -108,3 +108,9 @@ def test_public_functions_document_themselves(name):
 def test_every_public_name_is_there(name):
     assert getattr(asc, name) is not None
     assert name in dir(asc)
+
+
+def test_no_two_test_files_share_a_name():
+    """pytest imports them by their bare names: of two, the second would be an error, or the first again."""
+    names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
+    assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})

@@ -31,7 +31,7 @@ from attnscope.figures.selection import (
     uniform_value,
     with_groups,
 )
-from attnscope.figures.spectra import spectrum_against_null
+from attnscope.figures.spectra import has_spectrum, spectrum_against_null
 from attnscope.figures.style import WIDTH, legend_row, panels, styled
 from attnscope.figures.topology import betti_curve, persistence_diagram
 
@@ -365,7 +365,9 @@ def thresholds(results: Tables) -> Figure:
 @figure
 def examples(results: Tables) -> Figure:
     """Stored attention maps beside their spectrum, persistence diagram and Betti curve."""
-    table = stored(results, "examples")
+    table = _few(last_step(stored(results, "examples")))
+    if table.empty:
+        raise NotDrawable("no stored map has a spectrum: too few tokens, or uniform attention")
     samples, bars = optional(results, "samples"), optional(results, "bars")
     keys = [*CHECKPOINT, "sample", "layer", "head"]
     drawn = 4 if bars is not None and not bars.empty else 2
@@ -385,6 +387,20 @@ def examples(results: Tables) -> Figure:
             persistence_diagram(own, ax=axes_row[2])
             betti_curve(own, ax=axes_row[3])
     return figure_
+
+
+def _few(table: pd.DataFrame, most: int = 4) -> pd.DataFrame:
+    """Of many maps the one that rests most on its first key and the one that does least."""
+    maps = [
+        np.asarray(row["attention"], dtype=float).reshape(int(row["n_tokens"]), -1)
+        for _, row in table.iterrows()
+    ]
+    drawable = [place for place, matrix in enumerate(maps) if has_spectrum(matrix)]
+    if len(drawable) > most:
+        first = [maps[place][:, 0].mean() for place in drawable]
+        drawable = [drawable[int(np.argmax(first))], drawable[int(np.argmin(first))]]
+    few: pd.DataFrame = table.iloc[drawable]
+    return few
 
 
 @figure

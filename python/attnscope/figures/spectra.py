@@ -21,6 +21,26 @@ class Spectrum(NamedTuple):
     law: str
 
 
+#: Below this many tokens a distribution of singular values says nothing.
+FEWEST = 8
+
+
+def has_spectrum(attention: Any) -> bool:
+    """Whether `spectrum` takes the map.
+
+    Args:
+        attention: `[n, n]`.
+
+    Returns:
+        False with too few rows, or where each is uniform over its visible keys.
+    """
+    matrix = np.asarray(attention, dtype=float)
+    if len(matrix) < FEWEST or not np.isfinite(matrix).all():
+        return False
+    causal = not np.triu(matrix, 1).any()
+    return any(bool(np.ptp(row[: k + 1] if causal else row) > 0) for k, row in enumerate(matrix))
+
+
 def spectrum(attention: Any) -> Spectrum:
     """The squared singular values of the row-standardised map over n, and the law of their null.
 
@@ -36,7 +56,7 @@ def spectrum(attention: Any) -> Spectrum:
         ValueError: when the matrix is not square, has fewer than 8 rows, or only uniform ones.
     """
     matrix = np.asarray(attention, dtype=float)
-    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < 8:
+    if matrix.ndim != 2 or matrix.shape[0] != matrix.shape[1] or len(matrix) < FEWEST:
         raise ValueError(f"spectrum: attention must be [n, n] with n >= 8, got shape {matrix.shape}")
     n = len(matrix)
     causal = not np.triu(matrix, 1).any()

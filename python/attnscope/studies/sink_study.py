@@ -21,6 +21,7 @@ from attnscope.studies.config import ConfigError
 from attnscope.studies.forward import depth
 from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
 from attnscope.studies.sink import exact, published, summaries
+from attnscope.studies.sink.examples import example_rows
 from attnscope.studies.sink.nulls import (
     BASELINES,
     closed_form,
@@ -52,7 +53,7 @@ OF_LAYERS = (
 
 
 #: What takes further runs of the model or of the metrics, and is done when `options.extra` names it.
-EXTRA = ("fisher", "ablation", "random_weights", "row_permutation")
+EXTRA = ("fisher", "ablation", "random_weights", "row_permutation", "examples")
 
 
 class SinkStudy(Recipe):
@@ -60,7 +61,7 @@ class SinkStudy(Recipe):
 
     `options.extra` is a list, or "all": "fisher" (backward passes), "ablation" (the model without its
     sinks), "random_weights" (a twin of the same configuration, as null), "row_permutation" (every row of
-    every map shuffled, as null).
+    every map shuffled, as null), "examples" (two whole maps of each layer on the first sentence).
     """
 
     name = "sink_study"
@@ -110,6 +111,9 @@ class SinkStudy(Recipe):
         states = States.of(layer)
         if "exact" in self.study.protocols:
             self._exact(states, number, batch, rows)
+        if "examples" in self.extra and not rows.null:
+            heads, names = states.heads, list(states.names)
+            example_rows(heads, names, number, batch, rows, bars=not self.study.bars)
         if "ruscio2025" in self.study.protocols:
             self._release(rows, last=None)
             self._held = self._published(states, number, batch, rows)
@@ -333,7 +337,7 @@ def extra_analyses(options: Mapping[str, Any]) -> tuple[str, ...]:
         ConfigError: an unknown option or analysis.
 
     >>> extra_analyses({"extra": "all"})
-    ('fisher', 'ablation', 'random_weights', 'row_permutation')
+    ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
     for name in options:
         if name != "extra":
