@@ -119,15 +119,17 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     return detached.resolve_neg()
 
 
-def as_tensor(function: str, name: str, value: Any) -> torch.Tensor:
+def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:
     """`value` as a tensor, sharing its memory where it can.
+
+    With no `dtype` a list of Python numbers becomes float32.
 
     Raises:
         TypeError: what it holds is no number.
         ValueError: torch cannot describe its memory (NumPy's negative strides, the other byte order).
     """
     try:
-        return torch.as_tensor(value)
+        return torch.as_tensor(value, dtype=dtype)
     except (TypeError, RuntimeError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:

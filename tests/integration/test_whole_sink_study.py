@@ -14,6 +14,7 @@ from attnscope.studies.engine import run
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {
+    "examples",
     *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
     *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
     *("removal_tests", "null_tests"),

@@ -246,7 +246,7 @@ def morlet_scalogram(
     )  # fmt: skip
     if scales is None:
         scales = 2.0 * (max(given.checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
-    wanted = _checks.as_tensor(name, "scales", scales).detach().double().flatten().contiguous()
+    wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
     omega = _checks.real(name, "omega", omega)
