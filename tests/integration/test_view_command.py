@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import pytest
+
 from folders import model_folder, sentences
 
 CHROMIUM = next((found for name in ("chromium", "google-chrome") if (found := shutil.which(name))), None)
