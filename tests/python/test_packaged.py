@@ -43,7 +43,7 @@ SETTING = {
 @pytest.fixture
 def sentences(tmp_path):
     file = tmp_path / "wiki_dataset_sink.csv"
-    rows = [f"a sentence about {word},{word}" for word in ("gravity", "light", "cells") for _ in range(2)]
+    rows = [f"a sentence of six words: {word},{word}" for word in ("gravity", "light", "cells") for _ in range(2)]
     file.write_text("text,focus_word\n" + "\n".join(rows) + "\n", "utf-8")
     return file
 
@@ -74,6 +74,7 @@ def test_a_model_has_the_papers_setting(name):
     assert (text.path, text.column, text.samples, text.sampling) == (
         "wiki_dataset_sink.csv", "text", 500, "paper",
     )  # fmt: skip
+    assert (text.min_words, text.max_words, text.max_characters) == (6, 50, None)
     assert study.max_tokens == 128
     assert study.protocols == ["exact", "ruscio2025"]
     steps = ["step0", "step1", "step2", "step4", "step8", "step2000", "step143000"]
@@ -86,6 +87,7 @@ def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
     assert set(study.metrics) <= set(recipe_of(study).metrics())
     assert set(SETTING) == set(analyses())
+    assert study.texts[0].max_characters == (500 if analysis == "fisher" else None)
     assert study.models[0].dtype == ("float32" if analysis == "fisher" else "auto")
     # what a person asks for on top goes before what the analysis says
     few = Study.from_yaml(f"llama-3.2-3b:{analysis}", overrides=["texts.samples=3", "max_tokens=9"])

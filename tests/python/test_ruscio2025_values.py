@@ -70,6 +70,18 @@ def test_pca_correlation_equals_eigenvectors_of_the_covariance():
     assert batch.signed.shape == (2, 3)
 
 
+def test_heads_share_the_components_of_their_states():
+    attention, hidden = maps(2, 3, 9, 9), normal(2, 1, 9, 4)
+    hidden[1, 0, 2, 1] = float("nan")
+    attention[0, 1, 3, 3] = float("nan")
+    with pytest.warns(RuntimeWarning, match="4 "):
+        found = ruscio2025.pca_correlation(attention, hidden)
+    assert found.signed.isnan().tolist() == [[False, True, False], [True] * 3]
+    for head in (0, 2):
+        one = ruscio2025.pca_correlation(attention[0, head], hidden[0, 0])
+        assert one.signed.item() == pytest.approx(found.signed[0, head].item(), rel=1e-12)
+
+
 def influence_oracle(attention, hidden):
     a, s = attention.numpy(), hidden.numpy()
     n = len(a)

@@ -102,7 +102,7 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
         found = rows(heads, "ruscio2025", layer)
         bars, told = ruscio2025.persistence(own), ruscio2025.topology(own)
         influence = ruscio2025.reference_influence(own, before.expand(5, -1, -1))
-        pca = ruscio2025.pca_correlation(own[0], before)
+        pca = ruscio2025.pca_correlation(own, before)
         expected = {
             "entropy": ruscio2025.attention_entropy(own).mean(-1),
             "entropy_bits": ruscio2025.attention_entropy(own, base=2).mean(-1),
@@ -133,7 +133,7 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
             "reference_directional": influence.directional.mean(-1),
             "reference_information": influence.information_change.mean(-1),
             "reference_count": influence.reference.sum(-1),
-            "pca_correlation_absolute": torch.tensor([pca.absolute.item(), *[torch.nan] * 4]),
+            "pca_correlation_absolute": pca.absolute,
         }
         divergence = torch.cat([torch.full((1,), torch.nan), ruscio2025.head_divergence(maps[layer])])
         expected["head_divergence"] = divergence

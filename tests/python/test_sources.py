@@ -135,6 +135,31 @@ def test_a_line_of_a_megabyte_and_many_columns(tmp_path):
     assert len(str(caught.value)) < 500
 
 
+def test_sentences_are_chosen_by_their_number_of_words(tmp_path):
+    texts = [" ".join(["word"] * count) for count in (3, 6, 7, 50, 51)]
+    (tmp_path / "a.txt").write_text("\n".join(texts), "utf-8")
+    found = read(tmp_path / "a.txt", min_words=6, max_words=50)
+    assert [one.source_row for one in found] == [1, 2, 3]
+    # the filter comes before the rule: two of the three that are left
+    assert [one.source_row for one in read(tmp_path / "a.txt", min_words=7, samples=2)] == [2, 3]
+    assert [one.source_row for one in read(tmp_path / "a.txt", max_words=3)] == [0]
+    (tmp_path / "a.jsonl").write_text('{"token_ids": [1, 5, 5]}\n{"token_ids": [1]}\n', "utf-8")
+    assert [one.token_ids for one in read(tmp_path / "a.jsonl", max_words=2)] == [(1,)]
+    with pytest.raises(ConfigError, match="no sentence has 8 to 9 words; its 5 sentences have 3 to 51"):
+        read(tmp_path / "a.txt", min_words=8, max_words=9)
+    with pytest.raises(ConfigError, match="no sentence has 99 to any number of words"):
+        read(tmp_path / "a.txt", min_words=99)
+    with pytest.raises(ValueError, match="expected at least min_words = 6, got 5"):
+        TextSource(path="a.txt", min_words=6, max_words=5)
+
+
+def test_long_sentences_are_cut_at_a_number_of_characters(tmp_path):
+    (tmp_path / "a.txt").write_text("äbcdef\nabc\n", "utf-8")
+    found = read(tmp_path / "a.txt", max_characters=3)
+    assert [(one.text, one.cut) for one in found] == [("äbc", True), ("abc", False)]
+    assert [(one.text, one.cut) for one in read(tmp_path / "a.txt")] == [("äbcdef", False), ("abc", False)]
+
+
 def test_sampling_is_seeded_and_keeps_the_order(tmp_path):
     (tmp_path / "a.txt").write_text("\n".join(f"sentence {at}" for at in range(100)), "utf-8")
     source = TextSource(path=str(tmp_path / "a.txt"), samples=10, sampling="random")

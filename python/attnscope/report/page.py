@@ -287,7 +287,7 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> li
             facts.append((f"input “{group}”", f"{row['size']} sequences of {lengths} tokens"))
         cut = int(one["truncated"].sum()) if "truncated" in one else 0
         if cut:
-            facts.append(("cut", f"{cut} sequences were longer than the context and were cut"))
+            facts.append(("cut", f"{cut} sequences were longer than the study takes and were cut"))
     if heads is not None and not heads.empty:
         layers, width = heads["layer"].nunique(), heads["head"].nunique()
         facts.append(("heads", f"{layers} layers of {width} heads, {len(heads):,} maps measured"))

@@ -11,7 +11,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator
+from pydantic import (
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    ValidationInfo,
+    field_validator,
+)
 
 from attnscope.results import nearest
 from attnscope.studies.packaged import analyses, analysis_keys, packaged, packaged_text
@@ -86,6 +94,10 @@ class TextSource(_Strict):
 
     A `.txt` file holds a sentence per line; `per: paragraph` reads the blocks between blank lines, the
     lines of each joined. A text with newlines of its own belongs into CSV, JSONL or Parquet.
+
+    Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
+    left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
+    truncated.
     """
 
     path: str = Field(min_length=1)
@@ -98,11 +110,22 @@ class TextSource(_Strict):
     subset: str = ""
     split: str = "train"
     per: Literal["line", "paragraph"] = "line"
+    min_words: int | None = Field(default=None, ge=1)
+    max_words: int | None = Field(default=None, ge=1)
+    max_characters: int | None = Field(default=None, ge=1)
 
     @field_validator("path", mode="before")
     @classmethod
     def _path(cls, value: object) -> object:
         return str(value) if isinstance(value, Path) else value
+
+    @field_validator("max_words")
+    @classmethod
+    def _max_words(cls, value: int | None, info: ValidationInfo) -> int | None:
+        least = info.data.get("min_words")
+        if value is not None and least is not None and value < least:
+            raise ValueError(f"expected at least min_words = {least}, got {value}")
+        return value
 
 
 Models = Annotated[

@@ -123,6 +123,10 @@ def make_plan(study: Study, *, twins: bool = False) -> Plan:
         for one in study.texts
         if looks_wrapped(one)
     ]
+    if short := sum(sentence.cut for sentence in plan.sentences):
+        plan.notes.append(
+            f"{short} of {len(plan.sentences)} sentences are cut to their source's max_characters"
+        )
     labels: dict[str, int] = {}
     for position, source in enumerate(study.models):
         try:

@@ -48,7 +48,7 @@ def samples_table(
         "tokens": pa.array(tokens, pa.list_(pa.string())),
         "token_ids": pa.array(ids, pa.list_(pa.int64())),
         "n_tokens": pa.array([one.n_tokens for one in inputs], pa.int64()),
-        "truncated": pa.array([one.encoded.truncated for one in inputs], pa.bool_()),
+        "truncated": pa.array([one.encoded.truncated or one.sentence.cut for one in inputs], pa.bool_()),
         "bos": pa.array([one.encoded.starts_with_bos for one in inputs], pa.bool_()),
         "source": pa.array([one.sentence.source for one in inputs], pa.string()),
         "source_row": pa.array([one.sentence.source_row for one in inputs], pa.int64()),

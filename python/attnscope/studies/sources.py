@@ -6,6 +6,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -38,6 +39,7 @@ class Sentence:
     source: str
     source_row: int
     extra: dict[str, Any] = field(default_factory=dict)
+    cut: bool = False
 
 
 def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentence]:
@@ -55,16 +57,38 @@ def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentenc
         rows = [row for row in _rows(source) if row[1]]
         if not rows:
             raise ConfigError(f"texts[{position}]: {source.path} holds no sentence")
+        rows = _of_length(rows, source, f"texts[{position}]: {source.path}")
         keep = choose(rows, source, np.random.default_rng([seed, position]))
         for row, content, extra in (rows[index] for index in keep):
             ids = None if isinstance(content, str) else tuple(content)
             text = content if isinstance(content, str) else None
             origin = Path(source.path).name if Path(source.path).exists() else source.path
-            chosen.append(Sentence(len(chosen), source.group, text, ids, origin, row, extra))
+            cut = text is not None and len(text) > (source.max_characters or len(text))
+            text = text[: source.max_characters] if cut and text else text
+            chosen.append(Sentence(len(chosen), source.group, text, ids, origin, row, extra, cut))
     return chosen
 
 
 Row = tuple[int, Any, dict[str, Any]]
+
+
+def _words(content: Any) -> int:
+    """Words of a text, tokens of a list of token ids."""
+    return len(content.split()) if isinstance(content, str) else len(content)
+
+
+def _of_length(rows: list[Row], source: TextSource, where: str) -> list[Row]:
+    least, most = source.min_words, source.max_words
+    if least is None and most is None:
+        return rows
+    kept = [row for row in rows if (least or 0) <= _words(row[1]) <= (most or math.inf)]
+    if not kept:
+        lengths = sorted(_words(row[1]) for row in rows)
+        raise ConfigError(
+            f"{where}: no sentence has {least or 0} to {most or 'any number of'} words; "
+            f"its {len(rows)} sentences have {lengths[0]} to {lengths[-1]}"
+        )
+    return kept
 
 
 def choose(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:
@@ -93,9 +117,7 @@ def choose(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -
             f"{source.path}: the paper's sampling rule needs the column {source.focus!r}"
             f"{nearest(source.focus, rows[0][2])}"
         )
-    lengths = [
-        len(str(content).split()) if isinstance(content, str) else len(content) for _, content, _ in rows
-    ]
+    lengths = [_words(content) for _, content, _ in rows]
     shortest: dict[Any, int] = {}
     for index, (_, _, extra) in enumerate(rows):
         word = extra[source.focus]

@@ -104,11 +104,11 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     """
     name = "pca_correlation"
     maps, checked = head_mean(name, attention)
-    states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
+    # Not expanded to the maps: heads share their layer's states, whose components are found once.
+    states = hidden_states(name, hidden, checked)
     bad = spoiled(maps, states)
     count = min(COMPONENTS, checked.n, states.shape[-1])
-    a = _scores(torch.where(bad[..., None, None], 0.0, maps), count)
-    b = _scores(torch.where(bad[..., None, None], 0.0, states), count)
+    a, b = (_scores(torch.where(spoiled(one)[..., None, None], 0.0, one), count) for one in (maps, states))
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)

@@ -153,12 +153,9 @@ def value_columns(maps: Tensor, hidden: Tensor | None, takes: Takes) -> Columns:
             nothing if states is None else column(ruscio2025.geometric_semantic_alignment(maps, states))
         )
     if takes("pca_correlation"):
-        # of the head mean alone: principal components of every head would cost more than all the rest
-        signed, absolute = (torch.full(maps.shape[:2], math.nan, dtype=torch.float64) for _ in range(2))
-        if states is not None:
-            found = ruscio2025.pca_correlation(maps[:, :1], states)
-            signed[:, :1], absolute[:, :1] = found
-        columns["pca_correlation"], columns["pca_correlation_absolute"] = column(signed), column(absolute)
+        pca = None if states is None else ruscio2025.pca_correlation(maps, states)
+        columns["pca_correlation"] = nothing if pca is None else column(pca.signed)
+        columns["pca_correlation_absolute"] = nothing if pca is None else column(pca.absolute)
     if takes("reference_influence"):
         influence = None if states is None else ruscio2025.reference_influence(maps, states)
         for name, field in INFLUENCE.items():
