@@ -73,16 +73,7 @@ def load_model(
                 f"{checkpoint.title}: the weight files {kind} {len(names)} tensors of "
                 f"{type(model).__name__}, for example {names[0]}"
             )
-        model = model.to(device).eval()
-    return LoadedModel(
-        model=model,
-        checkpoint=checkpoint,
-        commit=_commit_of(checkpoint, config),
-        dtype=str(model.dtype).removeprefix("torch."),
-        device=device,
-        parameters=sum(weights.numel() for weights in model.parameters()),
-        architecture=type(model).__name__,
-    )
+        return _placed(model, checkpoint, config, device)
 
 
 def random_twin(
@@ -122,7 +113,11 @@ def random_twin(
         else:
             options = {"trust_remote_code": True} if trust_remote_code else {}
             model = _auto_class(config, named).from_config(config, dtype=kind, **options)
-        model = model.to(device).eval()
+        return _placed(model, checkpoint, config, device)
+
+
+def _placed(model: Any, checkpoint: Checkpoint, config: Any, device: str) -> LoadedModel:
+    model = model.to(device).eval()
     return LoadedModel(
         model=model,
         checkpoint=checkpoint,
