@@ -19,13 +19,13 @@ test-cpp:       ## GoogleTest, every instruction set this processor runs
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
 
 sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
-	@.ci/setup build && .ci/sanitize asan && .ci/sanitize tsan
+	@.ci/setup tools && .ci/sanitize asan && .ci/sanitize tsan
 
 mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
 	@.ci/setup dev && $(BIN)/python tests/mutants/run.py $(BUILD)
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
-	@.ci/setup build && .ci/sanitize fuzz $(SECONDS)
+	@.ci/setup tools && .ci/sanitize fuzz $(SECONDS)
 
 install:        ## .venv with attnscope, editable, and the tools to work on it
 	@.ci/setup dev

@@ -98,7 +98,7 @@ void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
                     const SpectrumOptions& options, double* out, SpectrumScratch& scratch) {
   const Index width = kSpectrumFields + options.bands;
   for_each_signal(attention, support, options.signal, scratch.signal,
-                  [&](Index index, const double* x, Index count) {
+                  [&](Index index, const double* x, Index count, int) {
                     const auto wanted =
                         static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
                     const Index size = fast_length(std::max(count, wanted));
@@ -106,6 +106,8 @@ void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
                     if (options.hann) {
                       scratch.windowed.resize(static_cast<std::size_t>(count));
                       windowed(x, count, scratch.windowed.data());
+                      // The window is 0 where it begins, and what is there may have been all.
+                      rescale(scratch.windowed.data(), count);
                       x = scratch.windowed.data();
                     }
                     scratch.fourier.power(x, count, size, scratch.power.data());

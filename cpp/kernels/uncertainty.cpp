@@ -77,7 +77,7 @@ void uncertainty(const MatrixView<Scalar>& attention, const Support& support,
                  const SignalOptions& options, bool root, double* out,
                  UncertaintyScratch& scratch) {
   for_each_signal(attention, support, options, scratch.signal,
-                  [&](Index index, const double* x, Index count) {
+                  [&](Index index, const double* x, Index count, int) {
                     describe(x, count, root, out + index * kUncertaintyFields, scratch);
                   });
 }

@@ -79,8 +79,8 @@ double entropy_of_squares(const double* x, Index count, double total) {
   return std::max(0.0, 0.0 - sum(sums) / std::numbers::ln2);
 }
 
-// Adds x [count], read at `points` equal steps from its first to its last entry, to `sum`.
-void add_resampled(const double* x, Index count, Index points, double* sum) {
+// Adds x [count] times `unit`, read at `points` equal steps from its first to its last entry.
+void add_resampled(const double* x, Index count, Index points, double unit, double* sum) {
   for (Index r = 0; r < points; ++r) {
     const double place = points == 1 ? 0.0
                                      : static_cast<double>(r) * static_cast<double>(count - 1) /
@@ -88,7 +88,7 @@ void add_resampled(const double* x, Index count, Index points, double* sum) {
     const Index below = std::min(static_cast<Index>(place), count - 1);
     const Index above = std::min(below + 1, count - 1);
     const double part = place - static_cast<double>(below);
-    sum[r] += (1.0 - part) * x[below] + part * x[above];
+    sum[r] += unit * ((1.0 - part) * x[below] + part * x[above]);
   }
 }
 
@@ -183,12 +183,12 @@ void wavelet_transform(const MatrixView<Scalar>& attention, const Support& suppo
   std::vector<double> sum(static_cast<std::size_t>((options.levels + 1) * points), 0.0);
   Index signals = 0;
   for_each_signal(attention, support, options.signal, scratch.signal,
-                  [&](Index index, const double* x, Index count) {
+                  [&](Index index, const double* x, Index count, int exponent) {
                     if (wavelet_levels(count) < options.levels || !(energy(x, count) > 0.0)) return;
                     Decomposition found(x, count, options.levels, scratch);
                     for (Index s = 0; points > 0 && s <= options.levels; ++s) {
                       add_resampled(found.scale(s), found.count(s), points,
-                                    sum.data() + s * points);
+                                    std::ldexp(1.0, exponent), sum.data() + s * points);
                     }
                     describe(x, count, options, out + index * width, found);
                     ++signals;
@@ -203,7 +203,8 @@ void morlet_scalogram(const MatrixView<Scalar>& attention, const Support& suppor
                       double* out, WaveletScratch& scratch) {
   const Index n = attention.rows();
   for_each_signal(
-      attention, support, options, scratch.signal, [&](Index, const double* x, Index m) {
+      attention, support, options, scratch.signal,
+      [&](Index, const double* x, Index m, int exponent) {
         std::vector<std::complex<double>> wavelet;
         for (Index s = 0; s < count; ++s) {
           const double scale = scales[s];
@@ -224,7 +225,7 @@ void morlet_scalogram(const MatrixView<Scalar>& attention, const Support& suppor
               real += x[t] * w.real();
               imaginary += x[t] * w.imag();
             }
-            out[s * n + b] = real * real + imaginary * imaginary;
+            out[s * n + b] = std::ldexp(real * real + imaginary * imaginary, 2 * exponent);
           }
         }
       });

@@ -10,61 +10,13 @@ import mpmath as mp
 import numpy as np
 import pytest
 import torch
+from hard_maps import EPS, TINY, apart, eigenvalues, exact, hard_maps
 
 import attnscope as asc
-
-mp.mp.dps = 100
-EPS = 2.0**-52
-# Below the smallest normal number float64 has no relative precision.
-TINY = 2.0**-1022
-
-
-def softmax(logits):
-    weights = np.exp(logits - logits.max(-1, keepdims=True))
-    return weights / weights.sum(-1, keepdims=True)
-
-
-def hard_maps():
-    rng = np.random.default_rng(7)
-    n = 8
-    full = softmax(rng.standard_normal((n, n)))
-    maps = {
-        "softmax": full,
-        "causal": np.tril(full) / np.tril(full).sum(-1, keepdims=True),
-        "uniform": np.full((n, n), 1 / n),
-        "one row for all": np.tile(full[0], (n, 1)),
-        "one-hot rows": np.eye(n)[rng.integers(0, n, n)],
-        "permutation": np.eye(n)[rng.permutation(n)],
-        "identity": np.eye(n),
-        "star": np.eye(n)[[0] * n],
-        "zeros": np.zeros((n, n)),
-    }
-    nearly = np.full((n, n), 1 / n) + 1e-13 * rng.standard_normal((n, n))
-    maps["clustered eigenvalues"] = nearly
-    thread = np.zeros((n, n))
-    thread[:4, :4] = thread[4:, 4:] = 0.25
-    thread[3, 4] = thread[4, 3] = 1e-12
-    maps["two islands and a thread of 1e-12"] = thread
-    graded = np.tril(full) * 10.0 ** -(4.0 * np.arange(n))
-    maps["graded over 28 decades"] = graded
-    # Even multiples of the smallest number, whose means are numbers too.
-    tiny = 1e-323 * rng.integers(1, 1000, (n, n))
-    maps["subnormal weights"] = np.where(np.eye(n) > 0, 1.0, tiny)
-    maps["only subnormal weights"] = tiny
-    maps["nearly rank one"] = np.tile(full[0], (n, 1)) * (1 + 1e-10 * rng.standard_normal((n, n)))
-    bf16 = torch.tensor(full).bfloat16()
-    maps["bfloat16"] = bf16.double().numpy()  # rows off by up to 4e-3
-    maps["float16"] = torch.tensor(full).half().double().numpy()
-    return maps
-
 
 HARD = hard_maps()
 ordinary = pytest.mark.parametrize("kind", [kind for kind in HARD if "subnormal" not in kind])
 every = pytest.mark.parametrize("kind", HARD)
-
-
-def exact(matrix):
-    return mp.matrix([[mp.mpf(float(x)) for x in row] for row in matrix])
 
 
 def graph(matrix, rule):
@@ -94,17 +46,9 @@ def laplacian(matrix, rule, normalized):
     return result, max(degree)
 
 
-def eigenvalues(matrix):
-    return sorted(mp.eigsy(matrix, eigvals_only=True))
-
-
 def singular_values(matrix):
     a = exact(matrix)
     return sorted((mp.sqrt(max(x, mp.mpf(0))) for x in eigenvalues(a.T * a)), reverse=True)
-
-
-def apart(found, wanted):
-    return abs(mp.mpf(float(found)) - wanted)
 
 
 @pytest.mark.parametrize("normalized", [False, True])
@@ -247,40 +191,6 @@ def test_alignment_and_reference_influence(kind):
             assert apart(influence.directional[i], cosine(inside, whole)) <= 1e-14
         if dot(outside, outside):
             assert apart(influence.information_change[i], 1 - cosine(whole, outside)) <= 1e-14
-
-
-def test_marchenko_pastur_deviation_of_a_causal_map():
-    n = 12
-    matrix = np.tril(softmax(np.random.default_rng(1).standard_normal((n, n))))
-    matrix /= matrix.sum(-1, keepdims=True)
-    a = exact(matrix)
-    x = mp.matrix(n - 1, n)
-    for i in range(1, n):
-        seen = [a[i, j] for j in range(i + 1)]
-        mean = mp.fsum(seen) / (i + 1)
-        std = mp.sqrt(mp.fsum((v - mean) ** 2 for v in seen) / (i + 1))
-        for j in range(i + 1):
-            x[i - 1, j] = (seen[j] - mean) / std
-    spectrum = eigenvalues(x * x.T / n)
-
-    def law(value):
-        if value >= mp.e:
-            return mp.mpf(1)
-        low, high = mp.mpf(0), mp.pi  # x falls from e to 0 as v rises
-        for _ in range(120):
-            v = (low + high) / 2
-            if mp.sin(v) / v * mp.exp(v * mp.cot(v)) > value:
-                low = v
-            else:
-                high = v
-        return 1 - v / mp.pi + mp.sin(v) ** 2 / (mp.pi * v)
-
-    wanted = mp.mpf(0)
-    for k, value in enumerate(spectrum):
-        if value >= 1e-12 * mp.e:
-            at = law(value)
-            wanted = max(wanted, abs(mp.mpf(k) / (n - 1) - at), abs(mp.mpf(k + 1) / (n - 1) - at))
-    assert apart(asc.marchenko_pastur(torch.tensor(matrix)).ks, wanted) <= 1e-11
 
 
 @every
