@@ -4,15 +4,12 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
-#include <utility>
 
+#include "kernels/base/row_products.h"
 #include "kernels/base/rows.h"
 
 namespace attnscope {
 namespace {
-
-using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
 
 // Chan, Golub and LeVeque 1979.
 void add(PairMoments& to, const PairMoments& part) {
@@ -33,7 +30,8 @@ void add(PairMoments& to, const PairMoments& part) {
   to.count = count;
 }
 
-// Sums of differences from a first pair, so that a constant contributes exactly 0.
+// One row's pairs, as sums of differences from a first pair, so that a constant contributes exactly
+// 0.
 struct ShiftedSums {
   double a0;
   double c0;
@@ -41,47 +39,95 @@ struct ShiftedSums {
 
   static constexpr double kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-  // Entries [begin, end) of a row of n, and of `columns` cosines; `weights` (1 or 0 for each key)
-  // may be null.
+  // Entries [begin, end) of a row of n, and of cosines and weights (1 or 0 for each key, or null),
+  // of which a whole vector may be read from any of them.
   template <class WideType>
   void add(const WideType* row, const double* cosines, const double* weights, Index begin,
-           Index end, Index n, Index columns) {
-    for (Index j = begin; j < end; j += kPackWidth) {
+           Index end, Index n) {
+    Index j = begin;
+    if (weights == nullptr) {
+      for (; j + kPackWidth <= end; j += kPackWidth)
+        add(load(row + j) - a0, load(cosines + j) - c0);
+      if (j == end) return;
+      const Lanes inside = load_head(kOnes, end - j, kPackWidth);
+      add((load_head(row + j, end - j, n - j) - a0) * inside,
+          (load_head(cosines + j, end - j, kPackWidth) - c0) * inside);
+      return;
+    }
+    for (; j < end; j += kPackWidth) {
       const Index left = end - j;
       const bool whole = left >= kPackWidth;
-      Lanes x = (whole ? load(row + j) : load_head(row + j, left, n - j)) - a0;
-      Lanes y = (whole ? load(cosines + j) : load_head(cosines + j, left, columns - j)) - c0;
-      if (weights != nullptr) {
-        const Lanes v = whole ? load(weights + j) : load_head(weights + j, left, columns - j);
-        w += v;
-        x *= v;
-        y *= v;
-      } else if (!whole) {
-        const Lanes inside = load_head(kOnes, left, kPackWidth);
-        x *= inside;
-        y *= inside;
-      }
-      a += x;
-      c += y;
-      aa += x * x;
-      ac += x * y;
-      cc += y * y;
+      const Lanes v = whole ? load(weights + j) : load_head(weights + j, left, kPackWidth);
+      w += v;
+      add(((whole ? load(row + j) : load_head(row + j, left, n - j)) - a0) * v,
+          ((whole ? load(cosines + j) : load_head(cosines + j, left, kPackWidth)) - c0) * v);
     }
+  }
+
+  void add(Lanes x, Lanes y) {
+    a += x;
+    c += y;
+    aa += x * x;
+    ac += x * y;
+    cc += y * y;
   }
 
   PairMoments moments(double count) const {
     PairMoments result;
     result.count = count;
+    const double scale = 1.0 / count;
     const double sa = sum(a);
     const double sc = sum(c);
-    result.mean_a = a0 + sa / count;
-    result.mean_c = c0 + sc / count;
-    result.aa = std::max(0.0, sum(aa) - sa * sa / count);
-    result.ac = sum(ac) - sa * sc / count;
-    result.cc = std::max(0.0, sum(cc) - sc * sc / count);
+    result.mean_a = a0 + sa * scale;
+    result.mean_c = c0 + sc * scale;
+    result.aa = std::max(0.0, sum(aa) - sa * sa * scale);
+    result.ac = sum(ac) - sa * sc * scale;
+    result.cc = std::max(0.0, sum(cc) - sc * sc * scale);
     return result;
   }
 };
+
+// The moments of all rows' pairs together; exactly 0 where a variable is the same constant in all.
+PairMoments together(const PairMoments* rows, Index count) {
+  if (count == 0) return {};
+  PairMoments all;
+  double shift_a = 0.0;
+  double shift_c = 0.0;
+  for (Index r = 0; r < count; ++r) {
+    all.count += rows[r].count;
+    shift_a += rows[r].count * (rows[r].mean_a - rows[0].mean_a);
+    shift_c += rows[r].count * (rows[r].mean_c - rows[0].mean_c);
+  }
+  all.mean_a = rows[0].mean_a + shift_a / all.count;
+  all.mean_c = rows[0].mean_c + shift_c / all.count;
+  for (Index r = 0; r < count; ++r) {
+    const double da = rows[r].mean_a - all.mean_a;
+    const double dc = rows[r].mean_c - all.mean_c;
+    all.aa += rows[r].aa + rows[r].count * da * da;
+    all.ac += rows[r].ac + rows[r].count * da * dc;
+    all.cc += rows[r].cc + rows[r].count * dc * dc;
+  }
+  return all;
+}
+
+// tile[(i − begin)·ld + j] = u_i·u_j for queries [begin, end), and for all tokens j < columns, or
+// those up to i where `causal`; a whole vector may be read from any of them.
+void cosines_of(const double* units, Index width, Index begin, Index end, Index columns,
+                bool causal, double* tile, Index ld, double* panel) {
+  for (Index k = 0; k < width; k += kPanelDepth) {
+    const Index depth = std::min(kPanelDepth, width - k);
+    for (Index first = 0; first < columns; first += kPanelWidth) {
+      pack_rows(units + first * width + k, std::min(kPanelWidth, columns - first), width, depth,
+                panel);
+      for (Index i = begin; i < end; i += kPanelRows) {
+        const Index rows = std::min(kPanelRows, end - i);
+        if (causal && first >= i + rows) continue;
+        multiply_panel(units + i * width + k, rows, width, panel, depth, k > 0,
+                       tile + (i - begin) * ld + first, ld);
+      }
+    }
+  }
+}
 
 }  // namespace
 
@@ -91,53 +137,51 @@ template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,
                        AlignmentWorkspace& workspace) {
-  // A product of another shape may round its entries otherwise, so heads that stand beside each other
-  // share their cosines only where each alone would ask for the same ones.
-  const auto shape = [&](const AlignedHead<Scalar>& head) {
+  Index last_row = 0;
+  Index columns = 0;
+  bool causal = true;
+  for (const AlignedHead<Scalar>& head : heads) {
     const Index n = head.attention.rows();
-    const Index last = std::min(end, n);
-    return std::pair(last, begin < last ? head.support.end(last - 1, n) : Index{0});
-  };
-  auto& order = workspace.order;
-  order.resize(heads.size());
-  std::iota(order.begin(), order.end(), std::size_t{0});
-  std::stable_sort(order.begin(), order.end(), [&](std::size_t a, std::size_t b) {
-    return shape(heads[a]) < shape(heads[b]);
-  });
-  std::pair<Index, Index> current(begin, 0);
-  double* tile = nullptr;
+    last_row = std::max(last_row, std::min(end, n));
+    columns = std::max(columns, head.support.end(std::min(end, n) - 1, n));
+    causal = causal && head.support.kind == Support::Kind::causal;
+  }
+  std::fill_n(out, heads.size(), PairMoments{});
+  if (begin >= last_row) return;
+
+  const Index ld = whole_panels(columns) + kPackWidth;
+  double* panel = workspace.cosines.resize(kPanelDepth * kPanelWidth + (last_row - begin) * ld);
+  double* tile = panel + kPanelDepth * kPanelWidth;
+  cosines_of(unit_states, width, begin, last_row, columns, causal, tile, ld, panel);
   auto& weights = workspace.weights;
   auto& directed = workspace.directed;
+  const auto tokens = static_cast<std::size_t>(std::max(columns, last_row));
+  directed.assign(tokens + kPackWidth, 0.0);
   bool every_direction = true;
+  for (std::size_t j = 0; j < tokens; ++j) {
+    const double* unit = unit_states + static_cast<Index>(j) * width;
+    directed[j] = std::any_of(unit, unit + width, [](double x) { return x != 0.0; }) ? 1.0 : 0.0;
+    every_direction = every_direction && directed[j] != 0.0;
+  }
 
-  for (const std::size_t h : order) {
+  auto& rows = workspace.row_moments;
+  rows.resize(static_cast<std::size_t>(last_row - begin));
+  for (std::size_t h = 0; h < heads.size(); ++h) {
     const AlignedHead<Scalar>& head = heads[h];
-    out[h] = PairMoments{};
-    const auto [end_row, columns] = shape(head);
-    if (begin >= end_row) continue;
-    const Eigen::Map<const RowMajor> units(unit_states, columns, width);
-    const Eigen::Map<const RowMajor> queries(unit_states + begin * width, end_row - begin, width);
-    if (current != std::pair(end_row, columns)) {
-      current = {end_row, columns};
-      tile = workspace.cosines.resize((end_row - begin) * columns);
-      Eigen::Map<RowMajor>(tile, end_row - begin, columns).noalias() = queries * units.transpose();
-      directed.resize(static_cast<std::size_t>(columns));
-      for (Index j = 0; j < columns; ++j) directed[j] = units.row(j).isZero(0.0) ? 0.0 : 1.0;
-      every_direction = std::find(directed.begin(), directed.end(), 0.0) == directed.end();
-    }
     const Index n = head.attention.rows();
     const bool masked = head.support.kind == Support::Kind::mask;
     const bool weighted = masked || head.without != nullptr || !every_direction;
-    weights = directed;
+    if (weighted) weights.assign(directed.begin(), directed.end());
     if (head.without != nullptr) {
-      for (Index j = 0; j < columns; ++j) {
+      for (Index j = 0; j < std::min(columns, n); ++j) {
         if (head.without[j * head.without_stride]) weights[j] = 0.0;
       }
     }
     RowReader<Scalar> reader(head.attention, head.support, workspace.rows);
-    for (Index i = begin; i < end_row; ++i) {
-      if (!every_direction && queries.row(i - begin).isZero(0.0)) continue;
-      const double* cosines = tile + (i - begin) * columns;
+    Index found = 0;
+    for (Index i = begin; i < std::min(end, n); ++i) {
+      if (directed[i] == 0.0) continue;
+      const double* cosines = tile + (i - begin) * ld;
       const Wide<Scalar>* row = reader.row(i);
       const Index last = reader.end(i);
       const double* row_weights = weighted ? weights.data() : nullptr;
@@ -152,12 +196,13 @@ void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double*
       while (first < last && (first == i || (weighted && row_weights[first] == 0.0))) ++first;
       if (first == last) continue;
       ShiftedSums sums{static_cast<double>(row[first]), cosines[first]};
-      sums.add(row, cosines, row_weights, first, std::min(i, last), n, columns);
-      sums.add(row, cosines, row_weights, std::max(first, i + 1), last, n, columns);
+      sums.add(row, cosines, row_weights, first, std::min(i, last), n);
+      sums.add(row, cosines, row_weights, std::max(first, i + 1), last, n);
       double count = sum(sums.w);
       if (!weighted) count = static_cast<double>(last - first - (i >= first && i < last ? 1 : 0));
-      add(out[h], sums.moments(count));
+      rows[found++] = sums.moments(count);
     }
+    out[h] = together(rows.data(), found);
   }
 }
 

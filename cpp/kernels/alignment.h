@@ -30,7 +30,7 @@ struct AlignmentWorkspace {
   std::vector<double> weights;
   std::vector<double> row_weights;
   std::vector<double> directed;
-  std::vector<std::size_t> order;
+  std::vector<PairMoments> row_moments;
 };
 
 // One head's map, what its queries see, and the keys to leave out (null: none).
@@ -47,8 +47,8 @@ Index alignment_rows(Index n);
 
 // Moments of the pairs of queries [begin, end) for heads that share one state: `unit_states` [n,
 // width], rows of norm 1 (widen_states), a row of zeros having no direction and no pairs. The
-// cosines are computed once for all heads that see as far; a head's moments do not depend on the
-// others. Cost O(rows·n·(width + heads)), no n x n memory.
+// cosines are computed once for all heads; a head's moments do not depend on the others. Cost
+// O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
 template <class Scalar>
 void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
                        Index width, Index begin, Index end, PairMoments* out,

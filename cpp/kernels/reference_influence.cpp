@@ -5,13 +5,57 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/base/row_products.h"
 #include "kernels/base/rows.h"
 
 namespace attnscope {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
-using RowMajor = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowMajor>;
+
+// Panels that are packed together, so that whole cache lines of the states are used.
+constexpr Index kGroup = 4;
+
+// ‖c_R‖², c_R·c_N, ‖c_N‖² and ‖c_R + c_N‖² of one query, as far as summed.
+struct Products {
+  Lanes rr, rn, nn, cc;
+
+  // Adds `size` numbers of each, whole vectors.
+  void add(const double* c_r, const double* c_n, Index size) {
+    for (Index k = 0; k < size; k += kPackWidth) {
+      const Lanes r = load(c_r + k);
+      const Lanes rest = load(c_n + k);
+      const Lanes c = r + rest;
+      rr += r * r;
+      rn += r * rest;
+      nn += rest * rest;
+      cc += c * c;
+    }
+  }
+
+  void measure(Index i, const Influence& out) const {
+    const double squared_r = sum(rr);
+    const double norm_r = std::sqrt(squared_r);
+    const double norm_n = std::sqrt(sum(nn));
+    const double norm = std::sqrt(sum(cc));
+    const double across = sum(rn);
+    out.relative_magnitude[i] = norm > 0.0 ? norm_r / norm : kNaN;
+    out.directional[i] = norm > 0.0 && norm_r > 0.0
+                             ? std::clamp((squared_r + across) / norm_r / norm, -1.0, 1.0)
+                             : kNaN;
+    if (!(norm > 0.0 && norm_n > 0.0)) {
+      out.information_change[i] = kNaN;
+      return;
+    }
+    // 1 − cos of unit vectors is half the squared distance between them. That distance is c_R/‖c‖ +
+    // c_N·turn, with the difference of the norms from that of their squares: nothing of the size of
+    // c cancels, however small c_R is.
+    const double turn = -(squared_r + 2.0 * across) / (norm + norm_n) / norm;  // times ‖c_N‖
+    const double part = norm_r / norm;
+    out.information_change[i] = std::clamp(
+        0.5 * (part * part + 2.0 * (across / norm / norm_n) * turn + turn * turn), 0.0, 2.0);
+  }
+};
 
 }  // namespace
 
@@ -25,58 +69,79 @@ void reference_influence(const MatrixView<Scalar>& attention, const Support& sup
   const Index n = attention.rows();
   const Index rows = end - begin;
   const Index columns = support.end(end - 1, n);
-  Index marked = 0;
-  for (Index j = 0; j < columns; ++j) marked += reference[j * stride] ? 1 : 0;
+  auto& marked = workspace.marked;
+  marked.clear();
+  for (Index j = 0; j < columns; ++j) {
+    if (reference[j * stride]) marked.push_back(j);
+  }
+  const auto picks = static_cast<Index>(marked.size());
 
   // The rows of A in float64, its reference columns moved to a panel of their own.
-  double* rest = workspace.attention.resize(rows * (columns + marked));
+  double* rest = workspace.attention.resize(rows * (columns + picks));
   double* picked = rest + rows * columns;
   RowReader<Scalar> reader(attention, support, workspace.rows);
   for (Index i = begin; i < end; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     const Index last = reader.end(i);
     double* to = rest + (i - begin) * columns;
-    double* pick = picked + (i - begin) * marked;
-    for (Index j = 0; j < last; ++j) to[j] = static_cast<double>(row[j]);
+    Index j = 0;
+    for (; j + kPackWidth <= last; j += kPackWidth) store(to + j, load(row + j));
+    for (; j < last; ++j) to[j] = static_cast<double>(row[j]);
     std::fill(to + last, to + columns, 0.0);
-    for (Index j = 0; j < columns; ++j) {
-      if (!reference[j * stride]) continue;
-      *pick++ = to[j];
-      to[j] = 0.0;
+    double* pick = picked + (i - begin) * picks;
+    for (const Index key : marked) {
+      *pick++ = to[key];
+      to[key] = 0.0;
     }
   }
-  double* gathered = workspace.reference.resize(std::max<Index>(1, marked * width));
-  Index slot = 0;
-  for (Index j = 0; j < columns; ++j) {
-    if (reference[j * stride]) std::copy_n(states + j * width, width, gathered + width * slot++);
-  }
 
-  double* outputs = workspace.outputs.resize(2 * rows * width);
-  Eigen::Map<RowMajor> from_rest(outputs, rows, width);
-  Eigen::Map<RowMajor> from_reference(outputs + rows * width, rows, width);
-  from_rest.noalias() = Eigen::Map<const RowMajor>(rest, rows, columns) *
-                        Eigen::Map<const RowMajor>(states, columns, width);
-  if (marked > 0) {
-    from_reference.noalias() = Eigen::Map<const RowMajor>(picked, rows, marked) *
-                               Eigen::Map<const RowMajor>(gathered, marked, width);
-  } else {
-    from_reference.setZero();
+  constexpr Index kWide = kGroup * kPanelWidth;
+  double* from_rest = workspace.outputs.resize(2 * rows * kWide + kPanelDepth * kWide);
+  double* from_reference = from_rest + rows * kWide;
+  double* panels = from_reference + rows * kWide;
+  auto* products = reinterpret_cast<Products*>(
+      workspace.products.resize(rows * static_cast<Index>(sizeof(Products) / sizeof(double))));
+  std::fill(products, products + rows, Products{});
+  std::fill(from_reference, from_reference + rows * kWide, 0.0);
+  const bool causal = support.kind == Support::Kind::causal;
+  for (Index left = 0; left < width; left += kWide) {
+    const Index here = std::min(kWide, width - left);
+    const auto pack = [&](Index key, Index depth, Index at) {
+      for (Index c = 0; c < here; c += kPanelWidth) {
+        pack_columns(states + key * width + left + c, std::min(kPanelWidth, here - c), width, depth,
+                     panels + c * kPanelDepth + at * kPanelWidth);
+      }
+    };
+    for (Index j = 0; j < columns; j += kPanelDepth) {
+      const Index depth = std::min(kPanelDepth, columns - j);
+      pack(j, depth, 0);
+      for (Index c = 0; c < here; c += kPanelWidth) {
+        for (Index i = 0; i < rows; i += kPanelRows) {
+          const Index count = std::min(kPanelRows, rows - i);
+          const Index seen = causal ? std::min(depth, begin + i + count - j) : depth;
+          if (seen <= 0) continue;
+          multiply_panel(rest + i * columns + j, count, columns, panels + c * kPanelDepth, seen,
+                         j > 0, from_rest + i * kWide + c, kWide);
+        }
+      }
+    }
+    for (Index r = 0; r < picks; r += kPanelDepth) {
+      const Index depth = std::min(kPanelDepth, picks - r);
+      for (Index k = 0; k < depth; ++k) pack(marked[r + k], 1, k);
+      for (Index c = 0; c < here; c += kPanelWidth) {
+        for (Index i = 0; i < rows; i += kPanelRows) {
+          multiply_panel(picked + i * picks + r, std::min(kPanelRows, rows - i), picks,
+                         panels + c * kPanelDepth, depth, r > 0, from_reference + i * kWide + c,
+                         kWide);
+        }
+      }
+    }
+    for (Index i = 0; i < rows; ++i) {
+      products[i].add(from_reference + i * kWide, from_rest + i * kWide, whole_panels(here));
+    }
   }
-
   for (Index i = begin; i < end; ++i) {
-    if (reference[i * stride]) continue;
-    const auto c_r = from_reference.row(i - begin);
-    const auto c_n = from_rest.row(i - begin);
-    const double norm_r = c_r.norm();
-    const double norm_n = c_n.norm();
-    const double norm = (c_r + c_n).norm();
-    out.relative_magnitude[i] = norm > 0.0 ? norm_r / norm : kNaN;
-    out.directional[i] = norm > 0.0 && norm_r > 0.0
-                             ? std::clamp(c_r.dot(c_r + c_n) / norm_r / norm, -1.0, 1.0)
-                             : kNaN;
-    // 1 − cos of unit vectors is half the squared distance between them, without cancellation.
-    out.information_change[i] =
-        norm > 0.0 && norm_n > 0.0 ? 0.5 * ((c_r + c_n) / norm - c_n / norm_n).squaredNorm() : kNaN;
+    if (!reference[i * stride]) products[i - begin].measure(i, out);
   }
 }
 

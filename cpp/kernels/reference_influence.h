@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <vector>
+
 #include "kernels/base/aligned_buffer.h"
 #include "kernels/base/matrix_view.h"
 #include "kernels/base/row_scratch.h"
@@ -13,7 +15,8 @@ struct InfluenceWorkspace {
   RowScratch rows;
   AlignedBuffer attention;
   AlignedBuffer outputs;
-  AlignedBuffer reference;
+  AlignedBuffer products;
+  std::vector<Index> marked;
 };
 
 struct Influence {

@@ -60,6 +60,75 @@ TEST(Alignment, EqualsTheTextbookFormulaInAnyBlocks) {
   for (Index rows : {1, 5, 16, 37}) EXPECT_NEAR(aligned(head, unit, rows), expected, 1e-13) << rows;
 }
 
+// Pearson's r over the pairs that `head` sees, in long double.
+double textbook(const AlignedHead<double>& head, const RowMatrix<double>& unit) {
+  std::vector<long double> x;
+  std::vector<long double> y;
+  const Index n = head.attention.rows();
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      if (i == j || !head.support.visible(i, j)) continue;
+      if (head.without != nullptr && head.without[j]) continue;
+      if (unit.row(i).isZero(0.0) || unit.row(j).isZero(0.0)) continue;
+      x.push_back(head.attention(i, j));
+      y.push_back(unit.row(i).cast<long double>().dot(unit.row(j).cast<long double>()));
+    }
+  }
+  const Eigen::Map<Eigen::Array<long double, Eigen::Dynamic, 1>> ax(x.data(), Index(x.size()));
+  const Eigen::Map<Eigen::Array<long double, Eigen::Dynamic, 1>> ay(y.data(), Index(y.size()));
+  const auto dx = (ax - ax.mean()).eval();
+  const auto dy = (ay - ay.mean()).eval();
+  return double((dx * dy).sum() / std::sqrt(dx.square().sum() * dy.square().sum()));
+}
+
+TEST(Alignment, EverySizeBesideAPanelOfTokensAndOfNumbers) {
+  // Panels hold 6, 12 or 24 tokens, and 192 numbers of each are summed in one go.
+  for (Index n : {5, 6, 7, 11, 12, 13, 23, 24, 25, 47, 48, 49, 97}) {
+    for (Index width : {1, 3, 64, 191, 192, 193, 400}) {
+      const RowMatrix<double> full = testing::random_attention(n, false, unsigned(n + width));
+      const RowMatrix<double> causal = testing::random_attention(n, true, unsigned(n + width));
+      RowMatrix<double> unit = unit_rows(n, width, unsigned(n * width));
+      if (width == 64) unit.row(n / 2).setZero();
+      std::vector<char> flags(static_cast<std::size_t>(n), 0);
+      flags[0] = flags[static_cast<std::size_t>(n / 3)] = 1;
+      std::vector<AlignedHead<double>> heads = {
+          {view(full), {}}, {view(causal), {}}, {view(causal), {}}};
+      heads[1].support.kind = heads[2].support.kind = Support::Kind::causal;
+      heads[2].without = reinterpret_cast<const bool*>(flags.data());
+      heads[2].without_stride = 1;
+      for (const auto& head : heads) {
+        const double expected = textbook(head, unit);
+        if (width == 1 || n < 6) {  // cosines of ±1, or two pairs: they may not vary
+          EXPECT_TRUE(std::isnan(aligned(head, unit, 64)) || std::isfinite(expected));
+          continue;
+        }
+        EXPECT_NEAR(aligned(head, unit, 64), expected, 1e-13) << n << " tokens of " << width;
+        EXPECT_NEAR(aligned(head, unit, 7), expected, 1e-13) << n << " tokens of " << width;
+      }
+    }
+  }
+}
+
+TEST(Alignment, AnOutlierDoesNotDrownTheRest) {
+  // One pair a thousand times the others: rows are summed from a first pair of their own.
+  constexpr Index n = 64;
+  RowMatrix<double> a = RowMatrix<double>::Zero(n, n);
+  std::mt19937 generator(11);
+  std::uniform_real_distribution<double> uniform(0.999e-3, 1e-3);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j <= i; ++j) a(i, j) = uniform(generator);
+  }
+  a(1, 0) = 1.0;
+  const RowMatrix<double> unit = unit_rows(n, 8, 12);
+  AlignedHead<double> head{view(a), {}};
+  head.support.kind = Support::Kind::causal;
+  const bool flags[n] = {true};
+  EXPECT_NEAR(aligned(head, unit, 64), textbook(head, unit), 1e-14);
+  head.without = flags;
+  head.without_stride = 1;
+  EXPECT_NEAR(aligned(head, unit, 64), textbook(head, unit), 1e-13);
+}
+
 TEST(Alignment, NothingThatVariesMeansNoCorrelation) {
   const RowMatrix<double> flat = RowMatrix<double>::Constant(9, 9, 0.1);
   const RowMatrix<double> varied = testing::random_attention(9, false, 5);

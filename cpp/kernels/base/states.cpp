@@ -1,28 +1,74 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/base/states.h"
 
+#include <algorithm>
 #include <cmath>
 
+#include "kernels/base/rows.h"
+
 namespace attnscope {
+namespace {
+
+// Rows of sums of squares in this range are scaled as they are: neither they nor their entries have
+// lost digits to over- or underflow.
+constexpr double kSmallest = 1e-200;
+constexpr double kLargest = 1e200;
+
+template <class Scalar>
+void widen_row(const Scalar* from, Index column_stride, Index width, double* row) {
+  Index k = 0;
+  if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
+    if (column_stride == 1) {
+      for (; k + kPackWidth <= width; k += kPackWidth) store(row + k, load(from + k));
+    }
+  }
+  for (; k < width; ++k) row[k] = static_cast<double>(from[k * column_stride]);
+}
+
+// Σ x²; NaN or infinite where an entry is.
+double squares_of(const double* row, Index width) {
+  Lanes even{}, odd{};
+  Index k = 0;
+  for (; k + 2 * kPackWidth <= width; k += 2 * kPackWidth) {
+    const Lanes a = load(row + k);
+    const Lanes b = load(row + k + kPackWidth);
+    even += a * a;
+    odd += b * b;
+  }
+  double squares = sum(even + odd);
+  for (; k < width; ++k) squares += row[k] * row[k];
+  return squares;
+}
+
+void scale(double* row, Index width, double factor) {
+  for (Index k = 0; k < width; ++k) row[k] *= factor;
+}
+
+}  // namespace
 
 template <class Scalar>
 bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
                   Index begin, Index end, bool unit, double* out) {
-  using Row = Eigen::Array<double, Eigen::Dynamic, 1>;
-  double spoiled = 0.0;
+  bool finite = true;
   for (Index i = begin; i < end; ++i) {
-    const Scalar* from = states + i * row_stride;
-    Eigen::Map<Row> row(out + i * width, width);
-    for (Index k = 0; k < width; ++k) row[k] = static_cast<double>(from[k * column_stride]);
-    spoiled += (row * 0.0).sum();
+    double* row = out + i * width;
+    widen_row(states + i * row_stride, column_stride, width, row);
+    const double squares = squares_of(row, width);
+    if (squares > kSmallest && squares < kLargest) {
+      if (unit) scale(row, width, 1.0 / std::sqrt(squares));
+      continue;
+    }
+    const auto inside = [](double x) { return std::isfinite(x); };
+    finite = finite && std::all_of(row, row + width, inside);
     if (!unit) continue;
     // Scaled by the largest entry first, so that no square over- or underflows.
-    const double largest = row.abs().maxCoeff();
+    double largest = 0.0;
+    for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(row[k]));
     if (!(largest > 0.0)) continue;
-    row /= largest;
-    row /= std::sqrt(row.square().sum());
+    for (Index k = 0; k < width; ++k) row[k] /= largest;
+    scale(row, width, 1.0 / std::sqrt(squares_of(row, width)));
   }
-  return spoiled == 0.0;
+  return finite;
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
