@@ -49,18 +49,7 @@ def attention_argument(
         ValueError: wrong rank, not square, empty, integer or complex, a length outside 1..n; with
             `validate`, an entry that is NaN, infinite, negative or above 1.01.
     """
-    tensor = _device.to_host(float_tensor(function, name, attention))
-    if tensor.ndim < 2:
-        raise ValueError(
-            f"{function}: {name} must have at least two dimensions [..., n, n], "
-            f"got shape {tuple(tensor.shape)}"
-        )
-    if tensor.shape[-1] != tensor.shape[-2]:
-        raise ValueError(
-            f"{function}: {name} must be square in its last two dimensions, got shape {tuple(tensor.shape)}"
-        )
-    if tensor.shape[-1] == 0:
-        raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
+    tensor = square_tensor(function, name, attention)
     checked = Attention(tensor, _lengths(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1])))
     given = checked.lengths
     longest = checked.n if given is None or not given.numel() else int(given.max())
@@ -89,6 +78,28 @@ def heads_argument(
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
     return checked, layers
+
+
+def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
+    """`value` as a float tensor [..., n, n] on the CPU.
+
+    Raises:
+        TypeError: it is not an array.
+        ValueError: wrong rank, not square, empty, integer or complex.
+    """
+    tensor = _device.to_host(float_tensor(function, name, value))
+    if tensor.ndim < 2:
+        raise ValueError(
+            f"{function}: {name} must have at least two dimensions [..., n, n], "
+            f"got shape {tuple(tensor.shape)}"
+        )
+    if tensor.shape[-1] != tensor.shape[-2]:
+        raise ValueError(
+            f"{function}: {name} must be square in its last two dimensions, got shape {tuple(tensor.shape)}"
+        )
+    if tensor.shape[-1] == 0:
+        raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
+    return tensor
 
 
 def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
@@ -125,15 +136,21 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     With no `dtype` a list of Python numbers becomes float32.
 
     Raises:
-        TypeError: what it holds is no number.
-        ValueError: torch cannot describe its memory (NumPy's negative strides, the other byte order).
+        TypeError: what it holds is no number, or it holds nothing (the meta device).
+        ValueError: torch cannot describe its memory (NumPy's negative strides, the other byte order), or it
+            is not dense.
     """
     try:
-        return torch.as_tensor(value, dtype=dtype)
-    except (TypeError, RuntimeError) as error:
+        tensor = torch.as_tensor(value, dtype=dtype)
+    except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
         raise ValueError(f"{function}: {name} cannot be read as a tensor: {error}") from None
+    if tensor.device.type == "meta":
+        raise TypeError(f"{function}: {name} must hold data, got a tensor on the meta device")
+    if tensor.layout != torch.strided or tensor.is_nested:
+        raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
+    return tensor
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:
@@ -146,7 +163,7 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
         ValueError: no threshold, or a number outside (0, 1).
     """
     if isinstance(thresholds, torch.Tensor):
-        thresholds = thresholds.flatten().tolist()
+        thresholds = as_tensor(function, "thresholds", thresholds).flatten().tolist()
     if isinstance(thresholds, (int, float, str)):
         thresholds = [thresholds]
     if not isinstance(thresholds, Iterable):

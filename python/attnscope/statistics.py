@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
@@ -72,7 +73,8 @@ def per_sentence(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd
         A Series indexed by (`by`…, sample).
 
     Raises:
-        ValueError: a missing column.
+        ValueError: a missing column, a metric that is not numbers.
+        TypeError: no table.
 
     Example:
         >>> import pandas as pd
@@ -81,11 +83,7 @@ def per_sentence(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd
         >>> statistics.per_sentence(table, "x").tolist()
         [2.0, 5.0]
     """
-    for column in ("sample", metric, *by):
-        if column not in table.columns:
-            raise ValueError(
-                f"per_sentence: the table has no column {column!r}, only {', '.join(map(str, table.columns))}"
-            )
+    table_argument("per_sentence", table, ("sample",), metric, by)
     result: pd.Series[float] = table.groupby([*by, "sample"])[metric].mean()
     return result
 
@@ -111,7 +109,9 @@ def bootstrap(
         Interval; all NaN without values, and no width for a single one.
 
     Raises:
-        ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1.
+        ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1, a statistic
+            that does not work along the last axis.
+        TypeError: what is no number or no function.
 
     Example:
         >>> from attnscope import statistics
@@ -123,12 +123,20 @@ def bootstrap(
     """
     data = _vector("bootstrap", "values", values)
     data = data[~np.isnan(data)]
-    _check_draws("bootstrap", confidence, draws)
+    confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
+    if statistic is not None and not callable(statistic):
+        raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
     if len(data) == 0:
         return Interval(math.nan, math.nan, math.nan, 0)
     function = (lambda x: x.mean(-1)) if statistic is None else statistic
     index = np.random.default_rng(seed).integers(0, len(data), (draws, len(data)))
-    low, high = _percentiles(np.asarray(function(data[index])), confidence)
+    drawn = np.asarray(function(data[index]))
+    if drawn.shape != (draws,):
+        raise ValueError(
+            f"bootstrap: statistic must work along the last axis and make {draws} numbers of {index.shape}, "
+            f"got shape {drawn.shape}"
+        )
+    low, high = _percentiles(drawn, confidence)
     return Interval(float(function(data)), low, high, len(data))
 
 
@@ -154,6 +162,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     References:
         Student, The probable error of a mean, 1908.
     """
+    confidence = _check_confidence("paired_test", confidence)
     x, y = _pairs("paired_test", a, b)
     difference = x - y
     n = len(difference)
@@ -161,7 +170,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         mean = float(difference.mean()) if n else math.nan
         return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
     error = float(difference.std(ddof=1)) / math.sqrt(n)
-    return _t_test(float(difference.mean()), error, n - 1, n, "paired_test", confidence)
+    return _t_test(float(difference.mean()), error, n - 1, n, confidence)
 
 
 def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
@@ -187,6 +196,7 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         Welch, The generalization of Student's problem when several different population variances are
         involved, 1947.
     """
+    confidence = _check_confidence("welch_test", confidence)
     x, y = (_vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
     x, y = x[~np.isnan(x)], y[~np.isnan(y)]
     n = len(x) + len(y)
@@ -195,7 +205,7 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
     u, v = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
     freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1)) if u + v > 0 else float(n - 2)
-    return _t_test(float(x.mean() - y.mean()), math.sqrt(u + v), freedom, n, "welch_test", confidence)
+    return _t_test(float(x.mean() - y.mean()), math.sqrt(u + v), freedom, n, confidence)
 
 
 def correlation(
@@ -235,9 +245,9 @@ def correlation(
     from scipy import stats
 
     name = "correlation"
-    if method not in ("pearson", "spearman"):
+    if not isinstance(method, str) or method not in ("pearson", "spearman"):
         raise ValueError(f"{name}: method must be 'pearson' or 'spearman', got {method!r}")
-    _check_draws(name, confidence, draws)
+    confidence, draws, seed = check_draws(name, confidence, draws, seed)
     a, b = _pairs(name, x, y)
     n = len(a)
     nothing = Correlation(math.nan, math.nan, math.nan, math.nan, n)
@@ -329,13 +339,9 @@ def _family(function: str, p_values: Any) -> tuple[Vector, npt.NDArray[np.intp],
     return p, order, np.full(len(p), math.nan)
 
 
-def _t_test(
-    mean: float, error: float, freedom: float, n: int, function: str, confidence: float
-) -> Comparison:
+def _t_test(mean: float, error: float, freedom: float, n: int, confidence: float) -> Comparison:
     from scipy import stats
 
-    if not 0.0 < float(confidence) < 1.0:
-        raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
     half = float(stats.t.ppf(0.5 + confidence / 2, freedom)) * error
     if error > 0:
         t = mean / error
@@ -354,7 +360,10 @@ def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:
 
 
 def _vector(function: str, name: str, values: Any) -> Vector:
-    data = np.asarray(values, dtype=np.float64)
+    try:
+        data = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} must be numbers: {error}") from None
     if data.ndim != 1:
         raise ValueError(f"{function}: {name} must have one dimension, got shape {data.shape}")
     return data
@@ -370,8 +379,67 @@ def _pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
     return x[both], y[both]
 
 
-def _check_draws(function: str, confidence: float, draws: int) -> None:
-    if not 0.0 < float(confidence) < 1.0:
+def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
+    """The arguments of a bootstrap as numbers.
+
+    Raises:
+        ValueError: confidence outside (0, 1), draws below 1, a negative seed.
+        TypeError: no numbers.
+    """
+    whole = []
+    for name, value, least in (("draws", draws, 1), ("seed", seed, 0)):
+        try:
+            whole.append(operator.index(value))
+        except (TypeError, RuntimeError):
+            raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
+        if whole[-1] < least:
+            raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
+        if whole[-1] >= 2**63:
+            raise ValueError(f"{function}: {name} must fit in 64 bits, got {value!r}")
+    return _check_confidence(function, confidence), whole[0], whole[1]
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """`value` as a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise TypeError(f"{function}: {name} must be a number, got {value!r}")
+
+
+def table_argument(
+    function: str, table: Any, needed: Sequence[str], metric: Any, by: Sequence[Any] = ()
+) -> None:
+    """A table with the columns that a function reads, `metric` of numbers among them.
+
+    Raises:
+        TypeError: no table.
+        ValueError: a missing column, a metric that is not numbers, `by` a single string.
+    """
+    if not hasattr(table, "groupby") or not hasattr(table, "columns"):
+        raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
+    if isinstance(by, str):
+        raise ValueError(f"{function}: by must be a list of columns, got the string {by!r}")
+    if not isinstance(by, (list, tuple)):
+        raise TypeError(f"{function}: by must be a list of columns, got {by!r}")
+    present = list(table.columns)
+    for column in (*needed, metric, *by):
+        if not isinstance(column, str) or present.count(column) != 1:
+            raise ValueError(
+                f"{function}: the table has no column {column!r}, only {', '.join(map(str, present))}"
+            )
+    if table[metric].dtype.kind not in "biuf":
+        raise ValueError(f"{function}: column {metric!r} must hold numbers, got {table[metric].dtype}")
+
+
+def _check_confidence(function: str, confidence: Any) -> float:
+    value = number(function, "confidence", confidence)
+    if not 0.0 < value < 1.0:
         raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
-    if draws < 1:
-        raise ValueError(f"{function}: draws must be at least 1, got {draws!r}")
+    return value

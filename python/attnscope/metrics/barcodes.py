@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from attnscope import _checks
+
 DIMENSIONS = 2
 
 
@@ -149,6 +151,7 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
 
     Raises:
         ValueError: no scale, or one that is NaN.
+        TypeError: no barcodes, no numbers.
 
     Example:
         A ring of four tokens: a loop from 0.25 on, filled at 1.
@@ -161,7 +164,9 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
     References:
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
-    values = np.atleast_1d(np.asarray(scales, dtype=np.float64))
+    _check("betti_curve", barcodes)
+    values = _checks.as_tensor("betti_curve", "scales", scales, torch.float64).detach().cpu().numpy()
+    values = np.atleast_1d(values)
     if values.ndim != 1 or values.size == 0 or np.isnan(values).any():
         raise ValueError(f"betti_curve: scales must be one or more numbers, got {scales!r}")
     order = np.argsort(values, kind="stable")
@@ -187,6 +192,9 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
     Returns:
         [..., 2] int64; −1 for maps that were spoiled.
 
+    Raises:
+        TypeError: no barcodes.
+
     Example:
         Tokens at pairwise distance 1/2: one bar per token, no loop.
 
@@ -197,6 +205,7 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, 2025, who call the count of bars "Betti number".
     """
+    _check("bar_count", barcodes)
     counts = np.bincount(_places(barcodes), minlength=barcodes._count() * DIMENSIONS)
     return _shaped(barcodes, counts, -1)
 
@@ -210,6 +219,9 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     Returns:
         [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
 
+    Raises:
+        TypeError: no barcodes.
+
     Example:
         Five tokens at pairwise distance 1/2 merge four times.
 
@@ -220,6 +232,7 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
     References:
         Cohen-Steiner et al., Lipschitz functions have Lp-stable persistence, 2010.
     """
+    _check("total_persistence", barcodes)
     bars = _finite(barcodes)
     return _shaped(barcodes, _sums(barcodes, bars, bars.length), math.nan)
 
@@ -233,6 +246,9 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     Returns:
         [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
 
+    Raises:
+        TypeError: no barcodes.
+
     Example:
         >>> import torch, attnscope as asc
         >>> ring = torch.zeros(4, 4); ring[range(4), [1, 2, 3, 0]] = 0.75
@@ -242,6 +258,7 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
     References:
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
+    _check("max_persistence", barcodes)
     bars = _finite(barcodes)
     longest = np.zeros(barcodes._count() * DIMENSIONS)
     np.maximum.at(longest, bars.place, bars.length)
@@ -258,6 +275,9 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
         [..., 2] float64, between 0 and log of the number of finite bars; 0 where there is none, NaN for maps
         that were spoiled.
 
+    Raises:
+        TypeError: no barcodes.
+
     Example:
         Four equal bars: log 4.
 
@@ -268,11 +288,19 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
     References:
         Chintakunta et al., An entropy-based persistence barcode, 2015.
     """
+    _check("persistent_entropy", barcodes)
     bars = _finite(barcodes)
     share = bars.length / _sums(barcodes, bars, bars.length)[bars.place]
     # Lengths far below the sum can underflow to a share of 0, whose term is 0.
     terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)
     return _shaped(barcodes, np.maximum(_sums(barcodes, bars, terms), 0.0), math.nan)
+
+
+def _check(function: str, barcodes: Any) -> None:
+    if not isinstance(barcodes, Barcodes):
+        raise TypeError(
+            f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}"
+        )
 
 
 def _places(barcodes: Barcodes) -> np.ndarray[Any, np.dtype[np.int64]]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.statistics import check_draws, number, table_argument
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -63,7 +65,9 @@ def emergence_step(
     """
     import pandas as pd
 
-    _check(table, metric, fraction, by, confidence, draws)
+    fraction = number("emergence_step", "fraction", fraction)
+    confidence, draws, seed = check_draws("emergence_step", confidence, draws, seed)
+    _check(table, metric, fraction, by)
     rows: list[dict[str, Any]] = []
     groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
     for key, group in groups:
@@ -132,23 +136,15 @@ def _first_crossing(curves: npt.NDArray[np.float64], fraction: float) -> npt.NDA
     return np.where((way != 0) & ~np.isnan(way), first, -1)
 
 
-def _check(
-    table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str], confidence: float, draws: int
-) -> None:
+def _check(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> None:
     name = "emergence_step"
-    if isinstance(by, str):
-        raise ValueError(f"{name}: by must be a list of columns, got the string {by!r}")
-    for column in ("step", "sample", metric, *by):
-        if column not in table.columns:
-            present = ", ".join(map(str, table.columns))
-            raise ValueError(f"{name}: the table has no column {column!r}, only {present}")
-    if not 0.0 < float(fraction) <= 1.0:
+    table_argument(name, table, ("step", "sample"), metric, by)
+    if not 0.0 < fraction <= 1.0:
         raise ValueError(f"{name}: fraction must lie in (0, 1], got {fraction!r}")
-    if not 0.0 < float(confidence) < 1.0:
-        raise ValueError(f"{name}: confidence must lie strictly between 0 and 1, got {confidence!r}")
-    if draws < 1:
-        raise ValueError(f"{name}: draws must be at least 1, got {draws!r}")
-    steps = sorted({int(step) for step in table["step"]})
+    try:
+        steps = sorted({int(step) for step in table["step"]})
+    except (TypeError, ValueError, OverflowError) as error:
+        raise ValueError(f"{name}: steps must be whole numbers: {error}") from None
     if len(steps) < 2 or steps[0] < 0:
         raise ValueError(f"{name}: the table must hold at least two steps, none negative, got {steps}")
     for column in APART:

@@ -11,6 +11,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from attnscope import _checks
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -100,7 +102,12 @@ def classify_frames(
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
+    name = "classify_frames"
     thresholds = _thresholds(dominant, half, minor)
+    causal = _checks.flag(name, "causal", causal)
+    seed = _checks.whole(name, "seed", seed)
+    if seed < 0:
+        raise ValueError(f"{name}: seed must be at least 0, got {seed}")
     found, sizes = _arguments(positions, lengths)
     anchors = _anchors(special, sizes)
     groups = _thirds(found.shape[1])
@@ -170,6 +177,11 @@ def _by_token(
     thresholds: _Thresholds,
 ) -> tuple[str, list[dict[str, Any]]]:
     """The verdict and evidence with token identities for positions."""
+    for text in (tokens, *(tokens if isinstance(tokens, Sequence) else ())):
+        if not isinstance(text, Sequence):
+            raise TypeError(
+                f"classify_frames: tokens must be a list of tokens for each sample, got {type(text).__name__}"
+            )
     if len(tokens) != len(found):
         raise ValueError(f"classify_frames: tokens must hold {len(found)} samples, got {len(tokens)}")
     names: dict[Any, int] = {}
@@ -248,7 +260,7 @@ def _anchors(special: torch.Tensor | None, sizes: npt.NDArray[np.int64]) -> npt.
     ends = np.stack([np.zeros_like(sizes), sizes - 1], -1)
     if special is None:
         return ends
-    flags = np.asarray(torch.as_tensor(special).cpu())
+    flags = np.asarray(_checks.as_tensor("classify_frames", "special", special).cpu())
     if flags.dtype != bool or flags.ndim != 2 or len(flags) != len(sizes) or flags.shape[1] < sizes.max():
         raise ValueError(
             f"classify_frames: special must be boolean of shape [{len(sizes)}, n] with n >= {sizes.max()}, "
@@ -262,7 +274,8 @@ def _anchors(special: torch.Tensor | None, sizes: npt.NDArray[np.int64]) -> npt.
 
 
 def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
-    tensor = torch.as_tensor(positions)
+    name = "classify_frames"
+    tensor = _checks.as_tensor(name, "positions", positions)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
         raise ValueError(f"classify_frames: positions must be integers, got {tensor.dtype}")
     if tensor.ndim != 3 or tensor.numel() == 0:
@@ -270,7 +283,7 @@ def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt
             f"classify_frames: positions must have shape [samples, layers, heads], got {tuple(tensor.shape)}"
         )
     found = tensor.cpu().numpy().astype(np.int64)
-    sizes = np.asarray(torch.as_tensor(lengths).cpu())
+    sizes = np.asarray(_checks.as_tensor(name, "lengths", lengths).cpu())
     if not np.issubdtype(sizes.dtype, np.integer) or sizes.shape not in ((), (len(found),)):
         raise ValueError(
             f"classify_frames: lengths must be {len(found)} integers, got {sizes.dtype} of shape "
@@ -290,7 +303,9 @@ def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt
 
 
 def _thresholds(dominant: float, half: float, minor: float) -> _Thresholds:
+    values = []
     for name, value in (("dominant", dominant), ("half", half), ("minor", minor)):
-        if not 0.0 < float(value) < 1.0:
+        values.append(_checks.real("classify_frames", name, value))
+        if not 0.0 < values[-1] < 1.0:
             raise ValueError(f"classify_frames: {name} must lie strictly between 0 and 1, got {value!r}")
-    return _Thresholds(float(dominant), float(half), float(minor))
+    return _Thresholds(*values)

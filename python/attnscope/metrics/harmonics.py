@@ -8,6 +8,8 @@ import math
 import numpy as np
 import torch
 
+from attnscope import _checks, _device
+
 
 def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
     """Fourier coefficients of exp(r cos x), the unnormalised softmax of one rotating pair.
@@ -24,6 +26,7 @@ def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
 
     Raises:
         ValueError: a strength that is not finite, orders below 0.
+        TypeError: no numbers.
 
     Example:
         A weak logit has harmonics (r/2)^n/n!; a strong one approaches an impulse, whose harmonics are equal.
@@ -40,11 +43,14 @@ def softmax_harmonics(strength: float, orders: int) -> torch.Tensor:
     """
     from scipy.special import ive
 
+    name = "softmax_harmonics"
+    strength = _checks.real(name, "strength", strength)
     if not math.isfinite(strength):
-        raise ValueError(f"softmax_harmonics: strength must be a finite number, got {strength!r}")
-    if int(orders) != orders or orders < 0:
-        raise ValueError(f"softmax_harmonics: orders must be a whole number of at least 0, got {orders!r}")
-    values = ive(np.arange(int(orders) + 1), float(strength)) / ive(0, float(strength))
+        raise ValueError(f"{name}: strength must be a finite number, got {strength!r}")
+    orders = _checks.whole(name, "orders", orders)
+    if orders < 0:
+        raise ValueError(f"{name}: orders must be a whole number of at least 0, got {orders!r}")
+    values = ive(np.arange(orders + 1), strength) / ive(0, strength)
     return torch.from_numpy(np.asarray(values, dtype=np.float64))
 
 
@@ -63,7 +69,9 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         [..., orders − 1] float64, at least 0; NaN where there is no power at θ.
 
     Raises:
-        ValueError: fewer than two cycles of a θ in the signal, or orders below 2.
+        ValueError: fewer than two cycles of a θ in the signal, an empty signal or one of another dtype,
+            θ that does not broadcast, or orders below 2.
+        TypeError: no numbers.
 
     Example:
         Half of a cosine (ReLU) has harmonics 1/2, 2/3π, 0, 2/15π: power ratios (4/3π)², 0, (4/15π)².
@@ -79,12 +87,25 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
         Ruscio and Silvestri, arXiv 2410.18067v1, 2024.
     """
     name = "harmonic_distortion"
-    if int(orders) != orders or orders < 2:
+    orders = _checks.whole(name, "orders", orders)
+    if orders < 2:
         raise ValueError(f"{name}: orders must be a whole number of at least 2, got {orders!r}")
-    values = torch.as_tensor(signal).detach().double()
+    values = _device.to_host(_checks.float_tensor(name, "signal", signal)).double()
+    if values.ndim == 0:
+        raise ValueError(f"{name}: signal must have at least one dimension [..., n], got a single number")
     n = int(values.shape[-1])
-    base = torch.as_tensor(theta, dtype=torch.float64).expand(values.shape[:-1])
-    if bool((base.abs() * n < 4 * math.pi).any()):
+    given = None if isinstance(theta, torch.Tensor) else torch.float64
+    base = _device.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
+    if base.dtype.is_complex or base.dtype == torch.bool:
+        raise ValueError(f"{name}: theta must be real, got {base.dtype}")
+    try:
+        base = base.double().expand(values.shape[:-1])
+    except RuntimeError:
+        raise ValueError(
+            f"{name}: theta of shape {tuple(base.shape)} does not broadcast to the leading shape "
+            f"{tuple(values.shape[:-1])}"
+        ) from None
+    if not bool((base.abs() * n >= 4 * math.pi).all()):
         slowest = float(base.abs().min())
         raise ValueError(
             f"{name}: signal must hold two cycles of every theta, got {n} positions of {slowest} radians"
@@ -94,7 +115,7 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     mean = (values * window).sum(-1, keepdim=True) / window.sum()
     weighted = (values - mean) * window
     powers = []
-    for order in range(1, int(orders) + 1):
+    for order in range(1, orders + 1):
         angle = order * base[..., None] * position
         powers.append((weighted * angle.cos()).sum(-1) ** 2 + (weighted * angle.sin()).sum(-1) ** 2)
     first = powers[0]

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from attnscope import _checks, _device
+from attnscope import _checks
 from attnscope.metrics import sinks
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
@@ -118,7 +118,7 @@ def measure(
         {'mean': 1.0, 'normalized': 1.333333}
     """
     requests = _requests(metrics, options)
-    tensor = _device.to_host(_checks.float_tensor("measure", "attention", attention))
+    tensor = _checks.square_tensor("measure", "attention", attention)
     calls = [_call(request, tensor) for request in requests]
     shared = _from_one_read(tensor, calls, lengths)
     results: dict[str, Any] = {}
@@ -185,10 +185,17 @@ def _requests(
 ) -> list[_Request]:
     if isinstance(metrics, str):
         metrics = [metrics]
+    if not isinstance(metrics, Iterable) or _is_array(metrics):
+        raise TypeError(f"measure: metrics must be names, got {type(metrics).__name__}")
+    metrics = metrics if isinstance(metrics, Mapping) else list(metrics)
+    if unnamed := [name for name in metrics if not isinstance(name, str)]:
+        raise TypeError(f"measure: metrics must be names, got {type(unnamed[0]).__name__}")
     asked: Mapping[str, Mapping[str, Any]]
     asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
     requests, taken = [], set()
     for key, own in asked.items():
+        if not isinstance(own, Mapping):
+            raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
         metric = str(own.get("metric", key))
         if metric not in DIRECT and metric not in DERIVED:
             near = get_close_matches(metric, metric_names(), 1)
@@ -206,6 +213,10 @@ def _requests(
     if unused := sorted(set(options) - taken):
         raise TypeError(f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}")
     return requests
+
+
+def _is_array(value: Any) -> bool:
+    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
 
 
 def _accepted(metric: str) -> set[str]:
@@ -264,7 +275,14 @@ def _layer_lengths(lengths: _checks.Lengths, heads: torch.Tensor) -> torch.Tenso
     """One length per layer out of lengths that broadcast against [..., h]."""
     if lengths is None:
         return None
-    each = torch.as_tensor(lengths).expand(heads.shape[:-2])
+    each = _checks.as_tensor("measure", "lengths", lengths)
+    try:
+        each = each.expand(heads.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"measure: lengths of shape {tuple(each.shape)} do not broadcast to the leading shape "
+            f"{tuple(heads.shape[:-2])}"
+        ) from None
     if each.ndim == 0 or not bool((each == each[..., :1]).all()):
         raise ValueError("measure: metrics of a whole layer need one length for all its heads")
     return each[..., 0].contiguous()

@@ -169,6 +169,8 @@ def scale_sensitivity(
     """
     name = "scale_sensitivity"
     _checks.choice_argument(name, "compare", compare, ("energy", "coefficients"))
+    attention = _checks.float_tensor(name, "attention", attention)
+    prefix = _checks.float_tensor(name, "prefix", prefix)
     if tuple(attention.shape[:-2]) != tuple(prefix.shape[:-2]):
         raise ValueError(
             f"{name}: attention and prefix must have the same leading axes, got shapes "

@@ -146,9 +146,17 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "ruscio2025.transformation_magnitude"
-    start = limited(_checks.float_tensor(name, "before", before).double(), LARGEST_STATE)
-    stop = limited(_checks.float_tensor(name, "after", after).double(), LARGEST_STATE)
-    return exact_magnitude(start, stop)
+    start, stop = (
+        _checks.float_tensor(name, key, states).double()
+        for key, states in (("before", before), ("after", after))
+    )
+    for states in (start, stop):
+        if states.ndim < 2 or not states.shape[-2] or not states.shape[-1]:
+            raise ValueError(
+                f"{name}: before and after must both have shape [..., n, d] with n, d >= 1, got "
+                f"{tuple(start.shape)} and {tuple(stop.shape)}"
+            )
+    return exact_magnitude(limited(start, LARGEST_STATE), limited(stop, LARGEST_STATE))
 
 
 def entropy_magnitude_correlation(
@@ -189,7 +197,13 @@ def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> t
         entropy: of every query.
         magnitude: of every token.
     """
-    magnitude = magnitude.expand(entropy.shape)
+    try:
+        magnitude = magnitude.expand(entropy.shape)
+    except RuntimeError:
+        raise ValueError(
+            f"ruscio2025.entropy_magnitude_correlation: states of shape {tuple(magnitude.shape)} + [d] "
+            f"do not broadcast to {tuple(entropy.shape)}"
+        ) from None
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))

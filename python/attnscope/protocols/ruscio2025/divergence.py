@@ -99,8 +99,10 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     name = "ruscio2025.sink_removal"
-    if not 0 <= float(percentile) <= 100:
+    percentile = _checks.real(name, "percentile", percentile)
+    if not 0 <= percentile <= 100:
         raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
+    speed = _checks.flag(name, "speed", speed)
     return _removals(heads, (percentile,), (speed,))[percentile, speed]
 
 

@@ -48,6 +48,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         Ruscio et al., What are you sinking?, arXiv 2508.02546, notebooks on values and random matrices.
     """
     name = "attention_entropy"
+    base = _checks.real("ruscio2025." + name, "base", base)
     if base not in (math.e, 2):
         raise ValueError(
             f"ruscio2025.{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"

@@ -52,14 +52,17 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule, percentile: float = 90) 
     """
     name = "ruscio2025.sink_tokens"
     _checks.choice_argument(name, "rule", rule, ("kl", "rmt", "reference", "topology"))
-    if not 0 <= float(percentile) <= 100:
+    percentile = _checks.real(name, "percentile", percentile)
+    if not 0 <= percentile <= 100:
         raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
     maps, checked = head_mean("sink_tokens", attention)
     bad = spoiled(maps)
     incoming = torch.where(bad.unsqueeze(-1), 0.0, maps.sum(-2))
     n = checked.n
-    if rule in ("kl", "rmt"):
-        share = float(percentile) / 100 if rule == "kl" else 0.9
+    if incoming.numel() == 0:  # torch has no quantile of no maps
+        found = torch.zeros_like(incoming, dtype=torch.bool)
+    elif rule in ("kl", "rmt"):
+        share = percentile / 100 if rule == "kl" else 0.9
         found = incoming >= torch.quantile(incoming, share, dim=-1, keepdim=True)
     elif rule == "topology":
         found = torch.zeros_like(incoming, dtype=torch.bool)

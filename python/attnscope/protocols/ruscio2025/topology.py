@@ -80,6 +80,15 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
     maps, checked = head_mean("topology", attention)
     bad = spoiled(maps)
     bars = persistence(attention) if barcodes is None else barcodes
+    if not isinstance(bars, Barcodes):
+        raise TypeError(
+            f"ruscio2025.topology: barcodes must be what persistence returns, got {type(bars).__name__}"
+        )
+    if bars.shape != checked.leading:
+        raise ValueError(
+            f"ruscio2025.topology: barcodes must be of maps of leading shape {checked.leading}, "
+            f"got {bars.shape}"
+        )
     mean_length = torch.full((bars.offsets.numel() - 1, 2), torch.nan, dtype=torch.float64)
     max_length = mean_length.clone()
     length = (bars.death - bars.birth).numpy()
