@@ -173,7 +173,12 @@ def __getattr__(name: str) -> Any:
     if name in __all__ and name not in _LAZY:
         raise ImportError(f"attnscope.{name} needs torch, which is not installed; attnscope.load does not")
     if name not in _LAZY:
-        raise AttributeError(f"module 'attnscope' has no attribute {name!r}")
+        import difflib
+
+        # Python suggests only names that are loaded already, and notebooks do not show what it suggests.
+        close = [] if name.startswith("_") else difflib.get_close_matches(name, __all__, 1)
+        hint = f"; did you mean {close[0]!r}?" if close else ""
+        raise AttributeError(f"module 'attnscope' has no attribute {name!r}{hint}")
     value = getattr(importlib.import_module(_LAZY[name]), name)
     globals()[name] = value
     return value

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnscope import _core, _device
@@ -109,6 +110,8 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             raise TypeError(
                 f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}"
             )
+        if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
+            value = np.asarray(value)
         with warnings.catch_warnings():
             # The core only reads, so a read-only NumPy array is as good as any.
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
@@ -164,6 +167,8 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
     """
     if isinstance(thresholds, torch.Tensor):
         thresholds = as_tensor(function, "thresholds", thresholds).flatten().tolist()
+    elif hasattr(thresholds, "tolist"):  # arrays, series and NumPy's numbers
+        thresholds = np.asarray(thresholds).ravel().tolist()
     if isinstance(thresholds, (int, float, str)):
         thresholds = [thresholds]
     if not isinstance(thresholds, Iterable):

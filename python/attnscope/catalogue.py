@@ -7,7 +7,8 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from attnscope.results import MissingError, nearest
+from attnscope._nearest import nearest
+from attnscope.results import MissingError
 
 
 def first_lines() -> dict[str, str]:

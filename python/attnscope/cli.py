@@ -241,8 +241,9 @@ def figures(
 
     Example: attnscope figures runs/demo
     """
+    from attnscope._nearest import nearest
     from attnscope.figures import NotDrawable, figures_of
-    from attnscope.results import MissingError, ResultsError, load, nearest
+    from attnscope.results import MissingError, ResultsError, load
 
     results = load(folder)
     own = figures_of(results)

@@ -6,11 +6,12 @@ This module needs neither torch nor transformers: a run folder can be read where
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
+
+from attnscope._nearest import nearest
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -63,15 +64,6 @@ class MissingError(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Words that help after a wrong name: ``; did you mean 'x'?``, else the list of right names."""
-    right = list(names)
-    close = difflib.get_close_matches(name, right, n=1, cutoff=0.5)
-    if close:
-        return f"; did you mean {close[0]!r}?"
-    return f"; there are: {', '.join(right)}" if right else "; there are none"
 
 
 class Results:

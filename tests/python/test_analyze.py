@@ -93,7 +93,7 @@ def test_own_options_per_column(llama):
 @pytest.mark.parametrize(
     ("inputs", "metrics", "options", "message"),
     [
-        ("a text", ["fiedler_value"], {}, "a text needs a tokenizer"),
+        ("a text", ["fiedler_value"], {}, "a text needs a tokenizer: .*tokenizer="),
         (5, ["fiedler_value"], {}, "inputs must be sentences"),
         ([], ["fiedler_value"], {}, "there are no inputs"),
         ([[]], ["fiedler_value"], {}, "input 0 has no token"),
@@ -157,3 +157,53 @@ def test_options_of_states_are_checked(llama):
         asc.analyze(llama, ids, ["fiedler_value"], space="value")
     with pytest.raises(ValueError, match="takes the option space, not 'without'"):
         asc.analyze(llama, ids, {"geometric_semantic_alignment": {"without": None}})
+
+
+def test_every_metric_has_its_own_thresholds_and_name(llama):
+    ids = text(llama, batch=1, n=9)["input_ids"]
+    asked = {
+        "low": {"metric": "betti_numbers", "thresholds": [0.1, "2/n"]},
+        "graph_statistics": {"thresholds": [0.1, 0.3]},
+    }
+    graphs = asc.analyze(llama, ids, asked).table("graphs")
+    own = graphs[(graphs["layer"] == 1) & (graphs["head"] == 2)].set_index("threshold")
+    assert own.index.tolist() == [0.1, 2 / 9, 0.3]
+    attention = eager_maps(llama, ids)[1][0, 2]
+    betti = asc.betti_numbers(attention, [0.1, 2 / 9])
+    assert own["low_0"].tolist() == [*betti[:, 0].tolist(), -1]
+    assert own["low_1"].tolist() == [*betti[:, 1].tolist(), -1]
+    density = asc.graph_statistics(attention, [0.1, 0.3]).density.tolist()
+    np.testing.assert_array_equal(own["density"], [density[0], np.nan, density[1]])
+
+
+def test_two_tokens_are_not_taken_for_two_dimensions(llama):
+    results = asc.analyze(
+        llama, text(llama, batch=1, n=2)["input_ids"], ["bar_count", "attention_entropy", "singular_values"]
+    )
+    assert results.table("heads")["bar_count_0"].tolist() == [2] * 15
+    assert len(results.table("vectors")) == 2 * 15
+
+
+def test_vectors_of_different_lengths_share_a_table(llama):
+    inputs = text(llama, padding="right", batch=2, n=20)
+    asked = {"attention_entropy": {}, "smallest": {"metric": "laplacian_eigenvalues", "k": 13}}
+    rows = asc.analyze(llama, inputs, asked).table("vectors")
+    short = rows[(rows["sample"] == 1) & (rows["layer"] == 0) & (rows["head"] == 0)]
+    assert short["index"].tolist() == list(range(13))
+    assert short["attention_entropy"].notna().tolist() == [True] * 11 + [False] * 2
+    assert short["smallest"].notna().tolist() == [True] * 11 + [False] * 2
+    long = rows[(rows["sample"] == 0) & (rows["layer"] == 0) & (rows["head"] == 0)]
+    assert long["smallest"].notna().tolist() == [True] * 13 + [False] * 7
+
+
+def test_what_fits_no_table_is_refused_in_words(llama):
+    ids = text(llama, batch=1, n=9)["input_ids"]
+    with pytest.raises(ValueError, match=r"analyze: wavelet_transform of shape .* has no place in a table"):
+        asc.analyze(llama, ids, ["wavelet_transform", "attention_entropy"])
+
+
+def test_names_are_checked_before_anything_is_loaded():
+    with pytest.raises(ValueError, match="did you mean 'fiedler_value'"):
+        asc.analyze("./none", "a text", ["fiedlr_value"])
+    with pytest.raises(TypeError, match="did you mean 'normalized'"):
+        asc.analyze("./none", "a text", ["fiedler_value"], normalised=True)

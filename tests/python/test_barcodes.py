@@ -2,6 +2,7 @@
 """Barcodes and the statistics of bars: layouts, closed forms, SciPy and plain loops."""
 
 import math
+import re
 
 import numpy as np
 import pytest
@@ -142,3 +143,23 @@ def test_spoiled_maps_are_marked(batch):
     for statistic in (asc.total_persistence, asc.max_persistence, asc.persistent_entropy):
         assert torch.isnan(statistic(bars)[0, 1]).all()
         assert torch.equal(statistic(bars)[keep], statistic(clean)[keep])
+
+
+def test_a_batch_with_one_leading_axis_is_iterated_over(bars, batch):
+    row = asc.persistence(batch[0])
+    for own, index in zip(row, range(3), strict=True):
+        np.testing.assert_array_equal(own[0], bars[0, index][0])
+        np.testing.assert_array_equal(own[1], bars[0, index][1])
+    # an iteration that yields nothing would be taken for maps without bars
+    with pytest.raises(TypeError, match=re.escape("of shape (2, 3) are not iterated over")):
+        list(bars)
+
+
+@pytest.mark.parametrize(
+    "statistic", [asc.bar_count, asc.total_persistence, asc.max_persistence, asc.persistent_entropy]
+)
+def test_attention_in_the_place_of_bars_is_refused(statistic, batch):
+    with pytest.raises(TypeError, match=f"{statistic.__name__}: barcodes must be what persistence"):
+        statistic(batch)
+    with pytest.raises(TypeError, match="betti_curve: barcodes must be what persistence"):
+        asc.betti_curve(batch, [0.5])

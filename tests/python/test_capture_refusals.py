@@ -212,3 +212,9 @@ def test_importing_capture_does_not_import_transformers():
 
     script = "import sys, attnscope.capture; sys.exit('transformers' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+def test_a_model_without_weights_is_refused_in_words():
+    model = models.tiny("llama").to("meta")
+    with pytest.raises(RuntimeError, match="has parameters on the meta device"), capture(model):
+        pass

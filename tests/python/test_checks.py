@@ -4,8 +4,10 @@
 import re
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+import xarray as xr
 
 import attnscope as asc
 from attnscope import _checks
@@ -132,3 +134,26 @@ def test_support_words_and_shapes():
         _checks.support_argument("f", torch.ones(4, 4), checked)
     with pytest.raises(ValueError, match=re.escape("support of shape (5, 5) does not broadcast")):
         _checks.support_argument("f", torch.ones(5, 5, dtype=torch.bool), checked)
+
+
+@pytest.mark.parametrize(
+    "thresholds",
+    [np.float32(0.5), np.array(0.5), np.array([[0.5]]), torch.tensor(0.5), pd.Series([0.5]), iter([0.5])],
+    ids=["numpy number", "0-d array", "2-d array", "0-d tensor", "series", "generator"],
+)
+def test_thresholds_of_every_kind(thresholds):
+    found = asc.betti_numbers(torch.full((3, 3), 0.5), thresholds)
+    assert found.tolist() == [[1, 0]]
+
+
+def test_a_table_is_an_array():
+    table = pd.DataFrame(np.full((4, 4), 0.25))
+    assert asc.fiedler_value(table).item() == pytest.approx(1.0)
+    assert asc.fiedler_value(xr.DataArray(table)).item() == pytest.approx(1.0)
+
+
+def test_a_wrong_name_of_the_package_says_the_right_one():
+    with pytest.raises(AttributeError, match="no attribute 'fiedlr_value'; did you mean 'fiedler_value'"):
+        asc.fiedlr_value  # noqa: B018
+    with pytest.raises(AttributeError, match=r"has no attribute 'zzz'$"):
+        asc.zzz  # noqa: B018

@@ -159,3 +159,11 @@ def test_non_finite_maps_spoil_only_themselves():
 def test_bad_arguments(arguments, message):
     with pytest.raises(ValueError, match=message):
         asc.laplacian_eigenvalues(**{"attention": torch.eye(5).expand(1, 5, 5), **arguments})
+
+
+def test_the_gap_speaks_of_itself():
+    spoiled = torch.full((4, 4), torch.nan)
+    with pytest.warns(RuntimeWarning, match=r"^laplacian_gap: 1 of 1 matrices"):
+        asc.laplacian_gap(spoiled)
+    with pytest.raises(ValueError, match=r"^laplacian_gap: symmetrize must be"):
+        asc.laplacian_gap(torch.eye(4), symmetrize="men")

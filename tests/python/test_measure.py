@@ -109,15 +109,25 @@ def test_common_options_reach_every_metric_that_takes_them():
 @pytest.mark.parametrize(
     ("metrics", "options", "error", "message"),
     [
-        (["fidler_value"], {}, ValueError, "unknown metric 'fidler_value', did you mean 'fiedler_value'?"),
-        ("zzz", {}, ValueError, "unknown metric 'zzz'; known: "),
+        (["fidler_value"], {}, ValueError, "unknown metric 'fidler_value'; did you mean 'fiedler_value'?"),
+        ("zzz", {}, ValueError, "unknown metric 'zzz'; there are: attention_entropy, "),
+        (["fiedler_value", {"k": 1}], {}, TypeError, "metrics must be names, or a mapping from"),
+        (["betti_curve"], {}, TypeError, "betti_curve needs the option 'scales'"),
+        (["sink_removal"], {}, TypeError, "sink_removal needs the option 'keys'"),
+        (["fiedler_value"], {"normalised": True}, TypeError, "'normalised'; did you mean 'normalized'?"),
         (
             ["stable_rank"],
             {"thresholds": [0.1]},
             TypeError,
             "none of the metrics stable_rank takes the option 'thresholds'",
         ),
-        ({"fiedler_value": {"kk": 1}}, {}, TypeError, "fiedler_value takes no option 'kk'; it takes "),
+        ({"fiedler_value": {"kk": 1}}, {}, TypeError, "fiedler_value takes no option 'kk'; there are: "),
+        (
+            {"fiedler_value": {"normalised": 1}},
+            {},
+            TypeError,
+            "fiedler_value takes no option 'normalised'; did you mean 'normalized'?",
+        ),
     ],
 )
 def test_what_it_refuses(metrics, options, error, message):

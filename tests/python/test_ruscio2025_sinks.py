@@ -168,3 +168,13 @@ def test_spoiled_maps_are_reported_and_their_neighbours_kept():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=r"ruscio2025\.\w+: .*" + message):
         call()
+
+
+@pytest.mark.parametrize("rule", ["kl", "rmt", "reference", "topology"])
+def test_no_map_has_no_sink(rule):
+    assert ruscio2025.sink_tokens(torch.zeros(0, 3, 5, 5), rule=rule).shape == (0, 3, 5)
+
+
+def test_no_layer_has_no_removal():
+    found = ruscio2025.sink_removal(torch.zeros(0, 3, 5, 5), percentile=80)
+    assert [tuple(field.shape) for field in found] == [(0,), (0,), (0, 5), (0,)]

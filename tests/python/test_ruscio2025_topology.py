@@ -112,3 +112,11 @@ def test_a_spoiled_map_is_marked_and_leaves_its_neighbours_alone():
     assert found.top_key[1] == -1
     torch.testing.assert_close(found.mean_length[::2], clean.mean_length[::2], rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.density[::2], clean.density[::2])
+
+
+@pytest.mark.parametrize("function", ["betti_numbers", "topology", "persistence"])
+def test_every_function_speaks_of_itself(function):
+    with pytest.raises(ValueError, match=rf"^ruscio2025\.{function}: attention must be square"):
+        getattr(ruscio2025, function)(torch.ones(3, 4))
+    with pytest.warns(RuntimeWarning, match=rf"^ruscio2025\.{function}: 1 of 1 matrices"):
+        getattr(ruscio2025, function)(torch.full((3, 3), torch.nan))

@@ -303,6 +303,7 @@ def test_one_matrix_is_one_head():
         (lambda: asc.view(attention(), tokens=["a"]), "12 tokens needs as many names, got 1"),
         (lambda: asc.view([attention()[0], attention()[0, :2]]), "one shape"),
         (lambda: asc.view([]), "got list"),
+        (lambda: asc.view(5), "want results, a tensor, or one tensor per layer, got int"),
         (lambda: asc.view(made.make_results(), tokens=["a"]), "leave tokens out"),
     ],
 )
@@ -356,3 +357,9 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
     shutil.rmtree(model)
     with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):
         asc.view(results, sample=0)
+
+
+def test_arrays_are_maps():
+    maps = np.full((2, 3, 5, 5), 0.2, dtype=np.float32)
+    assert repr(asc.view(maps)) == repr(asc.view(torch.from_numpy(maps)))
+    assert repr(asc.view(list(maps))) == repr(asc.view(torch.from_numpy(maps)))

@@ -103,6 +103,10 @@ class Tape:
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
         self.output: Any = None
 
+    def __repr__(self) -> str:
+        """The model, what is captured and how."""
+        return f"Tape({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
+
     @property
     def tier(self) -> int | None:
         """Which of the three ways is used; None while no run has shown it."""
@@ -117,6 +121,11 @@ class Tape:
                 "pass attention tensors of other frameworks to measure(...) directly"
             )
         self._check_mode()
+        if any(parameter.is_meta for parameter in self._model.parameters()):
+            raise RuntimeError(
+                f"capture: {type(self._model).__name__} has parameters on the meta device, which hold no "
+                "weights; load them first"
+            )
         if not configs(self._model):
             raise RuntimeError(
                 f"capture: {type(self._model).__name__} has no configuration that names its attention"

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -47,6 +47,19 @@ class Barcodes:
         if not self.shape:
             raise TypeError("len() of the barcodes of a single map; barcodes[()] gives its bars")
         return self.shape[0]
+
+    def __iter__(self) -> Iterator[list[np.ndarray[Any, np.dtype[np.float64]]]]:
+        """The bars of every map of a batch with one leading axis, as ``barcodes[index]`` gives them.
+
+        Raises:
+            TypeError: none or several leading axes.
+        """
+        if len(self.shape) != 1:
+            raise TypeError(
+                f"barcodes of shape {self.shape} are not iterated over: barcodes[index] needs "
+                f"{len(self.shape)} integers, barcodes.padded(dimension) holds the bars of all maps"
+            )
+        return (self[index] for index in range(self.shape[0]))
 
     def __getitem__(self, index: int | tuple[int, ...]) -> list[np.ndarray[Any, np.dtype[np.float64]]]:
         """Bars of one map as a list of [k, 2] arrays by dimension, the layout of ripser's ``dgms``.

@@ -38,8 +38,7 @@ def laplacian_eigenvalues(
 
     Returns:
         [..., k] float64, in [0, 2·max degree] ([0, 2] when normalized); NaN past a map's own length. Error
-        below
-        n·2⁻⁵⁰·max degree (n·2⁻⁵⁰ when normalized).
+        below n·2⁻⁵⁰·max degree (n·2⁻⁵⁰ when normalized).
 
     Raises:
         ValueError: not square, empty, wrong dtype, `k` outside 1..n, threshold outside (0, 1).
@@ -59,6 +58,17 @@ def laplacian_eigenvalues(
     count = checked.n if k is None else _checks.whole(name, "k", k)
     if not 1 <= count <= checked.n:
         raise ValueError(f"{name}: k must lie between 1 and n = {checked.n}, got {k}")
+    return _smallest(name, checked, count, symmetrize, threshold, normalized)
+
+
+def _smallest(
+    name: str,
+    checked: _checks.Attention,
+    count: int,
+    symmetrize: str,
+    threshold: float | None,
+    normalized: bool,
+) -> torch.Tensor:
     result, spoiled = _core.laplacian_eigenvalues(
         checked.tensor,
         checked.lengths,
@@ -107,12 +117,8 @@ def laplacian_gap(
         Ruscio et al., What are you sinking?, 2025, section on spectral graph analysis.
     """
     checked = _checks.attention_argument("laplacian_gap", attention, lengths, validate=validate)
-    if checked.n < 3:
-        return torch.full(checked.leading, torch.nan, dtype=torch.float64)
-    values = laplacian_eigenvalues(
-        checked.tensor, 3, symmetrize=symmetrize, threshold=threshold, normalized=normalized, lengths=lengths
-    )
-    return gap_of(values)
+    count = min(checked.n, 3)
+    return gap_of(_smallest("laplacian_gap", checked, count, symmetrize, threshold, normalized))
 
 
 def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:

@@ -9,12 +9,12 @@ import inspect
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from difflib import get_close_matches
 from typing import Any
 
 import torch
 
 from attnscope import _checks
+from attnscope._nearest import nearest
 from attnscope.metrics import sinks
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
@@ -70,7 +70,9 @@ THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 
 @dataclass(frozen=True)
-class _Request:
+class Request:
+    """One result that `measure` is asked for."""
+
     key: str
     metric: str
     options: dict[str, Any]
@@ -117,7 +119,7 @@ def measure(
         >>> {key: round(value.item(), 6) for key, value in found.items()}
         {'mean': 1.0, 'normalized': 1.333333}
     """
-    requests = _requests(metrics, options)
+    requests = requests_of(metrics, options)
     tensor = _checks.square_tensor("measure", "attention", attention)
     calls = [_call(request, tensor) for request in requests]
     shared = _from_one_read(tensor, calls, lengths)
@@ -141,7 +143,7 @@ _Identity = tuple[tuple[str, str], ...]
 _Call = tuple[str, _Identity, dict[str, Any]]
 
 
-def _call(request: _Request, tensor: torch.Tensor) -> _Call:
+def _call(request: Request, tensor: torch.Tensor) -> _Call:
     source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
     given = _given(source, request, tensor)
     # An option's repr tells two different settings apart; tensors are told apart by identity.
@@ -180,16 +182,29 @@ def metric_names() -> list[str]:
     return sorted({*DIRECT, *DERIVED})
 
 
-def _requests(
+def requests_of(
     metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
-) -> list[_Request]:
+) -> list[Request]:
+    """What `measure` is asked for, checked: the key, the metric and its options of every result.
+
+    Args:
+        metrics: as `measure` takes them.
+        options: likewise.
+
+    Raises:
+        ValueError: an unknown metric.
+        TypeError: an option that none of the metrics takes, or something that is no name.
+    """
     if isinstance(metrics, str):
         metrics = [metrics]
     if not isinstance(metrics, Iterable) or _is_array(metrics):
         raise TypeError(f"measure: metrics must be names, got {type(metrics).__name__}")
     metrics = metrics if isinstance(metrics, Mapping) else list(metrics)
     if unnamed := [name for name in metrics if not isinstance(name, str)]:
-        raise TypeError(f"measure: metrics must be names, got {type(unnamed[0]).__name__}")
+        raise TypeError(
+            "measure: metrics must be names, or a mapping from names to options, "
+            f"got {type(unnamed[0]).__name__}"
+        )
     asked: Mapping[str, Mapping[str, Any]]
     asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
     requests, taken = [], set()
@@ -198,20 +213,25 @@ def _requests(
             raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
         metric = str(own.get("metric", key))
         if metric not in DIRECT and metric not in DERIVED:
-            near = get_close_matches(metric, metric_names(), 1)
-            hint = f", did you mean {near[0]!r}?" if near else f"; known: {', '.join(metric_names())}"
-            raise ValueError(f"measure: unknown metric {metric!r}{hint}")
+            raise ValueError(f"measure: unknown metric {metric!r}{nearest(metric, metric_names())}")
         accepted = _accepted(metric)
         unknown = [name for name in own if name != "metric" and name not in accepted]
         if unknown:
             raise TypeError(
-                f"measure: {metric} takes no option {unknown[0]!r}; it takes {', '.join(sorted(accepted))}"
+                f"measure: {metric} takes no option {unknown[0]!r}{nearest(unknown[0], sorted(accepted))}"
             )
         common = {name: value for name, value in options.items() if name in accepted}
+        needed = accepted.keys() - {"thresholds"} - set(own) - set(common)
+        if missing := [name for name in sorted(needed) if accepted[name] is inspect.Parameter.empty]:
+            raise TypeError(f"measure: {metric} needs the option {missing[0]!r}")
         taken |= set(common)
-        requests.append(_Request(key, metric, {**common, **{k: v for k, v in own.items() if k != "metric"}}))
+        requests.append(Request(key, metric, {**common, **{k: v for k, v in own.items() if k != "metric"}}))
     if unused := sorted(set(options) - taken):
-        raise TypeError(f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}")
+        known = sorted({name for request in requests for name in _accepted(request.metric)})
+        raise TypeError(
+            f"measure: none of the metrics {', '.join(asked)} takes the option {unused[0]!r}"
+            f"{nearest(unused[0], known)}"
+        )
     return requests
 
 
@@ -219,11 +239,10 @@ def _is_array(value: Any) -> bool:
     return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
 
 
-def _accepted(metric: str) -> set[str]:
-    accepted = set(_options(_function(DERIVED[metric][0] if metric in DERIVED else metric)))
-    if metric in DERIVED:
-        accepted |= set(_options(_derivation(metric)))
-    return accepted
+def _accepted(metric: str) -> dict[str, Any]:
+    """A metric's options with their defaults."""
+    accepted = _defaults(_function(DERIVED[metric][0] if metric in DERIVED else metric))
+    return {**accepted, **_defaults(_derivation(metric))} if metric in DERIVED else accepted
 
 
 @functools.cache
@@ -255,7 +274,7 @@ def _identity(value: Any) -> str:
     return f"tensor {id(value)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _given(source: str, request: _Request, tensor: torch.Tensor) -> dict[str, Any]:
+def _given(source: str, request: Request, tensor: torch.Tensor) -> dict[str, Any]:
     """The options of one call with its defaults filled in, so that equal calls are seen to be equal."""
     given = {}
     for name, default in _defaults(_function(source)).items():

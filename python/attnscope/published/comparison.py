@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, cast
 import numpy as np
 import pandas as pd
 
+from attnscope._nearest import nearest
 from attnscope.published.numbers import published_numbers, same_model
-from attnscope.results import MissingError, nearest
+from attnscope.results import MissingError
 from attnscope.statistics import bootstrap
 
 if TYPE_CHECKING:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pandas as pd
 
-from attnscope.results import MissingError, nearest
+from attnscope._nearest import nearest
+from attnscope.results import MissingError
 
 #: Papers whose numbers are stored.
 PAPERS = ("ruscio2025", "ruscio2024")

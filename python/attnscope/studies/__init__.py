@@ -6,7 +6,7 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING
 
-from attnscope.results import nearest
+from attnscope._nearest import nearest
 from attnscope.studies.config import ConfigError, ModelSource, Study, TextSource
 from attnscope.studies.packaged import packaged
 

@@ -3,15 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from attnscope.metrics.alignment import geometric_semantic_alignment
-from attnscope.metrics.measure import THRESHOLDS, measure
+from attnscope.metrics.measure import THRESHOLDS, measure, requests_of
 from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.metrics.sinks import sink_tokens
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
@@ -20,7 +20,7 @@ from attnscope.results import Results
 from attnscope.studies.config import Study
 from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.plan import Input, Unit, batches
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns, head_mean
+from attnscope.studies.recipe import Batch, Recipe, Rows, absent, bar_columns, head_mean
 from attnscope.studies.samples import samples_table
 from attnscope.studies.sources import Sentence
 
@@ -76,15 +76,17 @@ def analyze(
         >>> dict(results.to_xarray().sizes)
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 5}
     """
+    recipe = _everything(options) if metrics is None else _Chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
     text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    if tokenizer is None and _has_text(inputs):
+        raise ValueError("analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)")
     encoder = Encoder(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
     )
     found = _inputs_of(inputs, encoder)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = Rows({"model": name or label, "revision": "", "step": -1})
-    recipe = _everything(options) if metrics is None else _Chosen(metrics, options)
     unit = Unit("", "", Checkpoint(name or label, "", -1, "", False), 0, tuple(found))
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
@@ -96,6 +98,10 @@ def analyze(
     tables = {"samples": samples_table(unit, encoder), **rows.finish()}
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
 
+
+#: Metrics with a value per threshold, and metrics whose last axis is the dimension of homology.
+OF_THRESHOLDS = ("graph_statistics", "betti_numbers")
+BY_DIMENSION = ("betti_numbers", "bar_count", "total_persistence", "max_persistence", "persistent_entropy")
 
 #: Metrics that need states beside attention.
 OF_STATES = ("geometric_semantic_alignment", "reference_influence")
@@ -122,6 +128,12 @@ class _Chosen(Recipe):
                 raise ValueError(f"analyze: space must be one of {', '.join(SPACES)}, got {own['space']!r}")
         if "space" in options and not self.states:
             raise ValueError(f"analyze: 'space' is an option of {' and '.join(OF_STATES)}")
+        requests_of(self.asked, self.options)
+        common = self.options.get("thresholds", THRESHOLDS)
+        self.placed = {
+            key: _Place(own.get("metric", key), _listed(own.get("thresholds", common)))
+            for key, own in asked.items()
+        }
 
     @classmethod
     def metrics(cls) -> list[str]:
@@ -142,7 +154,7 @@ class _Chosen(Recipe):
                 found[key] = self._against_states(
                     own.get("metric", key), own["space"], layer, maps, lengths, mean=names == [-1]
                 )
-            place(found, batch, number, names, maps.shape[-1], self._thresholds(), rows)
+            place(found, self.placed, batch, number, names, maps.shape[-1], rows)
 
     def _against_states(
         self, metric: str, space: str, layer: Layer, maps: Tensor, lengths: Tensor, *, mean: bool
@@ -158,37 +170,47 @@ class _Chosen(Recipe):
             return geometric_semantic_alignment(maps, states, lengths=lengths)
         return reference_influence(maps, states, sink_tokens(maps, lengths=lengths), lengths=lengths)
 
-    def _thresholds(self) -> list[float | str]:
-        given = self.options.get("thresholds", THRESHOLDS)
-        own = [one["thresholds"] for one in self.asked.values() if "thresholds" in one]
-        given = own[0] if own else given
-        return list(given) if isinstance(given, (list, tuple)) else [given]
+
+class _Place(NamedTuple):
+    """What a key of the result stands for, and the thresholds of a metric that has them."""
+
+    metric: str
+    thresholds: list[float | str]
+
+
+def _listed(thresholds: Any) -> list[float | str]:
+    if isinstance(thresholds, str):
+        return [thresholds]
+    if isinstance(thresholds, Tensor):
+        return list(thresholds.flatten().tolist())
+    return list(np.asarray(thresholds, dtype=object).ravel().tolist())
 
 
 def place(
     found: Mapping[str, Any],
+    placed: Mapping[str, _Place],
     batch: Batch,
     number: int,
     names: Sequence[int],
     n: int,
-    thresholds: Sequence[float | str],
     rows: Rows,
 ) -> None:
-    """Puts what `measure` returned for [batch, heads, n, n] into tables, by shape.
+    """Puts what `measure` returned for [batch, heads, n, n] into tables.
 
     Args:
-        found: results by name.
+        found: results by key.
+        placed: what each key stands for.
         batch: the sentences.
         number: of the layer.
         names: of the heads.
         n: size of the padded maps.
-        thresholds: of results that have one value per threshold.
         rows: takes the rows.
 
     Raises:
         ValueError: a result that has no place in a table.
     """
     count, heads = len(batch.samples), len(names)
+    lengths = np.repeat(batch.lengths, heads)
     keys = {
         "sample": np.repeat(batch.samples, heads),
         "layer": np.full(count * heads, number),
@@ -196,51 +218,77 @@ def place(
         "protocol": np.full(count * heads, "exact", dtype=object),
     }
     columns: dict[str, Any] = {}
-    graphs: dict[str, Any] = {}
-    vectors: dict[str, Any] = {}
-    for name, result in found.items():
-        if hasattr(result, "offsets"):
+    graphs: _Parts = {}
+    vectors: _Parts = {}
+    for key, result in found.items():
+        metric, thresholds = placed[key]
+        if metric == "persistence":
             rows.add("bars", bar_columns(result, keys))
             continue
-        for column, values in _parts(name, result):
-            shape = tuple(values.shape[2:])
-            if values.shape[:2] != (count, heads) or len(shape) > 2:
+        for column, values in _columns_of(key, metric, result):
+            if values.shape[:2] != (count, heads) or values.ndim > 3:
                 raise ValueError(
-                    f"analyze: {name} of shape {tuple(values.shape)} has no place in a table; use measure"
+                    f"analyze: {key} of shape {tuple(values.shape)} has no place in a table; use measure"
                 )
-            if not shape:
-                columns[column] = values.flatten().numpy()
-            elif name in ("graph_statistics", "betti_numbers"):
-                graphs |= _split(column, values, count * heads * len(thresholds), extra=len(shape) - 1)
-            elif shape == (2,) and n != 2:
-                columns |= _split(column, values, count * heads, extra=1)
+            flat = values.flatten(0, 1).numpy()
+            if values.ndim == 2:
+                columns[column] = flat
+            elif metric in OF_THRESHOLDS:
+                graphs[column] = (thresholds, flat)
             else:
-                vectors[column] = values.flatten().numpy()
+                vectors[column] = (list(range(flat.shape[1])), flat)
     if columns:
-        rows.add("heads", {**keys, "n_tokens": np.repeat(batch.lengths, heads), **columns})
+        rows.add("heads", {**keys, "n_tokens": lengths, **columns})
     if graphs:
-        levels = [
-            [float(one.partition("/")[0]) / length if isinstance(one, str) else one for one in thresholds]
-            for length in np.repeat(batch.lengths, heads)
+        levels, whole = _side_by_side(graphs)
+        each = [
+            [float(one.partition("/")[0]) / length if isinstance(one, str) else float(one) for one in levels]
+            for length in lengths
         ]
-        spread = {key: np.repeat(values, len(thresholds)) for key, values in keys.items()}
-        rows.add("graphs", {**spread, "threshold": np.concatenate(levels), **graphs})
+        spread = {key: np.repeat(own, len(levels)) for key, own in keys.items()}
+        rows.add("graphs", {**spread, "threshold": np.concatenate(each), **whole})
     if vectors:
-        each = len(next(iter(vectors.values()))) // (count * heads)
-        spread = {key: np.repeat(values, each) for key, values in keys.items()}
-        inside = np.tile(np.arange(each), count * heads) < np.repeat(np.repeat(batch.lengths, heads), each)
-        whole = {**spread, "index": np.tile(np.arange(each), count * heads), **vectors}
-        rows.add("vectors", {key: values[inside] for key, values in whole.items()})
+        places, whole = _side_by_side(vectors)
+        spread = {key: np.repeat(own, len(places)) for key, own in keys.items()}
+        # entries behind a short sentence's end belong to nothing; other axes are as long as they are
+        sizes = {flat.shape[1] for _, flat in vectors.values()}
+        ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
+        inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
+        whole = {**spread, "index": np.tile(places, count * heads), **whole}
+        rows.add("vectors", {key: own[inside] for key, own in whole.items()})
 
 
-def _parts(name: str, result: Any) -> list[tuple[str, Tensor]]:
+# By column: what stands along the last axis, and the values [maps, that many].
+_Parts = dict[str, tuple[Sequence[Any], np.ndarray[Any, Any]]]
+
+
+def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, np.ndarray[Any, Any]]]:
+    """All that stands along the last axes, and the columns over it, flat; what a column lacks is absent."""
+    places = list(dict.fromkeys(at for own, _ in parts.values() for at in own))
+    columns = {}
+    for column, (own, values) in parts.items():
+        whole = absent(values, len(values) * len(places)).reshape(len(values), len(places))
+        whole[:, [places.index(at) for at in own]] = values
+        columns[column] = whole.ravel()
+    return places, columns
+
+
+def _columns_of(key: str, metric: str, result: Any) -> Iterator[tuple[str, Tensor]]:
+    """Columns with their values [batch, heads] or [batch, heads, ...]."""
     if isinstance(result, Tensor):
-        return [(name, result)]
-    if hasattr(result, "_asdict"):
-        return [(_column(name, field), values) for field, values in result._asdict().items()]
-    raise ValueError(
-        f"analyze: {name} returns {type(result).__name__}, which has no place in a table; use measure"
-    )
+        if metric not in BY_DIMENSION:
+            yield key, result
+            return
+        prefix = "betti" if key == "betti_numbers" else key
+        for dimension, values in enumerate(result.unbind(-1)):
+            yield f"{prefix}_{dimension}", values
+    elif hasattr(result, "_asdict"):
+        for field, values in result._asdict().items():
+            yield _column(key, field), values
+    else:
+        raise ValueError(
+            f"analyze: {key} returns {type(result).__name__}, which has no place in a table; use measure"
+        )
 
 
 def _column(name: str, field: str) -> str:
@@ -252,14 +300,6 @@ def _column(name: str, field: str) -> str:
     if name == "graph_statistics":
         return field
     return name if name.endswith(f"_{field}") else f"{name}_{field}"
-
-
-def _split(column: str, values: Tensor, rows: int, extra: int) -> dict[str, Any]:
-    """Columns of a result with a last axis of homology dimensions."""
-    if not extra:
-        return {column: values.flatten().numpy()}
-    prefix = "betti" if column == "betti_numbers" else column
-    return {f"{prefix}_{at}": part.reshape(rows).numpy() for at, part in enumerate(values.unbind(-1))}
 
 
 def _everything(options: Mapping[str, Any]) -> Recipe:
@@ -280,6 +320,12 @@ def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
     checkpoint = find_checkpoints(str(model))[-1]
     loaded = load_model(checkpoint)
     return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
+
+
+def _has_text(inputs: Any) -> bool:
+    return isinstance(inputs, str) or (
+        isinstance(inputs, (list, tuple)) and any(isinstance(line, str) for line in inputs)
+    )
 
 
 def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:

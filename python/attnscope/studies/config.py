@@ -21,7 +21,7 @@ from pydantic import (
     field_validator,
 )
 
-from attnscope.results import nearest
+from attnscope._nearest import nearest
 from attnscope.studies.packaged import analyses, analysis_keys, packaged, packaged_text
 
 

@@ -241,13 +241,19 @@ def _joined(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np
             kinds.setdefault(name, values)
     return {
         name: np.concatenate(
-            [part[name] if name in part else _absent(kind, len(next(iter(part.values())))) for part in parts]
+            [part[name] if name in part else absent(kind, len(next(iter(part.values())))) for part in parts]
         )
         for name, kind in kinds.items()
     }
 
 
-def _absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+def absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """What stands where a column has no value: NaN, −1, False or "" by its kind.
+
+    Args:
+        like: of the column.
+        count: how many.
+    """
     nothing: Any = {"f": np.nan, "i": -1, "b": False}.get(like.dtype.kind, "")
     return np.full(count, nothing, dtype=_dtype(like))
 

@@ -15,8 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope._nearest import nearest
 from attnscope.metrics.measure import measure
-from attnscope.results import nearest
 from attnscope.studies.config import ConfigError
 from attnscope.studies.forward import depth
 from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns

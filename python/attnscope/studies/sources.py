@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.results import nearest
+from attnscope._nearest import nearest
 from attnscope.studies.config import ConfigError, TextSource
 
 #: Column names taken when a table has several and none is asked for.

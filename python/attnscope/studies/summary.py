@@ -6,7 +6,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.results import KEYS, MissingError, Results, nearest
+from attnscope._nearest import nearest
+from attnscope.results import KEYS, MissingError, Results
 
 if TYPE_CHECKING:
     import pandas as pd

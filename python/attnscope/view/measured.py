@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from attnscope import _checks
 from attnscope.view.maps import Maps, number
 
 
@@ -150,22 +151,24 @@ def _measured(maps: torch.Tensor, columns: Sequence[_Column]) -> dict[str, torch
 
 def _one_sentence(attention: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:
     """[layers, heads, n, n] on the CPU."""
-    if not isinstance(attention, torch.Tensor):
-        layers = list(attention)
-        if not layers or not all(isinstance(layer, torch.Tensor) for layer in layers):
+    given: Any = attention
+    if not hasattr(given, "__array__"):
+        layers = list(given) if isinstance(given, Sequence) else []
+        if not layers or not all(hasattr(layer, "__array__") for layer in layers):
             raise ValueError(
-                f"view: want results, a tensor, or one tensor per layer, got {type(attention).__name__}"
+                f"view: want results, a tensor, or one tensor per layer, got {type(given).__name__}"
             )
+        layers = [_checks.float_tensor("view", "attention", layer) for layer in layers]
         shapes = {tuple(layer.shape) for layer in layers}
         if len(shapes) > 1:
             raise ValueError(f"view: layers must have one shape, got {sorted(shapes)}")
-        attention = torch.stack([layer.detach().cpu() for layer in layers])
-    maps = attention.detach().cpu()
+        given = torch.stack([layer.cpu() for layer in layers])
+    maps = _checks.float_tensor("view", "attention", given).cpu()
     if maps.ndim == 5 and maps.shape[1] == 1:
         maps = maps[:, 0]
     if not 2 <= maps.ndim <= 4 or maps.shape[-1] != maps.shape[-2] or 0 in maps.shape:
         raise ValueError(
             "view: attention of one sentence must be [layers, heads, n, n], [heads, n, n] or [n, n], "
-            f"got shape {tuple(attention.shape)}"
+            f"got shape {tuple(given.shape)}"
         )
     return maps.reshape((1,) * (4 - maps.ndim) + tuple(maps.shape))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _device
@@ -50,6 +51,11 @@ def spoiled(*tensors: torch.Tensor) -> torch.Tensor:
     for tensor in tensors:
         found = found | ~tensor.isfinite().all(-1).all(-1)
     return found
+
+
+def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
+    """NumPy's percentile of each row of [..., n], as [..., 1]; torch's refuses empty and large batches."""
+    return torch.from_numpy(np.asarray(np.percentile(mass.numpy(), percentile, axis=-1, keepdims=True)))
 
 
 def limited(states: torch.Tensor, largest: float) -> torch.Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from attnscope.metrics.barcodes import bar_count
-from attnscope.protocols.ruscio2025.persistence import persistence
+from attnscope.protocols.ruscio2025.persistence import bars_of
 
 
 def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
@@ -33,4 +33,4 @@ def betti_numbers(attention: torch.Tensor) -> torch.Tensor:
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
-    return bar_count(persistence(attention))
+    return bar_count(bars_of("betti_numbers", attention))

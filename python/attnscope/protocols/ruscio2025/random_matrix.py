@@ -12,7 +12,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics import singular_values as exact
 from attnscope.metrics._named import shown_by_shape
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, spoiled
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, percentile_of, spoiled
 
 # The notebook's Marchenko–Pastur density: aspect, eigenvalues kept, bins.
 ASPECT = 0.99
@@ -201,11 +201,8 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     maps, checked = head_mean("sink_concentration", attention)
     bad = spoiled(maps)
     incoming = torch.where(bad[..., None, None], 0.0, maps).sum(-2)
-    # One quantile call is limited in size, so maps go through it row by row of their flattened batch.
-    rows = incoming.reshape(-1, checked.n)
-    level = torch.from_numpy(np.percentile(rows.numpy(), 90, axis=-1).reshape(-1, 1))
-    share = torch.where(rows >= level, rows, 0.0).sum(-1) / rows.sum(-1)
-    return _finished("sink_concentration", checked, bad, share.reshape(checked.leading))
+    share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
+    return _finished("sink_concentration", checked, bad, share)
 
 
 def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks
-from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
+from attnscope.protocols.ruscio2025._maps import head_mean, percentile_of, spoiled
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
@@ -59,11 +59,8 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule, percentile: float = 90) 
     bad = spoiled(maps)
     incoming = torch.where(bad.unsqueeze(-1), 0.0, maps.sum(-2))
     n = checked.n
-    if incoming.numel() == 0:  # torch has no quantile of no maps
-        found = torch.zeros_like(incoming, dtype=torch.bool)
-    elif rule in ("kl", "rmt"):
-        share = percentile / 100 if rule == "kl" else 0.9
-        found = incoming >= torch.quantile(incoming, share, dim=-1, keepdim=True)
+    if rule in ("kl", "rmt"):
+        found = incoming >= percentile_of(incoming, percentile if rule == "kl" else 90)
     elif rule == "topology":
         found = torch.zeros_like(incoming, dtype=torch.bool)
         found.scatter_(-1, incoming.argmax(-1, keepdim=True), True)

@@ -8,13 +8,15 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
+from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
-from attnscope.protocols.ruscio2025.persistence import persistence
+from attnscope.protocols.ruscio2025.persistence import bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
 
 
+@shown_by_shape
 class Topology(NamedTuple):
     """What the notebook stores of one map, leading axes kept.
 
@@ -39,11 +41,6 @@ class Topology(NamedTuple):
     entropy: torch.Tensor
     top_key: torch.Tensor
     strongest_edge: torch.Tensor
-
-    def __repr__(self) -> str:
-        """Field names with their shapes."""
-        shapes = ", ".join(f"{name}={tuple(value.shape)}" for name, value in self._asdict().items())
-        return f"Topology({shapes})"
 
 
 def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> Topology:
@@ -79,7 +76,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
     """
     maps, checked = head_mean("topology", attention)
     bad = spoiled(maps)
-    bars = persistence(attention) if barcodes is None else barcodes
+    bars = bars_of("topology", attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
         raise TypeError(
             f"ruscio2025.topology: barcodes must be what persistence returns, got {type(bars).__name__}"
@@ -115,7 +112,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         torch.where(bad[..., None], nan, density),
         torch.where(bad, nan, flat.mean(-1)),
         torch.where(bad, nan, flat.amax(-1)),
-        torch.where(bad, nan, flat.std(-1, correction=0)),
+        torch.where(bad, nan, (flat - flat.mean(-1, keepdim=True)).square().mean(-1).sqrt()),
         torch.where(bad, nan, entropy),
         torch.where(bad, -1, clean.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
