@@ -11,6 +11,11 @@
 namespace attnscope {
 namespace {
 
+// What the error of an eigenvalue may move ks by.
+constexpr double kKsError = 1e-11;
+// No instruction set works on more maps at once.
+constexpr std::size_t kMostTogether = 32;
+
 // The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes every bit.
 std::uint64_t mixed(std::uint64_t x) {
   x += 0x9e3779b97f4a7c15ULL;
@@ -130,12 +135,21 @@ bool same_support(const Support& mask, Support::Kind kind, Index n) {
   return true;
 }
 
-SpectralNull resolved(SpectralNull null, const Support& support, Index n) {
+// The rule that a mask spells out, where it is one.
+Support simplified(const Support& support, Index n) {
+  for (const Support::Kind kind : {Support::Kind::causal, Support::Kind::full}) {
+    if (support.kind != Support::Kind::mask || !same_support(support, kind, n)) continue;
+    Support rule;
+    rule.kind = kind;
+    return rule;
+  }
+  return support;
+}
+
+SpectralNull resolved(SpectralNull null, const Support& support) {
   if (null != SpectralNull::automatic) return null;
   if (support.kind == Support::Kind::causal) return SpectralNull::causal;
   if (support.kind == Support::Kind::full) return SpectralNull::full;
-  if (same_support(support, Support::Kind::causal, n)) return SpectralNull::causal;
-  if (same_support(support, Support::Kind::full, n)) return SpectralNull::full;
   return SpectralNull::permutation;
 }
 
@@ -201,13 +215,16 @@ void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Suppor
   result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
 }
 
+NullLaw law_of(bool causal, Index kept, Index n, const MarchenkoPasturOptions& options) {
+  return causal ? NullLaw::triangular(options.triangular)
+                : NullLaw::marchenko_pastur(static_cast<double>(kept) / static_cast<double>(n));
+}
+
 void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n,
                       const MarchenkoPasturOptions& options, const std::vector<double>& spectrum,
                       MarchenkoPastur& result) {
   const bool causal = rows.null == SpectralNull::causal;
-  const double gamma = static_cast<double>(rows.kept.size()) / static_cast<double>(n);
-  const NullLaw law =
-      causal ? NullLaw::triangular(options.triangular) : NullLaw::marchenko_pastur(gamma);
+  const NullLaw law = law_of(causal, static_cast<Index>(rows.kept.size()), n, options);
   result.edge = law.edge();
   const double floor = kResolvedShare * law.edge();
   result.ks = causal && options.triangular != nullptr
@@ -225,7 +242,7 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
   rows.standardized.resize(static_cast<std::size_t>(n * n));
   rows.sigma.resize(static_cast<std::size_t>(n));
   widen(matrix, rows.standardized.data(), n);
-  rows.null = resolved(options.null, support, n);
+  rows.null = resolved(options.null, support);
   if (rows.null == SpectralNull::permutation) {
     rows.key = mixed(options.seed);
     for (const double entry : rows.standardized) {
@@ -235,16 +252,29 @@ void prepare(const MatrixView<Scalar>& matrix, const Support& support,
   standardize(support, n, rows, workspace);
 }
 
-}  // namespace
+// What is counted and summed over the spectrum once its law's edge is known.
+void sum_up(std::span<const double> spectrum, Index n, MarchenkoPastur& result) {
+  const double margin = 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0);
+  double total = 0.0;
+  double outside = 0.0;
+  result.outliers = 0;
+  for (const double value : spectrum) {
+    total += value;
+    if (value <= result.edge * margin) continue;
+    ++result.outliers;
+    outside += value;
+  }
+  result.outlier_energy = outside / total;
+  result.largest = spectrum.back();
+}
 
+// From the singular values of X: any support, any null.
 template <class Scalar>
-void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
-                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
-                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
+void by_singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                        const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                        MarchenkoPasturWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const std::size_t count = matrices.size();
-  std::fill(results.begin(), results.end(), MarchenkoPastur{});
-  if (n < kFewestTokens) return;
   if (workspace.maps.size() < count) workspace.maps.resize(count);
   std::vector<MatrixView<double>> views;
   std::vector<double*> out;
@@ -257,7 +287,6 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
   }
   singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
                   workspace.singular_values);
-  const double margin = 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0);
   for (std::size_t at = 0; at < count; ++at) {
     const MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
     if (rows.kept.empty()) continue;
@@ -269,17 +298,80 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
     } else {
       compare_with_law(rows, n, options, workspace.spectrum, result);
     }
-    double total = 0.0;
-    double outside = 0.0;
-    result.outliers = 0;
-    for (const double value : workspace.spectrum) {
-      total += value;
-      if (value <= result.edge * margin) continue;
-      ++result.outliers;
-      outside += value;
+    sum_up(workspace.spectrum, n, result);
+  }
+}
+
+// Against the law of the support that all matrices share. Where the error of an eigenvalue might show in
+// ks, from the map's singular values.
+template <class Scalar>
+void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                    const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                    MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const bool causal = supports.front().kind == Support::Kind::causal;
+  row_spectra(matrices, causal, workspace.row_spectrum);
+  for (std::size_t at = 0; at < matrices.size(); ++at) {
+    const Index kept = workspace.row_spectrum.kept[at];
+    if (kept == 0) continue;
+    const std::span<const double> all(
+        workspace.row_spectrum.values.data() + at * static_cast<std::size_t>(n),
+        static_cast<std::size_t>(n));
+    const std::span<const double> spectrum = all.last(static_cast<std::size_t>(kept));
+    MarchenkoPastur& result = results[at];
+    const NullLaw law = law_of(causal, kept, n, options);
+    result.edge = law.edge();
+    const CertifiedDistance found = kolmogorov_smirnov_within(
+        spectrum, law, kResolvedShare * law.edge(), kRowSpectrumError * spectrum.back(),
+        causal ? options.triangular : nullptr);
+    if (!(found.uncertain <= kKsError)) {
+      by_singular_values(matrices.subspan(at, 1), supports.subspan(at, 1), options,
+                         results.subspan(at, 1), workspace);
+      continue;
     }
-    result.outlier_energy = outside / total;
-    result.largest = workspace.spectrum.back();
+    result.ks = found.distance;
+    if (options.wasserstein) result.wasserstein = wasserstein(spectrum, law);
+    sum_up(spectrum, n, result);
+  }
+}
+
+// Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
+bool has_own_law(const Support& support, SpectralNull null) {
+  return (support.kind == Support::Kind::causal &&
+          (null == SpectralNull::automatic || null == SpectralNull::causal)) ||
+         (support.kind == Support::Kind::full &&
+          (null == SpectralNull::automatic || null == SpectralNull::full));
+}
+
+}  // namespace
+
+template <class Scalar>
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
+                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  std::fill(results.begin(), results.end(), MarchenkoPastur{});
+  if (n < kFewestTokens) return;
+  Support rules[kMostTogether];
+  for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], n);
+  const auto by_gram = [&](const Support& support) {
+    return n <= largest_row_spectrum() && has_own_law(support, options.null);
+  };
+  // Runs of maps of one kind are worked on together.
+  for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
+    const bool gram = by_gram(rules[begin]);
+    while (end < matrices.size() && by_gram(rules[end]) == gram &&
+           (!gram || rules[end].kind == rules[begin].kind)) {
+      ++end;
+    }
+    const auto maps = matrices.subspan(begin, end - begin);
+    const std::span<const Support> seen(rules + begin, end - begin);
+    const auto found = results.subspan(begin, end - begin);
+    if (gram) {
+      by_row_spectra(maps, seen, options, found, workspace);
+    } else {
+      by_singular_values(maps, seen, options, found, workspace);
+    }
   }
 }
 

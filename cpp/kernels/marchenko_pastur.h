@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "kernels/base/null_law.h"
+#include "kernels/base/row_spectrum.h"
 #include "kernels/base/support.h"
 #include "kernels/singular_values.h"
 
@@ -50,6 +51,7 @@ struct MarchenkoPasturWorkspace {
     std::uint64_t key = 0;
   };
   std::vector<Rows> maps;  // one for each matrix that is worked on together
+  RowSpectrumWorkspace row_spectrum;
   SingularValuesWorkspace singular_values;
   std::vector<double> shuffled;  // draws that are worked on together
   std::vector<double> row;
@@ -76,6 +78,10 @@ struct MarchenkoPasturWorkspace {
 // The permutation null shuffles each row's visible entries; its random numbers come from the seed and the
 // matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or no row that
 // varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
+//
+// Up to largest_row_spectrum() tokens the eigenvalues against a law are those of XXᵀ, whose absolute error
+// is a rounding of the largest. Small ones are not known to many digits then; where that could move ks by
+// more than 1e-11 the map's singular values decide.
 //
 // `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the same
 // places. A matrix's result does not depend on the others.

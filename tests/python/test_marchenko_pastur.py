@@ -122,6 +122,50 @@ def test_equals_numpy(n, causal):
     assert torch.equal(asc.marchenko_pastur_deviation(maps), found.ks)
 
 
+def hard_maps(n):
+    """Causal maps whose small eigenvalues decide, are many, or drown in a rounding of the largest."""
+    generator = torch.Generator().manual_seed(n)
+    causal = torch.ones(n, n, dtype=torch.float64).tril()
+    sink = attention(n, 1, seed=1)[0] * 1e-3
+    sink[:, 0] += 1 - sink.sum(-1)
+    few = torch.rand(n, 4, generator=generator, dtype=torch.float64)
+    rank_four = (few @ few.mT) * causal
+    graded = torch.logspace(0, -9, n, dtype=torch.float64) * causal
+    graded = graded * (1 + 1e-3 * torch.rand(n, n, generator=generator, dtype=torch.float64))
+    twins = attention(n, 1, sharpness=3.0, seed=2)[0]
+    twins[:, n // 2 :] = 0  # rows of the lower half differ in the first columns only
+    one_hot = torch.eye(n, dtype=torch.float64)
+    local = attention(n, 1, sharpness=8.0, seed=3)[0]
+    maps = torch.stack([sink, rank_four, graded, twins, one_hot, local])
+    return maps / maps.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("n", [12, 48, 97])
+def test_small_eigenvalues_are_exact_where_they_decide(n):
+    maps = hard_maps(n)
+    causal = torch.ones(n, n, dtype=torch.bool).tril()
+    found = asc.marchenko_pastur(maps)
+    for index, matrix in enumerate(maps):
+        check(found, matrix, causal, "causal", index)
+    full = maps @ maps.mT
+    found = asc.marchenko_pastur(full, support="full")
+    for index, matrix in enumerate(full):
+        check(found, matrix, causal | True, "full", index)
+
+
+def test_a_map_has_the_same_result_in_any_company():
+    maps = torch.cat([hard_maps(40), attention(40, 3, sharpness=2.0), attention(40, 4, causal=False)])
+    together = asc.marchenko_pastur(maps)
+    order = torch.randperm(len(maps), generator=torch.Generator().manual_seed(5))
+    shuffled = asc.marchenko_pastur(maps[order])
+    for index in range(len(maps)):
+        alone = asc.marchenko_pastur(maps[index])
+        for field, one in zip(together, alone, strict=True):
+            assert torch.equal(field[index], one) or one.isnan()
+    for field, other in zip(together, shuffled, strict=True):
+        assert torch.equal(field[order], other) or other.isnan().any()
+
+
 def test_wasserstein_to_ten_digits():
     matrix = attention(8, 1, causal=True, sharpness=2.0)[0]
     found = asc.marchenko_pastur(matrix)

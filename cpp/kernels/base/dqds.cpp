@@ -405,6 +405,51 @@ void bidiagonal_singular_values(const double* diagonal, const double* superdiago
   }
 }
 
+void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n,
+                             std::span<double* const> out, DqdsWorkspace& workspace) {
+  double* roots = workspace.factors.resize(2 * n * kWidth);
+  double* above = roots + n * kWidth;
+  alignas(64) double shifts[kWidth];
+  const auto lanes = [](const double* from) { return *reinterpret_cast<const Lanes*>(from); };
+  for (Index first = 0; first < kWidth; first += kPackWidth) {
+    // T + shift = BᵀB. The shift is a rounding of T, or else what makes every row dominant.
+    Lanes norm{};
+    Lanes lowest{};
+    Lanes before{};
+    for (Index i = 0; i < n; ++i) {
+      const Lanes after = i + 1 < n ? magnitude(lanes(beside + i * kWidth + first)) : Lanes{};
+      const Lanes centre = lanes(diagonal + i * kWidth + first);
+      norm = larger(norm, magnitude(centre) + before + after);
+      lowest = smaller(lowest, centre - before - after);
+      before = after;
+    }
+    const Lanes rounding = (1e-16 * static_cast<double>(n)) * norm;
+    Lanes shift = rounding;
+    for (int attempt = 0; attempt < 2; ++attempt) {
+      LaneMask positive = norm >= 0.0;
+      Lanes offset{};
+      for (Index i = 0; i < n; ++i) {
+        const Lanes q = lanes(diagonal + i * kWidth + first) + shift - offset;
+        positive &= (q > 0.0) | (norm == 0.0);
+        const Lanes root = square_root(larger(q, Lanes{}));
+        const Lanes b = i + 1 < n ? lanes(beside + i * kWidth + first) : Lanes{};
+        const Lanes e = b / choose(root > 0.0, root, broadcast(1.0));
+        *reinterpret_cast<Lanes*>(roots + i * kWidth + first) = root;
+        *reinterpret_cast<Lanes*>(above + i * kWidth + first) = e;
+        offset = e * e;
+      }
+      if (!any(~positive)) break;
+      shift = choose(positive, shift, rounding - lowest);
+    }
+    for (Index lane = 0; lane < kPackWidth; ++lane) shifts[first + lane] = shift[lane];
+  }
+  bidiagonal_singular_values(roots, above, n, out, workspace);
+  for (std::size_t lane = 0; lane < out.size(); ++lane) {
+    if (out[lane] == nullptr) continue;
+    for (Index i = 0; i < n; ++i) out[lane][i] = out[lane][i] * out[lane][i] - shifts[lane];
+  }
+}
+
 void bidiagonal_singular_values_by_bisection(const double* diagonal, const double* superdiagonal,
                                              Index n, Index stride, double* out) {
   double scale = 0.0;

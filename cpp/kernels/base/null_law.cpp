@@ -2,6 +2,7 @@
 #include "kernels/base/null_law.h"
 
 #include <algorithm>
+#include <bit>
 #include <cmath>
 #include <complex>
 #include <numbers>
@@ -195,6 +196,10 @@ namespace {
 
 constexpr Index kSteps = 1024;
 constexpr double kStep = pi / kSteps;
+// A slot is a 64th of an octave; the first begins at 2^-44, and below it the points are few.
+constexpr int kSlotShift = 46;
+constexpr auto kFirstSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(0x1p-44) >> kSlotShift);
+constexpr auto kLastSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(e) >> kSlotShift);
 
 }  // namespace
 
@@ -212,17 +217,35 @@ TriangularTable::TriangularTable() {
     // dI/dt = F·x·d ln x/dt
     slopes_.push_back(upper || x == 0.0 ? 0.0 : cdf_.back() * x * log_triangular_slope(t));
   }
+  for (Index slot = kFirstSlot; slot <= kLastSlot; ++slot) {
+    const auto from = std::bit_cast<double>(static_cast<std::uint64_t>(slot) << kSlotShift);
+    const auto above = std::upper_bound(points_.begin(), points_.end(), from) - points_.begin();
+    starts_.push_back(static_cast<std::uint16_t>(above));
+  }
 }
 
-TriangularTable::Bracket TriangularTable::cdf(double x) const {
-  if (x <= 0.0) return {0.0, 0.0};
-  if (x >= e) return {1.0, 1.0};
-  const auto above = std::upper_bound(points_.begin(), points_.end(), x) - points_.begin();
-  return {cdf_[above - 1], cdf_[above]};
+Index TriangularTable::above(double x) const {
+  const auto slot = static_cast<Index>(std::bit_cast<std::uint64_t>(x) >> kSlotShift) - kFirstSlot;
+  Index point = slot < 0 ? 0 : starts_[static_cast<std::size_t>(slot)];
+  while (points_[point] <= x) ++point;
+  return point;
+}
+
+TriangularTable::Bracket TriangularTable::cdf(double from, double to) const {
+  if (to <= 0.0) return {0.0, 0.0};
+  if (from >= e) return {1.0, 1.0};
+  const Index first = from <= 0.0 ? 1 : above(from);
+  Index last = first;
+  if (to >= e) {
+    last = kSteps;
+  } else {
+    while (points_[last] <= to) ++last;
+  }
+  return {cdf_[first - 1], cdf_[last]};
 }
 
 double TriangularTable::angle_near(double x) const {
-  const auto above = std::upper_bound(points_.begin(), points_.end(), x) - points_.begin();
+  const Index above = this->above(x);
   // In the last cells before either end ln x is far from straight; their middles start the solver.
   double share = 0.5;
   if (above > 3 && above < kSteps - 1) {

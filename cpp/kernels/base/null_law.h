@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstdint>
 #include <vector>
 
 #include "kernels/base/matrix_view.h"
@@ -67,13 +68,19 @@ class TriangularTable {
   struct Bracket {
     double low, high;  // at most 0.0016 apart
   };
-  Bracket cdf(double x) const;
+  Bracket cdf(double x) const { return cdf(x, x); }
+  // Of F over [from, to], which is short.
+  Bracket cdf(double from, double to) const;
 
  private:
   friend class NullLaw;
   double angle_near(double x) const;       // to about 1e-5, 0 < x < e
   double integral_at(double angle) const;  // ∫_0^{x(angle)} F, to 5e-12
 
+  Index above(double x) const;  // the first point above x, 0 < x < e
+
+  // By the leading bits of x: where the search for the first point above begins.
+  std::vector<std::uint16_t> starts_;
   // by rising x
   std::vector<double> points_;
   std::vector<double> logarithms_;

@@ -47,6 +47,52 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangu
   return distance;
 }
 
+CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
+                                            double floor, double error, const TriangularTable* table) {
+  const double k = static_cast<double>(values.size());
+  const std::size_t below =
+      static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), floor) - values.begin());
+  const auto differences = [&](std::size_t i, double low, double high) {
+    // |F_emp − F| on either side of value i, F between low and high: at least and at most.
+    const double before = static_cast<double>(i) / k;
+    const double after = static_cast<double>(i + 1) / k;
+    return std::pair(std::max({0.0, low - before, after - high}), std::max(high - before, after - low));
+  };
+  const auto coarse = [&](std::size_t i) {
+    const double from = std::max(values[i] - error, floor);
+    const double to = std::max(values[i] + error, floor);
+    if (table == nullptr) return differences(i, law.cdf(from), law.cdf(to));
+    const auto [low, high] = table->cdf(from, to);
+    return differences(i, low, high);
+  };
+  // Values within the error of the floor may lie on either side.
+  const auto first_sure = std::lower_bound(values.begin(), values.end(), floor + error);
+  const auto first_maybe = std::lower_bound(values.begin(), values.end(), floor - error);
+  const double at_floor = law.cdf(floor);
+  const double fewest = static_cast<double>(first_maybe - values.begin()) / k;
+  const double most = static_cast<double>(first_sure - values.begin()) / k;
+  double distance = std::abs(static_cast<double>(below) / k - at_floor);
+  double highest = std::max(std::abs(fewest - at_floor), std::abs(most - at_floor));
+  double certain = fewest == most ? distance : 0.0;
+  const auto start = static_cast<std::size_t>(first_maybe - values.begin());
+  const auto sure = static_cast<std::size_t>(first_sure - values.begin());
+  for (std::size_t i = sure; i < values.size(); ++i) certain = std::max(certain, coarse(i).first);
+  double lowest = fewest == most ? distance : 0.0;
+  for (std::size_t i = start; i < values.size(); ++i) {
+    if (coarse(i).second < certain) continue;
+    const double low = law.cdf(std::max(values[i] - error, floor));
+    const double high = law.cdf(std::max(values[i] + error, floor));
+    const auto [least, greatest] = differences(i, low, high);
+    highest = std::max(highest, greatest);
+    if (i >= sure) lowest = std::max(lowest, least);
+    if (i < below) continue;
+    const double at = law.cdf(values[i]);
+    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
+                         std::abs(static_cast<double>(i + 1) / k - at)});
+  }
+  return {distance, highest - lowest};
+}
+
 double wasserstein(std::span<const double> values, const NullLaw& law) {
   const double k = static_cast<double>(values.size());
   double distance = 0.0;

@@ -22,6 +22,14 @@ double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, do
 double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
                           const TriangularTable& table);
 
+// The same for values that are only known to ±error. `uncertain`: the largest difference may be as far
+// from `distance` as that. A table, where there is one, belongs to the law.
+struct CertifiedDistance {
+  double distance, uncertain;
+};
+CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
+                                            double floor, double error, const TriangularTable* table);
+
 // ∫ |F_emp − F| dx over [0, ∞).
 double wasserstein(std::span<const double> values, const NullLaw& law);
 

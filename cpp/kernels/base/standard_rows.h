@@ -1,0 +1,84 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <span>
+
+#include "kernels/base/lanes.h"
+#include "kernels/base/widen.h"
+
+namespace attnscope {
+
+// Standardises the first `count` entries of a row, in every lane by itself: mean 0 and mean square 1, or
+// zeros in a lane whose entries are all equal. Returns the lanes that vary.
+inline LaneMask standardize_lanes(Lanes* row, Index count) {
+  LaneMask varies = {};
+  Lanes sums[4] = {};
+  for (Index j = 0; j < count; ++j) {
+    // A computed deviation of equal entries is not always 0, so the entries themselves are compared.
+    varies |= row[j] != row[0];
+    sums[j % 4] += row[j];
+  }
+  const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
+  if (!any(varies)) {
+    std::fill(row, row + count, Lanes{});
+    return varies;
+  }
+  const double size = static_cast<double>(count);
+  const Lanes first = total() / size;
+  for (Lanes& sum : sums) sum = Lanes{};
+  for (Index j = 0; j < count; ++j) {
+    row[j] -= first;
+    sums[j % 4] += row[j];
+  }
+  // Twice: where the entries differ in their last digits only, the first mean's rounding is not small.
+  const Lanes second = total() / size;
+  Lanes largest{};
+  for (Lanes& sum : sums) sum = Lanes{};
+  for (Index j = 0; j < count; ++j) {
+    row[j] -= second;
+    largest = larger(largest, magnitude(row[j]));
+    sums[j % 4] += row[j] * row[j];
+  }
+  // Entries as small as 1e-200 still vary, and their squares must not vanish.
+  const Lanes one = broadcast(1.0);
+  const LaneMask usual = (largest > 1e-100) & (largest < 1e100);
+  if (any(~usual & varies)) {
+    const Lanes unit = usual | ~varies ? one : largest;
+    for (Lanes& sum : sums) sum = Lanes{};
+    for (Index j = 0; j < count; ++j) {
+      row[j] /= unit;
+      sums[j % 4] += row[j] * row[j];
+    }
+  }
+  const Lanes scale = varies ? square_root(size / (varies ? total() : one)) : Lanes{};
+  for (Index j = 0; j < count; ++j) row[j] *= scale;
+  return varies;
+}
+
+// Standardises the rows of up to kPackWidth matrices of one size side by side, over the entries on and
+// below the diagonal (`causal`) or all: row i to rows + place(i), zeros behind its own entries up to
+// rows + place(i + 1). Returns how many rows of each matrix vary. `lines`: scratch of kPackWidth · n numbers.
+template <class Scalar, class Place>
+Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal, const Place& place,
+                       Lanes* rows, double* lines) {
+  const Index n = matrices.front().rows();
+  std::fill(lines, lines + kPackWidth * n, 0.0);
+  Lanes kept{};
+  for (Index i = 0; i < n; ++i) {
+    for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
+      widen_row(matrices[lane], i, lines + static_cast<Index>(lane) * n);
+    }
+    const Index count = causal ? i + 1 : n;
+    Lanes* row = rows + place(i);
+    double* to = reinterpret_cast<double*>(row);
+    for (Index j = 0; j < count; ++j) {
+      for (Index lane = 0; lane < kPackWidth; ++lane) to[j * kPackWidth + lane] = lines[lane * n + j];
+    }
+    std::fill(row + count, rows + place(i + 1), Lanes{});
+    kept += standardize_lanes(row, count) ? broadcast(1.0) : Lanes{};
+  }
+  return kept;
+}
+
+}  // namespace attnscope
