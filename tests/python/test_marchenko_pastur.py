@@ -132,8 +132,12 @@ def hard_maps(n):
     rank_four = (few @ few.mT) * causal
     graded = torch.logspace(0, -9, n, dtype=torch.float64) * causal
     graded = graded * (1 + 1e-3 * torch.rand(n, n, generator=generator, dtype=torch.float64))
-    twins = attention(n, 1, sharpness=3.0, seed=2)[0]
-    twins[:, n // 2 :] = 0  # rows of the lower half differ in the first columns only
+    # every second row is the one before but for 3e-5, so that half the eigenvalues lie around 1e-9
+    twins = torch.rand(n, n, generator=generator, dtype=torch.float64) * causal
+    for i in range(1, n - n % 2, 2):
+        twins[i, :i] = twins[i - 1, :i]
+        twins[i, i] = twins[i, :i].mean()
+    twins = twins + 3e-5 * torch.rand(n, n, generator=generator, dtype=torch.float64) * causal
     one_hot = torch.eye(n, dtype=torch.float64)
     local = attention(n, 1, sharpness=8.0, seed=3)[0]
     maps = torch.stack([sink, rank_four, graded, twins, one_hot, local])
