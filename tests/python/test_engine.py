@@ -10,6 +10,7 @@ import numpy as np
 import pyarrow.parquet as pq
 import pytest
 import torch
+from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.models import LoadError
@@ -437,6 +438,10 @@ def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
     assert facts["seed"] == 3
     assert facts["models"]["tiny"]["architecture"] == "LlamaForCausalLM"
     assert facts["models"]["tiny"]["dtype"] == "float32"
+    assert facts["models"]["tiny"]["revision"] == ""
+    kind, _, size = facts["models"]["tiny"]["tokenizer"].partition(", ")
+    assert kind == type(AutoTokenizer.from_pretrained(llama)).__name__
+    assert size == f"{len(AutoTokenizer.from_pretrained(llama))} tokens"
     assert facts["packages"]["torch"] == torch.__version__
     assert set(facts) >= {"attnscope", "config_hash", "cpu", "threads", "blas", "git", "python", "plan"}
     stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")

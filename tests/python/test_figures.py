@@ -167,6 +167,12 @@ def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
     np.testing.assert_allclose(points[1].get_offsets(), [[0.5, 0.8]])
 
 
+def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
+    betti_curve(RESULTS.table("bars"), ax=ax)
+    low, high = ax.get_ylim()
+    assert [tick for tick in ax.get_yticks() if low <= tick <= high] == [0, 1, 2, 3]
+
+
 def test_spectrum_against_null_draws_eigenvalues_and_distance(ax) -> None:
     matrix = made.attention(2.0)
     spectrum_against_null(matrix, ax=ax)

@@ -17,6 +17,7 @@ import attnscope.protocols
 from attnscope.figures.registry import measured_heads
 from attnscope.report import report
 from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
+from attnscope.report.page import _flat, _small_table
 from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
 from attnscope.report.small_tables import emergence, fisher, frames
@@ -300,3 +301,19 @@ def test_emergence_and_frames_have_small_tables() -> None:
     )
     assert frames({}) is None
     assert emergence({}) is None
+
+
+def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
+    facts = dict(
+        _flat({"git": None, "models": {"m": {"commit": ""}}, "spoiled": {}, "skipped": [], "seed": 0})
+    )
+    assert facts == {
+        "git": "none",
+        "models · m · commit": "none",
+        "spoiled": "none",
+        "skipped": "none",
+        "seed": "0",
+    }
+    table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
+    assert _small_table("t", table)["columns"] == ["model", "x"]
+    assert _small_table("t", table.assign(step=[0, 1]))["columns"] == ["model", "step", "x"]

@@ -149,7 +149,7 @@ def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
     table = ONE.table("fisher").assign(series="text")
     fisher_profile(table[table["protocol"] == "exact"], ax=ax)
     samples = 1 + 0.01 * np.mean(range(made.SAMPLES))
-    for name, base in (("attention", 2.0), ("mlp", 3.0), ("norm", 0.5)):
+    for name, base in (("attention", 2.0), ("MLP", 3.0), ("norm", 0.5)):
         want = [base * (samples + 0.1 * layer) for layer in range(made.LAYERS)]
         np.testing.assert_allclose(line(ax, name).get_ydata(), want, rtol=1e-12)
     assert with_gid(ax, "outside:embedding").get_ydata()[0] == pytest.approx(4.0 * (samples - 0.1), abs=1e-12)

@@ -363,3 +363,25 @@ def test_arrays_are_maps():
     maps = np.full((2, 3, 5, 5), 0.2, dtype=np.float32)
     assert repr(asc.view(maps)) == repr(asc.view(torch.from_numpy(maps)))
     assert repr(asc.view(list(maps))) == repr(asc.view(torch.from_numpy(maps)))
+
+
+def test_columns_of_the_other_protocol_are_not_shown():
+    whole = made.make_results()
+    heads = whole.table("heads").assign(entropy_bits=np.nan, strongest_key=-1)
+    other = heads.assign(protocol="ruscio2025", entropy_bits=1.5, strongest_key=3, fiedler_value=np.nan)
+    samples = whole.table("samples")
+    names = [
+        {one["name"] for one in asc.view(Results({"heads": table, "samples": samples})).contents["metrics"]}
+        for table in (pd.concat([heads, other], ignore_index=True), other)
+    ]
+    assert "fiedler_value" in names[0]
+    assert not {"entropy_bits", "strongest_key"} & names[0]
+    assert {"entropy_bits", "strongest_key"} <= names[1]
+    assert "fiedler_value" not in names[1]
+
+
+def test_a_run_of_the_published_protocol_alone_says_so():
+    whole = made.make_results()
+    heads = whole.table("heads").assign(protocol="ruscio2025")
+    contents = asc.view(Results({"heads": heads, "samples": whole.table("samples")})).contents
+    assert contents["notes"] == ["The numbers are those of protocol ruscio2025."]

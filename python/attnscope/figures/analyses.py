@@ -97,7 +97,7 @@ def sink_removal(results: Tables) -> Figure:
                 depth, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50
             )
         depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-        depth.set_title("at the 90th")
+        depth.set_title(f"{PROTOCOL_NAMES[protocol]}, 90th")
         if number:
             over.set_ylabel("")
     legend_row(figure_, axes[0], colors)
@@ -253,6 +253,7 @@ def reference(results: Tables) -> Figure:
 
 
 GROUPS = ("attention", "mlp", "norm", "embedding", "other")
+GROUP_NAMES = {"mlp": "MLP"}
 
 
 @styled
@@ -276,7 +277,7 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
         if len(inside):
             means = estimate(inside, column, ["layer"]).sort_values("layer")
             if means["mean"].notna().any():
-                draw_curve(ax, means["layer"], means, name, color, marker=True)
+                draw_curve(ax, means["layer"], means, GROUP_NAMES.get(name, name), color, marker=True)
         outside = rows[rows["layer"] < 0]
         if len(outside) and not len(inside):
             value = float(estimate(outside, column, ["group"])["mean"].iloc[0])
@@ -286,7 +287,7 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
                     color=color,
                     linestyle=(0, (5, 2)),
                     linewidth=1.0,
-                    label=name,
+                    label=GROUP_NAMES.get(name, name),
                     gid=f"outside:{name}",
                 )
     ax.set_yscale("log")

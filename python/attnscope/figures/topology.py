@@ -125,7 +125,9 @@ def betti_curve(bars: Any, *, ax: Axes | None = None, smallest: float = 1e-3) ->
     # Loops outnumber components by orders of magnitude, and both may be 0.
     ax.set_yscale("symlog", linthresh=10)
     ax.set_ylim(bottom=0)
-    ax.yaxis.set_major_locator(FixedLocator([0, 5, 10, 100, 1000, 10_000]))
+    top = ax.get_ylim()[1]
+    few = range(6) if top < 6 else range(0, 11, 2) if top <= 10 else [0, 5, 10, 100, 1000, 10_000]
+    ax.yaxis.set_major_locator(FixedLocator(list(few)))
     ax.yaxis.set_major_formatter(FuncFormatter(lambda count, _: f"{count:g}"))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda share, _: f"{share:g}".replace("0.", ".")))
     ax.set_xlabel("threshold on attention")

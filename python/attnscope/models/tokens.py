@@ -56,6 +56,13 @@ class Encoder:
             )
             self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else 0
 
+    @property
+    def tokenizer_name(self) -> str:
+        """The tokenizer's kind and the size of its vocabulary; empty for token ids."""
+        if self.tokenizer is None:
+            return ""
+        return f"{type(self.tokenizer).__name__}, {len(self.tokenizer)} tokens"
+
     def encode(self, text: str | None, token_ids: Sequence[int] | None = None, sample: int = 0) -> Encoded:
         """Encodes a text, or takes token ids as they are.
 

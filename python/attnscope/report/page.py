@@ -335,7 +335,9 @@ def _samples(samples: pd.DataFrame | None) -> list[dict[str, Any]]:
 
 
 def _small_table(name: str, table: pd.DataFrame) -> dict[str, Any]:
-    """A table that has no section of its own, its first rows."""
+    """A table that has no section of its own, its first rows; no revision and no step are left out."""
+    empty = {"revision": "", "step": -1}
+    table = table.drop(columns=[key for key in empty if key in table and (table[key] == empty[key]).all()])
     rows = [
         [number(cell) if isinstance(cell, float) else str(cell)[:80] for cell in row]
         for row in table.head(_SHOWN_ROWS).itertuples(index=False, name=None)
@@ -352,5 +354,5 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
         elif isinstance(value, (list, tuple)):
             lines.append((name, ", ".join(map(str, value)) or "none"))
         else:
-            lines.append((name, "" if value is None else str(value)))
+            lines.append((name, "none" if value in (None, "", {}) else str(value)))
     return lines

@@ -247,7 +247,7 @@ class Engine:
                 source = self.study.models[units[0].source]
                 bar.set_postfix_str(f"{checkpoint.model}, random weights" if twin else checkpoint.title)
                 try:
-                    loaded = self._loaded(checkpoint, source, twin)
+                    loaded = self._loaded(checkpoint, source, plan.encoders[units[0].source], twin)
                     for unit in units:
                         yield unit, self.measure_unit(unit, loaded, plan, extras)
                         bar.update(1)
@@ -262,13 +262,15 @@ class Engine:
                 del loaded
                 gc.collect()
 
-    def _loaded(self, checkpoint: Checkpoint, source: ModelSource, twin: bool) -> LoadedModel:
+    def _loaded(
+        self, checkpoint: Checkpoint, source: ModelSource, encoder: Encoder, twin: bool
+    ) -> LoadedModel:
         options: dict[str, Any] = {"device": source.device, "trust_remote_code": source.trust_remote_code}
         options["dtype"] = source.dtype
         if twin:
             return random_twin(checkpoint, seed=self.study.seed, **options)
         loaded = load_model(checkpoint, **options)
-        self._note_model(loaded)
+        self._note_model(loaded, encoder)
         return loaded
 
     def measure_unit(
@@ -364,11 +366,13 @@ class Engine:
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
-    def _note_model(self, loaded: LoadedModel) -> None:
+    def _note_model(self, loaded: LoadedModel, encoder: Encoder) -> None:
         self.tally.models[loaded.checkpoint.title] = {
             "path": loaded.checkpoint.path,
+            "revision": loaded.checkpoint.revision,
             "commit": loaded.commit,
             "architecture": loaded.architecture,
+            "tokenizer": encoder.tokenizer_name,
             "parameters": loaded.parameters,
             "dtype": loaded.dtype,
             "device": loaded.device,

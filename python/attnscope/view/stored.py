@@ -36,19 +36,21 @@ def contents_of_results(results: Results, max_bytes: int, sample: int | None = N
     baselines = results.table("baselines") if "baselines" in names else None
     if "heads" not in names:
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
-    heads = with_groups(heads_only(results.table("heads")), samples)
+    table = results.table("heads")
+    protocol = "exact" if "protocol" not in table else min(table["protocol"], default="exact")
+    heads = with_groups(heads_only(table, protocol), samples)
     if heads.empty:
-        raise ResultsError("view: the table 'heads' has no row of a single head under protocol 'exact'")
+        raise ResultsError("view: the table 'heads' has no row of a single head")
     tables = [("heads", heads, [np.nan])]
     if "graphs" in names:
-        graphs = with_groups(heads_only(results.table("graphs")), samples)
+        graphs = with_groups(heads_only(results.table("graphs"), protocol), samples)
         tables.append(("graphs", graphs, sorted(map(float, graphs["threshold"].unique()))))
 
     every = heads[_CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     axes = {name: sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head")}
     metrics = [entry for table in tables for entry in _metrics(*table)]
-    notes = []
+    notes = [] if protocol == "exact" else [f"The numbers are those of protocol {protocol}."]
     fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(axes["layer"]) * len(axes["head"])))
     if len(every) > fits:
         kept = np.unique(np.linspace(0, len(every) - 1, fits).astype(int))
@@ -104,8 +106,11 @@ def _why(maps: Maps) -> str:
 
 
 def _columns(frame: pd.DataFrame) -> list[str]:
+    """The numbers that these rows hold; columns of the other protocol are absent from all of them."""
     keys = {*KEYS["graphs"], *KEYS["heads"], *_NOT_SHOWN}
-    return [str(name) for name in frame.columns if name not in keys and frame[name].dtype.kind in "iufb"]
+    numbers = [name for name in frame.columns if name not in keys and frame[name].dtype.kind in "iufb"]
+    absent = {name for name in numbers if frame[name].isna().all() or (frame[name] == -1).all()}
+    return [str(name) for name in numbers if name not in absent]
 
 
 def _metrics(table: str, frame: pd.DataFrame, levels: list[float]) -> list[dict[str, str]]:
