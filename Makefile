@@ -22,7 +22,7 @@ sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitize
 	@.ci/setup tools && .ci/sanitize asan && .ci/sanitize tsan
 
 mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
-	@.ci/setup dev && $(BIN)/python tests/mutants/run.py $(BUILD)
+	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/run.py
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
 	@.ci/setup tools && .ci/sanitize fuzz $(SECONDS)

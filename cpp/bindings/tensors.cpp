@@ -41,15 +41,27 @@ Dtype dtype_of(const at::Tensor& tensor) {
   }
 }
 
-// An empty tensor; what cannot be had is a MemoryError with the size in it, not torch's RuntimeError.
+// Results of fewer bytes are no question of memory.
+constexpr double kWorthAsking = 1 << 20;
+
+// An empty tensor, after a word where the machine has not that much; what cannot be had is a
+// MemoryError with the size in it, not torch's RuntimeError.
 at::Tensor allocated(const std::vector<Index>& shape, at::ScalarType dtype) {
+  std::string sizes;
+  auto bytes = static_cast<double>(at::elementSize(dtype));
+  for (const Index size : shape) {
+    sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
+    bytes *= static_cast<double>(size);
+  }
+  if (bytes >= kWorthAsking) {
+    py::module_::import("attnscope._memory").attr("announce_results")(bytes, sizes);
+  }
   try {
     return at::empty(shape, at::TensorOptions().dtype(dtype));
   } catch (const c10::Error&) {
-    std::string sizes;
-    for (const Index size : shape) sizes += (sizes.empty() ? "" : ", ") + std::to_string(size);
-    PyErr_Format(PyExc_MemoryError, "results of shape (%s) and %d bytes an entry do not fit in memory",
-                 sizes.c_str(), static_cast<int>(at::elementSize(dtype)));
+    PyErr_Format(PyExc_MemoryError,
+                 "results of shape (%s) and %d bytes an entry do not fit in memory", sizes.c_str(),
+                 static_cast<int>(at::elementSize(dtype)));
     throw py::error_already_set();
   }
 }

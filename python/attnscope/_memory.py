@@ -4,7 +4,9 @@
 from __future__ import annotations
 
 import resource
+import sys
 from pathlib import Path
+from types import FrameType
 
 import torch
 
@@ -14,6 +16,8 @@ from attnscope._warn import warn
 WORKSPACE_MATRICES = 3
 # Below this size no machine that runs torch is exceeded, and nobody pays for the question.
 _SMALLEST = 2048
+# Nor by results below this.
+_SMALLEST_RESULT = 2**26
 # They read the matrix row by row where it lies.
 _ROW_BY_ROW = frozenset(
     {
@@ -53,13 +57,20 @@ def workspace_bytes(n: int, count: int = 1) -> int:
 
 
 def announce(function: str, n: int, count: int) -> None:
-    """Warns before a call whose workspace would exceed what can be had.
+    """Warns before a call whose workspace, or the least of whose results, would exceed what can be had.
 
     Args:
         function: its name.
         n: tokens.
         count: maps.
     """
+    # A number for every map is the least that a metric keeps of it.
+    if 8 * count >= _SMALLEST_RESULT and (kept := 8 * count) > (free := free_bytes()):
+        warn(
+            f"{function}: what is kept of {count} maps needs at least {kept / 1024**3:.1f} GB of memory, "
+            f"{free / 1024**3:.1f} GB are free",
+            UserWarning,
+        )
     if n < _SMALLEST or function.rpartition(".")[2] in _ROW_BY_ROW:
         return
     need, free = workspace_bytes(n, count), free_bytes()
@@ -70,3 +81,23 @@ def announce(function: str, n: int, count: int) -> None:
             "torch.set_num_threads(1) needs the least",
             UserWarning,
         )
+
+
+def announce_results(need: float, shape: str) -> None:
+    """Warns before results are made that would exceed what can be had; the core calls it.
+
+    Args:
+        need: bytes.
+        shape: sizes in words.
+    """
+    if need < _SMALLEST_RESULT or need <= (free := free_bytes()):
+        return
+    frame: FrameType | None = sys._getframe(1)
+    function = ""
+    while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
+        frame, function = frame.f_back, frame.f_code.co_name
+    warn(
+        f"{function}: results of shape ({shape}) need about {need / 1024**3:.1f} GB of memory, "
+        f"{free / 1024**3:.1f} GB are free",
+        UserWarning,
+    )

@@ -82,5 +82,27 @@ TEST(Divergence, RemovalRescalesAndExcludes) {
   EXPECT_EQ(after[1], 0.0);
 }
 
+TEST(Divergence, RemovalComparesWithTheMeanOfTheHeadsThatAreLeft) {
+  // Without key 0 one head is gone, and the other two look at different keys.
+  std::vector<RowMatrix<double>> maps(3, RowMatrix<double>::Zero(3, 3));
+  for (Index h = 0; h < 3; ++h) maps[static_cast<std::size_t>(h)].col(h).setOnes();
+  std::vector<MatrixView<double>> heads;
+  for (const auto& map : maps) heads.push_back(view(map));
+  const std::vector<Support> supports(3);
+  const bool removed[3] = {true, false, false};
+  double before[9];
+  double after[9];
+  bool excluded[9];
+  DivergenceWorkspace workspace;
+  sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
+               removed, 1, 0, 3, RemovalRows{before, after, excluded, nullptr, 3}, workspace);
+  for (Index i = 0; i < 3; ++i) {
+    EXPECT_TRUE(excluded[i]);
+    EXPECT_NEAR(before[3 + i], std::log(3.0), 1e-15);
+    EXPECT_NEAR(after[3 + i], std::log(2.0), 1e-15);
+    EXPECT_NEAR(after[6 + i], std::log(2.0), 1e-15);
+  }
+}
+
 }  // namespace
 }  // namespace attnscope

@@ -25,9 +25,9 @@ struct Found {
                      workspace);
   }
   GraphStatisticsOut out() {
-    return {numbers[0].data(), numbers[1].data(), components.data(),  numbers[2].data(),
-            numbers[3].data(), numbers[4].data(), numbers[5].data(),  numbers[6].data(),
-            numbers[7].data(), numbers[8].data(), numbers[9].data(),  effective.get()};
+    return {numbers[0].data(), numbers[1].data(), components.data(), numbers[2].data(),
+            numbers[3].data(), numbers[4].data(), numbers[5].data(), numbers[6].data(),
+            numbers[7].data(), numbers[8].data(), numbers[9].data(), effective.get()};
   }
   std::vector<std::vector<double>> numbers;
   std::vector<std::int64_t> components;
@@ -48,6 +48,19 @@ TEST(GraphStatistics, StarAtItsOwnWeightAndAbove) {
   EXPECT_EQ(at.star_likeness[1], 1.0);
   EXPECT_EQ(at.gini[0], 0.0);
   EXPECT_TRUE(at.effective[1]);
+}
+
+TEST(GraphStatistics, DegreesOfAStar) {
+  // Eight leaves of degree 1 and a hub of 8, which alone is attended to, by itself too.
+  RowMatrix<double> a = RowMatrix<double>::Zero(9, 9);
+  a.col(0).setConstant(0.25);
+  Found found(a, {0.25});
+  const GraphStatisticsOut at = found.out();
+  EXPECT_NEAR(at.density[0], 8.0 / 36.0, 1e-15);
+  EXPECT_NEAR(at.gini[0], 7.0 / 18.0, 1e-15);
+  EXPECT_NEAR(at.degree_variance[0], 392.0 / 81.0, 1e-14);
+  EXPECT_NEAR(at.in_degree_gini[0], 8.0 / 9.0, 1e-15);
+  EXPECT_EQ(at.in_degree_centralization[0], 1.0);
 }
 
 TEST(GraphStatistics, FloatEntryBelowAThresholdThatRoundsToItDoesNotReachIt) {

@@ -6,7 +6,9 @@ import json
 import os
 import pickle
 import shutil
+import struct
 import subprocess
+import sys
 import time
 
 import numpy as np
@@ -164,7 +166,7 @@ def test_a_long_text_of_few_tokens_is_read_to_its_end():
 @pytest.mark.slow
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
 def test_a_million_columns(tmp_path, suffix):
-    count = 1_000_000 if suffix != ".parquet" else 20_000  # a Parquet file of a million takes minutes
+    count = 1_000_000 if suffix != ".parquet" else 20_000  # a Parquet file of more is refused, see below
     names = [f"c{at}" for at in range(count)]
     file = tmp_path / f"a{suffix}"
     if suffix == ".csv":
@@ -178,6 +180,53 @@ def test_a_million_columns(tmp_path, suffix):
     with pytest.raises(ConfigError, match="no column 'txt'") as caught:
         read(file, column="txt")
     assert len(str(caught.value)) < 1000
+
+
+def parquet_of(columns):
+    """A Parquet file without rows, its description written by hand: pyarrow takes minutes for a million."""
+
+    def varint(number):
+        return bytes([number]) if number < 128 else bytes([number & 127 | 128]) + varint(number >> 7)
+
+    def element(name, kind=None, children=None):
+        # Thrift's compact protocol: the step to the field's number and its type, then the value.
+        head = b"" if kind is None else b"\x15" + varint(2 * kind)
+        head += (b"\x35" if kind is None else b"\x25") + varint(2)
+        tail = b"" if children is None else b"\x15" + varint(2 * children)
+        return head + b"\x18" + varint(len(name)) + name.encode() + tail + b"\0"
+
+    elements = [element("schema", children=columns), element("text", 6)]
+    elements += [element(f"c{at}", 1) for at in range(columns - 1)]
+    footer = b"\x15\x02\x19\xfc" + varint(columns + 1) + b"".join(elements) + b"\x16\0\x19\x0c\0"
+    return b"PAR1" + footer + struct.pack("<I", len(footer)) + b"PAR1"
+
+
+NARROW = """
+import resource, sys
+from pathlib import Path
+import pyarrow.parquet
+from attnscope.studies.config import ConfigError, TextSource
+from attnscope.studies.sources import read_sentences
+taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))
+try:
+    read_sentences([TextSource(path=sys.argv[1])])
+except ConfigError as error:
+    print(error)
+"""
+
+
+@pytest.mark.parametrize("columns", [2, 1_000_000])
+def test_parquet_of_a_million_columns_is_refused_in_little_memory(tmp_path, columns):
+    file = tmp_path / "a.parquet"
+    file.write_bytes(parquet_of(columns))
+    if columns == 2:  # the description is a good one
+        assert pq.ParquetFile(file).schema_arrow.names == ["text", "c0"]
+    done = subprocess.run(
+        [sys.executable, "-c", NARROW, str(file)], capture_output=True, text=True, timeout=60
+    )
+    wanted = "describes more than 100,000 columns" if columns > 2 else "holds no sentence"
+    assert wanted in done.stdout, done.stdout + done.stderr[-1000:]
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,11 @@
 # SPDX-License-Identifier: MIT
 """Do the kernel tests bite? Breaks one line of one kernel at a time and expects GoogleTest to turn red.
 
-    python tests/mutants/run.py BUILD [STEM ...]
+    python tests/mutants/run.py [STEM ...]
 
-BUILD is a CMake folder with the tests built. Only the broken file is compiled, and linked in front of the
-kernels' library, so a mutant costs seconds. Exit status 1 when one lives that mutants.py does not argue for,
-or when a line that it wants to break is not there any more.
+Builds the kernels and their tests in build/mutants; of a mutant only the broken file is compiled, and linked
+in front of the kernels' library, so it costs seconds. Exit status 1 when one lives that mutants.py does not
+argue for, or when a line that it wants to break does not stand in its file once.
 """
 
 import json
@@ -14,85 +14,91 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 from pathlib import Path
 
-from mutants import MUTANTS, Mutant
+from mutants import MUTANTS, THROUGH, Mutant
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = ROOT / "cpp" / "kernels"
+SOURCES = ROOT / "cpp"
+BUILD = ROOT / "build" / "mutants"
 
 
-def first_library(build: Path) -> Path:
-    """The kernels of the lowest instruction set, which every processor runs."""
-    return min(build.glob("cpp/kernels/libattnscope_kernels_*.a"))
+def quietly(*arguments: object, **options: object) -> None:
+    """Runs a command that must succeed, and shows what it said when it does not."""
+    done = subprocess.run([str(one) for one in arguments], capture_output=True, text=True, **options)
+    if done.returncode:
+        sys.exit(f"{' '.join(map(str, arguments))}\n{done.stdout[-2000:]}{done.stderr[-4000:]}")
 
 
-def commands(build: Path) -> dict[str, dict[str, str]]:
-    """How the build compiles each file into that library, by path."""
-    folder = first_library(build).stem.removeprefix("lib") + ".dir"
-    entries = json.loads((build / "compile_commands.json").read_text())
-    return {entry["file"]: entry for entry in entries if folder in entry["command"]}
+def build() -> dict[str, dict[str, str]]:
+    """Builds kernels and tests; how each kernel source is compiled, by its path below cpp/kernels."""
+    if not (BUILD / "build.ninja").exists():
+        quietly("cmake", "--preset", "mutants", cwd=ROOT)
+    quietly("cmake", "--build", BUILD, "--target", "kernel_tests")
+    kernels = SOURCES / "kernels"
+    entries = json.loads((BUILD / "compile_commands.json").read_text())
+    return {
+        str(Path(entry["file"]).relative_to(kernels)): entry
+        for entry in entries
+        if Path(entry["file"]).is_relative_to(kernels)
+    }
 
 
-def judge(mutant: Mutant, build: Path, known: dict[str, dict[str, str]]) -> str:
-    """killed, lives, or stale: the line is gone or stands there more than once."""
-    source = KERNELS / mutant.file
+def link(folder: str, broken: Path) -> Path:
+    program = Path(folder) / "program"
+    tests = sorted(BUILD.glob("tests/cpp/**/*_test.cpp.o"))
+    (library,) = BUILD.glob("cpp/kernels/libattnscope_kernels_*.a")
+    quietly("c++", broken, *tests, library, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
+    return program
+
+
+def judge(file: str, mutant: Mutant, known: dict[str, dict[str, str]]) -> str:
+    """killed, lives, argued, or stale: the line does not stand there once."""
+    source = SOURCES / "kernels" / file
     text = source.read_text()
     if text.count(mutant.old) != 1:
         return "stale"
-    # A base header's mutant is seen through the kernel that includes it; only sources are broken here.
-    entry = known[str(source)]
+    entry = known[THROUGH.get(file, file)]
     with tempfile.TemporaryDirectory() as folder:
-        broken = Path(folder) / source.name
-        broken.write_text(text.replace(mutant.old, mutant.new))
-        arguments = [word for word in shlex.split(entry["command"]) if word not in ("-O3", "-Werror")]
-        arguments[arguments.index(str(source))] = str(broken)
-        arguments[arguments.index("-o") + 1] = f"{folder}/broken.o"
-        subprocess.run([*arguments, "-O1", "-w"], cwd=entry["directory"], check=True, capture_output=True)
-        tests = [str(path) for path in sorted(build.glob("tests/cpp/**/*_test.cpp.o"))]
-        library = str(first_library(build))
-        program = f"{folder}/program"
-        linked = [
-            "c++",
-            f"{folder}/broken.o",
-            *tests,
-            library,
-            "-lgtest",
-            "-lgtest_main",
-            "-pthread",
-            "-o",
-            program,
-        ]
-        subprocess.run(linked, check=True, capture_output=True)
+        # A copy of the broken file under its own name, which is found before the real one.
+        copy = Path(folder) / "kernels" / file
+        copy.parent.mkdir(parents=True)
+        copy.write_text(text.replace(mutant.old, mutant.new))
+        given = [word for word in shlex.split(entry["command"]) if word not in ("-O3", "-Werror")]
+        if file not in THROUGH:
+            given[given.index(entry["file"])] = str(copy)
+        compiler = 1 if Path(given[0]).name == "ccache" else 0
+        given.insert(compiler + 1, f"-I{folder}")
+        given[given.index("-o") + 1] = f"{folder}/broken.o"
+        quietly(*given, "-O1", "-w", cwd=entry["directory"])
+        program = link(folder, Path(folder) / "broken.o")
         try:
             ran = subprocess.run(
-                [program, "--gtest_brief=1", "--gtest_fail_fast"],
-                capture_output=True,
-                timeout=300,
-                check=False,
+                [program, "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, timeout=300
             )
         except subprocess.TimeoutExpired:
             return "killed"
-    return "killed" if ran.returncode != 0 else "lives"
+    if ran.returncode != 0:
+        return "killed"
+    return "argued" if mutant.argued else "lives"
 
 
 def main() -> int:
-    build = Path(sys.argv[1]).resolve()
-    wanted = sys.argv[2:]
-    known = commands(build)
-    bad = 0
+    wanted = sys.argv[1:]
+    known = build()
     counts: dict[str, int] = {}
-    for mutant in MUTANTS:
-        if wanted and Path(mutant.file).stem not in wanted:
+    began = time.monotonic()
+    for file, mutants in MUTANTS.items():
+        if wanted and Path(file).stem not in wanted:
             continue
-        verdict = judge(mutant, build, known)
-        if verdict == "lives" and mutant.equivalent:
-            verdict = "argued"
-        counts[verdict] = counts.get(verdict, 0) + 1
-        bad += verdict in ("lives", "stale")
-        print(f"{verdict:7} {mutant.file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
-    print(", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items())))
-    return 1 if bad else 0
+        for mutant in mutants:
+            verdict = judge(file, mutant, known)
+            counts[verdict] = counts.get(verdict, 0) + 1
+            print(f"{verdict:7} {file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
+    told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
+    print(f"{told}; {time.monotonic() - began:.0f} s")
+    return 1 if {"lives", "stale"} & counts.keys() else 0
 
 
 if __name__ == "__main__":

@@ -178,3 +178,32 @@ def test_a_hundred_thousand_calls_keep_nothing():
     grown = json.loads(done.stdout)
     print(f"{grown} bytes in 100,000 calls")
     assert grown < 2**20
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "entries"),
+    [
+        ("power_spectrum", {"min_keys": 2, "bands": 100}, 3 * 107),
+        ("wavelet_transform", {"min_keys": 6, "resample": 50, "signal": "last"}, 100),
+        ("morlet_scalogram", {"scales": [1.0] * 50, "min_keys": 40}, 3 * 50),
+        ("spectral_uncertainty", {"min_keys": 2}, 3 * 6),
+        ("singular_values", {}, 3),
+        ("fiedler_vector", {}, 3),
+        ("graph_statistics", {"thresholds": [0.1] * 20}, 20),
+        ("betti_numbers", {"thresholds": [0.1] * 20}, 40),
+        ("sink_removal", {"keys": [0], "keep_attention": True}, 9),
+    ],
+)
+def test_results_that_exceed_the_machine_are_announced(monkeypatch, name, options, entries):
+    count = -(-(2**20) // (8 * entries))
+    maps = torch.full((3, 3), 1 / 3).expand(count, 3, 3)
+    maps = maps.unsqueeze(1) if name == "sink_removal" else maps
+    monkeypatch.setattr(_memory, "_SMALLEST_RESULT", 2**20)
+    monkeypatch.setattr(_memory, "free_bytes", lambda: 2**20 - 1)
+    with pytest.warns(UserWarning, match=f"^{name}: results of shape .* need about 0.0 GB") as caught:
+        getattr(asc, name)(maps, **options)
+    assert caught[0].filename == __file__
+    monkeypatch.setattr(_memory, "free_bytes", lambda: 2**40)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        getattr(asc, name)(maps, **options)

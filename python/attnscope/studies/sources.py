@@ -19,6 +19,8 @@ import numpy as np
 from attnscope._nearest import nearest
 from attnscope.studies.config import ConfigError, TextSource
 
+#: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
+MOST_PARQUET_COLUMNS = 100_000
 #: Column names taken when a table has several and none is asked for.
 USUAL_COLUMNS = ("text", "sentence", "content", "token_ids")
 #: Columns of the `samples` table that a source's own column must not overwrite.
@@ -256,7 +258,8 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
     import pyarrow.parquet as pq
 
     try:
-        file = pq.ParquetFile(path)
+        # Each column costs kilobytes as soon as the file is opened.
+        file = pq.ParquetFile(path, thrift_container_size_limit=MOST_PARQUET_COLUMNS)
         column = _column(source, file.schema_arrow.names, path)
         number = 0
         for batch in file.iter_batches():
@@ -264,7 +267,10 @@ def _read_parquet(path: Path, source: TextSource) -> Iterator[Row]:
                 yield number, _content(cells.pop(column), f"texts: {path}, row {number}", column), cells
                 number += 1
     except (pa.ArrowInvalid, OSError) as error:
-        raise ConfigError(f"texts: {path} is not a readable Parquet file: {error}") from error
+        why = str(error)
+        if "size limit" in why:
+            why = f"it describes more than {MOST_PARQUET_COLUMNS:,} columns or row groups"
+        raise ConfigError(f"texts: {path} is not a readable Parquet file: {why}") from error
 
 
 def _read_datasets(source: TextSource) -> Iterator[Row]:
