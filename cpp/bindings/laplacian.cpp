@@ -13,10 +13,14 @@ py::tuple eigenvalues(const py::object& attention, const py::object& lengths, In
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options = graph_options(symmetrize, threshold, normalized);
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
-  const Index spoiled =
-      per_matrix<LaplacianWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
-        laplacian_eigenvalues(view, options, std::min<Index>(k, view.rows()),
-                              result.data + index * k, workspace);
+  Index smallest = batch.n;
+  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
+  const Index spoiled = per_pack<LaplacianWorkspace>(
+      batch, laplacian_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
+        double* out[kWidestPack];
+        for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
+        laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
+                          std::span<double* const>(out, indices.size()), workspace);
       });
   return py::make_tuple(result.tensor, spoiled);
 }

@@ -6,8 +6,8 @@
 #include <cmath>
 #include <limits>
 
+#include "kernels/base/graph_rows.h"
 #include "kernels/base/packed_tridiagonal.h"
-#include "kernels/base/rows.h"
 #include "kernels/base/shifted_lanczos.h"
 #include "kernels/base/strip_cholesky.h"
 
@@ -18,114 +18,8 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // Up to this size the tridiagonal form costs less than a factor and the steps with it.
 constexpr Index kLargestTridiagonal = 96;
-// Rows of a symmetric matrix that are gathered from its columns at once, a cache line of each.
-constexpr Index kPanel = 16;
-
 // What a matrix turned out to be while it was read.
 enum class Kind { connected, disconnected, signed_weights };
-
-// One lane of a pack as a strided array of its own.
-class Lane {
- public:
-  Lane(Lanes* pack, Index lane) : data_(reinterpret_cast<double*>(pack) + lane) {}
-  double& operator[](Index entry) const { return data_[entry * kPackWidth]; }
-
- private:
-  double* data_;
-};
-
-// Breadth-first search from node 0 through positive weights; weight(i, j) needs i > j.
-template <class Weight>
-bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
-  Index direct = 1;
-  while (direct < n && weight(direct, 0) > 0.0) ++direct;
-  if (direct == n) return true;  // node 0 touches all: every map with a sink, and most others
-  queue.resize(static_cast<std::size_t>(n));
-  for (Index i = 0; i < n; ++i) queue[i] = i;
-  Index reached = 1;  // queue[0, reached) is reached, the rest is not
-  for (Index head = 0; head < reached && reached < n; ++head) {
-    for (Index k = reached; k < n; ++k) {
-      const Index a = std::max(queue[head], queue[k]);
-      const Index b = std::min(queue[head], queue[k]);
-      if (weight(a, b) > 0.0) std::swap(queue[k], queue[reached++]);
-    }
-  }
-  return reached == n;
-}
-
-// Calls visit(i, w) with the weights w[j] = W_ij, j < i, of every row of one matrix and writes the
-// degrees to workspace.degree. Returns whether all weights are >= 0.
-template <class Scalar, class Visit>
-bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
-                  FiedlerWorkspace& workspace, Visit&& visit) {
-  const Index n = attention.rows();
-  const bool causal = is_causal(attention);
-  const Scalar* data = attention.data();
-  const Index down = attention.outerStride();
-  const Index right = attention.innerStride();
-  const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
-  workspace.row.resize(static_cast<std::size_t>((causal ? 1 : 1 + kPanel) * room));
-  workspace.degree.assign(static_cast<std::size_t>(n), 0.0);
-  double* forward = workspace.row.data();
-  double* panel = forward + room;  // columns i of the matrix, as rows
-  double* degree = workspace.degree.data();
-  Lanes smallest{};
-  for (Index i = 0; i < n; ++i) {
-    const Scalar* row = data + i * down;
-    if (right == 1) {
-      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j]);
-    } else {
-      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j * right]);
-    }
-    if (!causal && i % kPanel == 0) {
-      const Index columns = std::min(kPanel, n - i);
-      for (Index j = 0; j < std::min(n, i + kPanel); ++j) {
-        const Scalar* from = data + j * down + i * right;
-        for (Index c = 0; c < columns; ++c) {
-          panel[c * room + j] = static_cast<double>(from[c * right]);
-        }
-      }
-    }
-    const double* backward = panel + i % kPanel * room;
-    const auto combine = [&](auto&& weight) {
-      if (causal) {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], 0.0);
-      } else {
-        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], backward[j]);
-      }
-    };
-    if (options.threshold) {
-      const double threshold = *options.threshold;
-      combine([=](double a, double b) { return (a > b ? a : b) >= threshold ? 1.0 : 0.0; });
-    } else if (options.symmetrize == Symmetrize::mean) {
-      combine([](double a, double b) { return 0.5 * (a + b); });
-    } else if (options.symmetrize == Symmetrize::max) {
-      combine([](double a, double b) { return a > b ? a : b; });
-    } else {
-      combine([](double a, double b) { return a < b ? a : b; });
-    }
-    Lanes sums{};
-    Index j = 0;
-    for (; j + kPackWidth <= i; j += kPackWidth) {
-      const Lanes w = load(forward + j);
-      smallest = smaller(smallest, w);
-      sums += w;
-      store(degree + j, load(degree + j) + w);
-    }
-    double sum = sum_of_lanes(sums);
-    for (; j < i; ++j) {
-      smallest[0] = std::min(smallest[0], forward[j]);
-      sum += forward[j];
-      degree[j] += forward[j];
-    }
-    degree[i] = sum;
-    visit(i, forward);
-  }
-  for (Index lane = 0; lane < kPackWidth; ++lane) {
-    if (!(smallest[lane] >= 0.0)) return false;
-  }
-  return true;
-}
 
 // M = L + s·uuᵀ of a pack in the lower triangles `a`, its unit null vectors u in
 // `null`, and the shift s in every lane. Lanes without a connected graph hold the unit matrix.
@@ -139,12 +33,12 @@ void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& opt
     Kind kind = Kind::disconnected;
     if (lane < static_cast<Index>(pack.size())) {
       const bool graph =
-          read_weights(pack[lane], options, workspace, [&](Index i, const double* row) {
+          read_weights(pack[lane], options, workspace.graph, [&](Index i, const double* row) {
             for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
           });
-      for (Index i = 0; i < n; ++i) degree[i] = workspace.degree[static_cast<std::size_t>(i)];
+      for (Index i = 0; i < n; ++i) degree[i] = workspace.graph.degree[static_cast<std::size_t>(i)];
       kind = !graph ? Kind::signed_weights
-             : is_connected(n, workspace.queue,
+             : is_connected(n, workspace.graph.queue,
                             [&](Index i, Index j) { return weights[triangle_row(i) + j]; })
                  ? Kind::connected
                  : Kind::disconnected;
@@ -208,18 +102,18 @@ Kind read_strips(const MatrixView<Scalar>& attention, const GraphOptions& option
                  double* strips, double* null, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
   const Index count = strips_of(n);
-  const bool graph = read_weights(attention, options, workspace, [&](Index i, const double* row) {
+  const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
     double* to = strips + strip_entry(0, i);
     for (Index j = 0; j < i; ++j) to[j * kStrip] = -row[j];
   });
   if (!graph) return Kind::signed_weights;
   // Shifted matrices have been looked at before.
-  if (sigma == 0.0 && !is_connected(n, workspace.queue, [&](Index i, Index j) {
+  if (sigma == 0.0 && !is_connected(n, workspace.graph.queue, [&](Index i, Index j) {
         return -strips[strip_entry(j, i)];
       })) {
     return Kind::disconnected;
   }
-  const double* degree = workspace.degree.data();
+  const double* degree = workspace.graph.degree.data();
   double sum = 0.0;
   for (Index i = 0; i < n; ++i) sum += degree[i];
   // Every entry is multiplied by the scales of its row and column, and lifted by a product of two.

@@ -14,9 +14,7 @@ struct FiedlerWorkspace {
   AlignedBuffer vectors;
   AlignedBuffer inverses;
   AlignedBuffer basis;
-  std::vector<Index> queue;
-  std::vector<double> row;
-  std::vector<double> degree;
+  GraphRows graph;
   LaplacianWorkspace laplacian;
 };
 

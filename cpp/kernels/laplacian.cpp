@@ -4,8 +4,12 @@
 #include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <numeric>
+
+#include "kernels/base/graph_rows.h"
+#include "kernels/base/packed_tridiagonal.h"
 
 namespace attnscope {
 namespace {
@@ -29,6 +33,59 @@ double edge_weight(double a, double b, const GraphOptions& options) {
       return std::min(a, b);
   }
   return 0.0;
+}
+
+// No instruction set works on more matrices at once.
+constexpr std::size_t kMostTogether = 32;
+// Beyond this size a pack takes tens of megabytes.
+constexpr Index kLargestSpectrum = 512;
+
+// The Laplacians of up to kPackWidth matrices in the lower triangles `a`, zeros in lanes without one, and
+// the number of components of each: 0 where a weight is negative, or where squares of the weights leave
+// float64's range.
+template <class Scalar>
+void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Lanes* a,
+                     Lanes* degrees, Index* components, GraphRows& workspace) {
+  const Index n = pack.front().rows();
+  if (pack.size() < kPackWidth) {
+    std::fill(a, a + triangle_row(n), Lanes{});
+    std::fill(degrees, degrees + n, Lanes{});
+  }
+  for (std::size_t m = 0; m < pack.size(); ++m) {
+    const auto lane = static_cast<Index>(m);
+    const Lane weights(a, lane);
+    const bool graph = read_weights(pack[m], options, workspace, [&](Index i, const double* row) {
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+    });
+    const std::vector<double>& degree = workspace.degree;
+    const double largest = *std::max_element(degree.begin(), degree.end());
+    const bool in_range = largest == 0.0 || (largest > 1e-100 && largest < 1e100);
+    components[m] = !graph || !in_range ? 0
+                                        : count_graph_components(n, workspace.queue, [&](Index i, Index j) {
+                                            return weights[triangle_row(i) + j];
+                                          });
+    for (Index i = 0; i < n; ++i) {
+      const double d = components[m] == 0 ? 0.0 : degree[static_cast<std::size_t>(i)];
+      Lane(degrees, lane)[i] = d;
+      weights[triangle_row(i) + i] = options.normalized && d > 0.0 ? 1.0 : d;
+      if (components[m] > 0) continue;
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 0.0;
+    }
+  }
+  if (options.normalized) {
+    const Lanes one = broadcast(1.0);
+    for (Index i = 0; i < n; ++i) {
+      degrees[i] = degrees[i] > 0.0 ? one / square_root(degrees[i]) : Lanes{};
+    }
+  }
+  for (Index i = 0; i < n; ++i) {
+    Lanes* row = a + triangle_row(i);
+    if (options.normalized) {
+      for (Index j = 0; j < i; ++j) row[j] = -row[j] * degrees[i] * degrees[j];
+    } else {
+      for (Index j = 0; j < i; ++j) row[j] = -row[j];
+    }
+  }
 }
 
 }  // namespace
@@ -106,11 +163,64 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
   }
 }
 
+Index laplacian_pack_width(Index smallest) {
+  // A pack of larger ones would leave other threads without work.
+  return smallest > kLargestSpectrum ? 1 : smallest > 128 ? kPackWidth : dqds_width();
+}
+
+template <class Scalar>
+void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
+                       std::span<double* const> out, LaplacianWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  const auto count = static_cast<Index>(pack.size());
+  if (n > kLargestSpectrum || n < 3) {
+    for (std::size_t m = 0; m < pack.size(); ++m) {
+      laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
+    }
+    return;
+  }
+  const Index width = dqds_width();
+  Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
+  Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
+  double* diagonal = workspace.tridiagonals.resize(2 * n * width);
+  double* beside = diagonal + n * width;
+  std::fill(diagonal, diagonal + 2 * n * width, 0.0);
+  Index components[kMostTogether];
+  for (Index first = 0; first < count; first += kPackWidth) {
+    const auto part = pack.subspan(static_cast<std::size_t>(first),
+                                   static_cast<std::size_t>(std::min(kPackWidth, count - first)));
+    read_laplacians(part, options, a, vectors, components + first, workspace.graph);
+    tridiagonalize(a, n, vectors, vectors + n, vectors + 2 * n);
+    for (Index i = 0; i < n; ++i) {
+      std::memcpy(diagonal + i * width + first, vectors + i, sizeof(Lanes));
+      if (i + 1 < n) std::memcpy(beside + i * width + first, vectors + n + i, sizeof(Lanes));
+    }
+  }
+  workspace.values.resize(static_cast<std::size_t>(count * n));
+  double* values[kMostTogether];
+  for (Index m = 0; m < count; ++m) values[m] = workspace.values.data() + m * n;
+  tridiagonal_eigenvalues(diagonal, beside, n,
+                          std::span<double* const>(values, static_cast<std::size_t>(count)),
+                          workspace.dqds);
+  for (Index m = 0; m < count; ++m) {
+    const auto at = static_cast<std::size_t>(m);
+    if (components[m] == 0) {
+      laplacian_eigenvalues(pack[at], options, k, out[at], workspace);
+      continue;
+    }
+    for (Index i = 0; i < k; ++i) {
+      out[at][i] = i < components[m] ? 0.0 : std::max(0.0, values[m][n - 1 - i]);
+    }
+  }
+}
+
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
   template bool graph_weights<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,              \
                                       LaplacianWorkspace&);                                        \
   template void laplacian_eigenvalues<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, Index, \
-                                              double*, LaplacianWorkspace&);
+                                              double*, LaplacianWorkspace&);                       \
+  template void laplacian_spectra<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&, \
+                                          Index, std::span<double* const>, LaplacianWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -1,4 +1,7 @@
 # SPDX-License-Identifier: MIT
+from pathlib import Path
+
+import mpmath
 import numpy as np
 import pytest
 import torch
@@ -8,6 +11,8 @@ from scipy.sparse.csgraph import connected_components
 from strategies import KINDS, attention_batch, attention_map, attention_maps
 
 import attnscope as asc
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
 
 def weights(a, symmetrize="mean", threshold=None):
@@ -39,7 +44,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3, 9, 40])
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 40, 150])
 def test_equals_numpy(n, options):
     for kind in KINDS:
         a = attention_map(n, kind, seed=n)
@@ -142,6 +147,83 @@ def test_non_finite_maps_spoil_only_themselves():
         found = asc.laplacian_eigenvalues(a)
     assert torch.isnan(found[2]).all()
     assert torch.equal(found[[0, 1, 3]], clean[[0, 1, 3]])
+
+
+@pytest.mark.parametrize("n", [4, 33, 130])
+def test_a_result_never_depends_on_its_neighbours_or_threads(n):
+    a = attention_batch((19,), n, torch.float32)
+    a[3] = torch.eye(n)
+    a[5, 2, 2] = float("nan")
+    a[7] = -a[7]
+    a[8] = 1.0 / n
+    a[9] = 0.0
+    a[11] *= 1e-30
+    threads = torch.get_num_threads()
+    try:
+        for options in ({}, {"normalized": True}, {"threshold": 0.02}):
+            torch.set_num_threads(1)
+            with pytest.warns(RuntimeWarning):
+                together = asc.laplacian_eigenvalues(a, **options)
+            for count in (2, 7):
+                torch.set_num_threads(count)
+                with pytest.warns(RuntimeWarning):
+                    again = asc.laplacian_eigenvalues(a, **options)
+                assert torch.equal(again.nan_to_num(-7), together.nan_to_num(-7))
+            for i in (0, 3, 7, 8, 9, 11, 18):
+                alone = asc.laplacian_eigenvalues(a[i], **options)
+                assert torch.equal(alone.nan_to_num(-7), together[i].nan_to_num(-7)), i
+            assert torch.isnan(together[5]).all()
+    finally:
+        torch.set_num_threads(threads)
+
+
+def test_strided_views():
+    a = attention_batch((6,), 40, torch.float32)
+    expected = asc.laplacian_eigenvalues(a)
+    wide = torch.zeros(6, 80, 120)
+    wide[:, ::2, ::3] = a
+    assert torch.equal(asc.laplacian_eigenvalues(wide[:, ::2, ::3]), expected)
+    assert torch.equal(asc.laplacian_eigenvalues(a.mT.contiguous().mT), expected)
+
+
+@pytest.mark.parametrize("scale", [1e-250, 1e-60, 1e80, 1e200])
+def test_the_scale_of_the_weights_is_that_of_the_eigenvalues(scale):
+    a = attention_batch((3,), 20).double()
+    found = asc.laplacian_eigenvalues(a * scale) / scale
+    torch.testing.assert_close(found, asc.laplacian_eigenvalues(a), rtol=1e-10, atol=1e-13)
+
+
+def test_a_thin_bridge_against_mpmath():
+    # two cliques of four and a bridge of 1e-12: λ2 is half the bridge, and the rest crowds at 4
+    n = 8
+    a = torch.zeros(n, n, dtype=torch.float64)
+    a[:4, :4] = a[4:, 4:] = 1.0
+    a[3, 4] = a[4, 3] = 1e-12
+    with mpmath.workdps(60):
+        exact = mpmath.matrix(n, n)
+        for i in range(n):
+            for j in range(n):
+                if i != j:
+                    exact[i, j] -= mpmath.mpf(a[i, j].item())
+                    exact[i, i] += mpmath.mpf(a[i, j].item())
+        values = sorted(float(v) for v in mpmath.eigsy(exact, eigvals_only=True))
+    found = asc.laplacian_eigenvalues(a).tolist()
+    assert found[0] == 0.0
+    for ours, true in zip(found, values, strict=True):
+        assert abs(ours - true) < 1e-14
+
+
+@pytest.mark.parametrize("model", ["stories260K", "llama2xs"])
+def test_trained_heads_equal_lapack(model):
+    path = DATA / model / "golden_bos64.npz"
+    if not path.is_file():
+        pytest.skip(f"{path} is absent")
+    maps = np.load(path)["attn"].reshape(-1, 64, 64)
+    for normalized in (False, True):
+        found = asc.laplacian_eigenvalues(torch.from_numpy(maps), normalized=normalized).numpy()
+        expected = np.array([oracle(a, normalized=normalized) for a in maps])
+        error = np.abs(found - expected).max(-1) / expected[:, -1]
+        assert error.max() < 1e-13, f"off by {error.max():.1e} of the largest eigenvalue"
 
 
 @pytest.mark.parametrize(
