@@ -7,6 +7,7 @@ This module needs neither torch nor transformers: a run folder can be read where
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -64,6 +65,18 @@ class MissingError(KeyError):
 
     def __str__(self) -> str:
         return str(self.args[0]) if self.args else ""
+
+
+def resume_command(folder: str | Path) -> str:
+    """What to type to go on with a run.
+
+    Args:
+        folder: of the run.
+
+    >>> resume_command("runs/my run")
+    "attnscope resume 'runs/my run'"
+    """
+    return f"attnscope resume {shlex.quote(str(folder))}"
 
 
 class Results:
@@ -463,7 +476,7 @@ def load(path: str | Path) -> Results:
     if not folder.is_dir():
         raise FileNotFoundError(f"load: there is no folder {folder}")
     if not any((folder / "tables").glob("*.parquet")):
-        hint = f"; the run is not finished: attnscope resume {folder}" if (folder / "shards").is_dir() else ""
+        hint = f"; the run is not finished: {resume_command(folder)}" if (folder / "shards").is_dir() else ""
         raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
     study: dict[str, Any] = {}
     provenance: dict[str, Any] = {}

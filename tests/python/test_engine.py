@@ -519,3 +519,11 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
     (other / "thesis.tex").write_text("")
     with pytest.raises(FileExistsError, match="is no run folder"):
         run(study(tmp_path, str(llama), str(texts)), name="b")
+
+
+def test_another_study_in_the_folder_is_told_key_by_key(tmp_path, llama, texts):
+    source = {"path": str(texts), "samples": 2}
+    run(study(tmp_path, str(llama), source))
+    words = r"\(texts\[0\]\.samples: 2 there, 3 here; seed: 0 there, 8 here\)"
+    with pytest.raises(FileExistsError, match=words):
+        run(study(tmp_path, str(llama), {**source, "samples": 3}, seed=8))

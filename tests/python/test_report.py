@@ -317,3 +317,8 @@ def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
     table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
     assert _small_table("t", table)["columns"] == ["model", "x"]
     assert _small_table("t", table.assign(step=[0, 1]))["columns"] == ["model", "step", "x"]
+
+
+def test_arrays_are_no_cells():
+    table = pd.DataFrame({"head": [0, 1], "signal": [np.zeros(3), np.ones(3)]})
+    assert _small_table("signals", table)["columns"] == ["head"]

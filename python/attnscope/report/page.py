@@ -13,6 +13,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import pandas as pd
 
 from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
@@ -338,6 +339,8 @@ def _small_table(name: str, table: pd.DataFrame) -> dict[str, Any]:
     """A table that has no section of its own, its first rows; no revision and no step are left out."""
     empty = {"revision": "", "step": -1}
     table = table.drop(columns=[key for key in empty if key in table and (table[key] == empty[key]).all()])
+    arrays = [name for name in table if len(table) and isinstance(table[name].iloc[0], (list, np.ndarray))]
+    table = table.drop(columns=arrays)  # a figure's business
     rows = [
         [number(cell) if isinstance(cell, float) else str(cell)[:80] for cell in row]
         for row in table.head(_SHOWN_ROWS).itertuples(index=False, name=None)

@@ -6,7 +6,7 @@ from __future__ import annotations
 import inspect
 import re
 import typing
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -421,3 +421,24 @@ def _inner(annotation: Any) -> Any:
         if inspect.isclass(found) and issubclass(found, BaseModel):
             return found
     return annotation
+
+
+def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
+    """Where two studies differ, as plain data: the key and what either says, cut to 60 letters.
+
+    Args:
+        there: one.
+        here: the other.
+        key: of what is compared, empty for the whole.
+
+    >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
+    [('texts[0].column', "'a'", "'b'")]
+    """
+    if isinstance(there, dict) and isinstance(here, dict):
+        for name in {**there, **here}:
+            yield from differences(there.get(name), here.get(name), f"{key}.{name}" if key else str(name))
+    elif isinstance(there, list) and isinstance(here, list) and len(there) == len(here):
+        for place, pair in enumerate(zip(there, here, strict=True)):
+            yield from differences(*pair, f"{key}[{place}]")
+    elif there != here:
+        yield key, f"{there!r:.60}", f"{here!r:.60}"

@@ -19,9 +19,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
 from attnscope.models.loading import free_disk, random_twin
-from attnscope.results import Results, load, stamped
+from attnscope.results import Results, load, resume_command, stamped
 from attnscope.studies import recipe_of
-from attnscope.studies.config import ConfigError, ModelSource, Study
+from attnscope.studies.config import ConfigError, ModelSource, Study, differences
 from attnscope.studies.forward import batch_of, padded, self_attention
 from attnscope.studies.lock import FolderLock
 from attnscope.studies.memory import give_back_large_blocks
@@ -159,7 +159,7 @@ class Engine:
             full = disk_error(error, self.folder)
             if isinstance(full, DiskFull):
                 raise DiskFull(
-                    full.errno, f"{full.strerror}; what is done is intact: attnscope resume {self.folder}"
+                    full.errno, f"{full.strerror}; what is done is intact: {resume_command(self.folder)}"
                 ) from error
             raise
         except LoadError:
@@ -178,16 +178,16 @@ class Engine:
         except ConfigError as error:
             raise FileExistsError(f"{self.folder} exists, and its study cannot be read: {error}") from error
         changed = [
-            f"{key}: {old!r:.60} there, {new!r:.60} here"
-            for (key, old), new in zip(there.to_dict().items(), self.study.to_dict().values(), strict=True)
-            if old != new and key not in ("name", "output")
+            f"{key}: {old} there, {new} here"
+            for key, old, new in differences(there.to_dict(), self.study.to_dict())
+            if key not in ("name", "output")
         ]
         if changed:
             raise FileExistsError(
                 f"{self.folder} exists and holds another study ({'; '.join(changed)}); choose another --name"
             )
         raise FileExistsError(
-            f"{self.folder} exists and holds this very study: attnscope resume {self.folder}"
+            f"{self.folder} exists and holds this very study: {resume_command(self.folder)}"
         )
 
     def _locked(self, plan: Plan, lock: FolderLock, resume: bool) -> Results:

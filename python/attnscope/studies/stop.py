@@ -9,6 +9,8 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
+from attnscope.results import resume_command
+
 
 class Interrupted(KeyboardInterrupt):
     """A run was asked to stop and stopped between two units; what is done is stored.
@@ -19,7 +21,7 @@ class Interrupted(KeyboardInterrupt):
     """
 
     def __init__(self, number: int, folder: str) -> None:
-        super().__init__(f"interrupted; everything done so far is stored: attnscope resume {folder}")
+        super().__init__(f"interrupted; everything done so far is stored: {resume_command(folder)}")
         self.signal = number
         self.folder = folder
 
