@@ -95,7 +95,8 @@ def announce_results(need: float, shape: str) -> None:
     frame: FrameType | None = sys._getframe(1)
     function = ""
     while frame is not None and frame.f_code.co_filename.startswith(str(Path(__file__).parent)):
-        frame, function = frame.f_back, frame.f_code.co_name
+        function = frame.f_code.co_name
+        frame = frame.f_back
     warn(
         f"{function}: results of shape ({shape}) need about {need / 1024**3:.1f} GB of memory, "
         f"{free / 1024**3:.1f} GB are free",

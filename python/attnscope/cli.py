@@ -6,6 +6,8 @@ from __future__ import annotations
 import functools
 import importlib.util
 import json
+import os
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -86,6 +88,10 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
         except MissingError as error:
             _say(f"error: {error}")
             raise typer.Exit(USAGE) from None
+        except BrokenPipeError:
+            # whoever reads the output has enough of it (`| head`); what Python still holds back goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         except (OSError, LoadError, FolderLocked, ResultsError) as error:
             _say(f"error: {_words(error)}")
             raise typer.Exit(FAILED) from None

@@ -296,3 +296,9 @@ def test_the_module_runs_and_says_its_version():
     command = [sys.executable, "-m", "attnscope", "--version"]
     ran = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (ran.returncode, ran.stdout) == (0, f"attnscope {attnscope.__version__}\n"), ran.stderr
+
+
+def test_a_reader_that_has_enough_is_no_error():
+    command = f"{sys.executable} -m attnscope metrics attention_entropy | true; echo ${{PIPESTATUS[0]}}"
+    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert (ran.stdout.strip(), ran.stderr) == ("141", "")

@@ -43,7 +43,9 @@ SETTING = {
 @pytest.fixture
 def sentences(tmp_path):
     file = tmp_path / "wiki_dataset_sink.csv"
-    rows = [f"a sentence of six words: {word},{word}" for word in ("gravity", "light", "cells") for _ in range(2)]
+    rows = [
+        f"a sentence of six words: {word},{word}" for word in ("gravity", "light", "cells") for _ in range(2)
+    ]
     file.write_text("text,focus_word\n" + "\n".join(rows) + "\n", "utf-8")
     return file
 

@@ -37,7 +37,8 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
         "plan": digest,
         "seed": study.seed,
-        "packages": {name: _version(name) for name in _PACKAGES},
+        # torch by its own word: the metadata of some wheels leave out which CUDA they were built for
+        "packages": {name: _version(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
         "cpu": cpu_name(),
