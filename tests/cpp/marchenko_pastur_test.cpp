@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <memory>
 #include <numbers>
 #include <numeric>
 
@@ -35,8 +36,8 @@ TEST(MarchenkoPastur, OneHotRowsHaveEqualEigenvalues) {
 }
 
 TEST(MarchenkoPastur, TooFewTokensOrNoRowThatVaries) {
-  for (const auto& found : {compare(testing::random_attention(7, true, 1)),
-                            compare(testing::uniform_causal(20))}) {
+  for (const auto& found :
+       {compare(testing::random_attention(7, true, 1)), compare(testing::uniform_causal(20))}) {
     EXPECT_TRUE(std::isnan(found.ks));
     EXPECT_EQ(found.outliers, -1);
   }
@@ -65,6 +66,49 @@ TEST(MarchenkoPastur, APermutationNullOfAnyDrawsHasItsRank) {
   EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, found.edge);
 }
 
+MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const bool* mask) {
+  MarchenkoPasturWorkspace workspace;
+  MarchenkoPasturOptions options;
+  options.null = SpectralNull::permutation;
+  options.draws = draws;
+  const MatrixView<double> matrix = view(a);
+  Support support;
+  support.kind = Support::Kind::mask;
+  support.mask = mask;
+  support.mask_row_stride = a.rows();
+  support.mask_column_stride = 1;
+  MarchenkoPastur result;
+  marchenko_pastur(std::span<const MatrixView<double>>(&matrix, 1),
+                   std::span<const Support>(&support, 1), options,
+                   std::span<MarchenkoPastur>(&result, 1), workspace);
+  return result;
+}
+
+TEST(MarchenkoPastur, RanksOfAMapBeyondAllDrawsAndOfOneThatIsTheirEqual) {
+  constexpr Index n = 20;
+  const auto all = std::make_unique<bool[]>(n * n);
+  std::fill(all.get(), all.get() + n * n, true);
+  const RowMatrix<double> random = testing::random_attention(n, false, 4, 2.0);
+  RowMatrix<double> alike(n, n);
+  for (Index i = 0; i < n; ++i) alike.row(i) = random.row(0);
+  EXPECT_DOUBLE_EQ(of_permutations(alike, 9, all.get()).p_value, 0.1);
+  // One row varies, and however it is shuffled it has one eigenvalue.
+  RowMatrix<double> single = RowMatrix<double>::Constant(n, n, 1.0 / n);
+  single.row(3) = random.row(3);
+  EXPECT_EQ(of_permutations(single, 9, all.get()).p_value, 1.0);
+}
+
+TEST(MarchenkoPastur, ShufflesReachEveryVisibleKey) {
+  // 256 rows attend to the first of four keys. Spread evenly over them the rows have three
+  // eigenvalues of 4/3; over three of the keys the largest is 5/3 or more.
+  constexpr Index n = 256;
+  RowMatrix<double> a = RowMatrix<double>::Zero(n, n);
+  a.col(0).setOnes();
+  const auto four = std::make_unique<bool[]>(n * n);
+  for (Index i = 0; i < n; ++i) std::fill_n(four.get() + i * n, 4, true);
+  EXPECT_LT(of_permutations(a, 3, four.get()).edge, 1.75);
+}
+
 TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
   const NullLaw law = NullLaw::triangular();
   const double x = law.quantile(0.7);
@@ -85,7 +129,8 @@ TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {
     const double power = seed % 3 == 0 ? 1.0 : seed % 3 == 1 ? 3.0 : 12.0;
     for (double& value : values) value = 2.9 * std::pow(uniform(generator), power);
     std::sort(values.begin(), values.end());
-    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, table), kolmogorov_smirnov(values, law, 1e-12));
+    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, table),
+              kolmogorov_smirnov(values, law, 1e-12));
   }
   for (double x = 1e-30; x < 3.0; x *= 1.01) {
     const auto [low, high] = table.cdf(x);

@@ -200,6 +200,16 @@ TEST(Persistence, ALoopThatOpensLongAfterAllIsQuietIsFound) {
   EXPECT_EQ(loops[0].birth_edge[0], 42);
 }
 
+TEST(Persistence, ALoopBornAtTheEnclosingRadiusIsNoBar) {
+  // The path closes to a ring by an edge as long as those of a cone over it, which come after.
+  RowMatrix<double> a = RowMatrix<double>::Zero(5, 5);
+  a(1, 0) = a(2, 1) = a(3, 2) = 0.9;
+  a(3, 0) = 0.5;
+  a.row(4).head(4).setConstant(0.5);
+  EXPECT_TRUE(of_dimension(bars_of(a), 1).empty());
+  expect_brute_force(a, "a ring and its cone");
+}
+
 TEST(Persistence, WeightsOfOneAndMoreMakeNoBar) {
   const auto bars = bars_of(testing::complete(5, 1.5));
   ASSERT_EQ(bars.size(), 1u);

@@ -76,7 +76,7 @@ TEST(Fourier, FastLengthsAreMultiplesOfFourOfSmallPrimes) {
 
 TEST(PowerSpectrum, ATonePutsAllItsPowerIntoItsBand) {
   const Index n = 64;
-  for (Index cycles : {4, 16, 28}) {
+  for (Index cycles : {4, 8, 16, 24, 28}) {  // 8 and 24 are the bands' own edges
     RowMatrix<double> a(n, n);
     for (Index j = 0; j < n; ++j) {
       a.col(j).setConstant(std::cos(2.0 * std::numbers::pi * double(cycles * j) / double(n)));
@@ -103,6 +103,35 @@ TEST(PowerSpectrum, AConstantIsTheHannWindow) {
   const RowMatrix<double> constant = RowMatrix<double>::Constant(64, 64, 0.2);
   power_spectrum(view(constant), Support{}, options, out.data(), scratch);
   EXPECT_NEAR(out[3], 2.0 / 3.0, 1e-12);
+}
+
+TEST(PowerSpectrum, TheHannWindowIsNothingWhereItBegins) {
+  SpectrumOptions options;
+  options.signal.kind = SignalOptions::Kind::last;
+  SpectrumScratch scratch;
+  RowMatrix<double> impulse = RowMatrix<double>::Zero(64, 64);
+  impulse(63, 0) = 1.0;
+  std::vector<double> out(kSpectrumFields, -1.0);
+  power_spectrum(view(impulse), Support{}, options, out.data(), scratch);
+  EXPECT_EQ(out, std::vector<double>(kSpectrumFields, -1.0));
+  impulse.row(63).setZero();
+  impulse(63, 32) = 1.0;
+  power_spectrum(view(impulse), Support{}, options, out.data(), scratch);
+  // White: 31 bins count twice, the two at the ends once.
+  EXPECT_NEAR(out[3], 2.0 / 64.0, 1e-14);
+}
+
+TEST(PowerSpectrum, TheNyquistFrequencyCountsOnceAsTheMeanDoes) {
+  SpectrumOptions options;
+  options.signal.kind = SignalOptions::Kind::last;
+  options.hann = false;
+  SpectrumScratch scratch;
+  RowMatrix<double> a = RowMatrix<double>::Zero(64, 64);
+  for (Index j = 0; j < 64; j += 2) a(63, j) = 1.0;
+  std::vector<double> out(kSpectrumFields, -1.0);
+  power_spectrum(view(a), Support{}, options, out.data(), scratch);
+  EXPECT_NEAR(out[0], 0.5, 1e-14);
+  EXPECT_NEAR(out[2], 0.5, 1e-14);
 }
 
 TEST(PowerSpectrum, ShortAndEmptySignalsKeepWhatWasThere) {

@@ -44,6 +44,40 @@ TEST(SingularValues, RunningDifferencesHaveCosines) {
   }
 }
 
+TEST(SingularValues, WeightsWhoseSquaresAreNoNumbers) {
+  const RowMatrix<double> a = testing::random_attention(12, true, 5, 3.0);
+  const auto sigma = values(a);
+  for (const double unit : {1e-200, -1e-200, 1e-310, 1e200, -1e200}) {
+    const auto scaled = values(unit * a);
+    for (std::size_t k = 0; k < sigma.size(); ++k) {
+      EXPECT_NEAR(scaled[k] / std::abs(unit), sigma[k], 1e-13 + 1e-322 / std::abs(unit));
+    }
+  }
+}
+
+TEST(SingularValues, AMatrixHasItsOwnBitsInEveryCompany) {
+  for (const Index n : {9, 33, 140}) {
+    std::vector<RowMatrix<double>> maps;
+    std::vector<MatrixView<double>> views;
+    std::vector<std::vector<double>> sigma;
+    std::vector<double*> out;
+    for (Index k = 0; k < singular_values_width(); ++k) {
+      maps.push_back(testing::random_attention(n, k % 2 == 0, unsigned(k), 2.0));
+    }
+    sigma.assign(maps.size(), std::vector<double>(static_cast<std::size_t>(n)));
+    for (std::size_t k = 0; k < maps.size(); ++k) {
+      views.push_back(view(maps[k]));
+      out.push_back(sigma[k].data());
+    }
+    SingularValuesWorkspace workspace;
+    for (std::size_t count = 1; count <= maps.size(); ++count) {
+      singular_values(std::span<const MatrixView<double>>(views.data(), count),
+                      std::span<double* const>(out.data(), count), workspace);
+      for (std::size_t k = 0; k < count; ++k) EXPECT_EQ(sigma[k], values(maps[k])) << n << " " << k;
+    }
+  }
+}
+
 TEST(SingularValues, ZerosAndOneToken) {
   for (const double sigma : values(RowMatrix<double>::Zero(7, 7))) EXPECT_EQ(sigma, 0.0);
   EXPECT_EQ(values(RowMatrix<double>::Constant(1, 1, -0.5))[0], 0.5);

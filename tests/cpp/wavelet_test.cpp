@@ -43,6 +43,37 @@ TEST(Wavelet, AConstantIsAllApproximation) {
   EXPECT_NEAR(out[0], 1.0, 1e-12);
   EXPECT_NEAR(out[4], 0.0, 1e-12);
   EXPECT_NEAR(out[5], 3.0, 1e-12);  // eight equal coefficients
+  // The details hold rounding, which has no entropy.
+  for (std::size_t s = 6; s < 9; ++s) EXPECT_TRUE(std::isnan(out[s]));
+}
+
+TEST(Wavelet, TheProfileIsTheMeanOverRows) {
+  // A row of c has the approximations c·2^(levels/2); the rows are 0.1, 0.2, …
+  constexpr Index n = 12;
+  RowMatrix<double> a(n, n);
+  for (Index i = 0; i < n; ++i) a.row(i).setConstant(0.1 * double(i + 1));
+  WaveletOptions options;
+  options.signal.min_keys = n;
+  options.levels = 2;
+  options.resample = 3;
+  std::vector<double> out(static_cast<std::size_t>(n * wavelet_fields(2)));
+  std::vector<double> profile(9, -1.0);
+  WaveletScratch scratch;
+  for (const double unit : {1.0, 1e-200, 1e-308}) {
+    wavelet_transform(view(RowMatrix<double>(unit * a)), Support{}, options, out.data(),
+                      profile.data(), scratch);
+    for (std::size_t r = 0; r < 3; ++r) EXPECT_NEAR(profile[r] / unit, 1.3, 1e-13);
+    for (std::size_t r = 3; r < 9; ++r) EXPECT_NEAR(profile[r] / unit, 0.0, 1e-13);
+  }
+}
+
+TEST(Wavelet, WeightsWhoseSquaresAreNoNumbersHaveTheSameShares) {
+  const RowMatrix<double> a = testing::random_attention(30, false, 2, 3.0);
+  const auto shares = transform(a, 2);
+  for (const double unit : {1e-200, 0x1p-1000, 1e200}) {
+    const auto found = transform(unit * a, 2);
+    for (std::size_t k = 0; k + 1 < shares.size(); ++k) EXPECT_NEAR(found[k], shares[k], 1e-13);
+  }
 }
 
 TEST(Wavelet, ReconstructsEveryLengthToRounding) {
@@ -71,6 +102,13 @@ TEST(Scalogram, AnImpulseIsTheWaveletsEnvelope) {
       const double expected = std::exp(-z * z) / (scales[s] * std::sqrt(std::numbers::pi));
       EXPECT_NEAR(out[static_cast<std::size_t>(s * n + b)], expected, 1e-14);
     }
+  }
+  // The power of 2^-500 is 2^-1000.
+  const std::vector<double> whole = out;
+  a *= 0x1p-500;
+  morlet_scalogram(view(a), Support{}, last(1).signal, scales, 2, 6.0, out.data(), scratch);
+  for (std::size_t k = 0; k < out.size(); ++k) {
+    EXPECT_NEAR(out[k] * 0x1p1000, whole[k], 1e-15);
   }
 }
 

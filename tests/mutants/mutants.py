@@ -14,7 +14,7 @@ class Mutant(NamedTuple):
 
 # A header's mutant is seen through one kernel that includes it.
 THROUGH = {
-    "base/logarithm.h": "uncertainty.cpp",
+    "base/logarithm.h": "base/row_statistics.cpp",
     "base/rows.h": "locality.cpp",
     "base/shifted_lanczos.h": "fiedler.cpp",
     "base/signal_reader.h": "wavelet.cpp",
@@ -101,7 +101,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
     ],
     "reference_influence.cpp": [
-        Mutant("if (reference[i * stride]) continue;", ""),
+        Mutant("if (!reference[i * stride])", "if (true)"),
         Mutant("norm > 0.0 ? norm_r / norm", "norm > 0.0 ? norm_n / norm"),
     ],
     "singular_values.cpp": [
@@ -119,7 +119,9 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (visible == 0) continue;", ""),
     ],
     "uncertainty.cpp": [
-        Mutant("std::sqrt(x / mass) : x / mass", "std::sqrt(x) : x / mass"),
+        Mutant(
+            "std::sqrt(x / mass) : x / mass", "std::sqrt(x) : x / mass", "divided by its norm right after"
+        ),
         Mutant(
             "alternating += t % 2 == 0 ? x : -x;",
             "alternating += t % 2 == 0 ? -x : x;",
@@ -159,7 +161,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/dqds.cpp": [
         Mutant("constexpr double kNegligible = 1e-29;", "constexpr double kNegligible = 1e-20;"),
-        Mutant("larger(c.d + e, broadcast(kFloor))", "c.d + e"),
+        Mutant("larger(a * a, broadcast(kFloor))", "a * a"),
         Mutant("broadcast(-1.0);", "broadcast(0.0);"),
         Mutant("choose(good, at(s.shift, number) + c.tau", "choose(good, at(s.shift, number)"),
     ],

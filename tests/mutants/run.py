@@ -5,7 +5,7 @@
     python tests/mutants/run.py [STEM ...]
 
 Builds the kernels and their tests in build/mutants; of a mutant only the broken file is compiled, and linked
-in front of the kernels' library, so it costs seconds. Exit status 1 when one lives that mutants.py does not
+with the other files' objects, so it costs seconds. Exit status 1 when one lives that mutants.py does not
 argue for, or when a line that it wants to break does not stand in its file once.
 """
 
@@ -45,11 +45,11 @@ def build() -> dict[str, dict[str, str]]:
     }
 
 
-def link(folder: str, broken: Path) -> Path:
+def link(folder: str, broken: Path, replaced: Path) -> Path:
     program = Path(folder) / "program"
     tests = sorted(BUILD.glob("tests/cpp/**/*_test.cpp.o"))
-    (library,) = BUILD.glob("cpp/kernels/libattnscope_kernels_*.a")
-    quietly("c++", broken, *tests, library, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
+    others = [path for path in sorted(BUILD.glob("cpp/kernels/**/*.cpp.o")) if path != replaced]
+    quietly("c++", broken, *others, *tests, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
     return program
 
 
@@ -70,9 +70,10 @@ def judge(file: str, mutant: Mutant, known: dict[str, dict[str, str]]) -> str:
             given[given.index(entry["file"])] = str(copy)
         compiler = 1 if Path(given[0]).name == "ccache" else 0
         given.insert(compiler + 1, f"-I{folder}")
-        given[given.index("-o") + 1] = f"{folder}/broken.o"
+        at = given.index("-o") + 1
+        replaced, given[at] = Path(entry["directory"]) / given[at], f"{folder}/broken.o"
         quietly(*given, "-O1", "-w", cwd=entry["directory"])
-        program = link(folder, Path(folder) / "broken.o")
+        program = link(folder, Path(folder) / "broken.o", replaced)
         try:
             ran = subprocess.run(
                 [program, "--gtest_brief=1", "--gtest_fail_fast"], capture_output=True, timeout=300

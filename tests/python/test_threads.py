@@ -2,9 +2,13 @@
 """Every metric from many threads and processes and any number of workers: the same bits, no deadlock."""
 
 import os
+import re
 import signal
+import sys
+import sysconfig
 import threading
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -84,6 +88,16 @@ def test_eight_python_threads_at_once_get_the_same_bits(expected):
         thread.join(120)
     assert not any(thread.is_alive() for thread in threads), "a thread hangs"
     assert wrong == []
+
+
+def test_the_core_keeps_the_gil_and_the_pages_say_so():
+    """No free-threaded interpreter has run these tests, so the module does not promise to do without the GIL."""
+    if sysconfig.get_config_var("Py_GIL_DISABLED"):
+        assert sys._is_gil_enabled()
+    root = Path(__file__).parents[2]
+    module = (root / "cpp" / "bindings" / "module.cpp").read_text("utf-8")
+    assert re.search(r"^PYBIND11_MODULE\(\w+, \w+\) \{$", module, re.MULTILINE), "no py::mod_gil_not_used()"
+    assert "does not declare itself free of the GIL" in (root / "CONTRIBUTING.md").read_text("utf-8")
 
 
 class Answers(Dataset):
