@@ -31,7 +31,7 @@ py::tuple vector(const py::object& attention, const py::object& lengths,
   const GraphOptions options = graph_options(symmetrize, threshold, normalized);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
   const Index spoiled =
-      per_matrix<LaplacianWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+      per_matrix<FiedlerWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
         fiedler_vector(view, options, result.data + index * batch.n, workspace);
       });
   return py::make_tuple(result.tensor, spoiled);

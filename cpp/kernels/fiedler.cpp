@@ -203,6 +203,104 @@ double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& option
   return fiedler_value_direct(attention, options, workspace.laplacian);
 }
 
+// The vector of an eigenvalue λ2 > 0 that is known, from solves with the factor of L − σ, σ just below λ2.
+// False where the residual does not fall to the rounding of the weights: others crowd around λ2.
+template <class Scalar>
+bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double value,
+                      double* out, FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index count = strips_of(n);
+  const Index padded = count * kStrip;
+  double* strips = workspace.matrix.resize(strip_offset(count));
+  double* inverses = workspace.inverses.resize(strip_inverses(n));
+  double* null = workspace.basis.resize(3 * padded);
+  double* x = null + padded;
+  double* y = null + 2 * padded;
+  double spread = value;
+  double below = 1e-7 * value;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    // The start is orthogonal to the null vector as soon as the first read has given it.
+    std::fill(strips, strips + strip_offset(count), 0.0);
+    if (read_strips(attention, options, value - below, strips, null, workspace) != Kind::connected) {
+      return false;
+    }
+    if (!options.normalized) {
+      const std::vector<double>& degree = workspace.graph.degree;
+      spread = 2.0 * *std::max_element(degree.begin(), degree.end());
+    } else {
+      spread = 2.0;
+    }
+    if (!(spread > 1e-100 && spread < 1e100)) return false;
+    if (below < 1e-14 * spread || !strip_factorize(strips, count, inverses)) {
+      below = std::max(1e3 * below, 1e-13 * spread);
+      continue;
+    }
+    for (Index i = 0; i < padded; ++i) x[i] = i < n ? start_entry(i) : 0.0;
+    remove_parts(null, 1, padded, x);
+    scale_vector(x, 1.0 / std::sqrt(inner_product(x, x, padded)), padded);
+    for (int step = 0; step < 12; ++step) {
+      std::copy(x, x + padded, y);
+      strip_solve(strips, count, inverses, y);
+      remove_parts(null, 1, padded, y);
+      const double length = std::sqrt(inner_product(y, y, padded));
+      if (!(length > 0.0)) return false;
+      scale_vector(y, 1.0 / length, padded);
+      // (L − σ) y is x / length, so that its part across y is the residual.
+      const double along = inner_product(x, y, padded);
+      add_multiple(x, -along, y, padded);
+      const double residual = std::sqrt(inner_product(x, x, padded)) / length;
+      std::swap(x, y);
+      if (step > 0 && residual <= 2e-15 * spread) {
+        std::copy(x, x + n, out);
+        return true;
+      }
+    }
+    return false;
+  }
+  return false;
+}
+
+// Entries that tie in exact arithmetic differ by rounding; the first within rounding of the largest
+// decides the sign.
+void choose_sign(double* vector, Index n) {
+  double largest = 0.0;
+  for (Index i = 0; i < n; ++i) largest = std::max(largest, std::abs(vector[i]));
+  for (Index i = 0; i < n; ++i) {
+    if (std::abs(vector[i]) < largest * (1.0 - 1e-9)) continue;
+    if (vector[i] < 0.0) scale_vector(vector, -1.0, n);
+    return;
+  }
+}
+
+// The vector from all eigenvectors of a dense symmetric solver.
+template <class Scalar>
+void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
+                   LaplacianWorkspace& workspace) {
+  const Index n = attention.rows();
+  Eigen::Map<Eigen::VectorXd> vector(out, n);
+  const bool graph = graph_weights(attention, options, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    vector.setConstant(kNaN);
+    return;
+  }
+  Eigen::VectorXd null = options.normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
+                                            : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
+  if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
+  null.normalize();
+  laplacian_from_weights(options.normalized, workspace);
+  // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
+  // vector is orthogonal to the null vector even where λ2 is 0 too.
+  // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
+  // Not higher than it takes, or weights far below 1 would drown in its rounding.
+  const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
+  const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
+  if (graph) workspace.weights += lift * null * null.transpose();
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
+  vector = solver.eigenvectors().col(graph ? 0 : 1);
+  if (graph) vector -= null.dot(vector) * null;
+  vector.normalize();
+}
+
 }  // namespace
 
 Index fiedler_pack_width(Index smallest) { return smallest <= kLargestTridiagonal ? kPackWidth : 1; }
@@ -247,42 +345,18 @@ void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions
 
 template <class Scalar>
 void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
-                    LaplacianWorkspace& workspace) {
+                    FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
   if (n == 1) {
     out[0] = kNaN;
     return;
   }
-  Eigen::Map<Eigen::VectorXd> vector(out, n);
-  const bool graph = graph_weights(attention, options, workspace);
-  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
-    vector.setConstant(kNaN);
-    return;
+  // One matrix alone has nothing to share a pack with.
+  const double value = n < 3 ? 0.0 : by_factor(attention, options, 1e-10, workspace);
+  if (!(value > 0.0) || !vector_by_factor(attention, options, value, out, workspace)) {
+    vector_direct(attention, options, out, workspace.laplacian);
   }
-  Eigen::VectorXd null = options.normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
-                                            : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
-  if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
-  null.normalize();
-  laplacian_from_weights(options.normalized, workspace);
-  // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
-  // vector is orthogonal to the null vector even where λ2 is 0 too.
-  // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
-  // Not higher than it takes, or weights far below 1 would drown in its rounding.
-  const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
-  const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
-  if (graph) workspace.weights += lift * null * null.transpose();
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
-  vector = solver.eigenvectors().col(graph ? 0 : 1);
-  if (graph) vector -= null.dot(vector) * null;
-  vector.normalize();
-  // Entries that tie in exact arithmetic differ by rounding; the first within rounding of the largest
-  // decides the sign.
-  const double largest = vector.cwiseAbs().maxCoeff();
-  for (Index i = 0; i < n; ++i) {
-    if (std::abs(vector[i]) < largest * (1.0 - 1e-9)) continue;
-    if (vector[i] < 0.0) vector = -vector;
-    break;
-  }
+  choose_sign(out, n);
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
@@ -291,7 +365,7 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
   template double fiedler_value_direct<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,    \
                                                LaplacianWorkspace&);                              \
   template void fiedler_vector<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, double*,   \
-                                       LaplacianWorkspace&);
+                                       FiedlerWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -118,7 +118,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
     fiedler_values(one, options, Precision::exact, &value, fiedler);
     write(value);
   }
-  fiedler_vector(view, options, numbers.data(), laplacian);
+  fiedler_vector(view, options, numbers.data(), fiedler);
   write(numbers);
 
   SingularValuesWorkspace singular;

@@ -32,7 +32,7 @@ void fiedler(Bytes& bytes) {
                    reused);
     LAW(same_bits(alone, value), "alone %.17g, in a pack %.17g, n = %ld", alone, value, long(n));
     Output<double> vector(n);
-    fiedler_vector(map.view(), options, vector.data(), reused.laplacian);
+    fiedler_vector(map.view(), options, vector.data(), reused);
     LAW(vector.all_written(), "the vector has a hole");
     if (!map.tame() && !options.threshold) continue;
     if (n == 1) {

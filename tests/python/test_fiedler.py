@@ -243,6 +243,59 @@ def test_the_vector_satisfies_its_equation(a, normalized, symmetrize):
     assert vector[np.abs(vector) >= np.abs(vector).max() * (1 - 1e-9)][0] > 0
 
 
+@pytest.mark.parametrize("n", [33, 64, 97, 150])
+def test_vectors_equal_lapack(n):
+    maps = [attention_map(n, kind, seed=n) for kind in KINDS]
+    rng = np.random.default_rng(n)
+    bridge = np.zeros((n, n))  # two blocks and a thin bridge: λ2 far below the rest
+    bridge[: n // 2, : n // 2] = rng.random((n // 2, n // 2))
+    bridge[n // 2 :, n // 2 :] = rng.random((n - n // 2, n - n // 2))
+    bridge[0, -1] = 1e-10
+    twins = np.full((n, n), 1.0 / n)  # every eigenvalue is the same
+    star = np.zeros((n, n))
+    star[:, 0] = 1.0
+    maps = np.array([*maps, bridge, twins, star, np.eye(n)])
+    for options in ({}, {"normalized": True}, {"threshold": 0.02}):
+        found = asc.fiedler_vector(torch.tensor(maps), **options).numpy()
+        for a, vector in zip(maps, found, strict=True):
+            w = weights(a, threshold=options.get("threshold"))
+            d = w.sum(0)
+            laplacian, null = np.diag(d) - w, np.ones(n)
+            if options.get("normalized"):
+                scale = np.array([0.0 if x == 0 else x**-0.5 for x in d])
+                laplacian = np.diag((d > 0).astype(float)) - scale[:, None] * w * scale
+                null = np.sqrt(d)
+            values, vectors = np.linalg.eigh(laplacian)
+            assert np.linalg.norm(vector) == pytest.approx(1.0, abs=1e-13)
+            assert abs(null @ vector) <= 1e-12 * np.linalg.norm(null)
+            if null.any() and values[1] > 1e-13 * values[-1]:
+                residual = np.linalg.norm(laplacian @ vector - values[1] * vector)
+                assert residual <= 2e-14 * max(1.0, values[-1])
+            gap = min(values[1] - values[0], values[2] - values[1])
+            if gap > 1e-6 * values[-1]:
+                assert abs(abs(vectors[:, 1] @ vector) - 1) < 1e-14
+
+
+def test_vectors_do_not_depend_on_company_or_threads():
+    a = attention_batch((9,), 70, torch.float32)
+    a[2] = torch.eye(70)
+    a[4, 3, 1] = float("nan")
+    threads = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        with pytest.warns(RuntimeWarning):
+            one = asc.fiedler_vector(a)
+        torch.set_num_threads(7)
+        with pytest.warns(RuntimeWarning):
+            many = asc.fiedler_vector(a)
+    finally:
+        torch.set_num_threads(threads)
+    assert torch.equal(one.nan_to_num(-7), many.nan_to_num(-7))
+    assert torch.isnan(one[4]).all()
+    for i in (0, 2, 8):
+        assert torch.equal(asc.fiedler_vector(a[i]), one[i])
+
+
 def test_uniform_causal_attention_and_one_token():
     assert asc.fiedler_value(torch.ones(1, 1)).item() == 0.0
     assert torch.isnan(asc.fiedler_vector(torch.ones(1, 1))).all()
