@@ -9,6 +9,7 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
@@ -327,7 +328,11 @@ def compare(
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
     if second is not None:
-        frame = load(first).compare(load(second), table)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            frame = load(first).compare(load(second), table)
+        for warning in caught:
+            _say(f"warning: {warning.message}")
         text = frame.to_string(index=False, float_format="%.6g")
     else:
         from attnscope.published import compare_published

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
+from attnscope._warn import warn
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -315,6 +316,7 @@ class Results:
         """Two runs, metric by metric, over the rows that both have.
 
         Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
+        Samples are matched by number; a warning says so where their sentences differ.
 
         Args:
             other: the run to compare with.
@@ -340,6 +342,12 @@ class Results:
             raise ResultsError(
                 f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs"
             )
+        if "sample" in keys and (differ := self._other_sentences(other, set(both["sample"]))):
+            warn(
+                f"compare: {len(differ)} of {both['sample'].nunique()} samples are other sentences there "
+                f"(the first is sample {differ[0]}); rows are paired by the sample's number all the same",
+                UserWarning,
+            )
         rows = []
         for name in mine.columns:
             if name in keys or f"{name}\0other" not in both or not pd.api.types.is_numeric_dtype(mine[name]):
@@ -364,6 +372,16 @@ class Results:
                 }
             )
         return cast("pd.DataFrame", pd.DataFrame(rows))
+
+    def _other_sentences(self, other: Results, numbers: set[int]) -> list[int]:
+        """Which of the samples are not the same text in both runs; none where a run does not say."""
+        if not all("samples" in run.tables() for run in (self, other)):
+            return []
+        here, there = (run.table("samples") for run in (self, other))
+        if not all({"sample", "text"} <= set(table) for table in (here, there)):
+            return []
+        texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
+        return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
 
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any

@@ -4,6 +4,7 @@
 import json
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import numpy as np
@@ -142,6 +143,21 @@ def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common
     assert same.loc["fiedler_value", "equal"]
     with pytest.raises(ValueError, match="no row of table 'heads'"):
         Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))
+
+
+def test_compare_says_where_the_sentences_are_not_the_same():
+    mine, other = samples(), samples()
+    first = int(other["sample"].iloc[0])
+    other["text"] = other["text"].where(other["sample"] != first, "another sentence")
+    run = Results({"heads": heads(), "samples": mine})
+    with pytest.warns(
+        UserWarning, match=rf"1 of \d+ samples are other sentences .*sample {first}\)"
+    ):
+        run.compare(Results({"heads": heads(), "samples": other}))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        run.compare(Results({"heads": heads(), "samples": mine}))
+        run.compare(Results({"heads": heads()}))
 
 
 def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
