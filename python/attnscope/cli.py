@@ -466,7 +466,7 @@ def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
             typer.echo(f"report: {report}")
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
-        _say(f"finished, {len(skipped)} checkpoints skipped: {names}")
+        _say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
         raise typer.Exit(SKIPPED)
 
 

@@ -157,7 +157,7 @@ def test_skipped_checkpoints_end_with_3_and_are_named(call, tmp_path):
         "--no-draw",
     )
     assert code == 3
-    assert "1 checkpoints skipped: growing step1" in err
+    assert "finished, 1 checkpoint skipped: growing step1" in err
 
 
 def test_quiet_is_quiet(call, inputs, tmp_path):
@@ -185,7 +185,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
     arguments = ("run", "-m", model, "-t", texts, "--block", 4, "--output", tmp_path / "runs", "--dry-run")
     code, out, _ = call(*arguments)
     assert code == 0
-    assert "units         2 (1 checkpoints x 6 sentences)" in out
+    assert "units         2 (1 checkpoint x 6 sentences)" in out
     assert "tokens        39, longest sentence 9" in out
     code, out, _ = call(*arguments, "--json")
     plan = json.loads(out)

@@ -530,3 +530,28 @@ def test_examples_are_the_models_own_maps_of_the_first_sentence(results, model):
     assert ids.shape[1] < 8
     with pytest.raises(NotDrawable, match="too few tokens"):
         FIGURES["examples"](results)
+
+
+def test_of_an_encoder_decoder_the_encoder_is_studied_and_that_is_said(tmp_path, texts):
+    said = []
+    folder = model_folder(tmp_path / "both", "t5")
+    results = run(
+        study(tmp_path, folder, texts, block=8, options={"extra": ["fisher", "ablation"]}), say=said.append
+    )
+    assert "both: an encoder-decoder; its encoder is studied, its decoder is not" in said
+    assert not results.table("samples")["causal"].any()
+    assert any("fisher: both: T5ForConditionalGeneration predicts with a decoder" in line for line in said)
+    assert any("ablation: both: T5ForConditionalGeneration predicts with a decoder" in line for line in said)
+
+
+def test_a_model_that_cannot_be_captured_is_skipped_once_with_its_null(tmp_path, texts):
+    folder = model_folder(tmp_path / "none", "mamba")
+    models = [str(folder), str(model_folder(tmp_path / "some"))]
+    said = []
+    asked = Study(
+        models=models, texts=str(texts), output=str(tmp_path), name="a", block=8, metrics=["fiedler_value"],
+        options={"extra": ["random_weights"]},
+    )  # fmt: skip
+    found = run(asked, say=said.append)
+    assert [one["checkpoint"] for one in found.provenance["skipped"]] == ["none"]
+    assert sum("skipped none" in line for line in said) == 1

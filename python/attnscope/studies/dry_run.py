@@ -57,7 +57,8 @@ class Estimate:
     def __str__(self) -> str:
         lines = [
             f"folder        {self.folder}",
-            f"units         {self.units:,} ({self.checkpoints:,} checkpoints x {self.sentences:,} sentences)",
+            f"units         {self.units:,} ({_count(self.checkpoints, 'checkpoint')} x "
+            f"{_count(self.sentences, 'sentence')})",
             f"tokens        {self.tokens:,}, longest sentence {self.longest:,}",
             f"memory        about {megabytes(self.peak_bytes)} at the peak "
             f"({megabytes(self.layer_bytes)} are one layer's attention), {megabytes(self.free_bytes)} free",
@@ -153,3 +154,7 @@ def duration(seconds: float) -> str:
     if seconds < 7200:
         return f"{seconds / 60:.0f} min"
     return f"{seconds / 3600:.1f} h"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number:,} {what}" if number == 1 else f"{number:,} {what}s"

@@ -243,6 +243,8 @@ class Engine:
         extras = own_columns(plan)
         with self._bar(len(plan.units), "units", len(plan.units) - len(missing)) as bar:
             for checkpoint, twin in dict.fromkeys((unit.checkpoint, unit.twin) for unit in missing):
+                if twin and checkpoint.title in {title for title, _ in plan.skipped}:
+                    continue  # a null of a model that was not measured
                 units = [unit for unit in missing if (unit.checkpoint, unit.twin) == (checkpoint, twin)]
                 source = self.study.models[units[0].source]
                 bar.set_postfix_str(f"{checkpoint.model}, random weights" if twin else checkpoint.title)

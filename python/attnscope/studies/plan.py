@@ -201,6 +201,8 @@ def _encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequenc
     plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
     plan.layers[position] = int(getattr(text, "num_hidden_layers", None) or 1)
     plan.counts[model] = counts
+    if getattr(config, "is_encoder_decoder", False):
+        plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
     plan.notes += _notes(model, counts, study, limit)
     return inputs
 

@@ -71,7 +71,7 @@ class Ablation:
 
         title = loaded.checkpoint.title
         if not predicts(loaded.model):
-            return f"ablation: {title}: {loaded.architecture} has no language-model head to compare"
+            return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
         sets = self.keys()
         config = loaded.model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -120,7 +120,7 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
 
     model, title = loaded.model, loaded.checkpoint.title
     if not predicts(model):
-        return f"fisher: {title}: {loaded.architecture} has no language-model head, so no loss"
+        return f"fisher: {title}: {_without_loss(loaded)}, so there is no loss"
     if model.dtype not in (torch.float32, torch.float64):
         return f"fisher: {title}: gradients of {loaded.dtype} under- and overflow; load it with dtype float32"
     masked = "MaskedLM" in type(model).__name__
@@ -166,3 +166,9 @@ def predicts(model: Any) -> bool:
     """Whether the model has a head that predicts tokens."""
     name = type(model).__name__
     return any(mark in name for mark in ("CausalLM", "LMHead", "MaskedLM"))
+
+
+def _without_loss(loaded: LoadedModel) -> str:
+    if getattr(loaded.model.config, "is_encoder_decoder", False):
+        return f"{loaded.architecture} predicts with a decoder, which is not studied"
+    return f"{loaded.architecture} has no language-model head"
