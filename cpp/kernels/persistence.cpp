@@ -21,8 +21,8 @@ bool sorts_before(const Bar& a, const Bar& b) {
 // Edges between two looks at whether anything is left to find.
 constexpr std::uint32_t kSlice = 64;
 
-// Adds edges until no later one can change anything up to `max_dimension`.
-void run(EdgeOrder& order, FlagHomology& homology, int max_dimension) {
+// Adds edges until no later one can change anything.
+void run(EdgeOrder& order, FlagHomology& homology) {
   const std::vector<Edge>& edges = order.edges();
   order.start();
   homology.reset(order.vertices());
@@ -34,7 +34,6 @@ void run(EdgeOrder& order, FlagHomology& homology, int max_dimension) {
     const auto end = std::min(static_cast<std::uint32_t>(edges.size()), begin + kSlice);
     homology.add(edges, begin, end, order.radius_begin());
     begin = end;
-    if (max_dimension == 0 && homology.components() == 1) return;
     if (end < look_again) continue;
     if (rest == FlagHomology::Rest::opens && !homology.joined(awaited)) continue;
     rest = homology.look_ahead(order, awaited);
@@ -50,19 +49,24 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
                  PersistenceWorkspace& workspace, std::vector<Bar>& bars) {
   EdgeOrder& order = workspace.order;
   FlagHomology& homology = workspace.homology;
-  order.assign(attention, options.symmetrize, options.metric);
-  const std::vector<Edge>& edges = order.edges();
-  const auto join = [&](std::uint32_t position) {
-    Bar bar{0.0, order.dissimilarity(position), {-1, -1}, {-1, -1}, 0};
-    if (bar.death == 0.0) return;
-    write_edge(edges[position], bar.death_edge);
-    bars.push_back(bar);
+  const auto join = [&](Edge edge, double death) {
+    if (death == 0.0) return;
+    bars.push_back({0.0, death, {-1, -1}, {-1, -1}, 0});
+    write_edge(edge, bars.back().death_edge);
   };
-  if (options.max_dimension == 0 && attention.rows() > 1 && order.take_spanning_tree()) {
-    for (std::uint32_t k = 0; k < edges.size(); ++k) join(k);
+  const std::vector<Edge>& edges = order.edges();
+  if (options.max_dimension == 0) {
+    SpanningTree& tree = workspace.tree;
+    if (attention.rows() > 1) {
+      tree.assign(attention, options.symmetrize, options.metric);
+      for (std::uint32_t k = 0; k < tree.edges().size(); ++k) {
+        join(tree.edges()[k], tree.dissimilarity(k));
+      }
+    }
   } else {
-    run(order, homology, options.max_dimension);
-    for (const std::uint32_t merge : homology.merges()) join(merge);
+    order.assign(attention, options.symmetrize, options.metric);
+    run(order, homology);
+    for (const std::uint32_t merge : homology.merges()) join(edges[merge], order.dissimilarity(merge));
   }
   bars.push_back({0.0, std::numeric_limits<double>::infinity(), {-1, -1}, {-1, -1}, 0});
   if (options.max_dimension >= 1) {

@@ -6,6 +6,7 @@
 
 #include "kernels/base/edge_order.h"
 #include "kernels/base/flag_homology.h"
+#include "kernels/base/spanning_tree.h"
 
 namespace attnscope {
 
@@ -27,6 +28,7 @@ struct PersistenceOptions {
 
 // Scratch that a thread reuses over a batch; it grows to the largest matrix seen.
 struct PersistenceWorkspace {
+  SpanningTree tree;  // for H0 alone
   EdgeOrder order;
   FlagHomology homology;
 };
@@ -34,7 +36,7 @@ struct PersistenceWorkspace {
 // Appends the bars of the Vietoris–Rips filtration of one head to `bars`, sorted by dimension, birth,
 // death and birth edge; bars of length 0 are left out. Dissimilarities are those of EdgeOrder, vertices
 // enter at 0. Exactly one H0 bar is infinite; n = 1 has that bar alone. At most kMaxVertices tokens.
-// Cost O(n² log n) for H0, plus O(n³/64) for the lunes and the reduction of the 4-cycles for H1.
+// Cost O(n²) for H0, plus O(n² log n + n³/64) for the edges, the lunes and the reduction of the 4-cycles for H1.
 template <class Scalar>
 void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& options,
                  PersistenceWorkspace& workspace, std::vector<Bar>& bars);

@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <bit>
-#include <cmath>
 #include <limits>
 #include <numeric>
 #include <type_traits>
 #include <utility>
 
+#include "kernels/base/hellinger.h"
 #include "kernels/base/radix_sort.h"
 
 namespace attnscope {
@@ -145,19 +145,11 @@ void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine com
 
 template <class Scalar>
 void EdgeOrder::fill_hellinger(const MatrixView<Scalar>& attention) {
-  roots_.resize(static_cast<std::size_t>(n_ * n_));
-  for (Index i = 0; i < n_; ++i) {
-    for (Index j = 0; j < n_; ++j) {
-      const double entry = static_cast<double>(attention(i, j));
-      roots_[i * n_ + j] = entry > 0.0 ? std::sqrt(entry) : 0.0;
-    }
-  }
+  take_roots(attention, roots_);
   broad_.row.resize(static_cast<std::size_t>(n_));
   for (Index i = 1; i < n_; ++i) {
     for (Index j = 0; j < i; ++j) {
-      const Eigen::Map<const Eigen::ArrayXd> a(roots_.data() + i * n_, n_);
-      const Eigen::Map<const Eigen::ArrayXd> b(roots_.data() + j * n_, n_);
-      broad_.row[j] = std::bit_cast<std::uint64_t>(std::sqrt(0.5 * (a - b).square().sum()));
+      broad_.row[j] = std::bit_cast<std::uint64_t>(hellinger_distance(roots_, n_, i, j));
     }
     take_row(broad_, i, broad_.row.data());
   }
@@ -194,28 +186,6 @@ void EdgeOrder::sort_into_edges(S& sorter, std::size_t before, std::size_t count
              [](const auto& entry) { return key_of(entry); }, counts_);
   edges_.resize(before + count);
   for (std::size_t k = 0; k < count; ++k) edges_[before + k] = edge_of(batch[k]);
-}
-
-template <class S>
-bool EdgeOrder::append_tree(S& sorter) {
-  if (!sorter.tree.assign(sorter.triangle, n_)) return false;
-  const std::vector<Edge>& tree = sorter.tree.edges();
-  if (sorter.sorted.size() <= tree.size()) {
-    sorter.sorted.resize(tree.size() + 1);
-    sorter.scratch.resize(tree.size() + 1);
-  }
-  for (std::size_t k = 0; k < tree.size(); ++k) {
-    const auto [key, edge] = entry(sorter, edge_row(tree[k]), edge_column(tree[k]));
-    put(sorter.sorted[k], key, edge);
-  }
-  sort_into_edges(sorter, 0, tree.size());
-  // The tree came in the order of its growth, so edges of one key still have to be put in theirs.
-  for (std::size_t begin = 0, end = 0; begin < tree.size(); begin = end) {
-    while (end < tree.size() && key_of(sorter.sorted[end]) == key_of(sorter.sorted[begin])) ++end;
-    std::sort(edges_.begin() + static_cast<std::ptrdiff_t>(begin),
-              edges_.begin() + static_cast<std::ptrdiff_t>(end));
-  }
-  return true;
 }
 
 template <class S>
@@ -323,10 +293,6 @@ void EdgeOrder::start() {
   std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
     return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;
   });
-}
-
-bool EdgeOrder::take_spanning_tree() {
-  return wide_ ? append_tree(broad_) : append_tree(narrow_);
 }
 
 bool EdgeOrder::next() {

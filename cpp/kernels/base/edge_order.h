@@ -7,7 +7,6 @@
 
 #include "kernels/base/edge.h"
 #include "kernels/base/matrix_view.h"
-#include "kernels/base/spanning_tree.h"
 #include "kernels/laplacian.h"
 
 // The edges of a dense weighted graph in the order in which a Rips filtration takes them in.
@@ -34,10 +33,6 @@ class EdgeOrder {
   // Reads the matrix. Cost O(n²), with hellinger O(n³).
   template <class Scalar>
   void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
-
-  // Makes edges() the minimum spanning tree, in order, instead of all edges. False where keys tie and the
-  // tree is better read off the whole order; call start() then. n >= 2. Cost O(n²) without a sort.
-  bool take_spanning_tree();
 
   // Gets ready for next(): ranks the vertices and looks where the keys lie.
   void start();
@@ -70,7 +65,6 @@ class EdgeOrder {
     std::vector<Key> sample;     // some keys, sorted
     std::vector<Entry> sorted;   // edges() with their keys
     std::vector<Entry> scratch;
-    SpanningTree<Key> tree;
     Key radius = 0;
     Key taken = 0;               // edges with keys up to this one are in edges()
   };
@@ -89,8 +83,6 @@ class EdgeOrder {
   bool append(S& sorter);
   template <class S>
   void sort_into_edges(S& sorter, std::size_t before, std::size_t count);
-  template <class S>
-  bool append_tree(S& sorter);
   template <class S>
   static auto entry(const S& sorter, std::size_t a, std::size_t b) {
     if (a < b) std::swap(a, b);

@@ -2,85 +2,318 @@
 #include "kernels/base/spanning_tree.h"
 
 #include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+#include "kernels/base/hellinger.h"
+#include "kernels/base/radix_sort.h"
+#include "kernels/base/rows.h"
 
 namespace attnscope {
 namespace {
 
-constexpr std::size_t kTile = 16;
+// One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set where it
+// holds.
+constexpr std::size_t kVectorBytes = kPackWidth * sizeof(double);
+typedef float FloatVector __attribute__((vector_size(kVectorBytes)));
+typedef double DoubleVector __attribute__((vector_size(kVectorBytes)));
+typedef std::int32_t IntVector __attribute__((vector_size(kVectorBytes)));
+typedef std::int64_t LongVector __attribute__((vector_size(kVectorBytes)));
+
+template <class Float>
+struct VectorOf {
+  using Floats = FloatVector;
+  using Numbers = IntVector;
+};
+template <>
+struct VectorOf<double> {
+  using Floats = DoubleVector;
+  using Numbers = LongVector;
+};
+
+template <class Float>
+constexpr std::size_t kLanes = kVectorBytes / sizeof(Float);
+
+template <class Vector, class T>
+Vector vector_at(const T* from) {
+  Vector vector;
+  std::memcpy(&vector, from, sizeof(vector));
+  return vector;
+}
+
+template <class Vector, class T>
+void put(T* to, Vector vector) {
+  std::memcpy(to, &vector, sizeof(vector));
+}
+
+// Bit k is set where lane k of a comparison holds.
+inline unsigned lane_bits(IntVector mask) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
+#elif defined(__AVX__)
+  return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(mask)));
+#else
+  unsigned bits = 0;
+  for (std::size_t k = 0; k < kLanes<float>; ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
+  return bits;
+#endif
+}
+inline unsigned lane_bits(LongVector mask) {
+#if defined(__AVX512DQ__)
+  return _mm512_movepi64_mask(reinterpret_cast<__m512i>(mask));
+#elif defined(__AVX__)
+  return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(mask)));
+#else
+  unsigned bits = 0;
+  for (std::size_t k = 0; k < kLanes<double>; ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
+  return bits;
+#endif
+}
+
+constexpr std::size_t kTile = 8;
+
+// to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
+inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
+                           std::size_t to_stride) {
+#if defined(__AVX__)
+  __m256 r[8];
+  for (std::size_t i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
+  __m256 t[8];
+  for (std::size_t i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+  for (std::size_t i = 0; i < 8; i += 4) {
+    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
+    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
+    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
+    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
+  }
+  for (std::size_t i = 0; i < 4; ++i) {
+    _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
+    _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
+  }
+#else
+  for (std::size_t i = 0; i < kTile; ++i) {
+    for (std::size_t j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
+  }
+#endif
+}
+inline void transpose_tile(const double* from, std::size_t from_stride, double* to,
+                           std::size_t to_stride) {
+  for (std::size_t i = 0; i < kTile; ++i) {
+    for (std::size_t j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
+  }
+}
+
+// The order of floats as whole numbers; both zeros give the same.
+std::uint32_t ordered(float value) {
+  const auto bits = std::bit_cast<std::int32_t>(value + 0.0f);
+  return static_cast<std::uint32_t>(bits < 0 ? ~bits : bits | std::numeric_limits<std::int32_t>::min());
+}
 
 }  // namespace
 
-template <class Key>
-void SpanningTree<Key>::mirror(const std::vector<Key>& triangle) {
-  square_.resize(n_ * stride_);
-  for (std::size_t first = 0; first < n_; first += kTile) {
-    const std::size_t last = std::min(first + kTile, n_);
-    for (std::size_t i = first; i < last; ++i) {
-      const Key* row = triangle.data() + i * (i - (i > 0 ? 1 : 0)) / 2;
-      std::copy(row, row + i, square_.data() + i * stride_);
-      square_[i * stride_ + i] = ~Key{0};
+template <class Float, class Number, class Scalar, class Combine>
+void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
+                        Combine combine) {
+  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous. Tiles are
+  // whole: beyond n there are zeros, which no vertex outside reads.
+  const bool by_rows = attention.innerStride() <= attention.outerStride();
+  const auto outer =
+      static_cast<std::size_t>(by_rows ? attention.outerStride() : attention.innerStride());
+  const auto inner =
+      static_cast<std::size_t>(by_rows ? attention.innerStride() : attention.outerStride());
+  const Scalar* data = attention.data();
+  growth.square.resize(stride_ * stride_);
+  Float* square = growth.square.data();
+  const Float* rows = nullptr;
+  std::size_t ld = stride_;
+  if constexpr (std::is_same_v<Scalar, Float>) {
+    if (inner == 1 && n_ == stride_) {
+      rows = data;
+      ld = outer;
     }
-    // The tile's transpose goes out in rows that lie together.
-    for (std::size_t j = 0; j < last; ++j) {
-      Key* out = square_.data() + j * stride_;
-      for (std::size_t i = std::max(first, j + 1); i < last; ++i) out[i] = square_[i * stride_ + j];
+  }
+  if (rows == nullptr) {
+    growth.widened.resize(stride_ * stride_);
+    for (std::size_t i = 0; i < n_; ++i) {
+      Float* to = growth.widened.data() + i * stride_;
+      const Scalar* from = data + i * outer;
+      if (inner == 1) {
+        for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j]);
+      } else {
+        for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
+      }
+      std::fill(to + n_, to + stride_, Float(0));
+    }
+    std::fill(growth.widened.begin() + static_cast<std::ptrdiff_t>(n_ * stride_),
+              growth.widened.begin() + static_cast<std::ptrdiff_t>(stride_ * stride_), Float(0));
+    rows = growth.widened.data();
+  }
+  alignas(64) Float tile[kTile * kTile];
+  for (std::size_t i = 0; i < stride_; i += kTile) {
+    for (std::size_t j = 0; j <= i; j += kTile) {
+      transpose_tile(rows + j * ld + i, ld, tile, kTile);
+      for (std::size_t r = 0; r < kTile; ++r) {
+        const Float* row = rows + (i + r) * ld + j;
+        Float* to = square + (i + r) * stride_ + j;
+        for (std::size_t c = 0; c < kTile; ++c) {
+          const Float weight = combine(row[c], tile[r * kTile + c]);
+          to[c] = weight < Float(1) ? weight : Float(1);
+        }
+      }
+      if (j < i) transpose_tile(square + i * stride_ + j, stride_, square + j * stride_ + i, stride_);
     }
   }
 }
 
-template <class Key>
-bool SpanningTree<Key>::assign(const std::vector<Key>& triangle, Index count) {
-  constexpr Key kAll = ~Key{0};
-  const auto n = static_cast<std::size_t>(count);
-  n_ = n;
-  stride_ = (n_ + 15) / 16 * 16;
-  mirror(triangle);
-  best_.assign(n, kAll);
-  inside_.assign(n, 0);
-  from_.assign(n, 0);
-  edges_.clear();
-  Key* __restrict__ best = best_.data();
-  Key* __restrict__ inside = inside_.data();
-  Key* __restrict__ from = from_.data();
-  Key tied = kAll;  // the smallest key that two candidates of one vertex shared
-  Key largest = 0;  // of the tree
+template <class Scalar>
+void SpanningTree::fill_hellinger(const MatrixView<Scalar>& attention) {
+  take_roots(attention, roots_);
+  wide_.square.assign(stride_ * stride_, 0.0);
+  for (std::size_t i = 1; i < n_; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const double distance =
+          hellinger_distance(roots_, static_cast<Index>(n_), static_cast<Index>(i), static_cast<Index>(j));
+      wide_.square[i * stride_ + j] = -distance;
+      wide_.square[j * stride_ + i] = -distance;
+    }
+  }
+}
+
+template <class Float, class Number>
+void SpanningTree::grow(Growth<Float, Number>& growth) {
+  using Floats = typename VectorOf<Float>::Floats;
+  using Numbers = typename VectorOf<Float>::Numbers;
+  constexpr std::size_t kWidth = kLanes<Float>;
+  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
+  growth.best.assign(stride_, -kInfinity);
+  growth.cap.assign(stride_, -kInfinity);
+  std::fill_n(growth.cap.begin(), n_, kInfinity);
+  growth.from.assign(stride_, std::numeric_limits<Number>::max());
+  growth.found.clear();
+  grown_.clear();
+  Float* best = growth.best.data();
+  Float* cap = growth.cap.data();
+  Number* from = growth.from.data();
   std::size_t vertex = 0;
-  for (std::size_t step = 1; step < n; ++step) {
-    inside[vertex] = kAll;
-    best[vertex] = kAll;
-    const Key* __restrict__ row = square_.data() + vertex * stride_;
-    const Key self = static_cast<Key>(vertex);
-    Key smallest = kAll;
-    for (std::size_t j = 0; j < n; ++j) {
-      const Key key = row[j] | inside[j];
-      const Key old = best[j];
-      const Key lower = std::min(key, old);
-      // Masks instead of conditions: the compiler makes branches of those and gives up.
-      const Key takes = Key{0} - static_cast<Key>(lower != old);
-      const Key ties = Key{0} - static_cast<Key>(key == old);
-      tied = std::min(tied, key | ~ties | inside[j]);
-      from[j] = (self & takes) | (from[j] & ~takes);
-      best[j] = lower;
-      smallest = std::min(smallest, lower);
+  for (std::size_t step = 1; step < n_; ++step) {
+    cap[vertex] = -kInfinity;
+    best[vertex] = -kInfinity;
+    const Float* row = growth.square.data() + vertex * stride_;
+    const Numbers self = static_cast<Number>(vertex) - Numbers{};
+    Floats largest = -kInfinity - Floats{};
+    for (std::size_t j = 0; j < stride_; j += kWidth) {
+      const Floats limit = vector_at<Floats>(cap + j);
+      const Floats read = vector_at<Floats>(row + j);
+      const Floats similarity = read < limit ? read : limit;
+      const Floats old = vector_at<Floats>(best + j);
+      const Numbers other = vector_at<Numbers>(from + j);
+      // Of two edges to one vertex the one from the smaller vertex comes first in (row, column).
+      const Numbers takes = (similarity > old) | ((similarity == old) & (self < other));
+      const Floats better = similarity > old ? similarity : old;
+      put(from + j, takes ? self : other);
+      put(best + j, better);
+      largest = better > largest ? better : largest;
     }
-    Key places = 0;
-    Key last = 0;
-    for (std::size_t j = 0; j < n; ++j) {
-      const Key here = best[j] == smallest ? kAll : Key{0};
-      places -= here;
-      last |= here & static_cast<Key>(j);
+    Float nearest = largest[0];
+    for (std::size_t k = 1; k < kWidth; ++k) nearest = std::max(nearest, Float(largest[k]));
+    int places = 0;
+    std::size_t next = 0;
+    for (std::size_t j = 0; j < stride_; j += kWidth) {
+      const unsigned bits = lane_bits(vector_at<Floats>(best + j) == nearest);
+      if (bits == 0) continue;
+      places += std::popcount(bits);
+      next = j + static_cast<std::size_t>(std::countr_zero(bits));
     }
-    largest = std::max(largest, smallest);
-    if (places != 1 || tied <= largest) return false;
-    vertex = static_cast<std::size_t>(last);
-    const auto other = static_cast<std::uint32_t>(from[vertex]);
-    const auto own = static_cast<std::uint32_t>(vertex);
-    edges_.push_back(make_edge(own, other));
+    const auto edge_to = [&](std::size_t j) {
+      return make_edge(static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(from[j]));
+    };
+    Edge edge = edge_to(next);
+    if (places > 1) {
+      for (std::size_t j = 0; j < n_; ++j) {
+        if (best[j] != nearest || edge_to(j) >= edge) continue;
+        edge = edge_to(j);
+        next = j;
+      }
+    }
+    grown_.push_back(edge);
+    growth.found.push_back(nearest);
+    vertex = next;
   }
-  return true;
+
+  const std::size_t count = grown_.size();
+  edges_.resize(count);
+  lengths_.resize(count);
+  if constexpr (std::is_same_v<Float, float>) {
+    keys_.resize(count);
+    scratch_.resize(count);
+    std::uint64_t lowest = ~std::uint64_t{0};
+    std::uint64_t ones = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      keys_[k] = std::uint64_t{~ordered(growth.found[k])} << 32 | grown_[k];
+      lowest = std::min(lowest, keys_[k]);
+      ones |= keys_[k];
+    }
+    radix_sort(keys_.data(), scratch_.data(), count, lowest, ones,
+               [](std::uint64_t key) { return key; }, counts_);
+    for (std::size_t k = 0; k < count; ++k) {
+      const auto bits = ~static_cast<std::uint32_t>(keys_[k] >> 32);
+      const auto value = static_cast<std::int32_t>(bits);
+      const auto weight = std::bit_cast<float>(
+          value < 0 ? value & std::numeric_limits<std::int32_t>::max() : ~value);
+      edges_[k] = static_cast<Edge>(keys_[k]);
+      lengths_[k] = 1.0 - static_cast<double>(weight);
+    }
+  } else {
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), std::uint32_t{0});
+    std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return growth.found[a] != growth.found[b] ? growth.found[a] > growth.found[b]
+                                                : grown_[a] < grown_[b];
+    });
+    for (std::size_t k = 0; k < count; ++k) {
+      edges_[k] = grown_[order_[k]];
+      lengths_[k] = growth.found[order_[k]];
+    }
+  }
 }
 
-template class SpanningTree<std::uint32_t>;
-template class SpanningTree<std::uint64_t>;
+template <class Scalar>
+void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
+  n_ = static_cast<std::size_t>(attention.rows());
+  constexpr std::size_t kStep = std::max(kTile, kLanes<float>);
+  stride_ = (n_ + kStep - 1) / kStep * kStep;
+  if (metric == Metric::hellinger) {
+    fill_hellinger(attention);
+    grow(wide_);
+    for (double& length : lengths_) length = -length;
+    return;
+  }
+  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+  if (symmetrize == Symmetrize::mean) {
+    fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });
+    grow(wide_);
+  } else if constexpr (std::is_same_v<Scalar, double>) {
+    symmetrize == Symmetrize::max ? fill(wide_, attention, larger) : fill(wide_, attention, smaller);
+    grow(wide_);
+  } else {
+    symmetrize == Symmetrize::max ? fill(narrow_, attention, larger)
+                                  : fill(narrow_, attention, smaller);
+    grow(narrow_);
+    return;
+  }
+  for (double& length : lengths_) length = 1.0 - length;
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar) \
+  template void SpanningTree::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
 
 }  // namespace attnscope
