@@ -49,26 +49,26 @@ py::tuple bars(const py::object& attention, const py::object& lengths, int max_d
   for (std::size_t i = 0; i < slices.size(); ++i) {
     offsets[i + 1] = offsets[i] + static_cast<std::int64_t>(slices[i].end - slices[i].begin);
   }
-  const auto total = static_cast<std::size_t>(offsets.back());
-  std::vector<double> birth(total);
-  std::vector<double> death(total);
-  std::vector<std::int8_t> dimension(total);
-  std::vector<std::int32_t> birth_edge(2 * total);
-  std::vector<std::int32_t> death_edge(2 * total);
+  const std::vector<Index> total{offsets.back()};
+  const std::vector<Index> ends{2};
+  const Result<double> birth = make_empty<double>(total, {});
+  const Result<double> death = make_empty<double>(total, {});
+  const Result<std::int8_t> dimension = make_empty<std::int8_t>(total, {});
+  const Result<std::int32_t> birth_edge = make_empty<std::int32_t>(total, ends);
+  const Result<std::int32_t> death_edge = make_empty<std::int32_t>(total, ends);
   std::size_t at = 0;
   for (const Slice& slice : slices) {
     for (std::size_t k = slice.begin; k < slice.end; ++k, ++at) {
       const Bar& bar = slice.found->bars[k];
-      birth[at] = bar.birth;
-      death[at] = bar.death;
-      dimension[at] = bar.dimension;
-      std::copy(bar.birth_edge, bar.birth_edge + 2, birth_edge.begin() + 2 * at);
-      std::copy(bar.death_edge, bar.death_edge + 2, death_edge.begin() + 2 * at);
+      birth.data[at] = bar.birth;
+      death.data[at] = bar.death;
+      dimension.data[at] = bar.dimension;
+      std::copy(bar.birth_edge, bar.birth_edge + 2, birth_edge.data + 2 * at);
+      std::copy(bar.death_edge, bar.death_edge + 2, death_edge.data + 2 * at);
     }
   }
-  return py::make_tuple(to_tensor(birth), to_tensor(death), to_tensor(dimension),
-                        to_tensor(birth_edge, 2), to_tensor(death_edge, 2), to_tensor(offsets),
-                        spoiled);
+  return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,
+                        death_edge.tensor, to_tensor(offsets), spoiled);
 }
 
 }  // namespace

@@ -67,14 +67,23 @@ at::Tensor allocated(const std::vector<Index>& shape, at::ScalarType dtype) {
 }
 
 template <class T>
-Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill,
-                 at::ScalarType dtype) {
+Result<T> unfilled(const std::vector<Index>& leading, const std::vector<Index>& trailing,
+                   at::ScalarType dtype) {
   std::vector<Index> shape = leading;
   shape.insert(shape.end(), trailing.begin(), trailing.end());
   at::Tensor tensor = allocated(shape, dtype);
-  T* data = static_cast<T*>(tensor.data_ptr());
-  std::fill(data, data + tensor.numel(), fill);
-  return {wrap(tensor), data};
+  return {wrap(tensor), static_cast<T*>(tensor.data_ptr())};
+}
+
+template <class T>
+Result<T> filled(const std::vector<Index>& leading, const std::vector<Index>& trailing, T fill,
+                 at::ScalarType dtype) {
+  const Result<T> result = unfilled<T>(leading, trailing, dtype);
+  Index size = 1;
+  for (const Index axis : leading) size *= axis;
+  for (const Index axis : trailing) size *= axis;
+  std::fill(result.data, result.data + size, fill);
+  return result;
 }
 
 template <class T>
@@ -250,12 +259,24 @@ py::object to_tensor(const std::vector<std::int64_t>& values) {
   return copied(values, {static_cast<Index>(values.size())}, at::kLong);
 }
 
-py::object to_tensor(const std::vector<std::int8_t>& values) {
-  return copied(values, {static_cast<Index>(values.size())}, at::kChar);
+template <>
+Result<double> make_empty(const std::vector<Index>& leading, const std::vector<Index>& trailing) {
+  return unfilled<double>(leading, trailing, at::kDouble);
 }
-
-py::object to_tensor(const std::vector<std::int32_t>& values, Index columns) {
-  return copied(values, {static_cast<Index>(values.size()) / columns, columns}, at::kInt);
+template <>
+Result<std::int64_t> make_empty(const std::vector<Index>& leading,
+                                const std::vector<Index>& trailing) {
+  return unfilled<std::int64_t>(leading, trailing, at::kLong);
+}
+template <>
+Result<std::int32_t> make_empty(const std::vector<Index>& leading,
+                                const std::vector<Index>& trailing) {
+  return unfilled<std::int32_t>(leading, trailing, at::kInt);
+}
+template <>
+Result<std::int8_t> make_empty(const std::vector<Index>& leading,
+                               const std::vector<Index>& trailing) {
+  return unfilled<std::int8_t>(leading, trailing, at::kChar);
 }
 
 }  // namespace attnscope

@@ -123,11 +123,13 @@ Result<std::int64_t> make_result(const std::vector<Index>& leading,
 Result<bool> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
                          bool fill);
 
-// Contiguous one- or two-dimensional tensors that own a copy of `values`.
+// The same, not filled, of double, int64, int32 or int8.
+template <class T>
+Result<T> make_empty(const std::vector<Index>& leading, const std::vector<Index>& trailing);
+
+// A contiguous one-dimensional tensor that owns a copy of `values`.
 py::object to_tensor(const std::vector<double>& values);
 py::object to_tensor(const std::vector<std::int64_t>& values);
-py::object to_tensor(const std::vector<std::int8_t>& values);
-py::object to_tensor(const std::vector<std::int32_t>& values, Index columns);
 
 inline Index offset_of(Index index, const std::vector<Index>& sizes,
                        const std::vector<Index>& strides) {

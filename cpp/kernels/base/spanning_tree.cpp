@@ -75,6 +75,9 @@ inline unsigned lane_bits(LongVector mask) {
 
 constexpr std::size_t kTile = 8;
 
+// Edges up to which counting beats a radix sort.
+constexpr std::size_t kFew = 96;
+
 // to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
 inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
                            std::size_t to_stride) {
@@ -109,6 +112,28 @@ inline void transpose_tile(const double* from, std::size_t from_stride, double* 
   }
 }
 
+constexpr std::size_t whole_tiles(std::size_t n) { return (n + kTile - 1) / kTile * kTile; }
+
+// Sorts few numbers by counting those below each, which has no branches to guess.
+void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch) {
+  constexpr std::size_t kWidth = kLanes<double>;
+  constexpr auto kSign = std::uint64_t{1} << 63;
+  const std::size_t padded = (count + kWidth - 1) / kWidth * kWidth;
+  scratch.resize(padded);
+  for (std::size_t k = 0; k < count; ++k) scratch[k] = keys[k] ^ kSign;
+  std::fill(scratch.begin() + static_cast<std::ptrdiff_t>(count), scratch.end(), ~kSign);
+  for (std::size_t k = 0; k < count; ++k) {
+    const LongVector own = static_cast<std::int64_t>(scratch[k]) - LongVector{};
+    LongVector below{};
+    for (std::size_t j = 0; j < padded; j += kWidth) {
+      below += vector_at<LongVector>(scratch.data() + j) < own;  // −1 where it is
+    }
+    std::int64_t rank = 0;
+    for (std::size_t lane = 0; lane < kWidth; ++lane) rank -= below[lane];
+    keys[rank] = scratch[k] ^ kSign;
+  }
+}
+
 // The order of floats as whole numbers; both zeros give the same.
 std::uint32_t ordered(float value) {
   const auto bits = std::bit_cast<std::int32_t>(value + 0.0f);
@@ -120,53 +145,65 @@ std::uint32_t ordered(float value) {
 template <class Float, class Number, class Scalar, class Combine>
 void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
                         Combine combine) {
-  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous. Tiles are
-  // whole: beyond n there are zeros, which no vertex outside reads.
+  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous. Beyond
+  // n whole tiles hold what no vertex outside reads.
   const bool by_rows = attention.innerStride() <= attention.outerStride();
   const auto outer =
       static_cast<std::size_t>(by_rows ? attention.outerStride() : attention.innerStride());
   const auto inner =
       static_cast<std::size_t>(by_rows ? attention.innerStride() : attention.outerStride());
   const Scalar* data = attention.data();
-  growth.square.resize(stride_ * stride_);
-  Float* square = growth.square.data();
   const Float* rows = nullptr;
-  std::size_t ld = stride_;
+  std::size_t ld = outer;
   if constexpr (std::is_same_v<Scalar, Float>) {
-    if (inner == 1 && n_ == stride_) {
-      rows = data;
-      ld = outer;
-    }
+    if (inner == 1) rows = data;
   }
   if (rows == nullptr) {
-    growth.widened.resize(stride_ * stride_);
+    ld = stride_;
+    growth.widened.resize(n_ * stride_);
     for (std::size_t i = 0; i < n_; ++i) {
       Float* to = growth.widened.data() + i * stride_;
       const Scalar* from = data + i * outer;
-      if (inner == 1) {
-        for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j]);
-      } else {
-        for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
-      }
-      std::fill(to + n_, to + stride_, Float(0));
+      for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
     }
-    std::fill(growth.widened.begin() + static_cast<std::ptrdiff_t>(n_ * stride_),
-              growth.widened.begin() + static_cast<std::ptrdiff_t>(stride_ * stride_), Float(0));
     rows = growth.widened.data();
   }
-  alignas(64) Float tile[kTile * kTile];
-  for (std::size_t i = 0; i < stride_; i += kTile) {
+  bool lower = true;
+  for (std::size_t i = 0; lower && i < n_; ++i) {
+    lower = !any_nonzero(rows + i * ld + i + 1, static_cast<Index>(n_ - i - 1), 1);
+  }
+  growth.square.resize(whole_tiles(n_) * stride_);
+  Float* square = growth.square.data();
+  alignas(64) Float own[kTile * kTile] = {};
+  alignas(64) Float other[kTile * kTile] = {};
+  alignas(64) Float across[kTile * kTile] = {};
+  // The tile of rows from i and columns from j: in place, or copied where it is not whole.
+  const auto tile_at = [&](std::size_t i, std::size_t j, Float* copy) {
+    if (i + kTile <= n_ && j + kTile <= n_) return std::pair(rows + i * ld + j, ld);
+    std::fill(copy, copy + kTile * kTile, Float(0));
+    for (std::size_t r = i; r < std::min(i + kTile, n_); ++r) {
+      const std::size_t end = std::min(j + kTile, n_);
+      std::copy(rows + r * ld + j, rows + r * ld + end, copy + (r - i) * kTile);
+    }
+    return std::pair(static_cast<const Float*>(copy), kTile);
+  };
+  for (std::size_t i = 0; i < n_; i += kTile) {
     for (std::size_t j = 0; j <= i; j += kTile) {
-      transpose_tile(rows + j * ld + i, ld, tile, kTile);
+      const auto [from, from_ld] = tile_at(i, j, own);
+      if (!lower || i == j) {
+        const auto [above, above_ld] = tile_at(j, i, other);
+        transpose_tile(above, above_ld, across, kTile);
+      } else if (j == 0) {
+        std::fill(across, across + kTile * kTile, Float(0));
+      }
+      Float* to = square + i * stride_ + j;
       for (std::size_t r = 0; r < kTile; ++r) {
-        const Float* row = rows + (i + r) * ld + j;
-        Float* to = square + (i + r) * stride_ + j;
         for (std::size_t c = 0; c < kTile; ++c) {
-          const Float weight = combine(row[c], tile[r * kTile + c]);
-          to[c] = weight < Float(1) ? weight : Float(1);
+          const Float weight = combine(from[r * from_ld + c], across[r * kTile + c]);
+          to[r * stride_ + c] = weight < Float(1) ? weight : Float(1);
         }
       }
-      if (j < i) transpose_tile(square + i * stride_ + j, stride_, square + j * stride_ + i, stride_);
+      if (j < i) transpose_tile(to, stride_, square + j * stride_ + i, stride_);
     }
   }
 }
@@ -174,7 +211,7 @@ void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>&
 template <class Scalar>
 void SpanningTree::fill_hellinger(const MatrixView<Scalar>& attention) {
   take_roots(attention, roots_);
-  wide_.square.assign(stride_ * stride_, 0.0);
+  wide_.square.assign(n_ * stride_, 0.0);
   for (std::size_t i = 1; i < n_; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
       const double distance =
@@ -191,10 +228,11 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
   using Numbers = typename VectorOf<Float>::Numbers;
   constexpr std::size_t kWidth = kLanes<Float>;
   constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
-  growth.best.assign(stride_, -kInfinity);
-  growth.cap.assign(stride_, -kInfinity);
+  const std::size_t width = (n_ + kWidth - 1) / kWidth * kWidth;
+  growth.best.assign(width, -kInfinity);
+  growth.cap.assign(width, -kInfinity);
   std::fill_n(growth.cap.begin(), n_, kInfinity);
-  growth.from.assign(stride_, std::numeric_limits<Number>::max());
+  growth.from.assign(width, std::numeric_limits<Number>::max());
   growth.found.clear();
   grown_.clear();
   Float* best = growth.best.data();
@@ -207,7 +245,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     const Float* row = growth.square.data() + vertex * stride_;
     const Numbers self = static_cast<Number>(vertex) - Numbers{};
     Floats largest = -kInfinity - Floats{};
-    for (std::size_t j = 0; j < stride_; j += kWidth) {
+    for (std::size_t j = 0; j < width; j += kWidth) {
       const Floats limit = vector_at<Floats>(cap + j);
       const Floats read = vector_at<Floats>(row + j);
       const Floats similarity = read < limit ? read : limit;
@@ -224,7 +262,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     for (std::size_t k = 1; k < kWidth; ++k) nearest = std::max(nearest, Float(largest[k]));
     int places = 0;
     std::size_t next = 0;
-    for (std::size_t j = 0; j < stride_; j += kWidth) {
+    for (std::size_t j = 0; j < width; j += kWidth) {
       const unsigned bits = lane_bits(vector_at<Floats>(best + j) == nearest);
       if (bits == 0) continue;
       places += std::popcount(bits);
@@ -251,7 +289,6 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
   lengths_.resize(count);
   if constexpr (std::is_same_v<Float, float>) {
     keys_.resize(count);
-    scratch_.resize(count);
     std::uint64_t lowest = ~std::uint64_t{0};
     std::uint64_t ones = 0;
     for (std::size_t k = 0; k < count; ++k) {
@@ -259,8 +296,13 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
       lowest = std::min(lowest, keys_[k]);
       ones |= keys_[k];
     }
-    radix_sort(keys_.data(), scratch_.data(), count, lowest, ones,
-               [](std::uint64_t key) { return key; }, counts_);
+    if (count <= kFew) {
+      rank_sort(keys_.data(), count, scratch_);
+    } else {
+      scratch_.resize(count);
+      radix_sort(keys_.data(), scratch_.data(), count, lowest, ones,
+                 [](std::uint64_t key) { return key; }, counts_);
+    }
     for (std::size_t k = 0; k < count; ++k) {
       const auto bits = ~static_cast<std::uint32_t>(keys_[k] >> 32);
       const auto value = static_cast<std::int32_t>(bits);
@@ -286,8 +328,9 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
 template <class Scalar>
 void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
-  constexpr std::size_t kStep = std::max(kTile, kLanes<float>);
-  stride_ = (n_ + kStep - 1) / kStep * kStep;
+  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache sets.
+  constexpr std::size_t kLine = 16;
+  stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
   if (metric == Metric::hellinger) {
     fill_hellinger(attention);
     grow(wide_);
