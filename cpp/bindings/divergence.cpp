@@ -1,23 +1,35 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/divergence.h"
 
+#include <numeric>
+
 #include "bindings/layers.h"
 
 namespace attnscope {
 namespace {
 
-// Every query's divergence, [..., h, n].
-py::tuple divergence(const py::object& heads, const py::object& lengths,
-                     const py::object& support) {
+// Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every query
+// [..., h, n], float64 and contiguous.
+py::tuple divergence(const py::object& heads, const py::object& lengths, const py::object& support,
+                     const py::object& entropy) {
   const Batch batch = make_batch(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
-  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
+  const double* known = entropy.is_none() ? nullptr : numbers_of(entropy, batch.count * batch.n);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  std::vector<double> rows(static_cast<std::size_t>(batch.count * batch.n), kNaN);
   const Index block = batch.sizes.back() * batch.n;
   const Index spoiled = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
-        head_divergence(views, own, begin, end, result.data + layer * block, batch.n, workspace);
+        const Index at = layer * block;
+        head_divergence(views, own, begin, end, rows.data() + at, batch.n, workspace,
+                        known == nullptr ? nullptr : known + at);
       });
+  for (Index index = 0; index < batch.count; ++index) {
+    const double* row = rows.data() + index * batch.n;
+    result.data[index] = std::accumulate(row, row + batch.length(index), 0.0) /
+                         static_cast<double>(batch.length(index));
+  }
   return py::make_tuple(result.tensor, spoiled);
 }
 
@@ -51,7 +63,7 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
 
 void bind_divergence(py::module_& module) {
   module.def("head_divergence", &divergence, py::arg("heads"), py::arg("lengths"),
-             py::arg("support"));
+             py::arg("support"), py::arg("entropy"));
   module.def("sink_removal", &removal, py::arg("heads"), py::arg("lengths"), py::arg("support"),
              py::arg("keys"), py::arg("keep_attention"));
 }

@@ -236,6 +236,15 @@ Index StateBatch::shared() const {
   return count;
 }
 
+const double* numbers_of(const py::object& object, Index size) {
+  const at::Tensor& tensor = unwrap(object, "numbers");
+  if (tensor.scalar_type() != at::kDouble || !tensor.is_contiguous() ||
+      !tensor.device().is_cpu() || tensor.numel() != size) {
+    throw py::value_error("numbers must be a contiguous float64 CPU tensor with one for every query");
+  }
+  return tensor.const_data_ptr<double>();
+}
+
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
                            double fill) {
   return filled<double>(leading, trailing, fill, at::kDouble);

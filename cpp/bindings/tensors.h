@@ -115,6 +115,9 @@ FlagBatch make_flags(const std::vector<Index>& leading, Index n, const py::objec
 // `states`: a CPU float tensor [..., n, d] whose leading axes hold one entry per matrix.
 StateBatch make_states(const Batch& batch, const py::object& states);
 
+// The memory of a contiguous float64 CPU tensor of `size` numbers.
+const double* numbers_of(const py::object& tensor, Index size);
+
 // New contiguous tensors of shape leading + trailing, filled.
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
                            double fill);

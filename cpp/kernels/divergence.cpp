@@ -3,15 +3,11 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
-#include "kernels/base/logarithm.h"
-#include "kernels/base/rows.h"
+#include "kernels/base/row_logs.h"
 
 namespace attnscope {
 namespace {
-
-constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 // `visit(lanes of the row at j, j)` over [0, end), the last lanes padded with zeros.
 template <class WideType, class Visit>
@@ -45,6 +41,7 @@ class LayerRows {
   }
 
   const Wide<Scalar>* operator[](std::size_t h) const { return rows_[h]; }
+  Index end(std::size_t h, Index i) const { return readers_[h].end(i); }
   Index end() const { return end_; }
   Index size() const { return n_; }
   std::size_t heads() const { return rows_.size(); }
@@ -71,35 +68,33 @@ void log_mean(const LayerRows<Scalar>& rows, double* out) {
   }
 }
 
-// Σ_j x_j (log x_j − log_mean_j); NaN where an entry is negative.
+// Σ_j x_j (log x_j − log_mean_j) of a row whose entropy is known; NaN where that is.
 template <class WideType>
-double row_divergence(const WideType* row, Index end, Index n, const double* log_of_mean) {
-  Lanes total{};
-  LaneMask signs{};
-  for_each_lane(row, end, n, [&](Lanes x, Index j) {
-    signs |= reinterpret_cast<LaneMask>(x);
-    total += x * (bounded_log(x) - load(log_of_mean + j));
-  });
-  if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) return kNaN;
-  return sum(total);
+double row_divergence(double entropy, const WideType* row, Index end, Index n,
+                      const double* log_of_mean) {
+  return -entropy - row_cross(row, end, n, log_of_mean);
 }
 
-Index padded(Index n) { return (n + kPackWidth - 1) / kPackWidth * kPackWidth; }
+Index padded(Index n) { return (n + 2 * kPackWidth - 1) / (2 * kPackWidth) * (2 * kPackWidth); }
 
 }  // namespace
 
 template <class Scalar>
 void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
                      Index begin, Index end, double* out, Index stride,
-                     DivergenceWorkspace& workspace) {
+                     DivergenceWorkspace& workspace, const double* entropy) {
   LayerRows<Scalar> rows(heads, supports, workspace.rows);
-  double* log_of_mean = workspace.mean.resize(padded(heads.front().rows()));
+  const Index n = heads.front().rows();
+  double* log_of_mean = workspace.mean.resize(padded(n));
+  std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
   for (Index i = begin; i < end; ++i) {
     rows.read(i);
     log_mean(rows, log_of_mean);
     for (std::size_t h = 0; h < heads.size(); ++h) {
-      out[static_cast<Index>(h) * stride + i] =
-          row_divergence(rows[h], rows.end(), rows.size(), log_of_mean);
+      const Index at = static_cast<Index>(h) * stride + i;
+      const Index seen = rows.end(h, i);
+      const double own = entropy != nullptr ? entropy[at] : row_entropy(rows[h], seen, n, nullptr);
+      out[at] = row_divergence(own, rows[h], seen, n, log_of_mean);
     }
   }
 }
@@ -112,6 +107,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
   LayerRows<Scalar> rows(heads, supports, workspace.rows);
   double* log_of_mean = workspace.mean.resize(padded(n));
   double* log_of_removed_mean = workspace.removed_mean.resize(padded(n));
+  std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
   // 1 for the keys that stay, and one row of rescaled entries.
   double* kept = workspace.kept.resize(2 * padded(n));
   double* rescaled = kept + padded(n);
@@ -155,8 +151,11 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
             for (Index k = j; k < rows.end(); ++k) rescaled[k] = entry[k - j];
           }
         });
-        out.before[at] = row_divergence(rows[h], rows.end(), rows.size(), log_of_mean);
-        out.after[at] = row_divergence(rescaled, rows.end(), n, log_of_removed_mean);
+        const Index seen = rows.end();
+        out.before[at] =
+            row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);
+        out.after[at] = row_divergence(row_entropy(rescaled, seen, n, nullptr), rescaled, seen, n,
+                                       log_of_removed_mean);
       }
       if (out.attention != nullptr) {
         std::copy(rescaled, rescaled + n, out.attention + at * out.stride);
@@ -168,7 +167,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                            \
   template void head_divergence<Scalar>(std::span<const MatrixView<Scalar>>,                     \
                                         std::span<const Support>, Index, Index, double*, Index,  \
-                                        DivergenceWorkspace&);                                   \
+                                        DivergenceWorkspace&, const double*);                    \
   template void sink_removal<Scalar>(std::span<const MatrixView<Scalar>>,                        \
                                      std::span<const Support>, const bool*, Index, Index, Index, \
                                      const RemovalRows&, DivergenceWorkspace&);

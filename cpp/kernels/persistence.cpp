@@ -66,7 +66,8 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   } else {
     order.assign(attention, options.symmetrize, options.metric);
     run(order, homology);
-    for (const std::uint32_t merge : homology.merges()) join(edges[merge], order.dissimilarity(merge));
+    for (const std::uint32_t merge : homology.merges())
+      join(edges[merge], order.dissimilarity(merge));
   }
   bars.push_back({0.0, std::numeric_limits<double>::infinity(), {-1, -1}, {-1, -1}, 0});
   if (options.max_dimension >= 1) {
@@ -87,8 +88,8 @@ void persistence(const MatrixView<Scalar>& attention, const PersistenceOptions& 
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                       \
-  template void persistence<Scalar>(const MatrixView<Scalar>&, const PersistenceOptions&,   \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                     \
+  template void persistence<Scalar>(const MatrixView<Scalar>&, const PersistenceOptions&, \
                                     PersistenceWorkspace&, std::vector<Bar>&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

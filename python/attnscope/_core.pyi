@@ -118,7 +118,9 @@ def singular_values(attention: Tensor, lengths: Tensor | None) -> tuple[Tensor, 
 
 max_vertices: int
 
-def head_divergence(heads: Tensor, lengths: Tensor | None, support: str | Tensor) -> tuple[Tensor, int]: ...
+def head_divergence(
+    heads: Tensor, lengths: Tensor | None, support: str | Tensor, entropy: Tensor | None
+) -> tuple[Tensor, int]: ...
 def sink_removal(
     heads: Tensor, lengths: Tensor | None, support: str | Tensor, keys: Tensor, keep_attention: bool
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]: ...

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <vector>
 
+#include "kernels/base/row_statistics.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -57,6 +58,47 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
       }
       EXPECT_NEAR(whole[h * n + i], expected, 1e-14);
       EXPECT_EQ(parts[h * n + i], i >= 5 && i < 17 ? whole[h * n + i] : -1.0);
+    }
+  }
+}
+
+TEST(Divergence, OneHeadIsItsOwnMeanAndAKnownEntropyChangesNoBit) {
+  // Of any length, so that rows end anywhere in a vector, with entries down to subnormal numbers.
+  for (Index n : {1, 3, 4, 5, 7, 8, 9, 15, 16, 17, 40}) {
+    RowMatrix<float> a = testing::random_attention(n, true, unsigned(n)).cast<float>();
+    if (n > 3) a(3, 1) = 1e-40f;
+    const RowMatrix<float> b = testing::random_attention(n, true, unsigned(n) + 50).cast<float>();
+    const std::vector<MatrixView<float>> heads = {view(a), view(b)};
+    std::vector<Support> supports(2);
+    supports[0].kind = supports[1].kind = Support::Kind::causal;
+    DivergenceWorkspace workspace;
+    std::vector<double> alone(static_cast<std::size_t>(n), -1.0);
+    head_divergence(std::span<const MatrixView<float>>(heads).first(1),
+                    std::span<const Support>(supports).first(1), 0, n, alone.data(), n, workspace);
+    for (double value : alone) EXPECT_EQ(value, 0.0) << n;
+
+    std::vector<double> entropy(static_cast<std::size_t>(2 * n));
+    RowScratch scratch;
+    std::vector<double> mass(static_cast<std::size_t>(n));
+    for (std::size_t h = 0; h < 2; ++h) {
+      ASSERT_TRUE(row_statistics(heads[h], false, supports[h], mass.data(),
+                                 entropy.data() + Index(h) * n, scratch));
+    }
+    std::vector<double> plain(static_cast<std::size_t>(2 * n));
+    std::vector<double> known(static_cast<std::size_t>(2 * n));
+    const std::span<const MatrixView<float>> views(heads);
+    head_divergence(views, std::span<const Support>(supports), 0, n, plain.data(), n, workspace);
+    head_divergence(views, std::span<const Support>(supports), 0, n, known.data(), n, workspace,
+                    entropy.data());
+    EXPECT_EQ(plain, known) << n;
+    for (Index i = 0; i < n; ++i) {
+      long double expected = 0.0L;
+      for (Index j = 0; j <= i; ++j) {
+        const long double x = a(i, j);
+        const long double mean = (x + static_cast<long double>(b(i, j))) / 2.0L;
+        if (x > 0.0L) expected += x * std::log(x / mean);
+      }
+      EXPECT_NEAR(plain[static_cast<std::size_t>(i)], double(expected), 1e-15 * double(n)) << n;
     }
   }
 }

@@ -15,6 +15,8 @@ class Mutant(NamedTuple):
 # A header's mutant is seen through one kernel that includes it.
 THROUGH = {
     "base/logarithm.h": "base/row_statistics.cpp",
+    "base/row_logs.h": "divergence.cpp",
+    "base/row_products.h": "alignment.cpp",
     "base/rows.h": "locality.cpp",
     "base/shifted_lanczos.h": "fiedler.cpp",
     "base/signal_reader.h": "wavelet.cpp",
@@ -83,7 +85,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("squares += degree * degree;", ";"),
     ],
     "persistence.cpp": [
-        Mutant("if (bar.death == 0.0) return;", ""),
+        Mutant("if (death == 0.0) return;", ""),
         Mutant("if (bar.birth == bar.death) continue;", ""),
         Mutant("if (cycle.death == FlagHomology::kOpen) continue;", ""),
     ],
@@ -187,10 +189,15 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/null_law.cpp": [Mutant("sinc(t) * std::exp(t_cot(t))", "std::exp(t_cot(t))")],
     "base/quantile.cpp": [Mutant("at + (next - at) * (position - rank)", "at")],
-    "base/row_statistics.cpp": [
+    "base/row_logs.h": [
         Mutant("std::any_of(row, row + end, [](WideType x) { return x < 0; })", "false"),
-        Mutant("for (Index k = 0; k < count; ++k) mass[j + k] += a[k];", ""),
-        Mutant("add_four(rows, common, mass);", "add_four(rows, common - 1, mass);"),
+        Mutant("if (left > kPackWidth) {", "if (left > kPackWidth + 1) {"),
+    ],
+    "base/row_products.h": [
+        Mutant("sums[r][2] += factor * c;", "sums[r][2] += factor * b;"),
+    ],
+    "base/row_statistics.cpp": [
+        Mutant("if (left <= 0) continue;", "if (left <= 1) continue;"),
         Mutant("return rest == 0.0 ||", "return"),
     ],
     "base/shifted_lanczos.h": [
@@ -211,7 +218,8 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("> above ? 0.0 : 1.0", "> above ? 1.0 : 0.0"),
     ],
     "base/spanning_tree.cpp": [
-        Mutant("if (places != 1 || tied <= largest) return false;", "if (places != 1) return false;"),
+        Mutant("if (places > 1) {", "if (false) {"),
+        Mutant("(similarity == old) & (self < other)", "(similarity == old) & (self > other)"),
     ],
     "base/strip_cholesky.h": [
         Mutant("if (!(pivot > 0.0)) return false;", "if (pivot < -1.0) return false;"),

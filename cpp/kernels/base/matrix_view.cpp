@@ -20,6 +20,9 @@ auto magnitude_bits(const Scalar* entry) {
   return static_cast<Bits>(bits & (std::numeric_limits<Bits>::max() >> 1));
 }
 
+// What a loop looks at in one go; the last block of a run may overlap the one before.
+constexpr Index kBlockBytes = 32;
+
 template <class Scalar>
 auto infinity_bits() {
   const Scalar infinity = std::numeric_limits<Scalar>::infinity();
@@ -45,8 +48,24 @@ bool run_is_finite(const Scalar* run, Index n, Index stride) {
     return sum == 0.0;
   } else {
     decltype(magnitude_bits(run)) largest = 0;
-    if (stride == 1) {
-      for (Index j = 0; j < n; ++j) largest = std::max(largest, magnitude_bits(run + j));
+    constexpr Index kBlock = kBlockBytes / sizeof(Scalar);
+    if (stride == 1 && n >= kBlock) {
+      // Magnitudes have no sign bit, so signed numbers order them, and processors compare those.
+      using Signed = std::conditional_t<sizeof(Scalar) == 2, std::int16_t, std::int32_t>;
+      typedef Signed Block __attribute__((vector_size(kBlockBytes)));
+      constexpr Signed kMagnitude = std::numeric_limits<Signed>::max();
+      Block found{};
+      const auto look = [&](Index j) {
+        Block block;
+        std::memcpy(&block, run + j, sizeof(block));
+        block &= kMagnitude;
+        found = block > found ? block : found;
+      };
+      for (Index j = 0; j + kBlock <= n; j += kBlock) look(j);
+      look(n - kBlock);
+      for (Index k = 0; k < kBlock; ++k) {
+        largest = std::max(largest, static_cast<decltype(largest)>(found[k]));
+      }
     } else {
       for (Index j = 0; j < n; ++j) largest = std::max(largest, magnitude_bits(run + j * stride));
     }
@@ -59,8 +78,19 @@ bool run_is_finite(const Scalar* run, Index n, Index stride) {
 template <class Scalar>
 bool any_nonzero(const Scalar* run, Index n, Index stride) {
   decltype(magnitude_bits(run)) found = 0;
-  if (stride == 1) {
-    for (Index j = 0; j < n; ++j) found |= magnitude_bits(run + j);
+  constexpr Index kBlock = kBlockBytes / sizeof(Scalar);
+  if (stride == 1 && n >= kBlock) {
+    typedef decltype(found) Block __attribute__((vector_size(kBlockBytes)));
+    Block seen{};
+    const auto look = [&](Index j) {
+      Block block;
+      std::memcpy(&block, run + j, sizeof(block));
+      seen |= block;
+    };
+    for (Index j = 0; j + kBlock <= n; j += kBlock) look(j);
+    look(n - kBlock);
+    for (Index k = 0; k < kBlock; ++k) found |= seen[k];
+    found = static_cast<decltype(found)>(found & (std::numeric_limits<decltype(found)>::max() >> 1));
   } else {
     for (Index j = 0; j < n; ++j) found |= magnitude_bits(run + j * stride);
   }
@@ -76,6 +106,7 @@ bool all_finite(const MatrixView<Scalar>& matrix) {
   const bool by_rows = column_stride <= row_stride;
   const Index outer = by_rows ? row_stride : column_stride;
   const Index inner = by_rows ? column_stride : row_stride;
+  if (inner == 1 && outer == n) return run_is_finite(matrix.data(), n * n, 1);
   for (Index i = 0; i < n; ++i) {
     if (!run_is_finite(matrix.data() + i * outer, n, inner)) return false;
   }

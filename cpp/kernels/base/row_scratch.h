@@ -12,10 +12,11 @@ namespace attnscope {
 template <class Scalar>
 using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
 
-// Scratch of for_each_row (base/rows.h): at most 16 rows of one matrix, never the matrix.
+// Scratch of what reads a matrix row by row: at most 16 rows of it, never the matrix.
 struct RowScratch {
   std::vector<float> floats;
   std::vector<double> doubles;
+  std::vector<double> sums;  // of columns
 
   template <class T>
   std::vector<T>& of() {

@@ -2,64 +2,30 @@
 #include "kernels/base/row_statistics.h"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 
-#include "kernels/base/logarithm.h"
-#include "kernels/base/rows.h"
+#include "kernels/base/row_logs.h"
 
 namespace attnscope {
 namespace {
 
-// mass += row and, returned, −Σ x log x; NaN where an entry is negative.
-template <class WideType>
-double add_with_entropy(const WideType* row, Index end, Index n, double* mass) {
-  Lanes even{};
-  Lanes odd{};
-  LaneMask signs{};  // the sign bit of every lane that met one
+// mass += rows, each added in turn, so that the sum is the same whatever rows are taken together;
+// row r sees ends[r] keys, no fewer than the row before. Whole vectors of `mass` are touched.
+template <Index kRows, class WideType>
+void add(const WideType* const* rows, const Index* ends, Index n, double* mass) {
   Index j = 0;
-  for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
-    const Lanes a = load(row + j);
-    const Lanes b = load(row + j + kPackWidth);
-    store(mass + j, load(mass + j) + a);
-    store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);
-    signs |= reinterpret_cast<LaneMask>(a) | reinterpret_cast<LaneMask>(b);
-    even += a * bounded_log(a);
-    odd += b * bounded_log(b);
-  }
-  for (; j < end; j += kPackWidth) {
-    const Index count = std::min(kPackWidth, end - j);
-    const Lanes a = count == kPackWidth ? load(row + j) : load_head(row + j, count, n - j);
-    for (Index k = 0; k < count; ++k) mass[j + k] += a[k];
-    signs |= reinterpret_cast<LaneMask>(a);
-    even += a * bounded_log(a);
-  }
-  // −0 has a sign too, and is no negative entry.
-  if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
-    return std::numeric_limits<double>::quiet_NaN();
-  }
-  return 0.0 - sum(even + odd);
-}
-
-// mass += row.
-template <class WideType>
-void add(const WideType* row, Index end, double* mass) {
-  Index j = 0;
-  for (; j + kPackWidth <= end; j += kPackWidth) store(mass + j, load(mass + j) + load(row + j));
-  for (; j < end; ++j) mass[j] += static_cast<double>(row[j]);
-}
-
-// mass += four rows as they lie, each added in turn so that the sum is that of `add`.
-template <class WideType>
-void add_four(const WideType* const* rows, Index end, double* mass) {
-  Index j = 0;
-  for (; j + kPackWidth <= end; j += kPackWidth) {
+  for (; j + kPackWidth <= ends[0]; j += kPackWidth) {
     Lanes total = load(mass + j);
-    for (Index r = 0; r < 4; ++r) total += load(rows[r] + j);
+    for (Index r = 0; r < kRows; ++r) total += load(rows[r] + j);
     store(mass + j, total);
   }
-  for (; j < end; ++j) {
-    for (Index r = 0; r < 4; ++r) mass[j] += static_cast<double>(rows[r][j]);
+  for (; j < ends[kRows - 1]; j += kPackWidth) {
+    Lanes total = load(mass + j);
+    for (Index r = 0; r < kRows; ++r) {
+      const Index left = ends[r] - j;
+      if (left <= 0) continue;
+      total += left >= kPackWidth ? load(rows[r] + j) : load_head(rows[r] + j, left, n - j);
+    }
+    store(mass + j, total);
   }
 }
 
@@ -68,7 +34,8 @@ template <class Scalar>
 bool pass(const MatrixView<Scalar>& attention, bool judge, const Support& support, double* mass,
           double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
-  std::fill(mass, mass + n, 0.0);
+  auto& sums = scratch.sums;
+  sums.assign(static_cast<std::size_t>(n + 2 * kPackWidth), 0.0);
   Support read = support;
   if (judge) read.kind = Support::Kind::full;  // the reader blanks what its support hides
   RowReader<Scalar> reader(attention, read, scratch);
@@ -80,29 +47,26 @@ bool pass(const MatrixView<Scalar>& attention, bool judge, const Support& suppor
   if (entropy == nullptr && reader.in_place()) {
     for (; i + 4 <= n; i += 4) {
       const Wide<Scalar>* rows[4];
+      Index ends[4];
       for (Index r = 0; r < 4; ++r) {
         rows[r] = reader.row(i + r);
+        ends[r] = support.end(i + r, n);
         if (hidden(i + r, rows[r])) return false;
       }
-      // The rows' common part, then what the later ones see besides.
-      const Index common = support.end(i, n);
-      add_four(rows, common, mass);
-      for (Index r = 1; r < 4; ++r) {
-        for (Index j = common; j < support.end(i + r, n); ++j) {
-          mass[j] += static_cast<double>(rows[r][j]);
-        }
-      }
+      add<4>(rows, ends, n, sums.data());
     }
   }
   for (; i < n; ++i) {
     const Wide<Scalar>* row = reader.row(i);
     if (hidden(i, row)) return false;
+    const Index end = support.end(i, n);
     if (entropy == nullptr) {
-      add(row, support.end(i, n), mass);
+      add<1>(&row, &end, n, sums.data());
     } else {
-      entropy[i] = add_with_entropy(row, support.end(i, n), n, mass);
+      entropy[i] = row_entropy(row, end, n, sums.data());
     }
   }
+  std::copy_n(sums.data(), n, mass);
   return true;
 }
 
@@ -133,9 +97,9 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool judge, Support& su
   return rest == 0.0 || (std::is_same_v<Scalar, double> && all_finite(attention));
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                           \
-  template bool row_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&, double*, double*, \
-                                       RowScratch&);
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                      \
+  template bool row_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&, double*, \
+                                       double*, RowScratch&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -15,8 +15,8 @@
 namespace attnscope {
 namespace {
 
-// One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set where it
-// holds.
+// One vector of Float, and of whole numbers of its size, which a comparison gives: all bits set
+// where it holds.
 constexpr std::size_t kVectorBytes = kPackWidth * sizeof(double);
 typedef float FloatVector __attribute__((vector_size(kVectorBytes)));
 typedef double DoubleVector __attribute__((vector_size(kVectorBytes)));
@@ -137,7 +137,8 @@ void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t
 // The order of floats as whole numbers; both zeros give the same.
 std::uint32_t ordered(float value) {
   const auto bits = std::bit_cast<std::int32_t>(value + 0.0f);
-  return static_cast<std::uint32_t>(bits < 0 ? ~bits : bits | std::numeric_limits<std::int32_t>::min());
+  return static_cast<std::uint32_t>(bits < 0 ? ~bits
+                                             : bits | std::numeric_limits<std::int32_t>::min());
 }
 
 }  // namespace
@@ -145,8 +146,8 @@ std::uint32_t ordered(float value) {
 template <class Float, class Number, class Scalar, class Combine>
 void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
                         Combine combine) {
-  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous. Beyond
-  // n whole tiles hold what no vertex outside reads.
+  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
+  // Beyond n whole tiles hold what no vertex outside reads.
   const bool by_rows = attention.innerStride() <= attention.outerStride();
   const auto outer =
       static_cast<std::size_t>(by_rows ? attention.outerStride() : attention.innerStride());
@@ -214,8 +215,8 @@ void SpanningTree::fill_hellinger(const MatrixView<Scalar>& attention) {
   wide_.square.assign(n_ * stride_, 0.0);
   for (std::size_t i = 1; i < n_; ++i) {
     for (std::size_t j = 0; j < i; ++j) {
-      const double distance =
-          hellinger_distance(roots_, static_cast<Index>(n_), static_cast<Index>(i), static_cast<Index>(j));
+      const double distance = hellinger_distance(roots_, static_cast<Index>(n_),
+                                                 static_cast<Index>(i), static_cast<Index>(j));
       wide_.square[i * stride_ + j] = -distance;
       wide_.square[j * stride_ + i] = -distance;
     }
@@ -300,8 +301,9 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
       rank_sort(keys_.data(), count, scratch_);
     } else {
       scratch_.resize(count);
-      radix_sort(keys_.data(), scratch_.data(), count, lowest, ones,
-                 [](std::uint64_t key) { return key; }, counts_);
+      radix_sort(
+          keys_.data(), scratch_.data(), count, lowest, ones, [](std::uint64_t key) { return key; },
+          counts_);
     }
     for (std::size_t k = 0; k < count; ++k) {
       const auto bits = ~static_cast<std::uint32_t>(keys_[k] >> 32);
@@ -326,9 +328,11 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
 }
 
 template <class Scalar>
-void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
+void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
+                          Metric metric) {
   n_ = static_cast<std::size_t>(attention.rows());
-  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache sets.
+  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache
+  // sets.
   constexpr std::size_t kLine = 16;
   stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
   if (metric == Metric::hellinger) {
@@ -343,7 +347,8 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
     fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });
     grow(wide_);
   } else if constexpr (std::is_same_v<Scalar, double>) {
-    symmetrize == Symmetrize::max ? fill(wide_, attention, larger) : fill(wide_, attention, smaller);
+    symmetrize == Symmetrize::max ? fill(wide_, attention, larger)
+                                  : fill(wide_, attention, smaller);
     grow(wide_);
   } else {
     symmetrize == Symmetrize::max ? fill(narrow_, attention, larger)

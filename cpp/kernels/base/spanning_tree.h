@@ -8,9 +8,9 @@
 
 namespace attnscope {
 
-// The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order, by Prim's algorithm:
-// no edge outside the tree is ever sorted. Ties are decided as that order decides them, by (row, column).
-// Scratch is kept from matrix to matrix.
+// The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order, by Prim's
+// algorithm: no edge outside the tree is ever sorted. Ties are decided as that order decides them,
+// by (row, column). Scratch is kept from matrix to matrix.
 class SpanningTree {
  public:
   // Reads a matrix of n >= 2 rows. Cost O(n²) in vector passes, with hellinger O(n³).

@@ -49,8 +49,7 @@ def head_divergence(
     Returns:
         [..., h] float64 in nats, in [0, log h] for rows that sum to 1; 0 for a single head. A layer with a
         NaN or infinite entry in any head is NaN, because its mean is. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log
-        A_ij|),
-        averaged over the rows.
+        A_ij|), averaged over the rows.
 
     Raises:
         ValueError: fewer than three dimensions, not square, empty, wrong dtype, an unknown support, lengths
@@ -69,12 +68,23 @@ def head_divergence(
         Kullback and Leibler, On information and sufficiency, 1951.
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
+    return divergence_of(heads, None, support=support, lengths=lengths, validate=validate)
+
+
+def divergence_of(
+    heads: torch.Tensor,
+    entropy: torch.Tensor | None,
+    *,
+    support: Any,
+    lengths: _checks.Lengths,
+    validate: bool,
+) -> torch.Tensor:
+    """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
     name = "head_divergence"
     checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
-    rows, spoiled = _core.head_divergence(
-        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
+    result, spoiled = _core.head_divergence(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
     )
-    result = _mean_over(rows, None, checked)
     return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
 
 
@@ -154,11 +164,9 @@ def _rows(checked: _checks.Attention) -> torch.Tensor:
     return checked.lengths.reshape(checked.leading)
 
 
-def _mean_over(rows: torch.Tensor, excluded: torch.Tensor | None, checked: _checks.Attention) -> torch.Tensor:
+def _mean_over(rows: torch.Tensor, excluded: torch.Tensor, checked: _checks.Attention) -> torch.Tensor:
     """Mean over the queries inside the lengths that are not excluded; NaN without any."""
-    count = _rows(checked)
-    if excluded is not None:
-        count = count - excluded.sum(-1)
+    count = _rows(checked) - excluded.sum(-1)
     inside = torch.arange(checked.n) < _rows(checked).unsqueeze(-1)
     return torch.where(inside, rows, 0.0).sum(-1) / count
 

@@ -16,6 +16,7 @@ import torch
 from attnscope import _checks
 from attnscope._nearest import nearest
 from attnscope.metrics import sinks
+from attnscope.metrics.divergence import divergence_of
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
 # The function's first argument is the shared result; the rest are the metric's own options.
@@ -119,16 +120,19 @@ def measure(
         >>> {key: round(value.item(), 6) for key, value in found.items()}
         {'mean': 1.0, 'normalized': 1.333333}
     """
-    requests = requests_of(metrics, options)
+    plan = _plan_of(metrics, options, _size_of(attention))
     tensor = _checks.square_tensor("measure", "attention", attention)
-    calls = [_call(request, tensor) for request in requests]
-    shared = _from_one_read(tensor, calls, lengths)
+    shared = _from_one_read(tensor, plan, lengths)
     results: dict[str, Any] = {}
-    for request, (source, identity, given) in zip(requests, calls, strict=True):
+    for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=True):
         if (source, identity) not in shared:
-            function = _function(source)
             each = _layer_lengths(lengths, tensor) if source in OF_LAYERS else lengths
-            shared[source, identity] = function(tensor, lengths=each, **given)
+            if source == "head_divergence":
+                entropy = shared.get(("attention_entropy", plan.entropies.get(identity, ())))
+                result = divergence_of(tensor, entropy, lengths=each, **given)
+            else:
+                result = _function(source)(tensor, lengths=each, **given)
+            shared[source, identity] = result
         result = shared[source, identity]
         if request.metric in DERIVED:
             derive = _derivation(request.metric)
@@ -143,27 +147,102 @@ _Identity = tuple[tuple[str, str], ...]
 _Call = tuple[str, _Identity, dict[str, Any]]
 
 
-def _call(request: Request, tensor: torch.Tensor) -> _Call:
-    source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
-    given = _given(source, request, tensor)
-    # An option's repr tells two different settings apart; tensors are told apart by identity.
-    return source, tuple(sorted((name, _identity(value)) for name, value in given.items())), given
+@dataclass(frozen=True)
+class _Plan:
+    """What is to be called for maps of one size, whatever is in them."""
+
+    requests: list[Request]
+    calls: list[_Call]
+    # Calls that one read of the maps answers together, by their support and validate.
+    groups: list[dict[str, tuple[_Identity, dict[str, Any]]]]
+    # Of a head_divergence: the entropy that such a read gives, of which it is one half.
+    entropies: dict[_Identity, _Identity]
 
 
-def _from_one_read(
-    tensor: torch.Tensor, calls: list[_Call], lengths: _checks.Lengths
-) -> dict[tuple[str, _Identity], Any]:
-    """The results of calls that one read of the maps answers together."""
+# Making a plan costs as much as a few small maps. Those of plain options are kept, a bounded number.
+_PLANS: dict[str, _Plan] = {}
+_MOST_PLANS = 1024
+_PLAIN = (str, int, float, bool, type(None))
+
+
+def _plan_of(
+    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], n: int
+) -> _Plan:
+    if not _is_plain(metrics, options):
+        return _plan(metrics, options, n)
+    # What a value looks like tells True from 1, which compare equal.
+    key = repr((n, metrics, options))
+    if key not in _PLANS:
+        if len(_PLANS) >= _MOST_PLANS:
+            _PLANS.clear()
+        _PLANS[key] = _plan(metrics, options, n)
+    return _PLANS[key]
+
+
+def _is_plain(metrics: Any, options: Mapping[str, Any]) -> bool:
+    """Whether all of it shows in its repr, and nothing of it can change afterwards."""
+    own = []
+    if type(metrics) is dict:
+        own = list(metrics.values())
+        if not all(type(given) is dict for given in own):
+            return False
+    elif type(metrics) not in (str, list, tuple) or not all(type(name) is str for name in metrics):
+        return False
+    for given in (options, *own):
+        for value in given.values():
+            entries = value if type(value) is tuple else (value,)
+            if not all(type(entry) in _PLAIN for entry in entries):
+                return False
+    return True
+
+
+def _size_of(attention: Any) -> int:
+    """Its tokens; 0 for what has none, and is refused once the metrics are known to be right."""
+    shape = getattr(attention, "shape", None)
+    return int(shape[-1]) if shape else 0
+
+
+def _plan(
+    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], n: int
+) -> _Plan:
+    requests = requests_of(metrics, options)
+    calls = [_call(request, n) for request in requests]
     groups: dict[tuple[str, bool], dict[str, tuple[_Identity, dict[str, Any]]]] = {}
     for source, identity, given in calls:
         plain = given.get("base", math.e) == math.e and not given.get("normalized", False)
         if source in sinks.FROM_ONE_READ and plain:
             group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
             group.setdefault(source, (identity, given))  # a second setting is a call of its own
-    shared = {}
-    for group in groups.values():
-        if len(group) < 2:
+    entropies = {}
+    for source, identity, given in calls:
+        if source != "head_divergence":
             continue
+        group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
+        if "attention_entropy" not in group:
+            continue
+        entropies[identity] = group["attention_entropy"][0]
+    # One call alone is that function's own; an entropy that something else needs is not alone.
+    wanted = [group for group in groups.values() if len(group) >= 2 or _needed(group, entropies)]
+    return _Plan(requests, calls, wanted, entropies)
+
+
+def _needed(group: Mapping[str, tuple[_Identity, Any]], entropies: Mapping[_Identity, _Identity]) -> bool:
+    return "attention_entropy" in group and group["attention_entropy"][0] in entropies.values()
+
+
+def _call(request: Request, n: int) -> _Call:
+    source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
+    given = _given(source, request, n)
+    # An option's repr tells two different settings apart; tensors are told apart by identity.
+    return source, tuple(sorted((name, _identity(value)) for name, value in given.items())), given
+
+
+def _from_one_read(
+    tensor: torch.Tensor, plan: _Plan, lengths: _checks.Lengths
+) -> dict[tuple[str, _Identity], Any]:
+    """The results of calls that one read of the maps answers together."""
+    shared = {}
+    for group in plan.groups:
         given = next(iter(group.values()))[1]
         found = sinks.from_one_read(
             tensor,
@@ -274,7 +353,7 @@ def _identity(value: Any) -> str:
     return f"tensor {id(value)}" if isinstance(value, torch.Tensor) else repr(value)
 
 
-def _given(source: str, request: Request, tensor: torch.Tensor) -> dict[str, Any]:
+def _given(source: str, request: Request, n: int) -> dict[str, Any]:
     """The options of one call with its defaults filled in, so that equal calls are seen to be equal."""
     given = {}
     for name, default in _defaults(_function(source)).items():
@@ -285,7 +364,6 @@ def _given(source: str, request: Request, tensor: torch.Tensor) -> dict[str, Any
         elif default is not inspect.Parameter.empty:
             given[name] = default
     if source == "laplacian_eigenvalues" and given.get("k") is None:
-        n = int(tensor.shape[-1])
         given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
     return given
 
