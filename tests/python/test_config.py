@@ -76,6 +76,7 @@ def test_files_that_are_no_study_are_refused_in_words(tmp_path):
         (other, "is not UTF-8 text"),
         (listed, "expected keys and values, got a list"),
         (tmp_path / "nowhere.yaml", "there is no file"),
+        (tmp_path, "is a folder, no study"),
         ("sink_stduy", "did you mean 'sink_study'"),
     ):
         with pytest.raises(ConfigError, match=message):

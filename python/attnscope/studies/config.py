@@ -268,7 +268,9 @@ def read_config(source: str | Path) -> dict[str, Any]:
         if path.is_file():
             text = path.read_text("utf-8")
         elif path.suffix in (".yaml", ".yml") or path.name != str(source):
-            raise ConfigError(f"there is no file {source}")
+            raise ConfigError(
+                f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
+            )
         elif str(source) in packaged():
             text = packaged_text(str(source))
         else:
@@ -395,7 +397,8 @@ def explain(error: ValidationError, model: type[BaseModel]) -> str:
             inside = f" in {where.rpartition('.')[0]}" if parents else ""
             lines.append(f"unknown key {str(key)!r}{inside}{nearest(str(key), owner)}")
         elif item["type"] == "missing":
-            lines.append(f"{where} is missing")
+            option = {"models": " (--model on the command line)", "texts": " (--texts on the command line)"}
+            lines.append(f"{where} is missing{option.get(where, '')}")
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             given = "" if "got " in message else f", got {item['input']!r}"

@@ -326,5 +326,12 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
 
 
 def megabytes(count: int) -> str:
-    """Bytes for people."""
-    return f"{count / 1024**3:.1f} GB" if count >= 1024**3 else f"{count / 1024**2:.0f} MB"
+    """Bytes for people.
+
+    >>> megabytes(3 * 1024**3), megabytes(40 * 1024**2), megabytes(1500), megabytes(5)
+    ('3.0 GB', '40 MB', '1.5 kB', '5 bytes')
+    """
+    for size, unit, places in ((1024**3, "GB", 1), (1024**2, "MB", 0), (1024, "kB", 1)):
+        if count >= size:
+            return f"{count / size:.{places}f} {unit}"
+    return f"{count} bytes"
