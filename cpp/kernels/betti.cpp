@@ -2,15 +2,16 @@
 #include "kernels/betti.h"
 
 #include <algorithm>
+#include <bit>
 #include <functional>
 #include <limits>
 #include <numeric>
 
+#include "kernels/base/number_lanes.h"
+#include "kernels/base/rows.h"
+
 namespace attnscope {
 namespace {
-
-// Columns whose transposes are read together: they share cache lines.
-constexpr Index kTile = 32;
 
 double edge_weight(double a, double b, Symmetrize symmetrize) {
   switch (symmetrize) {
@@ -29,6 +30,21 @@ double level(double threshold) {
   return threshold < 1.0 ? threshold : std::numeric_limits<double>::infinity();
 }
 
+// Calls visit(j) for every entry of a row that is at least `cut`, in order.
+template <class WideType, class Visit>
+void for_each_at_least(const WideType* row, Index n, WideType cut, Visit&& visit) {
+  using Floats = typename VectorOf<WideType>::Floats;
+  constexpr auto kWidth = static_cast<Index>(kLanes<WideType>);
+  Index j = 0;
+  for (; j + kWidth <= n; j += kWidth) {
+    unsigned bits = lane_bits(vector_at<Floats>(row + j) >= cut);
+    for (; bits != 0; bits &= bits - 1) visit(j + std::countr_zero(bits));
+  }
+  for (; j < n; ++j) {
+    if (row[j] >= cut) visit(j);
+  }
+}
+
 // Lists the edges of weight at least the smallest threshold and the first graph that each is in.
 template <class Scalar>
 void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
@@ -38,19 +54,22 @@ void find_edges(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   const double smallest = thresholds.back();
   workspace.found.clear();
   workspace.group.clear();
-  for (Index first = 0; first < n; first += kTile) {
-    for (Index i = first; i < n; ++i) {
-      const Index last = std::min(first + kTile, i);
-      for (Index j = first; j < last; ++j) {
-        const double weight = edge_weight(static_cast<double>(attention(i, j)),
-                                          static_cast<double>(attention(j, i)), symmetrize);
-        if (weight < smallest) continue;
-        std::size_t group = 0;
-        while (weight < thresholds[group]) ++group;
-        workspace.found.push_back(static_cast<Edge>(i << 16 | j));
-        workspace.group.push_back(static_cast<std::uint16_t>(group));
-      }
-    }
+  // No mean and no minimum is larger than both its entries, so one of them reaches the threshold
+  // too: nearly all pairs are passed over a vector at a time.
+  const auto cut = rounded_up<Wide<Scalar>>(smallest);
+  RowReader<Scalar> reader(attention, Support{}, workspace.rows);
+  for (Index i = 0; i < n; ++i) {
+    for_each_at_least(reader.row(i), n, cut, [&](Index j) {
+      const double there = static_cast<double>(attention(i, j));
+      const double back = static_cast<double>(attention(j, i));
+      if (j == i || (j > i && back >= smallest)) return;  // that row lists the pair
+      const double weight = edge_weight(there, back, symmetrize);
+      if (weight < smallest) return;
+      std::size_t group = 0;
+      while (weight < thresholds[group]) ++group;
+      workspace.found.push_back(make_edge(static_cast<Edge>(i), static_cast<Edge>(j)));
+      workspace.group.push_back(static_cast<std::uint16_t>(group));
+    });
   }
 }
 
@@ -102,9 +121,9 @@ void betti_numbers(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
   }
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                                         \
-  template void betti_numbers<Scalar>(const MatrixView<Scalar>&, Symmetrize, const double*,   \
-                                      Index, std::int64_t*, BettiWorkspace&);
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
+  template void betti_numbers<Scalar>(const MatrixView<Scalar>&, Symmetrize, const double*, Index, \
+                                      std::int64_t*, BettiWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

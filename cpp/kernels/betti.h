@@ -6,11 +6,13 @@
 
 #include "kernels/base/edge_order.h"
 #include "kernels/base/flag_homology.h"
+#include "kernels/base/row_scratch.h"
 
 namespace attnscope {
 
 // Scratch that a thread reuses over a batch.
 struct BettiWorkspace {
+  RowScratch rows;
   FlagHomology homology;
   std::vector<double> thresholds;       // distinct, descending
   std::vector<Edge> found;

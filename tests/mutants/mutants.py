@@ -34,7 +34,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("to.ac += part.ac + da * dc * cross;", "to.ac += part.ac;"),
     ],
     "betti.cpp": [
-        Mutant("if (weight < smallest) continue;", "if (weight <= smallest) continue;"),
+        Mutant("if (weight < smallest) return;", "if (weight <= smallest) return;"),
         Mutant("return threshold < 1.0 ?", "return threshold <= 1.0 ?"),
         Mutant("while (weight < thresholds[group]) ++group;", "while (weight <= thresholds[group]) ++group;"),
     ],
