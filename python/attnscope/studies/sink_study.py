@@ -100,14 +100,7 @@ class SinkStudy(Recipe):
         return not asked or metric in asked or any(one in asked for one in published.SYNONYMS.get(metric, ()))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
-        """Every metric on every head of the layer and on their mean, in the study's protocols.
-
-        Args:
-            layer: captured self-attention.
-            number: of the layer.
-            batch: the sentences.
-            rows: takes the results.
-        """
+        """Every metric on every head of the layer and on their mean, in the study's protocols."""
         states = States.of(layer)
         if "exact" in self.study.protocols:
             self._exact(states, number, batch, rows)
@@ -132,16 +125,7 @@ class SinkStudy(Recipe):
         last: Tensor | None,
         rows: Rows,
     ) -> None:
-        """What needs the whole forward pass, or others beside it.
-
-        Args:
-            loaded: the model.
-            inputs: of the forward pass.
-            batch: the sentences.
-            encoder: of the model.
-            last: the model's last hidden state, None where it gives none.
-            rows: takes the results.
-        """
+        """What needs the whole forward pass, or others beside it."""
         whole = self._held is not None and self._held.number == depth(loaded.model) - 1
         self._release(rows, last=last if whole else None)
         ablation, self._ablation = self._ablation, None
@@ -276,12 +260,7 @@ class SinkStudy(Recipe):
         rows.add("graphs", {**keys, "threshold": np.concatenate(levels), **columns})
 
     def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
-        """Every number of `heads` and `graphs` on uniform attention among the visible keys.
-
-        Args:
-            n_tokens: size of the map.
-            causal: whether keys after the query are hidden.
-        """
+        """Every number of `heads` and `graphs` on uniform attention among the visible keys."""
         kind = "uniform_causal" if causal else "uniform_full"
         maps = uniform_attention(n_tokens, causal=causal)[None, None]
         levels = _levels(self.study.thresholds, n_tokens)
@@ -310,20 +289,11 @@ class SinkStudy(Recipe):
         return table
 
     def reduced(self, tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
-        """Columns of `nulls` from the tables that a null filled.
-
-        Args:
-            tables: as a unit has them.
-            kind: of the null.
-        """
+        """Columns of `nulls` from the tables that a null filled."""
         return per_sentence(tables, kind)
 
     def finish(self, results: Results) -> dict[str, pa.Table]:
-        """Frames, specialisation, tests between layers, emergence, and the empirical baselines.
-
-        Args:
-            results: the run's tables so far.
-        """
+        """Frames, specialisation, tests between layers, emergence, and the empirical baselines."""
         return summaries.made_from(results, self.study)
 
 

@@ -75,12 +75,7 @@ class WaveletStudy(Recipe):
         return "random_weights" in self.options.nulls
 
     def passes(self, model: Any, batch: Batch) -> Iterator[tuple[Any, Batch]]:
-        """The sentences, then the first tokens of each for the scale sensitivity.
-
-        Args:
-            model: the checkpoint.
-            batch: the sentences.
-        """
+        """The sentences, then the first tokens of each for the scale sensitivity."""
         self._whole = {}
         yield model, batch
         if "scale_sensitivity" not in self._taken:
@@ -91,25 +86,14 @@ class WaveletStudy(Recipe):
                 yield model, _beginning(batch, lengths, fraction)
 
     def of_weights(self, model: Any) -> Mapping[str, Mapping[str, Any]]:
-        """RoPE's harmonics.
-
-        Args:
-            model: the checkpoint.
-        """
+        """RoPE's harmonics."""
         columns = harmonics(model) if self.options.harmonics else {}
         if self.options.harmonics and not columns:
             self.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
         return {"harmonics": columns} if columns else {}
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
-        """Every metric on every head of the layer and on their mean.
-
-        Args:
-            layer: captured self-attention.
-            number: of the layer.
-            batch: the sentences, or their beginnings.
-            rows: takes the results.
-        """
+        """Every metric on every head of the layer and on their mean."""
         heads, lengths = layer.matrices(), layer.lengths[:, None]
         for maps, names in ((head_mean(heads), [-1]), (heads, list(layer.heads))):
             if isinstance(batch, Beginning):
@@ -168,12 +152,7 @@ class WaveletStudy(Recipe):
         )
 
     def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
-        """Every number of `heads` on uniform attention among the visible keys.
-
-        Args:
-            n_tokens: size of the map.
-            causal: whether keys after the query are hidden.
-        """
+        """Every number of `heads` on uniform attention among the visible keys."""
         columns, _ = head_columns(uniform_attention(n_tokens, causal=causal), None, self.options, self._taken)
         kind = "uniform_causal" if causal else "uniform_full"
         return [
@@ -182,12 +161,7 @@ class WaveletStudy(Recipe):
         ]
 
     def reduced(self, tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
-        """Columns of `nulls`: means over heads per sentence, and ρ within each sentence.
-
-        Args:
-            tables: as a unit has them.
-            kind: of the null.
-        """
+        """Columns of `nulls`: means over heads per sentence, and ρ within each sentence."""
         columns = per_sentence(tables, kind)
         if not columns or "spectral_entropy" not in tables["heads"].column_names:
             return columns
@@ -208,11 +182,7 @@ class WaveletStudy(Recipe):
         return {"kind": kind, **{name: np.concatenate([columns[name], more[name]]) for name in more}}
 
     def finish(self, results: Results) -> dict[str, pa.Table]:
-        """Uncertainty of sentences, phases of training, and the paper's values for the run's models.
-
-        Args:
-            results: the run's tables so far.
-        """
+        """Uncertainty of sentences, phases of training, and the paper's values for the run's models."""
         return summaries.made_from(results)
 
 
