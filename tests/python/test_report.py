@@ -15,9 +15,10 @@ import torch
 import attnscope
 import attnscope.protocols
 from attnscope.figures.registry import measured_heads
+from attnscope.figures.selection import heads_only, series_are
 from attnscope.report import report
 from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
-from attnscope.report.page import _flat, _small_table
+from attnscope.report.page import _facts, _flat, _small_table, render
 from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
 from attnscope.report.small_tables import emergence, fisher, frames
@@ -322,3 +323,32 @@ def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
 def test_arrays_are_no_cells():
     table = pd.DataFrame({"head": [0, 1], "signal": [np.zeros(3), np.ones(3)]})
     assert _small_table("signals", table)["columns"] == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("models", "groups", "words"),
+    [("ab", "tt", "model"), ("aa", "tc", "input"), ("ab", "tc", "model, input"), ("aa", "tt", "input")],
+)
+def test_what_tells_series_apart_is_named(models, groups, words):
+    assert series_are(pd.DataFrame({"model": list(models), "group": list(groups)})) == words
+
+
+def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
+    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})  # what takes long and is not looked at
+    last = made.make_results().table("heads").query("step == 64")
+    heads = pd.concat([last.assign(model=name) for name in "ab"])
+    samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
+    samples = samples.assign(group="text", text="a", n_tokens=8, truncated=True)
+    facts = dict(_facts({"samples": samples}, heads_only(heads)))
+    count = samples["sample"].nunique()
+    assert facts["input “text”"] == f"{count} sequences of 8 tokens"
+    assert facts["cut"].startswith(f"{count} sequences were longer")
+    page = render(Results({"heads": heads, "samples": samples}), "two")
+    assert "<th>mean over heads</th><th>model</th>" in page
+
+
+def test_models_of_different_sizes_are_told_one_by_one():
+    heads = made.make_results().table("heads")
+    other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
+    told = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
+    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", told)

@@ -42,6 +42,16 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     return frame
 
 
+def series_are(frame: pd.DataFrame) -> str:
+    """What tells the series of a table apart: "model", "input" or "model, input".
+
+    Args:
+        frame: what `with_groups` returns.
+    """
+    models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
+    return "model, input" if models and inputs else "model" if models else "input"
+
+
 def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
     """Rows of single heads (not of the head mean, head −1) under one protocol.
 

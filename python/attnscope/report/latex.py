@@ -47,7 +47,7 @@ def latex_tables(results: Tables) -> str:
         NotDrawable: when the run has no table `heads`.
     """
     from attnscope.figures.registry import measured_heads, optional
-    from attnscope.figures.selection import with_groups
+    from attnscope.figures.selection import series_are, with_groups
 
     heads, baselines = measured_heads(results), optional(results, "baselines")
     samples = optional(results, "samples")
@@ -58,20 +58,21 @@ def latex_tables(results: Tables) -> str:
     }
     both = "protocol" in named["heads"] and (named["heads"]["protocol"] == "ruscio2025").any()
     words = importlib.import_module(STUDIES.get(study_name(results), STUDIES["sink_study"]))
+    apart = series_are(named["heads"])
     parts = [
         r"% \usepackage{booktabs} in the preamble; numbers in brackets are 95 % intervals over sentences."
     ]
     for section in words.SECTIONS:
         rows = number_rows(heads, baselines, section.metrics)
         if rows:
-            parts.append(_of_heads(section.id, section.title, rows))
+            parts.append(_of_heads(section.id, section.title, rows, apart))
         pairs = pair_rows(named, section.pairs) if both else []
         if pairs:
-            parts.append(_of_protocols(section.id, section.title, pairs))
+            parts.append(_of_protocols(section.id, section.title, pairs, apart))
     return "\n\n".join(parts) + "\n"
 
 
-def _of_heads(name: str, title: str, rows: Sequence[Any]) -> str:
+def _of_heads(name: str, title: str, rows: Sequence[Any], apart: str) -> str:
     """Means over single heads with intervals, baselines and the highest head."""
     wanted = [
         ("uniform", "uniform"),
@@ -84,7 +85,7 @@ def _of_heads(name: str, title: str, rows: Sequence[Any]) -> str:
     several = len({row.series for row in rows}) > 1
     head = [
         "quantity",
-        *(["input"] if several else []),
+        *([apart] if several else []),
         "mean",
         "95 % interval",
         *(label for _, label in shown),
@@ -99,12 +100,12 @@ def _of_heads(name: str, title: str, rows: Sequence[Any]) -> str:
     return _table(f"tab:{name}", about, head, body, text=2 if several else 1)
 
 
-def _of_protocols(name: str, title: str, rows: Sequence[Any]) -> str:
+def _of_protocols(name: str, title: str, rows: Sequence[Any], apart: str) -> str:
     """The head mean under both protocols."""
     several = len({row.series for row in rows}) > 1
     head = [
         "quantity",
-        *(["input"] if several else []),
+        *([apart] if several else []),
         "exact",
         "95 % interval",
         "as published",

@@ -88,7 +88,7 @@ def render(results: Tables, title: str) -> str:
 
     from attnscope.figures import draw
     from attnscope.figures.registry import NotDrawable, measured_heads, optional
-    from attnscope.figures.selection import with_groups
+    from attnscope.figures.selection import series_are, with_groups
     from attnscope.report.small_tables import SMALL_TABLES
 
     drawn = {
@@ -112,6 +112,7 @@ def render(results: Tables, title: str) -> str:
     followed = published is not None and not published.empty
     causal = _causal(tables.get("samples"))
     words = importlib.import_module(STUDIES.get(study_name(results), STUDIES["sink_study"]))
+    apart = next((series_are(frame) for frame in (heads, *named.values()) if frame is not None), "input")
     sections = []
     for section in words.SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
@@ -136,7 +137,9 @@ def render(results: Tables, title: str) -> str:
                     "columns": {
                         name for name in _OPTIONAL if any(has_text(getattr(row, name)) for row in rows)
                     },
-                    "several": len({row.series for row in rows} | {row.series for row in pairs}) > 1,
+                    "apart": apart
+                    if len({row.series for row in rows} | {row.series for row in pairs}) > 1
+                    else "",
                     "pairs": pairs,
                     "table": table,
                     "told": [Markup(line) for line in told],
@@ -282,16 +285,24 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> li
         if len(steps) > 1:
             facts.append(("checkpoints", f"{len(steps)}: steps {', '.join(map(str, steps))}"))
         one = samples.drop_duplicates(["model", "sample"])
-        groups = one.groupby("group", sort=False)["n_tokens"].agg(["size", "min", "max"])
-        for group, row in groups.iterrows():
-            lengths = f"{row['min']}" if row["min"] == row["max"] else f"{row['min']} to {row['max']}"
-            facts.append((f"input “{group}”", f"{row['size']} sequences of {lengths} tokens"))
-        cut = int(one["truncated"].sum()) if "truncated" in one else 0
+        # models cut and split the same sentences each in its own way
+        for group, own in one.groupby("group", sort=False):
+            shortest, longest = own["n_tokens"].min(), own["n_tokens"].max()
+            lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
+            facts.append((f"input “{group}”", f"{own['sample'].nunique()} sequences of {lengths} tokens"))
+        cut = one[one["truncated"].astype(bool)]["sample"].nunique() if "truncated" in one else 0
         if cut:
             facts.append(("cut", f"{cut} sequences were longer than the study takes and were cut"))
     if heads is not None and not heads.empty:
-        layers, width = heads["layer"].nunique(), heads["head"].nunique()
-        facts.append(("heads", f"{layers} layers of {width} heads, {len(heads):,} maps measured"))
+        sizes = {
+            str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"
+            for model, own in heads.groupby("model", sort=False)
+        }
+        if len(set(sizes.values())) == 1:
+            size = next(iter(sizes.values()))
+        else:
+            size = "; ".join(f"{model}: {one}" for model, one in sizes.items())
+        facts.append(("heads", f"{size}; {len(heads):,} maps measured"))
     return facts
 
 

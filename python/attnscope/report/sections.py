@@ -72,8 +72,8 @@ SECTIONS: tuple[Section, ...] = (
                 "uniform attention."
             ),
             "sink_maps": (
-                "Attention to the first key per layer and head, one row per input set. The mark on the "
-                "colour scale is uniform attention."
+                "Attention to the first key per layer and head, one row per model or input set. The mark "
+                "on the colour scale is uniform attention."
             ),
         },
     ),
@@ -441,7 +441,7 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition="Columns share the colour scale of their row, so input sets can be compared.",
         figures=("metric_maps",),
-        captions={"metric_maps": "Layer by head, one column per input set."},
+        captions={"metric_maps": "Layer by head, one column per model or input set."},
     ),
     Section(
         id="examples",
