@@ -15,6 +15,50 @@ namespace attnscope {
 // rows a power of two apart.
 inline Index triangle_row(Index i) { return i * (i + 1) / 2; }
 
+// Rows that share the reading of v, w, u and p: three, which is what sixteen registers hold.
+inline constexpr Index kTridiagonalRows = 3;
+
+// Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p = a u:
+// the rows' own entries are set, those of earlier rows are added to.
+template <Index kRows>
+[[gnu::always_inline]] inline void update_rows(Lanes* a, Index i, Index first, const Lanes* v,
+                                               const Lanes* w, const Lanes* u, Lanes* p) {
+  Lanes* row[kRows];
+  Lanes own_v[kRows], own_w[kRows], own_u[kRows], sum[kRows];
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+    row[r] = a + triangle_row(i + r);
+    own_v[r] = v[i + r];
+    own_w[r] = w[i + r];
+    own_u[r] = u[i + r];
+    sum[r] = Lanes{};
+  }
+  for (Index j = first; j < i; ++j) {
+    const Lanes vj = v[j], wj = w[j], uj = u[j];
+    Lanes pj = p[j];
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) {
+      const Lanes x = row[r][j] - own_v[r] * wj - own_w[r] * vj;
+      row[r][j] = x;
+      sum[r] += x * uj;
+      pj += x * own_u[r];
+    }
+    p[j] = pj;
+  }
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (Index c = 0; c <= r; ++c) {
+      const Lanes x = row[r][i + c] - own_v[r] * own_w[c] - own_w[r] * own_v[c];
+      row[r][i + c] = x;
+      sum[r] += x * own_u[c];
+      if (c < r) sum[c] += x * own_u[r];
+    }
+  }
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) p[i + r] = sum[r];
+}
+
 // Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
 // by Householder reflections: `diagonal` [n] and `beside` [n − 1]. Destroys `a`; `scratch` holds 4 n.
 // The rank-two update of one step and the product of the next share one sweep over the matrix, since
@@ -27,14 +71,25 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
   Lanes* p = scratch + 3 * n;    // a u
   for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
   for (Index k = 0; k + 1 < n; ++k) {
-    for (Index i = k; i < n; ++i) a[triangle_row(i) + k] -= v[i] * w[k] + w[i] * v[k];
-    diagonal[k] = a[triangle_row(k) + k];
-    const Lanes head = a[triangle_row(k + 1) + k];
-    Lanes tail{};
-    for (Index i = k + 2; i < n; ++i) {
-      const Lanes entry = a[triangle_row(i) + k];
-      tail += entry * entry;
+    // Column k, which nothing reads again.
+    const Lanes vk = v[k], wk = w[k];
+    const auto entry = [&](Index i) { return a[triangle_row(i) + k] - v[i] * wk - w[i] * vk; };
+    diagonal[k] = entry(k);
+    const Lanes head = entry(k + 1);
+    Lanes even{}, odd{};
+    Index below = k + 2;
+    for (; below + 1 < n; below += 2) {
+      const Lanes x = entry(below), y = entry(below + 1);
+      u[below] = x;
+      u[below + 1] = y;
+      even += x * x;
+      odd += y * y;
     }
+    if (below < n) {
+      u[below] = entry(below);
+      even += u[below] * u[below];
+    }
+    const Lanes tail = even + odd;
     const Lanes norm = square_root(head * head + tail);
     // A column that is already zero below its head, or whose square cannot be told from zero, stays.
     const LaneMask turn = tail > broadcast(1e-280);
@@ -44,53 +99,18 @@ inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, La
     const Lanes scale = turn ? one / (head - alpha) : Lanes{};
     const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
     u[k + 1] = one;
-    for (Index i = k + 2; i < n; ++i) u[i] = a[triangle_row(i) + k] * scale;
-    for (Index i = k + 1; i < n; ++i) p[i] = Lanes{};
+    for (Index i = k + 2; i < n; ++i) u[i] *= scale;
 
+    // Rows that make no whole block come first, where they are short.
     Index i = k + 1;
-    for (; i + 1 < n; i += 2) {
-      Lanes* row0 = a + triangle_row(i);
-      Lanes* row1 = row0 + i + 1;
-      const Lanes v0 = v[i], w0 = w[i], u0 = u[i];
-      const Lanes v1 = v[i + 1], w1 = w[i + 1], u1 = u[i + 1];
-      Lanes sum0{}, sum1{};
-      for (Index j = k + 1; j < i; ++j) {
-        const Lanes vj = v[j], wj = w[j], uj = u[j];
-        const Lanes x0 = row0[j] - v0 * wj - w0 * vj;
-        const Lanes x1 = row1[j] - v1 * wj - w1 * vj;
-        row0[j] = x0;
-        row1[j] = x1;
-        sum0 += x0 * uj;
-        sum1 += x1 * uj;
-        p[j] += x0 * u0 + x1 * u1;
-      }
-      const Lanes x00 = row0[i] - 2.0 * v0 * w0;
-      const Lanes x10 = row1[i] - v1 * w0 - w1 * v0;
-      const Lanes x11 = row1[i + 1] - 2.0 * v1 * w1;
-      row0[i] = x00;
-      row1[i] = x10;
-      row1[i + 1] = x11;
-      p[i] += sum0 + x00 * u0 + x10 * u1;
-      p[i + 1] += sum1 + x10 * u0 + x11 * u1;
-    }
-    if (i < n) {
-      Lanes* row = a + triangle_row(i);
-      const Lanes vi = v[i], wi = w[i], ui = u[i];
-      Lanes sum{};
-      for (Index j = k + 1; j < i; ++j) {
-        const Lanes x = row[j] - vi * w[j] - wi * v[j];
-        row[j] = x;
-        sum += x * u[j];
-        p[j] += x * ui;
-      }
-      const Lanes x = row[i] - 2.0 * vi * wi;
-      row[i] = x;
-      p[i] += sum + x * ui;
+    for (; (n - i) % kTridiagonalRows != 0; ++i) update_rows<1>(a, i, k + 1, v, w, u, p);
+    for (; i < n; i += kTridiagonalRows) {
+      update_rows<kTridiagonalRows>(a, i, k + 1, v, w, u, p);
     }
 
-    Lanes dot{};
-    for (Index r = k + 1; r < n; ++r) dot += p[r] * u[r];
-    const Lanes half = -0.5 * tau * tau * dot;
+    Lanes dots[2] = {};
+    for (Index r = k + 1; r < n; ++r) dots[r % 2] += p[r] * u[r];
+    const Lanes half = -0.5 * tau * tau * (dots[0] + dots[1]);
     for (Index r = k + 1; r < n; ++r) w[r] = tau * p[r] + half * u[r];
     std::swap(u, v);
   }
