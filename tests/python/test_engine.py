@@ -3,8 +3,10 @@
 
 import json
 import shutil
+import subprocess
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -18,6 +20,7 @@ from attnscope.studies.config import ConfigError, Study
 from attnscope.studies.engine import resume, run
 from attnscope.studies.lock import FolderLock, FolderLocked
 from attnscope.studies.plan import batches, make_plan
+from attnscope.studies.provenance import _own_git_state
 from census import Census
 from folders import id_lines, model_folder, sentences, series
 
@@ -444,6 +447,7 @@ def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
     assert size == f"{len(AutoTokenizer.from_pretrained(llama))} tokens"
     assert facts["packages"]["torch"] == torch.__version__
     assert set(facts) >= {"attnscope", "config_hash", "cpu", "threads", "blas", "git", "python", "plan"}
+    assert facts["git_attnscope"] == _own_git_state(Path(asc.__file__))
     stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")
     assert stored.metadata[b"attnscope_schema"] == b"1"
     assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
@@ -527,3 +531,21 @@ def test_another_study_in_the_folder_is_told_key_by_key(tmp_path, llama, texts):
     words = r"\(texts\[0\]\.samples: 2 there, 3 here; seed: 0 there, 8 here\)"
     with pytest.raises(FileExistsError, match=words):
         run(study(tmp_path, str(llama), {**source, "samples": 3}, seed=8))
+
+
+def test_the_state_of_the_package_is_that_of_the_repository_that_tracks_it(tmp_path):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    package, installed = tmp_path / "package.py", tmp_path / "venv" / "package.py"
+    installed.parent.mkdir()
+    for file in (package, installed):
+        file.write_text("", "utf-8")
+    assert _own_git_state(package) is None
+    git("init")
+    git("add", "package.py")
+    git("commit", "-m", "first")
+    found = _own_git_state(package)
+    assert (len(found["commit"]), found["changed"]) == (40, True)
+    assert _own_git_state(installed) is None

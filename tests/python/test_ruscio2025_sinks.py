@@ -178,3 +178,11 @@ def test_no_map_has_no_sink(rule):
 def test_no_layer_has_no_removal():
     found = ruscio2025.sink_removal(torch.zeros(0, 3, 5, 5), percentile=80)
     assert [tuple(field.shape) for field in found] == [(0,), (0,), (0, 5), (0,)]
+
+
+def test_the_first_rule_is_the_default():
+    uniform = torch.ones(10, 10).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    assert torch.equal(
+        ruscio2025.sink_tokens(uniform), ruscio2025.sink_tokens(uniform, rule="kl", percentile=90)
+    )

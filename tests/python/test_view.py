@@ -116,7 +116,10 @@ def page():
 
 @pytest.fixture(scope="module")
 def clicked(page, tmp_path_factory):
-    everything = f"{{graphs: {GRAPHS}, matrix: Array.from(state.map.matrix), title: document.title}}"
+    ends = "[told(0.12345, 0.12346), told(0.5, 2), told(0.5, 0.5)]"
+    everything = (
+        f"{{graphs: {GRAPHS}, matrix: Array.from(state.map.matrix), title: document.title, ends: {ends}}}"
+    )
     return looked_at(page, tmp_path_factory.mktemp("clicked"), script=CLICK + probe(everything))
 
 
@@ -127,6 +130,11 @@ def test_a_click_on_a_head_shows_that_head(clicked):
     assert np.array_equal(
         np.array(clicked.probe["matrix"], np.float32).reshape(N, N), attention()[1, 2].numpy()
     )
+
+
+@in_a_browser
+def test_the_ends_of_a_scale_can_be_told_apart(clicked):
+    assert clicked.probe["ends"] == [["0.1234500", "0.1234600"], ["0.5", "2"], ["0.5", "0.5"]]
 
 
 @in_a_browser

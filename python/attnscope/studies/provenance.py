@@ -47,6 +47,7 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
         "blas": _blas(),
         "git": git_state(Path.cwd()),
+        "git_attnscope": _own_git_state(Path(attnscope.__file__)),
     }
 
 
@@ -74,6 +75,21 @@ def git_state(folder: Path) -> dict[str, Any] | None:
     except (OSError, subprocess.SubprocessError):
         return None
     return {"commit": commit, "changed": bool(changed.strip())}
+
+
+def _own_git_state(file: Path) -> dict[str, Any] | None:
+    """State of the repository that tracks the package, None for an installed one (in a repository or not)."""
+    try:
+        subprocess.run(
+            ["git", "ls-files", "--error-unmatch", file.name],
+            cwd=file.parent,
+            capture_output=True,
+            timeout=10,
+            check=True,
+        )
+    except (OSError, subprocess.SubprocessError):
+        return None
+    return git_state(file.parent)
 
 
 def _version(name: str) -> str | None:

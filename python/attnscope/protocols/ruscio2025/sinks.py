@@ -13,7 +13,7 @@ from attnscope.protocols.ruscio2025._maps import head_mean, percentile_of, spoil
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
 
-def sink_tokens(attention: torch.Tensor, *, rule: Rule, percentile: float = 90) -> torch.Tensor:
+def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float = 90) -> torch.Tensor:
     """Which keys are sinks, by the rule of one notebook.
 
     kl: total incoming mass over heads and queries at or above its `percentile` over keys (the same keys on
