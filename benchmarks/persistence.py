@@ -89,7 +89,7 @@ def main() -> None:
         for name, attention in all_maps(n).items():
             if not benchmark.wants(name):
                 continue
-            few = max(1, min(len(attention), 2048 // n))
+            few = 1 if benchmark.quick else max(1, min(len(attention), 512 // n))
             for max_dimension, suffix in ((1, ""), (0, " H0")):
                 peers = peers_for(attention, max_dimension, few)
                 on_model = name.startswith("stories")
