@@ -32,8 +32,9 @@ std::vector<Bar> of_dimension(const std::vector<Bar>& bars, int dimension) {
   return chosen;
 }
 
-// H0 and H1 by column reduction of the whole boundary matrix: what the lune algorithm must equal, pair by
-// pair. Edges are ranked by (weight falling, row, column); a triangle enters with its last edge.
+// H0 and H1 by column reduction of the whole boundary matrix: what the lune algorithm must equal,
+// pair by pair. Edges are ranked by (weight falling, row, column); a triangle enters with its last
+// edge.
 struct Pairing {
   std::vector<std::pair<int, int>> edges;  // by rank: (row, column)
   std::vector<int> merges;                 // ranks
@@ -182,8 +183,8 @@ TEST(Persistence, CycleIsOpenUntilTheChordsEnter) {
 }
 
 TEST(Persistence, ALoopThatOpensLongAfterAllIsQuietIsFound) {
-  // A cone over 40 tokens has no loop, a path hangs on it early, and hundreds of edges later the path
-  // closes to a ring.
+  // A cone over 40 tokens has no loop, a path hangs on it early, and hundreds of edges later the
+  // path closes to a ring.
   RowMatrix<double> a = RowMatrix<double>::Zero(43, 43);
   std::mt19937 generator(3);
   std::uniform_real_distribution<double> uniform(0.15, 0.8);
@@ -268,6 +269,56 @@ TEST(Persistence, ScratchLeavesNoTraceBetweenMatrices) {
     EXPECT_EQ(bars[k].death, fresh[k].death);
     EXPECT_EQ(bars[k].birth_edge[0], fresh[k].birth_edge[0]);
     EXPECT_EQ(bars[k].death_edge[1], fresh[k].death_edge[1]);
+  }
+}
+
+// H0 alone grows a tree, H0 beside H1 takes edges in their order: the same bars by the same edges,
+// however many weights tie and wherever rows end in a tile.
+template <class Scalar>
+void pieces_alone_and_beside_loops(Index n, int levels, unsigned seed) {
+  std::mt19937 generator(seed);
+  std::uniform_int_distribution<int> level(-1, levels);
+  RowMatrix<Scalar> a(n, n);
+  for (Index k = 0; k < n * n; ++k) {
+    a.data()[k] =
+        static_cast<Scalar>(static_cast<float>(level(generator)) / static_cast<float>(levels));
+  }
+  if (seed % 2 == 0) a.template triangularView<Eigen::StrictlyUpper>().setZero();
+  const RowMatrix<Scalar> turned = a.transpose();
+  for (const auto symmetrize : {Symmetrize::max, Symmetrize::mean, Symmetrize::min}) {
+    for (const auto metric : {Metric::attention, Metric::hellinger}) {
+      PersistenceOptions options;
+      options.symmetrize = symmetrize;
+      options.metric = metric;
+      PersistenceWorkspace workspace;
+      std::vector<Bar> both, alone, of_turned;
+      persistence(view(a), options, workspace, both);
+      std::erase_if(both, [](const Bar& bar) { return bar.dimension != 0; });
+      options.max_dimension = 0;
+      persistence(view(a), options, workspace, alone);
+      persistence(matrix_view(turned.data(), n, 1, n), options, workspace, of_turned);
+      ASSERT_EQ(alone.size(), both.size()) << n << " tokens, seed " << seed;
+      ASSERT_EQ(of_turned.size(), both.size());
+      for (std::size_t k = 0; k < both.size(); ++k) {
+        for (const Bar& bar : {alone[k], of_turned[k]}) {
+          EXPECT_EQ(bar.death, both[k].death) << n << " tokens, bar " << k;
+          EXPECT_EQ(bar.death_edge[0], both[k].death_edge[0]) << n << " tokens, bar " << k;
+          EXPECT_EQ(bar.death_edge[1], both[k].death_edge[1]) << n << " tokens, bar " << k;
+        }
+      }
+    }
+  }
+}
+
+TEST(Persistence, PiecesAloneAreThoseBesideLoopsWhereverWeightsTie) {
+  unsigned seed = 0;
+  for (Index n : {1, 2, 3, 7, 8, 9, 15, 16, 17, 31, 33, 50, 97, 98}) {
+    for (int levels : {1, 3, 20, 1000}) {
+      pieces_alone_and_beside_loops<float>(n, levels, ++seed);
+      pieces_alone_and_beside_loops<double>(n, levels, ++seed);
+    }
+    pieces_alone_and_beside_loops<Eigen::half>(n, 6, ++seed);
+    pieces_alone_and_beside_loops<Eigen::bfloat16>(n, 6, ++seed);
   }
 }
 
