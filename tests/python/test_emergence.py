@@ -98,3 +98,16 @@ def test_models_and_protocols_are_not_mixed_in_silence():
         ruscio2025.emergence_change(both, "y")
     with pytest.raises(ValueError, match="at least two steps"):
         ruscio2025.emergence_change(table([[1.0]], steps=[5]), "x")
+
+
+def test_steps_written_as_digits_stand_in_the_order_of_their_numbers():
+    table = pd.DataFrame(
+        {"step": [0, 1, 2, 10] * 2, "sample": [0] * 4 + [1] * 4, "x": [0.0, 0.2, 0.6, 1.0] * 2}
+    )
+    words = table.assign(step=table["step"].astype(str))
+    pd.testing.assert_frame_equal(asc.emergence_step(words, "x"), asc.emergence_step(table, "x"))
+    assert asc.emergence_step(words, "x")["step"].item() == 2
+    published = ruscio2025.emergence_change
+    assert published(words, "x") == published(table, "x")
+    with pytest.raises(ValueError, match=r"steps must be whole numbers, got .*1\.5"):
+        asc.emergence_step(table.assign(step=table["step"] * 1.5), "x")

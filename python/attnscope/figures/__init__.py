@@ -13,6 +13,7 @@ from pathlib import Path
 
 from matplotlib.figure import Figure
 
+from attnscope._nearest import nearest
 from attnscope.figures.analyses import fisher_profile, frame_shares, kl_by_threshold
 from attnscope.figures.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
 from attnscope.figures.maps import attention_map, layer_head_map
@@ -84,7 +85,7 @@ def draw(results: Tables, names: Sequence[str] | None = None) -> dict[str, Figur
     own = figures_of(results)
     unknown = [name for name in names or () if name not in own]
     if unknown:
-        raise ValueError(f"figures: no figure {unknown[0]!r}; there are: {', '.join(own)}")
+        raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
     drawn: dict[str, Figure] = {}
     for name in names or own:
         try:

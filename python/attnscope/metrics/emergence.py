@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
@@ -67,7 +67,7 @@ def emergence_step(
 
     fraction = number("emergence_step", "fraction", fraction)
     confidence, draws, seed = check_draws("emergence_step", confidence, draws, seed)
-    _check(table, metric, fraction, by)
+    table = table.assign(step=_checked_steps(table, metric, fraction, by))
     rows: list[dict[str, Any]] = []
     groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
     for key, group in groups:
@@ -136,15 +136,14 @@ def _first_crossing(curves: npt.NDArray[np.float64], fraction: float) -> npt.NDA
     return np.where((way != 0) & ~np.isnan(way), first, -1)
 
 
-def _check(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> None:
+def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str]) -> list[int]:
+    """The steps as integers, for as text "10" stands before "2"."""
     name = "emergence_step"
     table_argument(name, table, ("step", "sample"), metric, by)
     if not 0.0 < fraction <= 1.0:
         raise ValueError(f"{name}: fraction must lie in (0, 1], got {fraction!r}")
-    try:
-        steps = sorted({int(step) for step in table["step"]})
-    except (TypeError, ValueError, OverflowError) as error:
-        raise ValueError(f"{name}: steps must be whole numbers: {error}") from None
+    column_of_steps = whole_steps(name, table["step"])
+    steps = sorted(set(column_of_steps))
     if len(steps) < 2 or steps[0] < 0:
         raise ValueError(f"{name}: the table must hold at least two steps, none negative, got {steps}")
     for column in APART:
@@ -154,3 +153,26 @@ def _check(table: pd.DataFrame, metric: str, fraction: float, by: Sequence[str])
             raise ValueError(
                 f"{name}: the table holds {count} values of {column!r}: filter it or name {column!r} in by"
             )
+    return column_of_steps
+
+
+def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
+    """Training steps as integers, from numbers or from their digits.
+
+    Args:
+        function: whose error it is.
+        steps: the column of a table.
+
+    Raises:
+        ValueError: a step that is no whole number.
+    """
+    found = []
+    for step in steps:
+        try:
+            number = int(step)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{function}: steps must be whole numbers: {error}") from None
+        if not isinstance(step, str) and number != step:
+            raise ValueError(f"{function}: steps must be whole numbers, got {step!r}")
+        found.append(number)
+    return found

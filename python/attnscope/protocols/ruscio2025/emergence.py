@@ -5,6 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from attnscope.metrics.emergence import whole_steps
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -49,8 +51,8 @@ def emergence_change(table: pd.DataFrame, metric: str) -> EmergenceChange:
         if column not in table.columns:
             present = ", ".join(map(str, table.columns))
             raise ValueError(f"{name}: the table has no column {column!r}, only {present}")
-    means = table.groupby("step")[metric].mean()
-    order = sorted((int(step) for step in means.index), key=str)
+    means = table.assign(step=whole_steps(name, table["step"])).groupby("step")[metric].mean()
+    order = sorted(map(int, means.index), key=str)
     if len(order) < 2:
         raise ValueError(f"{name}: the table must hold at least two steps, got {order}")
     first, last = order[0], order[-1]
