@@ -3,7 +3,7 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
-.PHONY: demo test test-cpp test-all sanitize mutants fuzz install bench bench-quick wheel docs lint format clean
+.PHONY: demo test test-cpp test-all sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -23,6 +23,9 @@ sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitize
 
 mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/run.py
+
+mutants-python: ## the same for the metrics in Python, with mutmut
+	@.ci/setup dev && $(BIN)/python -m pip install -q "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
 	@.ci/setup tools && .ci/sanitize fuzz $(SECONDS)

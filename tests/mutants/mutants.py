@@ -49,7 +49,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (!normalized) return true;", "if (normalized) return true;"),
     ],
     "fiedler.cpp": [
-        Mutant("if (vector[i] < 0.0) vector = -vector;", "if (vector[i] > 0.0) vector = -vector;"),
+        Mutant("if (vector[i] < 0.0) scale_vector(vector", "if (vector[i] > 0.0) scale_vector(vector"),
         Mutant("solver.eigenvectors().col(graph ? 0 : 1)", "solver.eigenvectors().col(graph ? 1 : 0)"),
     ],
     "graph_statistics.cpp": [
@@ -191,6 +191,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/quantile.cpp": [Mutant("at + (next - at) * (position - rank)", "at")],
     "base/row_logs.h": [
         Mutant("std::any_of(row, row + end, [](WideType x) { return x < 0; })", "false"),
+        Mutant("store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);", ""),
         Mutant("if (left > kPackWidth) {", "if (left > kPackWidth + 1) {"),
     ],
     "base/row_products.h": [
@@ -198,6 +199,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/row_statistics.cpp": [
         Mutant("if (left <= 0) continue;", "if (left <= 1) continue;"),
+        Mutant("if (judge) read.kind = Support::Kind::full;", ""),
         Mutant("return rest == 0.0 ||", "return"),
     ],
     "base/shifted_lanczos.h": [
@@ -207,7 +209,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/signal_reader.h": [
         Mutant("if (!(rest > 0.0)) return false;", ""),
         Mutant("for (double& value : signal) value /= rest;", ""),
-        Mutant("per[t]; ", ""),
+        Mutant("signal[t] /= per[t];", ";"),
         Mutant("if (options.detrend) detrend(signal);", ""),
         Mutant("- first < options.min_keys) continue;", "< options.min_keys) continue;"),
         Mutant("std::frexp(largest, &exponent);", "exponent = 1;"),
@@ -220,6 +222,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/spanning_tree.cpp": [
         Mutant("if (places > 1) {", "if (false) {"),
         Mutant("(similarity == old) & (self < other)", "(similarity == old) & (self > other)"),
+        Mutant("lower = !any_nonzero(", "lower = any_nonzero("),
     ],
     "base/strip_cholesky.h": [
         Mutant("if (!(pivot > 0.0)) return false;", "if (pivot < -1.0) return false;"),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import attnscope as asc
+from attnscope.metrics.alignment import pearson
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -209,3 +210,23 @@ def test_entropy_magnitude_correlation_without_variance():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_correlation_of_rows_of_any_size_is_that_of_their_shape():
+    """Each row has a scale of its own, and what is outside says nothing: neither to the mean nor to the size."""
+    x, y = normal(2, 40, seed=5)
+    inside = torch.arange(40) < 30
+    wanted = float(np.corrcoef(x[:30], y[:30])[0, 1])
+    scales = torch.tensor([1e-140, 1.0, 1e140], dtype=torch.float64)[:, None]
+    spoiled = torch.where(inside, x * scales, 1e150)
+    found = pearson(spoiled, y.expand(3, 40), inside.expand(3, 40))
+    assert found.tolist() == pytest.approx([wanted] * 3, rel=1e-13)
+    # A spread of a few roundings of the size is none, one of a thousand is.
+    nearly = 1.0 + torch.tensor([2.0**-52, 1e3 * 2.0**-52])[:, None].double() * torch.sign(x)
+    few, many = pearson(nearly, y.expand(2, 40), torch.ones(2, 40, dtype=torch.bool))
+    assert few.isnan()
+    assert not many.isnan()
+    whole = torch.ones(40, dtype=torch.bool)
+    for other in (x, 3 * x, x / 3, x + 0.1):
+        assert 1 - 1e-14 < pearson(x, other, whole) <= 1
+        assert -1 <= pearson(x, -other, whole) < -1 + 1e-14

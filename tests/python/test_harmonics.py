@@ -53,11 +53,38 @@ def test_a_rotation_has_none_and_frequencies_broadcast():
     assert asc.harmonic_distortion(torch.ones(512), 0.2).isnan().all()
 
 
+def test_two_cycles_and_one_harmonic_are_the_least():
+    """Tones of whole cycles, two and more apart, do not see each other through a Hann window."""
+    theta = 4 * math.pi / 64
+    x = torch.arange(64, dtype=torch.float64) * theta
+    both = torch.cos(x) + 0.5 * torch.cos(4 * x)
+    (second,) = asc.harmonic_distortion(torch.cos(x) + 0.5 * torch.cos(2 * x), theta, 2).tolist()
+    assert second == pytest.approx(0.25, rel=1e-12)
+    assert asc.harmonic_distortion(both, theta)[2].item() == pytest.approx(0.25, rel=1e-12)
+    slower = torch.tensor([theta, 0.99 * theta], dtype=torch.float64)
+    with pytest.raises(
+        ValueError, match=f"^harmonic_distortion: .* 64 positions of {slower[1].item()} radians$"
+    ):
+        asc.harmonic_distortion(both.expand(2, 64), slower)
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
         (lambda: asc.harmonic_distortion(torch.ones(10), 0.1), "two cycles of every theta, got 10 positions"),
-        (lambda: asc.harmonic_distortion(torch.ones(100), 1.0, 1), "orders must be a whole number"),
+        (
+            lambda: asc.harmonic_distortion(torch.ones(100), 1.0, 1),
+            "^harmonic_distortion: orders must be a whole",
+        ),
+        (
+            lambda: asc.harmonic_distortion(torch.ones(9), torch.tensor(True)),
+            "theta must be real, got torch.bool",
+        ),
+        (
+            lambda: asc.harmonic_distortion(torch.ones(9), torch.tensor(2 + 1j)),
+            "theta must be real, got torch.c",
+        ),
+        (lambda: asc.harmonic_distortion(torch.tensor(1.0), 1.0), "at least one dimension"),
         (lambda: asc.softmax_harmonics(math.inf, 2), "strength must be a finite number, got inf"),
         (lambda: asc.softmax_harmonics(1.0, -1), "orders must be a whole number of at least 0, got -1"),
     ],

@@ -46,7 +46,14 @@ def test_tests_without_spread_or_sentences():
     assert statistics.paired_test([1.0], [0.0]).difference == 1
     assert math.isnan(statistics.paired_test([], []).difference)
     assert statistics.welch_test([1, 1], [2, 2]).p_value == 0
-    assert math.isnan(statistics.welch_test([1, 1], [2]).p_value)
+    few = statistics.welch_test([1, 1], [2])
+    assert (few.difference, few.n) == (-1, 3)
+    assert all(math.isnan(x) for x in few[1:6])
+    assert all(math.isnan(x) for x in statistics.paired_test([1.0], [0.0])[1:6])
+    for a, b in (([], [2.0]), ([1.0], [np.nan]), ([], [])):
+        none = statistics.welch_test(a, b)
+        assert all(math.isnan(x) for x in none[:6])
+    assert none.n == 0
 
 
 @pytest.mark.parametrize("method", ["pearson", "spearman"])
@@ -134,9 +141,22 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
         (lambda: statistics.correlation([1, 2, 3], [1, 2, 4], draws=0), "draws must be at least 1, got 0"),
         (lambda: statistics.bootstrap([[1.0]]), r"values must have one dimension, got shape \(1, 1\)"),
         (lambda: statistics.bootstrap([1.0], confidence=2), "confidence must lie strictly"),
+        (
+            lambda: statistics.welch_test([1, 2], [3], confidence=1),
+            "^welch_test: confidence must lie strictly",
+        ),
+        (
+            lambda: statistics.welch_test([1, 2], 3.0),
+            r"^welch_test: b must have one dimension, got shape \(\)",
+        ),
+        (lambda: statistics.welch_test([[1]], [3]), "^welch_test: a must have one dimension"),
         (lambda: statistics.holm([0.1, 1.1]), "p_values must lie between 0 and 1"),
         (lambda: statistics.benjamini_hochberg([-0.1]), "p_values must lie between 0 and 1"),
         (lambda: statistics.per_sentence(pd.DataFrame({"x": [1]}), "x"), "the table has no column 'sample'"),
+        (
+            lambda: statistics.per_sentence(pd.DataFrame({"sample": [1], "x": [1.0]}), "x", by=["model"]),
+            "^per_sentence: the table has no column 'model', only sample, x",
+        ),
     ],
 )
 def test_bad_arguments_are_named(call, message):

@@ -1,0 +1,92 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: MIT
+"""Do the tests of the metrics in Python bite? mutmut breaks one expression at a time and expects a red test.
+
+    python tests/mutants/metrics.py [MODULE ...]
+
+MODULE is a stem such as statistics or frames; all of MODULES without one. Works on a copy in build/mutmut.
+What lives is listed with its change; tests/README.md says what of it is argued. Needs `pip install mutmut`.
+"""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+WORK = ROOT / "build" / "mutmut"
+# Arithmetic in Python, and the quick tests of each.
+MODULES = {
+    "statistics": "statistics.py",
+    "alignment": "metrics/alignment.py",
+    "barcodes": "metrics/barcodes.py",
+    "emergence": "metrics/emergence.py",
+    "frames": "metrics/frames.py",
+    "harmonics": "metrics/harmonics.py",
+}
+# Wording of errors and names that are only passed on to them.
+LEFT_ALONE = [
+    r"\braise \w+Error",
+    r'^\s*f"',
+    r'^\s*"[^"]*"\s*$',
+    r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor|attention_argument|finished)",
+    r"_check\(|check_draws\(|_check_confidence\(|table_argument\(|_pairs\(|_vector\(|_family\(|number\(",
+]
+
+
+def settings(stems: list[str]) -> str:
+    lists = {
+        "source_paths": ["src"],
+        "only_mutate": [f"src/attnscope/{MODULES[stem]}" for stem in stems],
+        "also_copy": ["src/attnscope"],
+        "do_not_mutate_patterns": LEFT_ALONE,
+        "pytest_add_cli_args": ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"],
+        "pytest_add_cli_args_test_selection": [f"tests/python/test_{stem}.py" for stem in stems],
+    }
+    lines = [f"{name} = [{', '.join(map(literal, values))}]" for name, values in lists.items()]
+    return "\n".join(
+        [
+            "[tool.mutmut]",
+            *lines,
+            'process_isolation = "forkserver"',
+            "track_dependencies = false",
+            "use_git_change_detection = false",
+            "[tool.pytest.ini_options]",
+            'markers = ["slow: slow"]',
+        ]
+    )
+
+
+def literal(text: str) -> str:
+    return "'" + text + "'"
+
+
+def mutmut(*arguments: str) -> str:
+    done = subprocess.run(
+        [sys.executable, "-m", "mutmut", *arguments], cwd=WORK, capture_output=True, text=True
+    )
+    return done.stdout
+
+
+def main() -> int:
+    stems = sys.argv[1:] or list(MODULES)
+    shutil.rmtree(WORK, ignore_errors=True)
+    (WORK / "src").mkdir(parents=True)
+    shutil.copytree(ROOT / "python" / "attnscope", WORK / "src" / "attnscope")
+    shutil.copytree(ROOT / "tests", WORK / "tests", ignore=shutil.ignore_patterns("corpus", "cpp"))
+    (WORK / "pyproject.toml").write_text(settings(stems))
+    status = subprocess.run([sys.executable, "-m", "mutmut", "run"], cwd=WORK, check=False).returncode
+    verdicts = [line.strip().partition(": ") for line in mutmut("results", "--all", "true").splitlines()]
+    for name, _, verdict in verdicts:
+        if verdict == "survived":
+            changed = [
+                line for line in mutmut("show", name).splitlines() if line[:1] in "+-" and line[1:2] == " "
+            ]
+            print(name, *changed, sep="\n    ")
+    counts = {kind: sum(verdict == kind for *_, verdict in verdicts) for kind in {v for *_, v in verdicts}}
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if kind))
+    return status
+
+
+if __name__ == "__main__":
+    sys.exit(main())
