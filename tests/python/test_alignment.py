@@ -168,6 +168,28 @@ def test_entropy_magnitude_correlation_equals_scipy(lengths):
         assert found[index].item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_entropy_magnitude_correlation_sees_what_its_support_says():
+    attention = maps(2, 9, 9, causal=False, seed=3)
+    before, after = normal(2, 9, 4), normal(2, 9, 4, seed=8)
+    for options in ({"support": "causal"}, {"lengths": [6, 9]}, {}):
+        found = asc.entropy_magnitude_correlation(attention, before, after, **options)
+        for k, n in enumerate(options.get("lengths", [9, 9])):
+            a = attention[k, :n, :n]
+            a = a.tril() if "support" in options else a
+            entropy = -torch.xlogy(a, a).sum(-1)
+            moved = (after - before)[k, :n].norm(dim=-1)
+            wanted = np.corrcoef(entropy, moved)[0, 1]
+            assert found[k].item() == pytest.approx(wanted, rel=1e-12)
+    attention[0, 3, 3] = torch.nan
+    with pytest.warns(RuntimeWarning, match="1 of 2 matrices"):
+        found = asc.entropy_magnitude_correlation(attention, before, after)
+    assert found.isnan().tolist() == [True, False]
+    with pytest.raises(
+        ValueError, match=r"^entropy_magnitude_correlation: states of shape \(2, 9\) \+ \[d\] do not"
+    ):
+        asc.entropy_magnitude_correlation(attention[:, None].expand(2, 3, 9, 9), before, after)
+
+
 def test_entropy_magnitude_correlation_without_variance():
     attention, before = maps(5, 5), normal(5, 3)
     assert asc.entropy_magnitude_correlation(attention, before, before + 0.1).isnan()
@@ -213,7 +235,7 @@ def test_bad_arguments_are_named(call, message):
 
 
 def test_correlation_of_rows_of_any_size_is_that_of_their_shape():
-    """Each row has a scale of its own, and what is outside says nothing: neither to the mean nor to the size."""
+    """Each row has a scale of its own, and what is outside says nothing."""
     x, y = normal(2, 40, seed=5)
     inside = torch.arange(40) < 30
     wanted = float(np.corrcoef(x[:30], y[:30])[0, 1])

@@ -154,6 +154,8 @@ calls = [
     lambda: asc.persistence(maps)[0], lambda: asc.betti_numbers(maps, [0.1, "2/n"]),
     lambda: asc.attention_entropy(maps.half()), lambda: asc.graph_statistics(bad, [0.1], lengths=[3, 4, 5]),
     lambda: asc.marchenko_pastur(maps), lambda: asc.head_divergence(maps), lambda: asc.top_mass(maps, 2),
+    lambda: asc.power_spectrum(maps, min_keys=2), lambda: asc.spectral_uncertainty(maps, min_keys=3),
+    lambda: asc.wavelet_transform(maps), lambda: asc.local_global_ratio(maps, window=1),
 ]
 def refused():
     try:

@@ -53,6 +53,20 @@ def test_a_rotation_has_none_and_frequencies_broadcast():
     assert asc.harmonic_distortion(torch.ones(512), 0.2).isnan().all()
 
 
+def test_neither_phase_nor_size_matters():
+    theta = 2 * math.pi * 40 / 1000
+    position = torch.arange(1000, dtype=torch.float64) * theta
+    wanted = [(4 / (3 * math.pi)) ** 2, 0, (4 / (15 * math.pi)) ** 2]
+    for phase in (0.0, 0.7, 1.5, 2.9):
+        for size in (1e-140, 1.0, 1e140):
+            found = asc.harmonic_distortion(size * torch.cos(position + phase).relu(), theta)
+            np.testing.assert_allclose(found, wanted, atol=2e-3)
+    # Each signal is judged by its own size, and nothing at θ is no base to divide by.
+    other = torch.stack([torch.cos(position), 1e-9 * torch.cos(position), torch.cos(2 * position)])
+    assert asc.harmonic_distortion(other, theta).isnan().all(-1).tolist() == [False, False, True]
+    assert asc.harmonic_distortion(torch.zeros(1000), theta).isnan().all()
+
+
 def test_two_cycles_and_one_harmonic_are_the_least():
     """Tones of whole cycles, two and more apart, do not see each other through a Hann window."""
     theta = 4 * math.pi / 64

@@ -38,14 +38,19 @@ def test_welch_test_equals_scipy():
     assert found.n == 19
 
 
+@pytest.mark.filterwarnings("error")
 def test_tests_without_spread_or_sentences():
     assert statistics.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
     same = statistics.paired_test([1, 2, 3], [1, 2, 3])
     assert (same.difference, same.p_value) == (0, 1)
     assert math.isnan(statistics.paired_test([1.0], [0.0]).p_value)
     assert statistics.paired_test([1.0], [0.0]).difference == 1
+    assert statistics.paired_test([1.0], [0.0]).n == 1
+    two = statistics.paired_test([1.0, 4.0], [0.0, 1.0])
+    assert (two.statistic, two.freedom) == pytest.approx((2, 1))
     assert math.isnan(statistics.paired_test([], []).difference)
-    assert statistics.welch_test([1, 1], [2, 2]).p_value == 0
+    rigid = statistics.welch_test([1, 1, 1], [2, 2])
+    assert (rigid.p_value, rigid.freedom, rigid.low, rigid.high) == (0, 3, -1, -1)
     few = statistics.welch_test([1, 1], [2])
     assert (few.difference, few.n) == (-1, 3)
     assert all(math.isnan(x) for x in few[1:6])

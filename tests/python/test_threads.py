@@ -28,15 +28,25 @@ CALLS = {
     "head_divergence": asc.head_divergence,
     "incoming_attention": asc.incoming_attention,
     "laplacian_eigenvalues": asc.laplacian_eigenvalues,
+    "local_global_ratio": lambda maps: asc.local_global_ratio(maps, window=3),
     "marchenko_pastur": lambda maps: torch.stack(asc.marchenko_pastur(maps, null="permutation", draws=3)[:2]),
+    "morlet_scalogram": lambda maps: asc.morlet_scalogram(maps, [1.5, 4.0], min_keys=6),
     "participation_ratio": asc.participation_ratio,
     "persistence": lambda maps: torch.stack([asc.persistence(maps).birth, asc.persistence(maps).death]),
+    "power_spectrum": lambda maps: torch.cat(
+        [x.reshape(20, -1) for x in asc.power_spectrum(maps, min_keys=6)], 1
+    ),
     "reference_influence": lambda maps: torch.stack(
         asc.reference_influence(maps, maps[..., :5], torch.arange(maps.shape[-1]) < 3)
     ),
     "singular_values": asc.singular_values,
+    "sink_removal": lambda maps: asc.sink_removal(maps, [0]).kl_reduction,
     "sink_tokens": asc.sink_tokens,
+    "spectral_uncertainty": lambda maps: torch.stack(asc.spectral_uncertainty(maps, min_keys=6)),
     "top_mass": asc.top_mass,
+    "wavelet_transform": lambda maps: torch.cat(
+        [x.reshape(20, -1) for x in asc.wavelet_transform(maps, min_keys=12, resample=5)], 1
+    ),
 }
 MAPS = attention_batch((5, 4), 18, seed=3)
 
@@ -91,7 +101,7 @@ def test_eight_python_threads_at_once_get_the_same_bits(expected):
 
 
 def test_the_core_keeps_the_gil_and_the_pages_say_so():
-    """No free-threaded interpreter has run these tests, so the module does not promise to do without the GIL."""
+    """No free-threaded interpreter has run these tests, so nothing is promised to one."""
     if sysconfig.get_config_var("Py_GIL_DISABLED"):
         assert sys._is_gil_enabled()
     root = Path(__file__).parents[2]
