@@ -310,6 +310,8 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
                     MarchenkoPasturWorkspace& workspace) {
   const Index n = matrices.front().rows();
   const bool causal = supports.front().kind == Support::Kind::causal;
+  std::vector<MatrixView<Scalar>> doubted;
+  std::vector<std::size_t> places;
   row_spectra(matrices, causal, workspace.row_spectrum);
   for (std::size_t at = 0; at < matrices.size(); ++at) {
     const Index kept = workspace.row_spectrum.kept[at];
@@ -325,14 +327,19 @@ void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<cons
         spectrum, law, kResolvedShare * law.edge(), kRowSpectrumError * spectrum.back(),
         causal ? options.triangular : nullptr);
     if (!(found.uncertain <= kKsError)) {
-      by_singular_values(matrices.subspan(at, 1), supports.subspan(at, 1), options,
-                         results.subspan(at, 1), workspace);
+      doubted.push_back(matrices[at]);
+      places.push_back(at);
       continue;
     }
     result.ks = found.distance;
     if (options.wasserstein) result.wasserstein = wasserstein(spectrum, law);
     sum_up(spectrum, n, result);
   }
+  if (doubted.empty()) return;
+  std::vector<MarchenkoPastur> exact(doubted.size());
+  by_singular_values(std::span<const MatrixView<Scalar>>(doubted), supports.first(doubted.size()), options,
+                     std::span<MarchenkoPastur>(exact), workspace);
+  for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
 }
 
 // Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
