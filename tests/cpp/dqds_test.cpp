@@ -3,6 +3,7 @@
 
 #include <gtest/gtest.h>
 
+#include <Eigen/Eigenvalues>
 #include <Eigen/SVD>
 #include <cmath>
 #include <random>
@@ -109,6 +110,45 @@ TEST(Dqds, LanesDoNotSeeEachOther) {
         }
       }
       EXPECT_EQ(alone.solve()[lane], together[lane]) << "lane " << lane;
+    }
+  }
+}
+
+TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
+  for (const Index n : {1, 2, 3, 8, 33, 70}) {
+    const Problem problem(n, 7);
+    const Index width = dqds_width();
+    std::vector<std::vector<double>> values(static_cast<std::size_t>(width),
+                                            std::vector<double>(static_cast<std::size_t>(n)));
+    std::vector<double*> out;
+    for (auto& lane : values) out.push_back(lane.data());
+    DqdsWorkspace workspace;
+    // Diagonals of either sign: not positive definite.
+    tridiagonal_eigenvalues(problem.diagonal, problem.superdiagonal, n, out, workspace);
+    for (Index lane = 0; lane < width; ++lane) {
+      Eigen::MatrixXd t = Eigen::MatrixXd::Zero(n, n);
+      Problem alone(n, 7);
+      for (Index i = 0; i < n; ++i) {
+        t(i, i) = problem.diagonal[i * width + lane];
+        if (i + 1 < n) t(i, i + 1) = t(i + 1, i) = problem.superdiagonal[i * width + lane];
+        for (Index other = 0; other < width; ++other) {
+          if (other == lane) continue;
+          alone.diagonal[i * width + other] = alone.superdiagonal[i * width + other] = 0.0;
+        }
+      }
+      const Eigen::VectorXd expected =
+          Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(t, Eigen::EigenvaluesOnly).eigenvalues();
+      const double largest = std::max(1e-300, expected.cwiseAbs().maxCoeff());
+      for (Index k = 0; k < n; ++k) {
+        EXPECT_NEAR(values[lane][k], expected[n - 1 - k], 2e-13 * largest)
+            << "n = " << n << " lane = " << lane << " k = " << k;
+      }
+      const std::vector<double> together = values[lane];
+      std::vector<std::vector<double>> again = values;
+      std::vector<double*> into;
+      for (auto& one : again) into.push_back(one.data());
+      tridiagonal_eigenvalues(alone.diagonal, alone.superdiagonal, n, into, workspace);
+      EXPECT_EQ(again[lane], together) << "n = " << n << " lane = " << lane;
     }
   }
 }
