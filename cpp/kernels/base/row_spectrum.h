@@ -9,7 +9,8 @@
 
 namespace attnscope {
 
-// Bounds the error of each eigenvalue, as a share of the largest: twice the worst of some thousands.
+// Bounds the error of each eigenvalue, as a share of the largest: measured, not proven, at twice the worst
+// seen on maps of trained heads and of random logits.
 inline constexpr double kRowSpectrumError = 2e-15;
 
 struct RowSpectrumWorkspace {
@@ -30,8 +31,8 @@ Index largest_row_spectrum();
 // that query i sees (`causal`: j <= i, otherwise all) and 0 elsewhere and in rows without variation:
 // ascending, those of matrix k at workspace.values + k·n, after as many zeros as rows do not vary;
 // workspace.kept[k] rows do. The error is that of forming XXᵀ, which costs half as much as reducing X:
-// kRowSpectrumError of the largest eigenvalue for every one, however small, besides a relative n·1e-15. A matrix's values do not
-// depend on the others. Cost 5n³/3 operations when causal, 7n³/3 otherwise.
+// kRowSpectrumError of the largest eigenvalue for every one, however small, besides a relative n·1e-15. A
+// matrix's values do not depend on the others. Cost 5n³/3 operations when causal, 7n³/3 otherwise.
 template <class Scalar>
 void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
                  RowSpectrumWorkspace& workspace);
