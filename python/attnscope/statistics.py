@@ -271,7 +271,7 @@ def correlation(
     drawn = r_of(a[index], b[index])
     # A draw that repeats one sentence only has no correlation.
     low, high = _percentiles(drawn[~np.isnan(drawn)], confidence)
-    t = abs(r) * math.sqrt((n - 2) / max(1 - r * r, np.finfo(float).tiny))
+    t = abs(r) * math.sqrt((n - 2) / max(1 - r * r, 1e-300))
     return Correlation(r, low, high, float(2 * stats.t.sf(t, n - 2)), n)
 
 

@@ -76,6 +76,41 @@ def test_correlation_equals_scipy(method):
     assert (turned.r, turned.low) == pytest.approx((-found.r, -found.high), rel=1e-9)
 
 
+@pytest.mark.parametrize("confidence", [0.5, 0.95])
+def test_intervals_are_the_quantiles_of_the_drawn_sentences(confidence):
+    x, y = A[:9], A[:9] + B[:9]
+    index = np.random.default_rng(3).integers(0, 9, (2000, 9))
+    tails = [0.5 - confidence / 2, 0.5 + confidence / 2]
+    drawn = [np.corrcoef(x[one], y[one])[0, 1] for one in index]
+    found = statistics.correlation(x, y, confidence=confidence, seed=3)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, tails)), rel=1e-12)
+    found = statistics.correlation(x, y, method="spearman", draws=50, confidence=confidence, seed=3)
+    index = np.random.default_rng(3).integers(0, 9, (50, 9))
+    ranks = [stats.spearmanr(x[one], y[one]).statistic for one in index]
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(ranks, tails)), rel=1e-12)
+    index = np.random.default_rng(3).integers(0, 9, (2000, 9))
+    found = statistics.bootstrap(x, confidence=confidence, seed=3)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(x[index].mean(1), tails)), rel=1e-12)
+
+
+@pytest.mark.filterwarnings("error")
+def test_three_sentences_are_the_least_and_equal_ones_have_no_correlation():
+    three = statistics.correlation([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])
+    assert three.r == pytest.approx(np.corrcoef([1, 2, 4], [1, 3, 2])[0, 1])
+    assert three.n == 3
+    for x, y in (([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0.1] * 3), ([1, 2], [3, 4]), ([2, 2, 2], [3, 3, 3])):
+        none = statistics.correlation(x, y)
+        assert all(math.isnan(value) for value in none[:4])
+        assert none.n == len(x)
+    nothing = statistics.bootstrap([np.nan])
+    assert all(math.isnan(value) for value in nothing[:3])
+    assert nothing.n == 0
+    falling = statistics.correlation(np.arange(40) / 7, -np.arange(40) / 7)
+    assert (falling.r, falling.low, falling.high) == pytest.approx((-1, -1, -1), abs=1e-15)
+    assert min(falling[:3]) >= -1
+    assert statistics.benjamini_hochberg([0.9, 1.0, 1.0]).max() == 1
+
+
 def test_correlation_without_variance_or_sentences():
     assert math.isnan(statistics.correlation([1, 1, 1], [1, 2, 3]).r)
     assert math.isnan(statistics.correlation([1, 2], [1, 2]).r)
@@ -142,7 +177,14 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
     [
         (lambda: statistics.paired_test([1, 2], [1]), "must hold the same sentences, got 2 and 1"),
         (lambda: statistics.paired_test([1, 2], [3, 5], confidence=0), "confidence must lie strictly"),
-        (lambda: statistics.correlation([1, 2], [1, 2], method="kendall"), "method must be 'pearson' or"),
+        (
+            lambda: statistics.correlation([1, 2], [1, 2], method="kendall"),
+            "^correlation: method must be 'pears",
+        ),
+        (
+            lambda: statistics.per_sentence(pd.DataFrame({"sample": [1], "x": ["b"]}), "x"),
+            "^per_sentence: column 'x' must hold numbers, got ",
+        ),
         (lambda: statistics.correlation([1, 2, 3], [1, 2, 4], draws=0), "draws must be at least 1, got 0"),
         (lambda: statistics.bootstrap([[1.0]]), r"values must have one dimension, got shape \(1, 1\)"),
         (lambda: statistics.bootstrap([1.0], confidence=2), "confidence must lie strictly"),
