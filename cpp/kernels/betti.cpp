@@ -37,7 +37,9 @@ void for_each_at_least(const WideType* row, Index n, WideType cut, Visit&& visit
   constexpr auto kWidth = static_cast<Index>(kLanes<WideType>);
   Index j = 0;
   for (; j + kWidth <= n; j += kWidth) {
-    unsigned bits = lane_bits(vector_at<Floats>(row + j) >= cut);
+    // Named, because clang's comparison of doubles gives a vector of another whole number.
+    const typename VectorOf<WideType>::Numbers reaches = vector_at<Floats>(row + j) >= cut;
+    unsigned bits = lane_bits(reaches);
     for (; bits != 0; bits &= bits - 1) visit(j + std::countr_zero(bits));
   }
   for (; j < n; ++j) {

@@ -206,7 +206,9 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
     int places = 0;
     std::size_t next = 0;
     for (std::size_t j = 0; j < width; j += kWidth) {
-      const unsigned bits = lane_bits(vector_at<Floats>(best + j) == nearest);
+      // Named, because clang's comparison of doubles gives a vector of another whole number.
+      const Numbers equal = vector_at<Floats>(best + j) == nearest;
+      const unsigned bits = lane_bits(equal);
       if (bits == 0) continue;
       places += std::popcount(bits);
       next = j + static_cast<std::size_t>(std::countr_zero(bits));
