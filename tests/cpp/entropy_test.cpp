@@ -147,6 +147,24 @@ TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
   EXPECT_FALSE(std::isnan(entropy(a, Support{}, false)[3]));
 }
 
+TEST(Entropy, TheReadJudgesMapsThatItWidens) {
+  // Neither float nor a column stride is read in place.
+  const RowMatrix<float> single = testing::random_attention(9, false, 2).cast<float>();
+  RowMatrix<float> spoiled = single;
+  spoiled(2, 7) = std::numeric_limits<float>::infinity();
+  EntropyWorkspace workspace;
+  std::vector<double> judged(9), full(9);
+  for (const auto& map : {view(single), matrix_view(single.data(), Index{9}, Index{1}, Index{9})}) {
+    Support found, all;
+    EXPECT_TRUE(attention_entropy(map, true, found, false, judged.data(), workspace));
+    EXPECT_EQ(found.kind, Support::Kind::full);
+    EXPECT_TRUE(attention_entropy(map, false, all, false, full.data(), workspace));
+    EXPECT_EQ(judged, full);
+  }
+  Support found;
+  EXPECT_FALSE(attention_entropy(view(spoiled), true, found, false, judged.data(), workspace));
+}
+
 TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
   EntropyWorkspace workspace;
   for (Index n : {1, 2, 3, 7, 37}) {

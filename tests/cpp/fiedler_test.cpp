@@ -3,6 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <Eigen/Eigenvalues>
+
+#include "kernels/base/shifted_lanczos.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -14,7 +17,8 @@ using testing::view;
 double one_value(const MatrixView<double>& a, const GraphOptions& options) {
   FiedlerWorkspace workspace;
   double value = -1.0;
-  fiedler_values(std::span<const MatrixView<double>>(&a, 1), options, Precision::exact, &value, workspace);
+  fiedler_values(std::span<const MatrixView<double>>(&a, 1), options, Precision::exact, &value,
+                 workspace);
   return value;
 }
 
@@ -33,6 +37,29 @@ TEST(FiedlerValue, DisconnectedIsExactlyZero) {
   LaplacianWorkspace workspace;
   EXPECT_EQ(one_value(view(identity), {}), 0.0);
   EXPECT_EQ(one_value(view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), {}), 0.0);
+}
+
+TEST(ShiftedLanczos, EigenvaluesOfTridiagonalMatricesEqualEigen) {
+  std::mt19937 generator(11);
+  std::uniform_real_distribution<double> uniform(0.1, 1.0);
+  for (Index size = 1; size <= kMostLanczosSteps; ++size) {
+    Eigen::VectorXd alpha(size), beta(std::max<Index>(size - 1, 1));
+    for (double& x : beta) x = uniform(generator);
+    // Diagonally dominant, so that all eigenvalues are positive.
+    for (Index k = 0; k < size; ++k) {
+      alpha[k] =
+          (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0) + 0.01 * uniform(generator);
+    }
+    Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
+    solver.computeFromTridiagonal(alpha, beta.head(size - 1));
+    const double top = solver.eigenvalues()[size - 1];
+    EXPECT_NEAR(largest_eigenvalue(alpha.data(), beta.data(), size), top, 1e-14 * top) << size;
+    for (Index k = 0; k < size; ++k) {
+      const double at = solver.eigenvalues()[k];
+      EXPECT_EQ(count_above(alpha.data(), beta.data(), size, at - 1e-9), size - k) << size;
+      EXPECT_EQ(count_above(alpha.data(), beta.data(), size, at + 1e-9), size - k - 1) << size;
+    }
+  }
 }
 
 TEST(FiedlerVector, SatisfiesItsEquationAndSign) {
@@ -55,6 +82,22 @@ TEST(FiedlerVector, SatisfiesItsEquationAndSign) {
       EXPECT_GT(vector[at], 0.0);
     }
   }
+}
+
+TEST(FiedlerVector, OfTwoIslandsTellsThemApart) {
+  // Constant on each, and orthogonal to the constant vector: of 3 and 4 tokens 4 and −3 over √84.
+  RowMatrix<double> a = RowMatrix<double>::Zero(7, 7);
+  a(1, 0) = a(2, 1) = 0.5;
+  a(4, 3) = a(5, 4) = a(6, 3) = a(6, 5) = 0.25;
+  Eigen::VectorXd vector(7);
+  FiedlerWorkspace workspace;
+  fiedler_vector(view(a), {}, vector.data(), workspace);
+  for (Index i = 0; i < 7; ++i)
+    EXPECT_NEAR(vector[i], (i < 3 ? 4.0 : -3.0) / std::sqrt(84.0), 1e-14);
+  Eigen::VectorXd pair(2);
+  fiedler_vector(view(RowMatrix<double>(a.topLeftCorner(2, 2))), {}, pair.data(), workspace);
+  EXPECT_NEAR(std::abs(pair[0]), std::sqrt(0.5), 1e-15);
+  EXPECT_NEAR(pair[0] + pair[1], 0.0, 1e-15);
 }
 
 TEST(FiedlerVector, OneTokenIsNaN) {

@@ -3,7 +3,9 @@
 
 #include <gtest/gtest.h>
 
+#include <Eigen/Eigenvalues>
 #include <memory>
+#include <random>
 
 #include "matrices.h"
 
@@ -61,6 +63,39 @@ TEST(GraphStatistics, DegreesOfAStar) {
   EXPECT_NEAR(at.degree_variance[0], 392.0 / 81.0, 1e-14);
   EXPECT_NEAR(at.in_degree_gini[0], 8.0 / 9.0, 1e-15);
   EXPECT_EQ(at.in_degree_centralization[0], 1.0);
+}
+
+TEST(GraphStatistics, SpectraEqualEigenOnGraphsOfEveryDensity) {
+  std::mt19937 generator(3);
+  std::uniform_real_distribution<double> uniform;
+  std::vector<double> thresholds;
+  for (int k = 1; k < 40; ++k) thresholds.push_back(0.025 * k);
+  for (Index n = 2; n < 24; ++n) {
+    RowMatrix<double> a(n, n);
+    for (double& entry : a.reshaped()) entry = uniform(generator);
+    a.triangularView<Eigen::Upper>().setZero();
+    // One node that all others know, and two islands, at the higher thresholds.
+    if (n % 3 == 0) a.col(0).setOnes();
+    if (n % 3 == 1) a.block(n / 2, 0, n - n / 2, n / 2) *= 0.5;
+    Found found(a, thresholds);
+    const GraphStatisticsOut at = found.out();
+    for (std::size_t k = 0; k < thresholds.size(); ++k) {
+      Eigen::MatrixXd laplacian = Eigen::MatrixXd::Zero(n, n);
+      for (Index i = 0; i < n; ++i) {
+        for (Index j = 0; j < i; ++j) {
+          if (std::max(a(i, j), a(j, i)) < thresholds[k]) continue;
+          laplacian(i, j) = laplacian(j, i) = -1.0;
+          laplacian(i, i) += 1.0;
+          laplacian(j, j) += 1.0;
+        }
+      }
+      const Eigen::VectorXd values =
+          Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(laplacian).eigenvalues();
+      EXPECT_NEAR(at.fiedler_value[k], values[1], 1e-12 * double(n)) << n << " " << k;
+      if (n < 3) continue;
+      EXPECT_NEAR(at.laplacian_gap[k], values[2] - values[1], 1e-12 * double(n)) << n << " " << k;
+    }
+  }
 }
 
 TEST(GraphStatistics, FloatEntryBelowAThresholdThatRoundsToItDoesNotReachIt) {

@@ -88,6 +88,59 @@ TEST(Wavelet, TooShortASignalKeepsWhatWasThere) {
   for (double value : transform(testing::random_attention(20, false, 2), 3)) EXPECT_EQ(value, -1.0);
 }
 
+// The power of one place at scale 1 of a signal that is `weight` there and 0 elsewhere.
+double peak(double weight) { return weight * weight / std::sqrt(std::numbers::pi); }
+
+std::vector<double> scalogram(const RowMatrix<double>& a, const SignalOptions& options) {
+  const double scale = 1.0;
+  std::vector<double> out(static_cast<std::size_t>(a.rows()), -1.0);
+  WaveletScratch scratch;
+  morlet_scalogram(view(a), Support{}, options, &scale, 1, 6.0, out.data(), scratch);
+  return out;
+}
+
+TEST(Signal, WithoutKeyZeroTheRestIsTheWhole) {
+  constexpr Index n = 40;
+  RowMatrix<double> a = RowMatrix<double>::Zero(n, n);
+  a.col(0).setConstant(0.75);
+  a.col(20).setConstant(0.25);
+  SignalOptions options;
+  options.drop_first = true;
+  for (const auto kind : {SignalOptions::Kind::last, SignalOptions::Kind::mean}) {
+    options.kind = kind;
+    options.min_keys = n - 1;
+    const auto found = scalogram(a, options);
+    EXPECT_NEAR(found[19], peak(1.0), 1e-14);
+    EXPECT_EQ(found[n - 1], -1.0);
+    options.min_keys = n;  // key 0 counts no more
+    EXPECT_EQ(scalogram(a, options), std::vector<double>(n, -1.0));
+  }
+  a.col(20).setZero();
+  options.min_keys = 2;
+  for (const auto kind : {SignalOptions::Kind::last, SignalOptions::Kind::mean}) {
+    options.kind = kind;
+    EXPECT_EQ(scalogram(a, options), std::vector<double>(n, -1.0));
+  }
+}
+
+TEST(Signal, MeansAreOverQueriesAndOverPairs) {
+  constexpr Index n = 40;
+  RowMatrix<double> a = RowMatrix<double>::Zero(n, n);
+  a(5, 20) = a(7, 20) = 1.0;
+  SignalOptions options;
+  options.kind = SignalOptions::Kind::mean;
+  EXPECT_NEAR(scalogram(a, options)[20], peak(2.0 / n), 1e-15);
+  options.kind = SignalOptions::Kind::offset;
+  a.setZero();
+  a(30, 5) = 1.0;  // 2·(40 − 25) pairs are 25 apart
+  EXPECT_NEAR(scalogram(a, options)[25], peak(1.0 / 30.0), 1e-15);
+  // Without its mean a constant is nothing.
+  options.kind = SignalOptions::Kind::last;
+  options.detrend = true;
+  a.setConstant(0.1);
+  for (const double power : scalogram(a, options)) EXPECT_EQ(power, 0.0);
+}
+
 TEST(Scalogram, AnImpulseIsTheWaveletsEnvelope) {
   const Index n = 50;
   RowMatrix<double> a = RowMatrix<double>::Zero(n, n);

@@ -32,24 +32,24 @@ def quietly(*arguments: object, **options: object) -> None:
 
 
 def build() -> dict[str, dict[str, str]]:
-    """Builds kernels and tests; how each kernel source is compiled, by its path below cpp/kernels."""
+    """Builds kernels and tests; how each source is compiled, by its path below cpp/kernels or tests/cpp."""
     if not (BUILD / "build.ninja").exists():
         quietly("cmake", "--preset", "mutants", cwd=ROOT)
     quietly("cmake", "--build", BUILD, "--target", "kernel_tests")
-    kernels = SOURCES / "kernels"
     entries = json.loads((BUILD / "compile_commands.json").read_text())
     return {
-        str(Path(entry["file"]).relative_to(kernels)): entry
+        str(Path(entry["file"]).relative_to(folder)): entry
+        for folder in (SOURCES / "kernels", ROOT / "tests" / "cpp")
         for entry in entries
-        if Path(entry["file"]).is_relative_to(kernels)
+        if Path(entry["file"]).is_relative_to(folder)
     }
 
 
 def link(folder: str, broken: Path, replaced: Path) -> Path:
     program = Path(folder) / "program"
-    tests = sorted(BUILD.glob("tests/cpp/**/*_test.cpp.o"))
-    others = [path for path in sorted(BUILD.glob("cpp/kernels/**/*.cpp.o")) if path != replaced]
-    quietly("c++", broken, *others, *tests, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
+    objects = [*BUILD.glob("cpp/kernels/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*_test.cpp.o")]
+    others = [path for path in sorted(objects) if path != replaced]
+    quietly("c++", broken, *others, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
     return program
 
 
