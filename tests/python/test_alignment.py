@@ -149,6 +149,17 @@ def test_magnitude_is_the_norm_of_the_step(dtype):
     assert (asc.transformation_magnitude(before, before) == 0).all()
 
 
+def test_magnitude_of_one_number_and_of_no_token():
+    assert asc.transformation_magnitude(torch.zeros(3, 1), torch.tensor([[3.0], [-2.0], [0.0]])).tolist() == [
+        3,
+        2,
+        0,
+    ]
+    assert asc.transformation_magnitude(torch.zeros(2, 0, 4), torch.ones(2, 0, 4)).shape == (2, 0)
+    with pytest.raises(ValueError, match=r"^transformation_magnitude: .* got \(3,\) and \(3,\)"):
+        asc.transformation_magnitude(torch.zeros(3), torch.ones(3))
+
+
 def test_magnitude_of_extreme_and_spoiled_tokens():
     after = torch.tensor([[3e200, 4e200], [3e-200, 4e-200], [torch.inf, 0.0]], dtype=torch.float64)
     with pytest.warns(RuntimeWarning, match="1 of 3 tokens"):

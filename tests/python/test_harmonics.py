@@ -65,6 +65,9 @@ def test_neither_phase_nor_size_matters():
     other = torch.stack([torch.cos(position), 1e-9 * torch.cos(position), torch.cos(2 * position)])
     assert asc.harmonic_distortion(other, theta).isnan().all(-1).tolist() == [False, False, True]
     assert asc.harmonic_distortion(torch.zeros(1000), theta).isnan().all()
+    beside = torch.stack([1e20 * torch.cos(position), torch.cos(position).relu()])
+    np.testing.assert_allclose(asc.harmonic_distortion(beside, theta)[1], wanted, atol=2e-3)
+    assert asc.softmax_harmonics(1.0, 0).tolist() == [1.0]
 
 
 def test_two_cycles_and_one_harmonic_are_the_least():
