@@ -5,7 +5,9 @@
 
 #include <Eigen/Eigenvalues>
 
+#include "kernels/base/aligned_buffer.h"
 #include "kernels/base/shifted_lanczos.h"
+#include "kernels/base/strip_cholesky.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -37,6 +39,18 @@ TEST(FiedlerValue, DisconnectedIsExactlyZero) {
   LaplacianWorkspace workspace;
   EXPECT_EQ(one_value(view(identity), {}), 0.0);
   EXPECT_EQ(one_value(view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), {}), 0.0);
+}
+
+TEST(StripCholesky, RefusesWhatIsNotPositiveDefinite) {
+  AlignedBuffer matrix, inverses;
+  for (const double pivot : {1.0, 0.0, -0.5, std::nan("")}) {
+    for (const Index at : {Index{0}, Index{5}, kStrip - 1}) {
+      double* a = matrix.resize(strip_offset(1));
+      std::fill(a, a + strip_offset(1), 0.0);
+      for (Index k = 0; k < kStrip; ++k) a[strip_entry(k, k)] = k == at ? pivot : 2.0;
+      EXPECT_EQ(strip_factorize(a, 1, inverses.resize(strip_inverses(kStrip))), pivot == 1.0);
+    }
+  }
 }
 
 TEST(ShiftedLanczos, EigenvaluesOfTridiagonalMatricesEqualEigen) {
