@@ -148,7 +148,7 @@ TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
 }
 
 TEST(Entropy, TheReadJudgesMapsThatItWidens) {
-  // Neither float nor a column stride is read in place.
+  // No column stride and no half type is read in place.
   const RowMatrix<float> single = testing::random_attention(9, false, 2).cast<float>();
   RowMatrix<float> spoiled = single;
   spoiled(2, 7) = std::numeric_limits<float>::infinity();
@@ -162,6 +162,9 @@ TEST(Entropy, TheReadJudgesMapsThatItWidens) {
     EXPECT_EQ(judged, full);
   }
   Support found;
+  const RowMatrix<Eigen::half> halved = single.cast<Eigen::half>();
+  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, judged.data(), workspace));
+  EXPECT_EQ(found.kind, Support::Kind::full);
   EXPECT_FALSE(attention_entropy(view(spoiled), true, found, false, judged.data(), workspace));
 }
 
