@@ -91,11 +91,12 @@ TEST(Wavelet, TooShortASignalKeepsWhatWasThere) {
 // The power of one place at scale 1 of a signal that is `weight` there and 0 elsewhere.
 double peak(double weight) { return weight * weight / std::sqrt(std::numbers::pi); }
 
-std::vector<double> scalogram(const RowMatrix<double>& a, const SignalOptions& options) {
+std::vector<double> scalogram(const RowMatrix<double>& a, const SignalOptions& options,
+                              const Support& support = {}) {
   const double scale = 1.0;
   std::vector<double> out(static_cast<std::size_t>(a.rows()), -1.0);
   WaveletScratch scratch;
-  morlet_scalogram(view(a), Support{}, options, &scale, 1, 6.0, out.data(), scratch);
+  morlet_scalogram(view(a), support, options, &scale, 1, 6.0, out.data(), scratch);
   return out;
 }
 
@@ -121,6 +122,20 @@ TEST(Signal, WithoutKeyZeroTheRestIsTheWhole) {
     options.kind = kind;
     EXPECT_EQ(scalogram(a, options), std::vector<double>(n, -1.0));
   }
+}
+
+TEST(Signal, ShortRowsDoNotEnterAMean) {
+  // Query 29 sees 29 keys beside key 0, one too few; those behind it look at key 10.
+  RowMatrix<double> a = RowMatrix<double>::Zero(40, 40);
+  a(29, 5) = 1.0;
+  for (Index i = 30; i < 40; ++i) a(i, 10) = 1.0;
+  SignalOptions options;
+  options.kind = SignalOptions::Kind::mean;
+  options.drop_first = true;
+  options.min_keys = 30;
+  Support causal;
+  causal.kind = Support::Kind::causal;
+  EXPECT_NEAR(scalogram(a, options, causal)[9], peak(1.0), 1e-12);
 }
 
 TEST(Signal, MeansAreOverQueriesAndOverPairs) {
