@@ -67,7 +67,8 @@ def emergence_step(
 
     fraction = number("emergence_step", "fraction", fraction)
     confidence, draws, seed = check_draws("emergence_step", confidence, draws, seed)
-    table = table.assign(step=_checked_steps(table, metric, fraction, by))
+    whole = _checked_steps(table, metric, fraction, by)
+    table = table.assign(step=whole)
     rows: list[dict[str, Any]] = []
     groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
     for key, group in groups:
