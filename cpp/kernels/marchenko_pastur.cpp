@@ -58,15 +58,18 @@ bool standardize_row(double* row, Index count) {
   for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
   if (!varies) return false;
   const auto size = static_cast<double>(count);
+  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
+  const double largest = largest_magnitude(row, count);
+  if (largest < 0x1p-400 || largest > 0x1p400) {
+    const double unit = largest < 1.0 ? 0x1p600 : 0x1p-600;
+    for (Index j = 0; j < count; ++j) row[j] *= unit;
+  }
   // Twice: where the entries differ in their last digits only, the first mean's rounding is not
   // small.
   for (int time = 0; time < 2; ++time) {
     const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
     for (Index j = 0; j < count; ++j) row[j] -= mean;
   }
-  // Entries as small as 1e-200 still vary, and their squares must not vanish.
-  const double unit = largest_magnitude(row, count);
-  for (Index j = 0; j < count; ++j) row[j] /= unit;
   const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
   const double scale = std::sqrt(size / variance);
   for (Index j = 0; j < count; ++j) row[j] *= scale;

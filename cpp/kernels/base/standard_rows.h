@@ -14,15 +14,29 @@ namespace attnscope {
 inline LaneMask standardize_lanes(Lanes* row, Index count) {
   LaneMask varies = {};
   Lanes sums[4] = {};
+  const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
+  Lanes largest{};
   for (Index j = 0; j < count; ++j) {
     // A computed deviation of equal entries is not always 0, so the entries themselves are compared.
     varies |= row[j] != row[0];
+    largest = larger(largest, magnitude(row[j]));
     sums[j % 4] += row[j];
   }
-  const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
   if (!any(varies)) {
     std::fill(row, row + count, Lanes{});
     return varies;
+  }
+  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
+  const Lanes one = broadcast(1.0);
+  const LaneMask tiny = largest < 0x1p-400;
+  const LaneMask huge = largest > 0x1p400;
+  if (any((tiny | huge) & varies)) {
+    const Lanes unit = tiny ? broadcast(0x1p600) : (huge ? broadcast(0x1p-600) : one);
+    for (Lanes& sum : sums) sum = Lanes{};
+    for (Index j = 0; j < count; ++j) {
+      row[j] *= unit;
+      sums[j % 4] += row[j];
+    }
   }
   const double size = static_cast<double>(count);
   const Lanes first = total() / size;
@@ -33,23 +47,10 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
   }
   // Twice: where the entries differ in their last digits only, the first mean's rounding is not small.
   const Lanes second = total() / size;
-  Lanes largest{};
   for (Lanes& sum : sums) sum = Lanes{};
   for (Index j = 0; j < count; ++j) {
     row[j] -= second;
-    largest = larger(largest, magnitude(row[j]));
     sums[j % 4] += row[j] * row[j];
-  }
-  // Entries as small as 1e-200 still vary, and their squares must not vanish.
-  const Lanes one = broadcast(1.0);
-  const LaneMask usual = (largest > 1e-100) & (largest < 1e100);
-  if (any(~usual & varies)) {
-    const Lanes unit = usual | ~varies ? one : largest;
-    for (Lanes& sum : sums) sum = Lanes{};
-    for (Index j = 0; j < count; ++j) {
-      row[j] /= unit;
-      sums[j % 4] += row[j] * row[j];
-    }
   }
   const Lanes scale = varies ? square_root(size / (varies ? total() : one)) : Lanes{};
   for (Index j = 0; j < count; ++j) row[j] *= scale;
