@@ -75,6 +75,12 @@ def test_output_attentions_is_refused(model):
         tape.run(**models.text(model), output_attentions=True)
 
 
+def test_inputs_without_a_name_are_refused(model):
+    ids = models.text(model)["input_ids"]
+    with capture(model) as tape, pytest.raises(TypeError, match="inputs by name.*got Tensor, int"):
+        tape.run(ids, 3)
+
+
 @pytest.mark.parametrize("site", ["query", "key", "value"])
 def test_projections_of_a_legacy_model_are_out_of_reach(site):
     words = rf"BloomForCausalLM does not let \['{site}'\] be captured.*never called"

@@ -145,7 +145,7 @@ class Tape:
         for run in list(self._open):
             run.close()
 
-    def run(self, **inputs: Any) -> Iterator[Layer]:
+    def run(self, *unnamed: Any, **inputs: Any) -> Iterator[Layer]:
         """Runs the model on ``inputs`` and yields its layers in the order they are computed.
 
         The next layer is computed while the last one is in the loop's body; at most two are alive, unless the
@@ -153,12 +153,19 @@ class Tape:
         off unless ``use_cache`` or ``past_key_values`` is given.
 
         Args:
+            unnamed: nothing; a model's inputs are given by name.
             inputs: what the model takes, e.g. ``**tokenizer(text, return_tensors="pt")``.
 
         Raises:
+            TypeError: for an input without a name.
             RuntimeError: when no attention module ran, and outside of the ``with`` block.
         """
         self._check_inside("run")
+        if unnamed:
+            raise TypeError(
+                "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
+                + ", ".join(type(value).__name__ for value in unnamed)
+            )
         if "output_attentions" in inputs:
             raise ValueError("run: output_attentions is what the tape is for, leave it out")
         if self._plan is None:
