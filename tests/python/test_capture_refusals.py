@@ -77,7 +77,7 @@ def test_output_attentions_is_refused(model):
 
 def test_inputs_without_a_name_are_refused(model):
     ids = models.text(model)["input_ids"]
-    with capture(model) as tape, pytest.raises(TypeError, match="inputs by name.*got Tensor, int"):
+    with capture(model) as tape, pytest.raises(TypeError, match=r"inputs by name.*got Tensor, int"):
         tape.run(ids, 3)
 
 
