@@ -46,6 +46,7 @@ def main() -> int:
     failed, missed, started = [], [], time.monotonic()
     for name in options.names or names():
         print(f"\n=== {name}", flush=True)
+        begun = time.monotonic()
         process = subprocess.Popen(
             [sys.executable, str(HERE / f"{name}.py"), *passed],
             stdout=subprocess.PIPE,
@@ -59,6 +60,7 @@ def main() -> int:
                 missed.append(f"{name}: {line.removeprefix('below target: ').strip()}")
         if process.wait() != 0:
             failed.append(name)
+        print(f"--- {name}: {time.monotonic() - begun:.0f} s", flush=True)
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     spent = f"{time.monotonic() - started:.0f} s ({used.ru_utime + used.ru_stime:.0f} s of processor time)"
     print(f"\n{spent}; targets missed: {len(missed)}")
