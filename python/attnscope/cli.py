@@ -70,7 +70,7 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
         from attnscope.models import LoadError
-        from attnscope.results import MissingError, ResultsError
+        from attnscope.schema import MissingError, ResultsError
         from attnscope.studies.config import ConfigError
         from attnscope.studies.lock import FolderLocked
         from attnscope.studies.stop import Interrupted
@@ -250,7 +250,8 @@ def figures(
     """
     from attnscope._nearest import nearest
     from attnscope.figures import NotDrawable, figures_of
-    from attnscope.results import MissingError, ResultsError, load
+    from attnscope.results import load
+    from attnscope.schema import MissingError, ResultsError
 
     results = load(folder)
     own = figures_of(results)
@@ -281,7 +282,8 @@ def tables(
 
     Example: attnscope tables runs/demo --by step,layer --latex
     """
-    from attnscope.results import ResultsError, load
+    from attnscope.results import load
+    from attnscope.schema import ResultsError
     from attnscope.studies.summary import latex_table, means
 
     results = load(folder)

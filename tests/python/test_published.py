@@ -12,7 +12,8 @@ from typer.testing import CliRunner
 from attnscope.cli import app
 from attnscope.published import compare_published, published_numbers, same_model
 from attnscope.published.comparison import SOURCES
-from attnscope.results import MissingError, Results
+from attnscope.results import Results
+from attnscope.schema import MissingError
 
 NUMBERS = published_numbers("ruscio2025")
 

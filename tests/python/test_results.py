@@ -14,7 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope import results as module
-from attnscope.results import KEYS, SCHEMA_VERSION, Results, load
+from attnscope import schema
+from attnscope.results import Results, load
+from attnscope.schema import KEYS, SCHEMA_VERSION
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
@@ -170,7 +172,7 @@ def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
     def renamed(name: str, old: pa.Table) -> pa.Table:
         return old.rename_columns(["fiedler_value" if c == "lambda2" else c for c in old.column_names])
 
-    monkeypatch.setitem(module.MIGRATIONS, 0, renamed)
+    monkeypatch.setitem(schema.MIGRATIONS, 0, renamed)
     assert load(run.path).table("heads", ["fiedler_value"])["fiedler_value"].max() == 1011.1
     pq.write_table(table.replace_schema_metadata({"attnscope_schema": "99"}), file)
     with pytest.raises(ValueError, match="schema version 99; this attnscope reads up to"):

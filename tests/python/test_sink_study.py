@@ -74,7 +74,7 @@ def rows(table, protocol, layer, **keys):
 
 
 def test_every_table_is_there_with_its_keys(results):
-    from attnscope.results import KEYS
+    from attnscope.schema import KEYS
 
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),

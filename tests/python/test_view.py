@@ -15,7 +15,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.results import Results, ResultsError
+from attnscope.results import Results
+from attnscope.schema import ResultsError
 
 EVIL = "<script>document.title='broken'</script>"
 CHROMIUM = next(

@@ -154,7 +154,7 @@ def _store_examples(results: Results) -> None:
     from attnscope.capture import capture
     from attnscope.models import load_model
     from attnscope.models.checkpoints import find_checkpoints
-    from attnscope.results import stamped
+    from attnscope.schema import stamped
 
     heads, samples = results.table("heads"), results.table("samples")
     last = int(samples["step"].max())

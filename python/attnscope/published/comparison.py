@@ -13,7 +13,7 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.published.numbers import published_numbers, same_model
-from attnscope.results import MissingError
+from attnscope.schema import MissingError
 from attnscope.statistics import bootstrap
 
 if TYPE_CHECKING:

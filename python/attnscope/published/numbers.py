@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from attnscope._nearest import nearest
-from attnscope.results import MissingError
+from attnscope.schema import MissingError
 
 #: Papers whose numbers are stored.
 PAPERS = ("ruscio2025", "ruscio2024")

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
 from attnscope.models.loading import free_disk, random_twin
-from attnscope.results import Results, load, resume_command, stamped
+from attnscope.results import Results, load, resume_command
+from attnscope.schema import stamped
 from attnscope.studies import recipe_of
 from attnscope.studies.config import ConfigError, ModelSource, Study, differences
 from attnscope.studies.forward import batch_of, padded, self_attention

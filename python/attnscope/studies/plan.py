@@ -12,7 +12,7 @@ from typing import Any
 from attnscope.models import Checkpoint, Encoded, Encoder, LoadError, find_checkpoints, load_tokenizer
 from attnscope.models.checkpoints import fingerprint
 from attnscope.models.loading import context_length, load_config
-from attnscope.results import SCHEMA_VERSION
+from attnscope.schema import SCHEMA_VERSION
 from attnscope.studies.config import ConfigError, ModelSource, Study
 from attnscope.studies.sources import Sentence, looks_wrapped, read_sentences
 

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from attnscope.results import SCHEMA_VERSION
+from attnscope.schema import SCHEMA_VERSION
 from attnscope.studies.config import Study
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")

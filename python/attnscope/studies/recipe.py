@@ -12,7 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.results import KEYS, Results
+from attnscope.results import Results
+from attnscope.schema import KEYS
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attnscope.results import stamped
+from attnscope.schema import stamped
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope._nearest import nearest
-from attnscope.results import KEYS, MissingError, Results
+from attnscope.results import Results
+from attnscope.schema import KEYS, MissingError
 
 if TYPE_CHECKING:
     import pandas as pd

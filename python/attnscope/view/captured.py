@@ -5,7 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnscope.results import Results, ResultsError
+from attnscope.results import Results
+from attnscope.schema import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd

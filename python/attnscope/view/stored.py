@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope.results import KEYS, Results, ResultsError
+from attnscope.results import Results
+from attnscope.schema import KEYS, ResultsError
 from attnscope.view.maps import Maps, number
 
 if TYPE_CHECKING:

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from attnscope.metrics.emergence import emergence_of
 from attnscope.metrics.frames import classify_frames
-from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
+from attnscope.results import Results
+from attnscope.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.sink.comparisons import (
     checkpoints,
     layer_tests,

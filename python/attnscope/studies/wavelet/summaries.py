@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.results import CHECKPOINT_KEYS, HEAD_KEYS, Results
+from attnscope.results import Results
+from attnscope.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.statistics import bootstrap
 from attnscope.studies.sink.nulls import by_length
 
