@@ -21,10 +21,14 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
       fiedler_value.data,   laplacian_gap.data, components.data,      density.data,
       hub_share.data,       gini.data,          centralization.data,  degree_variance.data,
       star_likeness.data,   in_degree_gini.data, in_degree_centralization.data, effective.data};
-  const Index spoiled = per_matrix<GraphStatisticsWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
+  std::vector<GraphStatisticsWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const Index spoiled = per_matrix(
+      batch, workers, block_size(batch, 1), [&](const auto& view, Index index, auto& workspace) {
         graph_statistics(view, levels.of(index), levels.size, out.at(index * levels.size), workspace);
       });
+  run_blocks(static_cast<Index>(workers.size()), 1, [&](Index begin, Index end, int) {
+    for (Index k = begin; k < end; ++k) finish_graph_statistics(workers[static_cast<std::size_t>(k)]);
+  });
   return py::make_tuple(
       py::make_tuple(fiedler_value.tensor, laplacian_gap.tensor, components.tensor, density.tensor,
                      hub_share.tensor, gini.tensor, centralization.tensor, degree_variance.tensor,

@@ -220,10 +220,10 @@ void graph_statistics(const MatrixView<Scalar>& attention, const double* thresho
                             workspace.degree.data() + t * n, workspace.components[t],
                             one.fiedler_value, one.laplacian_gap);
     }
-    // The levels belong to this matrix and these thresholds.
-    workspace.spectra.flush();
   }
 }
+
+void finish_graph_statistics(GraphStatisticsWorkspace& workspace) { workspace.spectra.flush(); }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                          \
   template void graph_statistics<Scalar>(const MatrixView<Scalar>&, const double*, Index,      \

@@ -47,9 +47,14 @@ struct GraphStatisticsWorkspace {
 // Ranges: shares, densities, gini and centralization in [0, 1]. Without a divisor (gap and
 // centralization for n < 3, hub share and density for n < 2, star likeness without two nodes beside the
 // hub) a statistic is NaN; gini of a graph without edges is 0.
+// fiedler_value and laplacian_gap are there after finish_graph_statistics.
 // Cost O(T n²) and one O(n³) spectrum for every graph with at most two components.
 template <class Scalar>
 void graph_statistics(const MatrixView<Scalar>& attention, const double* thresholds, Index count,
                       const GraphStatisticsOut& out, GraphStatisticsWorkspace& workspace);
+
+// Writes the fiedler_value and laplacian_gap that calls with this workspace still owe: graphs of one size
+// wait for each other, over as many calls as it takes. A matrix's values do not depend on the others.
+void finish_graph_statistics(GraphStatisticsWorkspace& workspace);
 
 }  // namespace attnscope

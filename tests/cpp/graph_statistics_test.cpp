@@ -25,6 +25,7 @@ struct Found {
     GraphStatisticsWorkspace workspace;
     graph_statistics(view(a), thresholds.data(), static_cast<Index>(thresholds.size()), out(),
                      workspace);
+    finish_graph_statistics(workspace);
   }
   GraphStatisticsOut out() {
     return {numbers[0].data(), numbers[1].data(), components.data(), numbers[2].data(),

@@ -151,6 +151,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
                    GraphStatisticsOut{at, at + 3, components, at + 6, at + 9, at + 12, at + 15,
                                       at + 18, at + 21, at + 24, at + 27, effective},
                    graphs);
+  finish_graph_statistics(graphs);
   write(statistics);
   std::int64_t numbers_of_holes[6];
   BettiWorkspace betti;

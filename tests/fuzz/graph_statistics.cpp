@@ -48,7 +48,9 @@ void statistics(Bytes& bytes) {
   Statistics again(count);
   const GraphStatisticsOut out = found.out();
   graph_statistics(map.view(), thresholds.data(), count, out, fresh);
+  finish_graph_statistics(fresh);
   graph_statistics(map.view(), thresholds.data(), count, again.out(), reused);
+  finish_graph_statistics(reused);
   LAW(found.numbers.same_bits(again.numbers) && found.components.same_bits(again.components),
       "scratch changes the statistics");
   LAW(found.numbers.all_written() && found.components.all_written() &&

@@ -217,7 +217,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/simple_graph_spectrum.cpp": [
         Mutant("if (in_pieces >= 3) return;", "if (in_pieces >= 2) return;"),
         Mutant("if (n >= 3) *gap = 2.0;", "if (n >= 3) *gap = 1.0;"),
-        Mutant("> above ? 0.0 : 1.0", "> above ? 1.0 : 0.0"),
+        Mutant("(((bits & 1) - 1) & one)", "(-(bits & 1) & one)"),
     ],
     "base/spanning_tree.cpp": [
         Mutant("if (places > 1) {", "if (false) {"),

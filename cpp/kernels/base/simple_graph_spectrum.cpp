@@ -2,57 +2,28 @@
 #include "kernels/base/simple_graph_spectrum.h"
 
 #include <algorithm>
+#include <bit>
 #include <limits>
 
 #include "kernels/base/packed_tridiagonal.h"
+#include "kernels/base/tridiagonal_pair.h"
 
 namespace attnscope {
 namespace {
 
 constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
-// The two smallest eigenvalues of each tridiagonal matrix, all eigenvalues being in [0, high] but those
-// far above, by bisection to the last bits of `high`. Two searches run side by side, since each waits for
-// its divisions.
-void two_smallest(const Lanes* diagonal, const Lanes* squares, Index n, Lanes high, Lanes& first,
-                  Lanes& second) {
-  const Lanes one = broadcast(1.0);
-  const Lanes tiny = broadcast(-1e-300);
-  Lanes low1{}, low2{};
-  Lanes high1 = high, high2 = high;
-  for (int round = 0; round < 52; ++round) {
-    const Lanes x1 = 0.5 * (low1 + high1);
-    const Lanes x2 = 0.5 * (low2 + high2);
-    Lanes pivot1 = diagonal[0] - x1;
-    Lanes pivot2 = diagonal[0] - x2;
-    Lanes count1 = pivot1 < 0.0 ? one : Lanes{};
-    Lanes count2 = pivot2 < 0.0 ? one : Lanes{};
-    for (Index i = 1; i < n; ++i) {
-      pivot1 = pivot1 == 0.0 ? tiny : pivot1;
-      pivot2 = pivot2 == 0.0 ? tiny : pivot2;
-      pivot1 = diagonal[i] - x1 - squares[i - 1] / pivot1;
-      pivot2 = diagonal[i] - x2 - squares[i - 1] / pivot2;
-      count1 += pivot1 < 0.0 ? one : Lanes{};
-      count2 += pivot2 < 0.0 ? one : Lanes{};
-    }
-    high1 = count1 >= 1.0 ? x1 : high1;
-    low1 = count1 >= 1.0 ? low1 : x1;
-    high2 = count2 >= 2.0 ? x2 : high2;
-    low2 = count2 >= 2.0 ? low2 : x2;
-  }
-  first = 0.5 * (low1 + high1);
-  second = larger(first, 0.5 * (low2 + high2));
-}
+Index words_of(Index size) { return (size + 63) / 64; }
+
+// The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not depend on
+// what it is packed with.
+Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 4 * 4); }
 
 }  // namespace
 
 void SimpleGraphSpectra::add(const std::uint8_t* level, Index n, std::uint8_t above,
                              const std::int64_t* degree, std::int64_t components,
                              double* fiedler_value, double* gap) {
-  if (n != n_) {
-    flush();
-    n_ = n;
-  }
   *gap = n < 3 ? kNaN : 0.0;
   rest_.clear();
   for (Index i = 0; i < n; ++i) {
@@ -72,26 +43,29 @@ void SimpleGraphSpectra::add(const std::uint8_t* level, Index n, std::uint8_t ab
     const Index in_pieces = m == n ? components : pieces(level, n, above);
     *fiedler_value = base;
     if (in_pieces >= 3) return;
-    pending_.push_back({fiedler_value, gap, base, in_pieces == 2});
-    fill(level, n, above, degree);
-    if (static_cast<Index>(pending_.size()) == kPackWidth) flush();
+    const Index size = packed_size(m, n);
+    if (size >= static_cast<Index>(queues_.size())) queues_.resize(static_cast<std::size_t>(size + 1));
+    Queue& queue = queues_[static_cast<std::size_t>(size)];
+    queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2});
+    store(level, n, above, degree, size, queue);
+    if (static_cast<Index>(queue.pending.size()) == kPackWidth) solve(size, queue);
   }
 }
 
 // Number of connected components of the graph on rest_, at most 3.
 Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_t above) {
-  queue_ = rest_;
-  const Index m = static_cast<Index>(queue_.size());
+  line_ = rest_;
+  const Index m = static_cast<Index>(line_.size());
   Index found = 0;
-  Index reached = 0;  // queue_[0, reached) is reached, the rest is not
+  Index reached = 0;  // line_[0, reached) is reached, the rest is not
   Index head = 0;
   while (reached < m && found < 3) {
     ++found;
     ++reached;
     for (; head < reached && reached < m; ++head) {
-      const std::uint8_t* row = level + queue_[head] * n;
+      const std::uint8_t* row = level + line_[head] * n;
       for (Index k = reached; k < m; ++k) {
-        if (row[queue_[k]] > above) std::swap(queue_[k], queue_[reached++]);
+        if (row[line_[k]] > above) std::swap(line_[k], line_[reached++]);
       }
     }
     head = reached;
@@ -99,54 +73,86 @@ Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_
   return found;
 }
 
-// The next lane's lower triangle of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. Lanes are all n
-// wide, so that a graph's bits do not depend on what it is packed with; the nodes taken out become
-// eigenvalues far above.
-void SimpleGraphSpectra::fill(const std::uint8_t* level, Index n, std::uint8_t above,
-                              const std::int64_t* degree) {
-  const Index lane = static_cast<Index>(pending_.size()) - 1;
-  double* entries = reinterpret_cast<double*>(lane_buffer(matrices_, triangle_row(n))) + lane;
+// The edges and degrees of H behind the queue's last graph.
+void SimpleGraphSpectra::store(const std::uint8_t* level, Index n, std::uint8_t above,
+                               const std::int64_t* degree, Index size, Queue& queue) {
   const Index m = static_cast<Index>(rest_.size());
-  for (Index i = 0; i < n; ++i) {
-    double* row = entries + triangle_row(i) * kPackWidth;
-    if (i >= m) {
-      for (Index j = 0; j < i; ++j) row[j * kPackWidth] = 0.0;
-      row[i * kPackWidth] = 2.0 * static_cast<double>(n);
-      continue;
+  const Index words = words_of(size);
+  const std::size_t edges = queue.edges.size(), degrees = queue.degree.size();
+  queue.edges.resize(edges + static_cast<std::size_t>(size * words));
+  queue.degree.resize(degrees + static_cast<std::size_t>(size));
+  for (Index i = 0; i < m; ++i) {
+    const std::uint8_t* from = level + rest_[i] * n;
+    std::uint64_t* row = queue.edges.data() + edges + i * words;
+    queue.degree[degrees + static_cast<std::size_t>(i)] =
+        static_cast<double>(degree[rest_[i]] - (n - m));
+    for (Index begin = 0; begin < i; begin += 64) {
+      const Index end = std::min(begin + 64, i);
+      std::uint64_t word = 0;
+      for (Index j = begin; j < end; ++j) {
+        word |= static_cast<std::uint64_t>(from[rest_[j]] > above) << (j - begin);
+      }
+      row[begin / 64] = word;
     }
-    const std::uint8_t* edges = level + rest_[i] * n;
-    for (Index j = 0; j < i; ++j) row[j * kPackWidth] = edges[rest_[j]] > above ? 0.0 : 1.0;
-    row[i * kPackWidth] = static_cast<double>(degree[rest_[i]] - (n - m) + 1);
   }
 }
 
 void SimpleGraphSpectra::flush() {
-  if (pending_.empty()) return;
-  const Index n = n_;
-  Lanes* a = lane_buffer(matrices_, triangle_row(n));
-  double* entries = reinterpret_cast<double*>(a);
-  for (Index lane = static_cast<Index>(pending_.size()); lane < kPackWidth; ++lane) {
-    for (Index i = 0; i < n; ++i) {
-      for (Index j = 0; j <= i; ++j) entries[(triangle_row(i) + j) * kPackWidth + lane] = i == j ? 1.0 : 0.0;
-    }
+  for (std::size_t size = 0; size < queues_.size(); ++size) {
+    if (!queues_[size].pending.empty()) solve(static_cast<Index>(size), queues_[size]);
   }
-  Lanes* diagonal = lane_buffer(vectors_, 6 * n);
-  Lanes* beside = diagonal + n;
-  tridiagonalize(a, n, diagonal, beside, diagonal + 2 * n);
-  for (Index i = 0; i + 1 < n; ++i) beside[i] *= beside[i];
+}
+
+// The lower triangles of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. The rows behind those of H, and
+// the lanes without a graph, are eigenvalues far above.
+void SimpleGraphSpectra::solve(Index size, Queue& queue) {
+  const Index count = static_cast<Index>(queue.pending.size());
+  const Index words = words_of(size);
+  const double far = 2.0 * static_cast<double>(size);
+  Lanes* a = lane_buffer(matrices_, triangle_row(size));
+  const LaneMask one = std::bit_cast<LaneMask>(broadcast(1.0));
+  for (Index i = 0; i < size; ++i) {
+    Lanes* row = a + triangle_row(i);
+    Lanes own = broadcast(far);
+    LaneMask inside{};
+    for (Index lane = 0; lane < count; ++lane) {
+      if (i >= queue.pending[lane].nodes) continue;
+      own[lane] = queue.degree[lane * size + i] + 1.0;
+      inside[lane] = -1;
+    }
+    for (Index begin = 0; begin < i; begin += 64) {
+      LaneMask bits = ~LaneMask{};
+      for (Index lane = 0; lane < count; ++lane) {
+        if (inside[lane] != 0) {
+          bits[lane] = static_cast<long>(queue.edges[(lane * size + i) * words + begin / 64]);
+        }
+      }
+      const Index end = std::min(begin + 64, i);
+      for (Index j = begin; j < end; ++j) {
+        row[j] = std::bit_cast<Lanes>(((bits & 1) - 1) & one);
+        bits >>= 1;
+      }
+    }
+    row[i] = own;
+  }
+  Lanes* diagonal = lane_buffer(vectors_, 6 * size);
+  Lanes* beside = diagonal + size;
+  tridiagonalize(a, size, diagonal, beside, diagonal + 2 * size);
   Lanes high{};
-  for (std::size_t k = 0; k < pending_.size(); ++k) {
-    high[k] = (static_cast<double>(n) - pending_[k].base) * (1.0 + 1e-12);
+  for (Index lane = 0; lane < count; ++lane) {
+    high[lane] = static_cast<double>(queue.pending[lane].nodes) * (1.0 + 1e-12);
   }
   Lanes first, second;
-  two_smallest(diagonal, beside, n, high, first, second);
-  for (std::size_t k = 0; k < pending_.size(); ++k) {
-    const Pending& one = pending_[k];
-    const double mu2 = one.in_two ? 0.0 : first[k];
-    *one.fiedler_value = one.base + mu2;
-    *one.gap = second[k] - mu2;
+  two_smallest_eigenvalues(diagonal, beside, size, high, first, second);
+  for (Index lane = 0; lane < count; ++lane) {
+    const Pending& one_graph = queue.pending[lane];
+    const double mu2 = one_graph.in_two ? 0.0 : first[lane];
+    *one_graph.fiedler_value = one_graph.base + mu2;
+    *one_graph.gap = second[lane] - mu2;
   }
-  pending_.clear();
+  queue.pending.clear();
+  queue.edges.clear();
+  queue.degree.clear();
 }
 
 }  // namespace attnscope

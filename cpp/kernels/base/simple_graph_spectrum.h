@@ -8,12 +8,12 @@
 
 namespace attnscope {
 
-// λ2 and λ3 − λ2 of simple graphs on n nodes each, several at a time.
+// λ2 and λ3 − λ2 of simple graphs, several at a time, whatever matrices they come from.
 //
 // Nodes that touch all others are taken out first: a join of c such nodes with a graph H on m = n − c
 // nodes has the eigenvalues 0, c + μ_i(H) for i >= 2, and n (c times). Where H falls into three pieces or
 // more, as it does under a sink, λ2 = λ3 = c and nothing is left to solve. Otherwise L(H) + 11ᵀ, whose
-// entries are small whole numbers, is made tridiagonal and bisected.
+// entries are small whole numbers, is made tridiagonal and bisected, together with others of its size.
 class SimpleGraphSpectra {
  public:
   // Graph with an edge wherever level[i, j] > above, of the given degrees [n] and number of components.
@@ -26,17 +26,25 @@ class SimpleGraphSpectra {
   struct Pending {
     double* fiedler_value;
     double* gap;
-    double base;    // nodes taken out
-    bool in_two;    // H is in two pieces, so that λ2 is `base` exactly
+    double base;  // nodes taken out
+    Index nodes;  // of H
+    bool in_two;  // H is in two pieces, so that λ2 is `base` exactly
+  };
+  // Graphs that wait for others of their size, as bits.
+  struct Queue {
+    std::vector<Pending> pending;
+    std::vector<std::uint64_t> edges;  // [graph, size, words of a row], below the diagonal
+    std::vector<double> degree;        // [graph, size]
   };
 
-  void fill(const std::uint8_t* level, Index n, std::uint8_t above, const std::int64_t* degree);
   Index pieces(const std::uint8_t* level, Index n, std::uint8_t above);
+  void store(const std::uint8_t* level, Index n, std::uint8_t above, const std::int64_t* degree,
+             Index size, Queue& queue);
+  void solve(Index size, Queue& queue);
 
-  Index n_ = 0;
   std::vector<Index> rest_;  // nodes of H
-  std::vector<Index> queue_;
-  std::vector<Pending> pending_;
+  std::vector<Index> line_;  // of a search
+  std::vector<Queue> queues_;  // by size
   AlignedBuffer matrices_;
   AlignedBuffer vectors_;
 };
