@@ -8,6 +8,8 @@ MODULE is a stem such as statistics or frames; all of MODULES without one. Works
 What lives is listed with its change; tests/README.md says what of it is argued. Needs `pip install mutmut`.
 """
 
+import importlib.util
+import os
 import shutil
 import subprocess
 import sys
@@ -32,6 +34,13 @@ LEFT_ALONE = [
     r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor|attention_argument|finished)",
     r"_check\(|check_draws\(|_check_confidence\(|table_argument\(|_pairs\(|_vector\(|_family\(|number\(",
 ]
+# An editable install finds the package by a finder of its own, which would hand out the unbroken files.
+# pandas, which the package imports when it is needed, is imported once and not in every mutant.
+SITE = """
+import sys
+sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable")]
+import pandas
+"""
 
 
 def settings(stems: list[str]) -> str:
@@ -61,26 +70,44 @@ def literal(text: str) -> str:
     return "'" + text + "'"
 
 
-def mutmut(*arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "mutmut", *arguments], cwd=WORK, capture_output=True, text=True
+def mutmut(*arguments: str, read: bool = True) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, "-m", "mutmut", *arguments],
+        cwd=WORK,
+        env={**os.environ, "PYTHONPATH": str(WORK)},
+        stdout=subprocess.PIPE if read else None,
+        text=True,
+        check=False,
     )
-    return done.stdout
+
+
+def copy_package() -> None:
+    """The package and its compiled core, which an editable install keeps elsewhere."""
+    package = WORK / "src" / "attnscope"
+    shutil.copytree(ROOT / "python" / "attnscope", package)
+    installed = importlib.util.find_spec("attnscope")
+    for folder in (installed.submodule_search_locations or []) if installed else []:
+        for file in [*Path(folder).glob("_core*.so"), *Path(folder).glob("_build.py")]:
+            shutil.copy2(file, package)
 
 
 def main() -> int:
     stems = sys.argv[1:] or list(MODULES)
     shutil.rmtree(WORK, ignore_errors=True)
     (WORK / "src").mkdir(parents=True)
-    shutil.copytree(ROOT / "python" / "attnscope", WORK / "src" / "attnscope")
+    copy_package()
     shutil.copytree(ROOT / "tests", WORK / "tests", ignore=shutil.ignore_patterns("corpus", "cpp"))
     (WORK / "pyproject.toml").write_text(settings(stems))
-    status = subprocess.run([sys.executable, "-m", "mutmut", "run"], cwd=WORK, check=False).returncode
-    verdicts = [line.strip().partition(": ") for line in mutmut("results", "--all", "true").splitlines()]
+    (WORK / "sitecustomize.py").write_text(SITE)
+    status = mutmut("run", read=False).returncode
+    listed = mutmut("results", "--all", "true").stdout
+    verdicts = [line.strip().partition(": ") for line in listed.splitlines()]
     for name, _, verdict in verdicts:
         if verdict == "survived":
             changed = [
-                line for line in mutmut("show", name).splitlines() if line[:1] in "+-" and line[1:2] == " "
+                line
+                for line in mutmut("show", name).stdout.splitlines()
+                if line[:1] in "+-" and line[1:2] == " "
             ]
             print(name, *changed, sep="\n    ")
     counts = {kind: sum(verdict == kind for *_, verdict in verdicts) for kind in {v for *_, v in verdicts}}

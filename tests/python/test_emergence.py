@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: MIT
 """emergence_step: crossings by construction, integer order, intervals over samples."""
 
+import math
+
 import numpy as np
 import pandas as pd
 import pytest
@@ -111,3 +113,91 @@ def test_steps_written_as_digits_stand_in_the_order_of_their_numbers():
     assert published(words, "x") == published(table, "x")
     with pytest.raises(ValueError, match=r"steps must be whole numbers, got .*1\.5"):
         asc.emergence_step(table.assign(step=table["step"] * 1.5), "x")
+
+
+def crossing(curve, fraction):
+    """The first place that has covered the fraction of the way, None where there is no way."""
+    way = curve[-1] - curve[0]
+    if math.isnan(way) or way == 0:
+        return None
+    return next(
+        k for k, x in enumerate(curve) if (x - curve[0]) * math.copysign(1, way) >= fraction * abs(way)
+    )
+
+
+def by_hand(group, fraction, confidence, draws, seed):
+    """The definition row by row."""
+    steps, samples = sorted(set(group["step"])), sorted(set(group["sample"]))
+    values = {(step, sample): [] for step in steps for sample in samples}
+    for row in group.itertuples():
+        if not math.isnan(row.x):
+            values[row.step, row.sample].append(row.x)
+    means = {key: sum(own) / len(own) for key, own in values.items() if own}
+
+    def curve(weights):
+        result = []
+        for step in steps:
+            known = [(w, means[step, s]) for s, w in zip(samples, weights, strict=True) if (step, s) in means]
+            count = sum(w for w, _ in known)
+            result.append(sum(w * x for w, x in known) / count if count else math.nan)
+        return result
+
+    whole = curve([1] * len(samples))
+    at = crossing(whole, fraction)
+    drawn = np.random.default_rng(seed).multinomial(
+        len(samples), np.full(len(samples), 1 / len(samples)), draws
+    )
+    each = sorted(k for weights in drawn.tolist() if (k := crossing(curve(weights), fraction)) is not None)
+    low = high = -1
+    if at is not None and each:
+        tail = (1 - confidence) / 2
+        low, high = (steps[each[max(math.ceil(q * len(each)) - 1, 0)]] for q in (tail, 1 - tail))
+    return {
+        "step": -1 if at is None else steps[at],
+        "low": low,
+        "high": high,
+        "start": whole[0],
+        "end": whole[-1],
+    }
+
+
+def test_steps_and_intervals_are_those_of_the_definition():
+    draw = np.random.default_rng(4)
+    moved = lost = 0
+    for seed in range(60):
+        steps = sorted(draw.choice(STEPS, draw.integers(2, 7), replace=False).tolist())
+        rows = [
+            # Eighths, and two rows a sample: every sum is exact, so that equal ways are equal.
+            {"step": step, "sample": sample, "layer": layer, "head": head, "x": draw.integers(0, 9) / 8}
+            for step in steps
+            for sample in range(draw.integers(1, 5))
+            for layer in range(2)
+            for head in range(2)
+        ]
+        frame = pd.DataFrame(rows).sample(frac=1, random_state=seed)
+        frame.loc[draw.random(len(frame)) < draw.choice([0, 0.2, 0.6]), "x"] = np.nan
+        options = {
+            "fraction": float(draw.choice([0.25, 0.5, 0.75, 1.0])),
+            "confidence": float(draw.choice([0.5, 0.8, 0.95])),
+            "draws": int(draw.choice([1, 7, 40])),
+        }
+        by = [[], ["layer"], ["layer", "head"]][seed % 3]
+        found = asc.emergence_step(frame, "x", by=by, seed=seed, **options)
+        groups = [((), frame)] if not by else frame.groupby(by)
+        assert len(found) == len(groups)
+        for own, (key, group) in zip(found.to_dict("records"), groups, strict=True):
+            expected = {**dict(zip(by, key, strict=True)), **by_hand(group, seed=seed, **options)}
+            assert list(own) == list(expected)
+            assert own == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True)
+            moved += expected["low"] != expected["high"]
+            lost += expected["step"] == -1
+    assert moved > 20
+    assert 5 < lost < 60
+
+
+def test_the_draws_are_a_thousand_at_95_percent_with_seed_nought():
+    frame = table(np.random.default_rng(0).random((6, 10)))
+    for given in ({}, {"seed": 3}, {"confidence": 0.6}, {"draws": 30}, {"fraction": 0.9}):
+        options = {"fraction": 0.5, "confidence": 0.95, "draws": 1000, "seed": 0, **given}
+        found = asc.emergence_step(frame, "x", **given).iloc[0].to_dict()
+        assert found == pytest.approx(by_hand(frame, **options))

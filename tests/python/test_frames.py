@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: MIT
 """classify_frames: verdicts by construction, ragged anchors, margins, and the disagreement with tokens."""
 
+import itertools
 import math
+from collections import Counter
 
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
+from attnscope.metrics import frames
 
 
 def positions(*thirds, samples=10, heads=10):
@@ -148,3 +151,166 @@ def test_bad_arguments_are_named(change, message):
     options = {"positions": torch.zeros(2, 3, 4, dtype=torch.int64), "lengths": 4, "causal": True, **change}
     with pytest.raises(ValueError, match="classify_frames: " + message):
         asc.classify_frames(options.pop("positions"), **options)
+
+
+@pytest.mark.parametrize("tokens", [5, [["a"] * 4, 5], [5, ["a"] * 4]])
+def test_tokens_are_lists_of_lists(tokens):
+    with pytest.raises(TypeError, match=r"classify_frames: tokens must be a list of tokens .* got int"):
+        classify(torch.zeros(2, 3, 4, dtype=torch.int64), lengths=4, tokens=tokens)
+
+
+def by_hand(found, lengths, causal, tokens, special, dominant, half, minor, weights=None):
+    """The definition sink by sink: each kind's verdict with its margin, and its rows."""
+    samples, layers, _ = found.shape
+    cuts = (0, layers // 3, 2 * layers // 3, layers) if layers >= 3 else (0, layers)
+    anchors, order = [], {}
+    for s in range(samples):
+        marked = [k for k in range(lengths[s]) if special is not None and special[s][k]]
+        anchors.append((marked[0], marked[-1]) if marked else (0, lengths[s] - 1))
+        for token in tokens[s] if tokens else ():
+            order.setdefault(token, len(order))
+    verdicts, rows = {}, []
+    for kind in ("position", "token") if tokens else ("position",):
+        # Of every sink of a third: what it rests on, and whether that is the first and the last anchor.
+        thirds = []
+        for begin, end in itertools.pairwise(cuts):
+            sinks = []
+            for s in range(samples):
+                first, last = anchors[s]
+                for p in found[s, begin:end].flatten().tolist():
+                    if p >= 0 and kind == "token":
+                        own = tokens[s]
+                        sinks += [(own[p], own[p] == own[first], own[p] == own[last])] * (
+                            weights[s] if weights is not None else 1
+                        )
+                    elif p >= 0:
+                        ends_it = p == last and last > first
+                        sinks += [("last" if ends_it else str(p), p == first, ends_it)] * (
+                            weights[s] if weights is not None else 1
+                        )
+            thirds.append(sinks)
+        verdicts[kind] = verdict_by_hand(thirds, causal, dominant, half, minor)
+        for third, sinks in zip(
+            ("early", "middle", "late") if layers >= 3 else ("all",), thirds, strict=True
+        ):
+            counts = Counter(label for label, *_ in sinks)
+            place = (
+                order.__getitem__
+                if kind == "token"
+                else lambda label: math.inf if label == "last" else int(label)
+            )
+            shares = sorted((c / len(sinks) for c in counts.values()), reverse=True)
+            labels = len(order) if kind == "token" else max(lengths)
+            rows.append(
+                {
+                    "kind": kind,
+                    "third": third,
+                    "sinks": len(sinks),
+                    # The first of those that occur most; of none the first of all.
+                    "top": min(counts, key=lambda label: (-counts[label], place(label)))
+                    if sinks
+                    else ("0" if kind == "position" else next(iter(order))),
+                    **{f"top_{k}": sum(shares[:k]) if sinks else math.nan for k in (1, 2, 3)},
+                    "entropy": -sum(x * math.log(x) for x in shares) / (math.log(labels) if labels > 1 else 1)
+                    if sinks
+                    else math.nan,
+                    "first_anchor": sum(one for _, one, _ in sinks) / len(sinks) if sinks else math.nan,
+                    "last_anchor": sum(one for *_, one in sinks) / len(sinks) if sinks else math.nan,
+                }
+            )
+    return verdicts, rows
+
+
+def verdict_by_hand(thirds, causal, dominant, half, minor):
+    used = [sinks for sinks in thirds if sinks]
+    if not used:
+        return "distributed", 0.0
+    labels = {label for sinks in used for label, *_ in sinks}
+    central = (
+        max(min(sum(x[0] == y for x in sinks) / len(sinks) for sinks in used) for y in labels) - dominant
+    )
+    if central >= 0:
+        return "centralized", central
+    if causal:
+        return "distributed", -central
+    first = [sum(x[1] for x in sinks) / len(sinks) for sinks in used]
+    last = [sum(x[2] for x in sinks) / len(sinks) for sinks in used]
+    all_sinks = list(itertools.chain(*used))
+    pooled = [sum(x[k] for x in all_sinks) / len(all_sinks) for k in (1, 2)]
+    ended = min(sum(pooled) - dominant, min(pooled) - minor)
+    for a in range(len(used)):
+        for b in range(len(used)):
+            if a != b:
+                ended = max(ended, min(first[a], last[b]) - half)
+    return ("bidirectional", min(ended, -central)) if ended >= 0 else ("distributed", min(-central, -ended))
+
+
+def drawn_case(draw):
+    samples, layers, heads = draw.integers(1, 5), draw.integers(1, 8), draw.integers(1, 4)
+    lengths = draw.integers(1, 7, samples)
+    pull, found = draw.random(), np.empty((samples, layers, heads), dtype=np.int64)
+    side = draw.integers(0, 2, layers)
+    for s, layer, h in np.ndindex(found.shape):
+        usual = 0 if side[layer] else lengths[s] - 1
+        found[s, layer, h] = usual if draw.random() < pull else draw.integers(-1, lengths[s])
+    if draw.random() < 0.3:
+        found[:, draw.integers(layers)] = -1
+    if (found < 0).all():
+        found[0, 0, 0] = 0
+    spare = int(lengths.max()) + draw.integers(0, 2)
+    return {
+        "found": torch.from_numpy(found),
+        "lengths": lengths.tolist(),
+        "causal": bool(draw.random() < 0.3),
+        "tokens": [list(draw.choice(list("abc"), spare)) for _ in range(samples)]
+        if draw.random() < 0.6
+        else None,
+        "special": draw.random((samples, spare)) < 0.3 if draw.random() < 0.4 else None,
+        **{name: float(draw.uniform(0.05, 0.9)) for name in ("dominant", "half", "minor")},
+    }
+
+
+def test_verdicts_and_evidence_are_those_of_the_definition(monkeypatch):
+    monkeypatch.setattr(frames, "DRAWS", 5)
+    draw, seen = np.random.default_rng(5), Counter()
+    for _ in range(300):
+        case = drawn_case(draw)
+        options = dict(case)
+        if case["special"] is not None:
+            options["special"] = torch.from_numpy(case["special"])
+        verdict = classify(options.pop("found"), **options)
+        by_kind, rows = by_hand(**case)
+        assert verdict.frame == by_kind["position"][0]
+        assert verdict.margin == pytest.approx(by_kind["position"][1], abs=1e-12)
+        assert verdict.token_frame == by_kind.get("token", (None,))[0]
+        assert list(verdict.evidence) == list(rows[0])
+        for own, row in zip(verdict.evidence.to_dict("records"), rows, strict=True):
+            for key, value in row.items():
+                assert own[key] == (
+                    value if isinstance(value, str) else pytest.approx(value, abs=1e-12, nan_ok=True)
+                )
+        seen[verdict.frame] += 1
+        seen[verdict.token_frame, "token"] += 1
+    assert min(seen[frame] for frame in ("centralized", "bidirectional", "distributed")) > 30, seen
+    assert min(seen[frame, "token"] for frame in ("centralized", "bidirectional", "distributed")) > 15, seen
+
+
+def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
+    draw = np.random.default_rng(6)
+    between = 0
+    for seed in range(12):
+        case = {**drawn_case(draw), "tokens": None, "special": None}
+        found = case["found"]
+        if seed < 4 and len(found) > 1:
+            found[0] = -1  # of some draws no sink is left
+            found[1, 0, 0] = 0
+        verdict = classify(seed=seed, **case)
+        drawn = np.random.default_rng(seed).multinomial(len(found), np.full(len(found), 1 / len(found)), 1000)
+        known = {}
+        for weights in map(tuple, drawn.tolist()):
+            if weights not in known:
+                known[weights] = by_hand(**case, weights=weights)[0]["position"][0]
+        same = sum(known[tuple(weights)] == verdict.frame for weights in drawn.tolist())
+        assert verdict.probability == same / 1000
+        between += 0 < same < 1000
+    assert between > 3
