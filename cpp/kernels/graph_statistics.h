@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/simple_graph_spectrum.h"
+#include "kernels/base/threshold_levels.h"
 
 namespace attnscope {
 
@@ -28,14 +29,14 @@ struct GraphStatisticsOut {
 
 // Scratch that a thread reuses over a batch.
 struct GraphStatisticsWorkspace {
-  std::vector<std::uint8_t> directed;   // [n, n]: how many thresholds A_ij reaches
-  std::vector<std::uint8_t> level;      // [n, n]: how many thresholds max(A_ij, A_ji) reaches
-  std::vector<std::uint8_t> narrow;     // [2 T, n]: counters of at most 255 rows
+  RowScratch rows;
+  LevelTable directed;  // how many thresholds A_ij reaches
+  LevelTable level;     // how many thresholds max(A_ij, A_ji) reaches
+  LevelSearch search;
   std::vector<std::int64_t> degree;     // [T, n]
   std::vector<std::int64_t> in_degree;  // [T, n]
   std::vector<std::int64_t> components;
   std::vector<std::int64_t> histogram;
-  std::vector<std::uint8_t> reached;
   std::vector<Index> order;
   std::vector<double> sorted;
   SimpleGraphSpectra spectra;

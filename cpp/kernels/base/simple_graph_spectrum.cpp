@@ -21,9 +21,9 @@ Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 
 
 }  // namespace
 
-void SimpleGraphSpectra::add(const std::uint8_t* level, Index n, std::uint8_t above,
-                             const std::int64_t* degree, std::int64_t components,
-                             double* fiedler_value, double* gap) {
+void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::int64_t* degree,
+                             std::int64_t components, double* fiedler_value, double* gap) {
+  const Index n = level.n;
   *gap = n < 3 ? kNaN : 0.0;
   rest_.clear();
   for (Index i = 0; i < n; ++i) {
@@ -40,20 +40,20 @@ void SimpleGraphSpectra::add(const std::uint8_t* level, Index n, std::uint8_t ab
     *fiedler_value = base;
     if (n >= 3) *gap = 2.0;
   } else {
-    const Index in_pieces = m == n ? components : pieces(level, n, above);
+    const Index in_pieces = m == n ? components : pieces(level, above);
     *fiedler_value = base;
     if (in_pieces >= 3) return;
     const Index size = packed_size(m, n);
     if (size >= static_cast<Index>(queues_.size())) queues_.resize(static_cast<std::size_t>(size + 1));
     Queue& queue = queues_[static_cast<std::size_t>(size)];
     queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2});
-    store(level, n, above, degree, size, queue);
+    store(level, above, degree, size, queue);
     if (static_cast<Index>(queue.pending.size()) == kPackWidth) solve(size, queue);
   }
 }
 
 // Number of connected components of the graph on rest_, at most 3.
-Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_t above) {
+Index SimpleGraphSpectra::pieces(const LevelTable& level, Level above) {
   line_ = rest_;
   const Index m = static_cast<Index>(line_.size());
   Index found = 0;
@@ -63,7 +63,7 @@ Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_
     ++found;
     ++reached;
     for (; head < reached && reached < m; ++head) {
-      const std::uint8_t* row = level + line_[head] * n;
+      const Level* row = level.row(line_[head]);
       for (Index k = reached; k < m; ++k) {
         if (row[line_[k]] > above) std::swap(line_[k], line_[reached++]);
       }
@@ -74,26 +74,25 @@ Index SimpleGraphSpectra::pieces(const std::uint8_t* level, Index n, std::uint8_
 }
 
 // The edges and degrees of H behind the queue's last graph.
-void SimpleGraphSpectra::store(const std::uint8_t* level, Index n, std::uint8_t above,
-                               const std::int64_t* degree, Index size, Queue& queue) {
+void SimpleGraphSpectra::store(const LevelTable& level, Level above, const std::int64_t* degree,
+                               Index size, Queue& queue) {
+  const Index n = level.n;
   const Index m = static_cast<Index>(rest_.size());
   const Index words = words_of(size);
   const std::size_t edges = queue.edges.size(), degrees = queue.degree.size();
   queue.edges.resize(edges + static_cast<std::size_t>(size * words));
   queue.degree.resize(degrees + static_cast<std::size_t>(size));
+  row_.resize(static_cast<std::size_t>(level.stride));
   for (Index i = 0; i < m; ++i) {
-    const std::uint8_t* from = level + rest_[i] * n;
-    std::uint64_t* row = queue.edges.data() + edges + i * words;
     queue.degree[degrees + static_cast<std::size_t>(i)] =
         static_cast<double>(degree[rest_[i]] - (n - m));
-    for (Index begin = 0; begin < i; begin += 64) {
-      const Index end = std::min(begin + 64, i);
-      std::uint64_t word = 0;
-      for (Index j = begin; j < end; ++j) {
-        word |= static_cast<std::uint64_t>(from[rest_[j]] > above) << (j - begin);
-      }
-      row[begin / 64] = word;
+    const Level* from = level.row(rest_[i]);
+    if (m < n) {
+      for (Index j = 0; j < i; ++j) row_[j] = from[rest_[j]];
+      from = row_.data();
     }
+    std::uint64_t* row = queue.edges.data() + edges + i * words;
+    for (Index begin = 0; begin < i; begin += 64) row[begin / 64] = bits_above(from + begin, above);
   }
 }
 

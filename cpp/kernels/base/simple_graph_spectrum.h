@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/aligned_buffer.h"
+#include "kernels/base/threshold_levels.h"
 
 namespace attnscope {
 
@@ -16,10 +17,10 @@ namespace attnscope {
 // entries are small whole numbers, is made tridiagonal and bisected, together with others of its size.
 class SimpleGraphSpectra {
  public:
-  // Graph with an edge wherever level[i, j] > above, of the given degrees [n] and number of components.
+  // Graph with an edge wherever level > above, of the given degrees [n] and number of components.
   // The answers are in *fiedler_value and *gap after the next flush(); a gap needs n >= 3.
-  void add(const std::uint8_t* level, Index n, std::uint8_t above, const std::int64_t* degree,
-           std::int64_t components, double* fiedler_value, double* gap);
+  void add(const LevelTable& level, Level above, const std::int64_t* degree, std::int64_t components,
+           double* fiedler_value, double* gap);
   void flush();
 
  private:
@@ -37,13 +38,14 @@ class SimpleGraphSpectra {
     std::vector<double> degree;        // [graph, size]
   };
 
-  Index pieces(const std::uint8_t* level, Index n, std::uint8_t above);
-  void store(const std::uint8_t* level, Index n, std::uint8_t above, const std::int64_t* degree,
-             Index size, Queue& queue);
+  Index pieces(const LevelTable& level, Level above);
+  void store(const LevelTable& level, Level above, const std::int64_t* degree, Index size,
+             Queue& queue);
   void solve(Index size, Queue& queue);
 
   std::vector<Index> rest_;  // nodes of H
   std::vector<Index> line_;  // of a search
+  std::vector<Level> row_;
   std::vector<Queue> queues_;  // by size
   AlignedBuffer matrices_;
   AlignedBuffer vectors_;
