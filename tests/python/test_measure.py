@@ -1,8 +1,10 @@
 # SPDX-License-Identifier: MIT
 """measure: the same values as the functions, shared work done once, options that go where they belong."""
 
+import functools
 import re
 
+import numpy as np
 import pytest
 import torch
 
@@ -143,3 +145,77 @@ def test_bad_attention_is_refused_before_any_work():
 def test_layer_metrics_want_one_length_for_all_heads():
     with pytest.raises(ValueError, match="one length for all its heads"):
         asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[[3, 4, 5], [3, 3, 3]])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("symmetrize", ["max", "min", "mean"])
+def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
+    torch.manual_seed(3)
+    a = torch.softmax(3 * torch.randn(5, 2, 14, 14), -1).to(dtype)
+    a[1, 0, 3, 4] = 1.0
+    a[2] = 0.0
+    a[3, 1] = (a[3, 1].double() * 8).round().to(dtype) / 8  # many ties
+    # entries themselves, where a comparison is a tie, and what lies just beside them; in any order, twice
+    entries = [float(x) for x in a[0, 0, 2:9, 5] if x > 1e-5] + [0.125, 0.25]
+    levels = tuple(float(np.nextafter(x, to)) for x in entries for to in (1.0, x, 0.0))
+    lengths = torch.tensor([[14, 9], [14, 14], [3, 1], [14, 14], [12, 2]])
+    found = asc.measure(
+        a,
+        {
+            "betti_numbers": {"thresholds": levels},
+            "one": {"metric": "betti_numbers", "thresholds": 0.3},
+            "bar_count": {},
+            "persistence": {},
+        },
+        symmetrize=symmetrize,
+        lengths=lengths,
+    )
+    assert torch.equal(
+        found["betti_numbers"], asc.betti_numbers(a, levels, symmetrize=symmetrize, lengths=lengths)
+    )
+    assert torch.equal(found["one"], asc.betti_numbers(a, 0.3, symmetrize=symmetrize, lengths=lengths))
+    assert found["betti_numbers"].dtype == torch.int64
+
+
+@pytest.mark.parametrize(
+    ("betti", "bars", "dtype", "calls"),
+    [
+        ({"thresholds": (0.2, 0.5)}, {}, torch.float32, 0),
+        ({"thresholds": (0.2, 0.5)}, {}, torch.float64, 1),
+        ({"thresholds": ("2/n",)}, {}, torch.float32, 1),
+        ({"thresholds": (1e-9,)}, {}, torch.float32, 1),
+        ({"thresholds": (0.2,), "symmetrize": "min"}, {}, torch.float32, 1),
+        ({"thresholds": (0.2,)}, {"max_dimension": 0}, torch.float32, 1),
+    ],
+)
+def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(monkeypatch, betti, bars, dtype, calls):
+    a = torch.softmax(3 * torch.randn(4, 9, 9, dtype=dtype), -1)
+    expected = asc.betti_numbers(a, **betti)
+    made = []
+    function = measuring._function
+
+    @functools.wraps(asc.betti_numbers)
+    def counted(*given, **options):
+        made.append(options)
+        return asc.betti_numbers(*given, **options)
+
+    monkeypatch.setattr(
+        measuring, "_function", lambda name: counted if name == "betti_numbers" else function(name)
+    )
+    measuring._PLANS.clear()
+    found = asc.measure(a, {"betti_numbers": betti, "persistence": bars})
+    assert torch.equal(found["betti_numbers"], expected)
+    assert len(made) == calls
+
+
+def test_betti_numbers_of_a_spoiled_map_are_its_own_call():
+    a = torch.softmax(torch.randn(3, 6, 6), -1)
+    a[1, 2, 2] = float("nan")
+    with pytest.warns(RuntimeWarning) as warned:
+        found = asc.measure(a, {"betti_numbers": {"thresholds": (0.2,)}, "bar_count": {}})
+    assert {str(one.message).split(" matrices")[0] for one in warned} == {
+        "persistence: 1 of 3",
+        "betti_numbers: 1 of 3",
+    }
+    assert (found["betti_numbers"][1] == -1).all()
+    assert (found["betti_numbers"][[0, 2]] >= 0).all()

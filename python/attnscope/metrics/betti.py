@@ -3,11 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics.barcodes import DIMENSIONS, Barcodes
 from attnscope.metrics.persistence import Symmetrize, attention_of_topology
 
 
@@ -58,3 +61,53 @@ def betti_numbers(
         _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+# Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie: all
+# from 2^-29 on, and thresholds are to be above that.
+EXACT_IN_BARS = frozenset({torch.float32, torch.float16, torch.bfloat16})
+_SMALLEST_FROM_BARS = 1e-6
+
+
+def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
+    """Whether bars of maps of a type in `EXACT_IN_BARS` hold all of a call's Betti numbers.
+
+    Args:
+        given: options of a call of `betti_numbers`.
+        bars: options of a call of `persistence` for the same maps.
+    """
+    thresholds = given["thresholds"]
+    values = thresholds if isinstance(thresholds, (tuple, list)) else [thresholds]
+    return (
+        bars["metric"] == "attention"
+        and type(bars["max_dimension"]) is int
+        and bars["max_dimension"] == 1
+        and given["symmetrize"] in ("max", "min")  # a mean has more digits than its two weights
+        and given["symmetrize"] == bars["symmetrize"]
+        and given["validate"] == bars["validate"]
+        and len(values) > 0
+        and all(type(value) is float and _SMALLEST_FROM_BARS <= value < 1.0 for value in values)
+    )
+
+
+def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) -> torch.Tensor:
+    """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead.
+
+    Args:
+        barcodes: what `persistence` returns.
+        thresholds: as `betti_numbers` takes them, numbers alone.
+
+    Returns:
+        [..., T, 2] int64; none of the maps may have been spoiled.
+    """
+    levels, inverse = np.unique(np.atleast_1d(np.asarray(thresholds, dtype=np.float64)), return_inverse=True)
+    count, size = barcodes._count(), levels.size
+    owner = (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy() * (size + 1)
+    alive = np.zeros(count * DIMENSIONS * (size + 1), dtype=np.int64)
+    # A weight is in the graphs of all thresholds up to itself.
+    for ends, sign in ((barcodes.birth, 1), (barcodes.death, -1)):
+        reached = np.searchsorted(levels, 1.0 - ends.numpy(), side="right")
+        alive += sign * np.bincount(owner + reached, minlength=alive.size)
+    graphs = alive.reshape(count, DIMENSIONS, size + 1)[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
+    found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse.reshape(-1)].transpose(0, 2, 1))
+    return torch.from_numpy(found).reshape(*barcodes.shape, -1, DIMENSIONS)

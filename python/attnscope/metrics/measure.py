@@ -16,6 +16,7 @@ import torch
 from attnscope import _checks
 from attnscope._nearest import nearest
 from attnscope.metrics import sinks
+from attnscope.metrics.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.divergence import divergence_of
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
@@ -123,6 +124,7 @@ def measure(
     plan = _plan_of(metrics, options, _size_of(attention))
     tensor = _checks.square_tensor("measure", "attention", attention)
     shared = _from_one_read(tensor, plan, lengths)
+    shared.update(_from_bars(tensor, plan, lengths))
     results: dict[str, Any] = {}
     for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=True):
         if (source, identity) not in shared:
@@ -157,6 +159,8 @@ class _Plan:
     groups: list[dict[str, tuple[_Identity, dict[str, Any]]]]
     # Of a head_divergence: the entropy that such a read gives, of which it is one half.
     entropies: dict[_Identity, _Identity]
+    # Calls of betti_numbers and the call of persistence whose bars hold them.
+    held: list[tuple[_Call, _Call]]
 
 
 # Making a plan costs as much as a few small maps. Those of plain options are kept, a bounded number.
@@ -223,7 +227,13 @@ def _plan(
         entropies[identity] = group["attention_entropy"][0]
     # One call alone is that function's own; an entropy that something else needs is not alone.
     wanted = [group for group in groups.values() if len(group) >= 2 or _needed(group, entropies)]
-    return _Plan(requests, calls, wanted, entropies)
+    bars = [call for call in calls if call[0] == "persistence"]
+    held = [
+        (call, next(own for own in bars if bars_hold(call[2], own[2])))
+        for call in calls
+        if call[0] == "betti_numbers" and any(bars_hold(call[2], own[2]) for own in bars)
+    ]
+    return _Plan(requests, calls, wanted, entropies, held)
 
 
 def _needed(group: Mapping[str, tuple[_Identity, Any]], entropies: Mapping[_Identity, _Identity]) -> bool:
@@ -253,6 +263,24 @@ def _from_one_read(
         )
         for source, (identity, _) in group.items():
             shared[source, identity] = found[source]
+    return shared
+
+
+def _from_bars(
+    tensor: torch.Tensor, plan: _Plan, lengths: _checks.Lengths
+) -> dict[tuple[str, _Identity], Any]:
+    """Bars that are asked for, and the Betti numbers that they hold."""
+    shared: dict[tuple[str, _Identity], Any] = {}
+    if tensor.dtype not in EXACT_IN_BARS:
+        return shared
+    for (source, identity, given), (_, bars_identity, bars_given) in plan.held:
+        bars = shared.get(("persistence", bars_identity))
+        if bars is None:
+            bars = _function("persistence")(tensor, lengths=lengths, **bars_given)
+            shared["persistence", bars_identity] = bars
+        # Of a map without bars the function itself is to warn.
+        if bool((bars.offsets.diff() > 0).all()):
+            shared[source, identity] = betti_numbers_of(bars, given["thresholds"])
     return shared
 
 
