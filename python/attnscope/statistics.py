@@ -324,7 +324,7 @@ def benjamini_hochberg(p_values: Any) -> Vector:
     """
     p, order, result = _family("benjamini_hochberg", p_values)
     m = len(order)
-    adjusted = p[order] * m / np.arange(1, m + 1)
+    adjusted = p[order] * (m / np.arange(1, m + 1))  # this factor is never below 1, and 1 for the largest
     result[order] = np.minimum(np.minimum.accumulate(adjusted[::-1])[::-1], 1)
     return result
 
