@@ -21,6 +21,7 @@ THROUGH = {
     "base/shifted_lanczos.h": "fiedler_test.cpp",
     "base/signal_reader.h": "wavelet.cpp",
     "base/strip_cholesky.h": "fiedler_test.cpp",
+    "base/tridiagonal_pair.h": "base/simple_graph_spectrum.cpp",
 }
 
 MUTANTS: dict[str, list[Mutant]] = {
@@ -53,9 +54,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("solver.eigenvectors().col(graph ? 0 : 1)", "solver.eigenvectors().col(graph ? 1 : 0)"),
     ],
     "graph_statistics.cpp": [
-        Mutant("directed[i * n + i] = 0;", ";"),
         Mutant("(2 * rank + equal - n)", "(2 * rank + equal + n)"),
-        Mutant("entries[k] >= threshold", "entries[k] > threshold"),
     ],
     "laplacian.cpp": [
         Mutant("return 0.5 * (a + b);", "return std::max(a, b);"),
@@ -218,6 +217,23 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (in_pieces >= 3) return;", "if (in_pieces >= 2) return;"),
         Mutant("if (n >= 3) *gap = 2.0;", "if (n >= 3) *gap = 1.0;"),
         Mutant("(((bits & 1) - 1) & one)", "(-(bits & 1) & one)"),
+    ],
+    "base/threshold_levels.cpp": [
+        Mutant("directed.row(i)[i] = 0;", ";"),
+        Mutant("if (i == j) continue;", "continue;"),
+        Mutant("next0 = x0 >= threshold,", "next0 = x0 > threshold,"),
+        Mutant("begin += 255)", "begin += 510)"),
+        Mutant("for (Index t = 0; t < most; ++t)", "for (Index t = 1; t < most; ++t)"),
+    ],
+    "base/inverse_pair.cpp": [
+        Mutant("if (!(beta[1][1] > none)) {", "if (false) {"),
+        Mutant("bound += 0x1p-50 * at.theta[0];", ";"),
+        Mutant("steps.locked = 2;\n  }", "}"),
+        Mutant("beta[0][1] = inner_product(w[0], w[1], padded);", ";"),
+    ],
+    "base/tridiagonal_pair.h": [
+        Mutant("minors2.changes <= -2", "minors2.changes <= -1"),
+        Mutant("p = p == 0.0 ? 1e-20 * q : p;", ";"),
     ],
     "base/spanning_tree.cpp": [
         Mutant("if (places > 1) {", "if (false) {"),

@@ -15,6 +15,9 @@ constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
 
 Index words_of(Index size) { return (size + 63) / 64; }
 
+// Up to this size the tridiagonal form of a pack costs less than a factor and the steps with it.
+constexpr Index kLargestPacked = 256;
+
 // The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not depend on
 // what it is packed with.
 Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 4 * 4); }
@@ -40,9 +43,13 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
     *fiedler_value = base;
     if (n >= 3) *gap = 2.0;
   } else {
-    const Index in_pieces = m == n ? components : pieces(level, above);
+    // A large graph in two pieces is solved beside the vector that tells them apart.
+    const bool large = m > kLargestPacked;
+    const Index in_pieces =
+        m == n && !(large && components == 2) ? components : pieces(level, above);
     *fiedler_value = base;
     if (in_pieces >= 3) return;
+    if (large && solve_alone(level, above, degree, in_pieces, fiedler_value, gap)) return;
     const Index size = packed_size(m, n);
     if (size >= static_cast<Index>(queues_.size())) queues_.resize(static_cast<std::size_t>(size + 1));
     Queue& queue = queues_[static_cast<std::size_t>(size)];
@@ -52,7 +59,27 @@ void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::in
   }
 }
 
-// Number of connected components of the graph on rest_, at most 3.
+bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above, const std::int64_t* degree,
+                                     Index in_pieces, double* fiedler_value, double* gap) {
+  const Index m = static_cast<Index>(rest_.size());
+  const auto base = static_cast<double>(level.n - m);
+  degree_.resize(rest_.size());
+  for (Index i = 0; i < m; ++i) degree_[i] = static_cast<double>(degree[rest_[i]]) - base;
+  piece_.clear();
+  if (in_pieces == 2) {
+    for (Index k = 0; k < first_piece_; ++k) {
+      piece_.push_back(std::lower_bound(rest_.begin(), rest_.end(), line_[k]) - rest_.begin());
+    }
+  }
+  double mu2 = 0.0, mu3 = 0.0;
+  if (!inverse_pair({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3)) return false;
+  *fiedler_value = base + mu2;
+  *gap = std::max(0.0, mu3 - mu2);
+  return true;
+}
+
+// Number of connected components of the graph on rest_, at most 3. The first first_piece_ nodes of line_
+// are one of them.
 Index SimpleGraphSpectra::pieces(const LevelTable& level, Level above) {
   line_ = rest_;
   const Index m = static_cast<Index>(line_.size());
@@ -69,6 +96,7 @@ Index SimpleGraphSpectra::pieces(const LevelTable& level, Level above) {
       }
     }
     head = reached;
+    if (found == 1) first_piece_ = reached;
   }
   return found;
 }

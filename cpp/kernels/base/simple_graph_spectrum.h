@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "kernels/base/aligned_buffer.h"
+#include "kernels/base/inverse_pair.h"
 #include "kernels/base/threshold_levels.h"
 
 namespace attnscope {
@@ -14,7 +15,8 @@ namespace attnscope {
 // Nodes that touch all others are taken out first: a join of c such nodes with a graph H on m = n − c
 // nodes has the eigenvalues 0, c + μ_i(H) for i >= 2, and n (c times). Where H falls into three pieces or
 // more, as it does under a sink, λ2 = λ3 = c and nothing is left to solve. Otherwise L(H) + 11ᵀ, whose
-// entries are small whole numbers, is made tridiagonal and bisected, together with others of its size.
+// entries are small whole numbers, is made tridiagonal and bisected, together with others of its size; a
+// large one is solved alone, see inverse_pair.
 class SimpleGraphSpectra {
  public:
   // Graph with an edge wherever level > above, of the given degrees [n] and number of components.
@@ -39,12 +41,18 @@ class SimpleGraphSpectra {
   };
 
   Index pieces(const LevelTable& level, Level above);
+  bool solve_alone(const LevelTable& level, Level above, const std::int64_t* degree, Index in_pieces,
+                   double* fiedler_value, double* gap);
   void store(const LevelTable& level, Level above, const std::int64_t* degree, Index size,
              Queue& queue);
   void solve(Index size, Queue& queue);
 
   std::vector<Index> rest_;  // nodes of H
   std::vector<Index> line_;  // of a search
+  Index first_piece_ = 0;
+  std::vector<Index> piece_;
+  std::vector<double> degree_;
+  InversePairWorkspace pair_;
   std::vector<Level> row_;
   std::vector<Queue> queues_;  // by size
   AlignedBuffer matrices_;
