@@ -32,7 +32,7 @@ Index fiedler_pack_width(Index smallest);
 // that is more. A matrix's result does not depend on the others in its pack.
 //
 // n <= 96: tridiagonal form of a pack and Laguerre's iteration. Larger: the Cholesky factor of
-// L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until a bound on the error
+// L + s·uuᵀ − σ, u the null vector, and Lanczos steps with its inverse until the residual
 // says stop, σ moving up to λ2 where they crawl. Where that does not converge, all eigenvalues directly.
 // Cost n³/3 to 4/3 n³ operations.
 template <class Scalar>

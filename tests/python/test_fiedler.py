@@ -174,6 +174,23 @@ def test_fast_is_within_a_millionth(n):
     )
 
 
+@pytest.mark.parametrize(("n", "seed"), [(100, 0), (130, 1)])
+@pytest.mark.parametrize("split", [1e-2, 1e-3, 1e-4, 1e-5, 1e-7])
+def test_two_close_eigenvalues_are_told_apart(split, n, seed):
+    """A ring has λ2 = λ3; noise in its weights moves them apart by less than a first look can tell."""
+    rng = np.random.default_rng(seed)
+    steps = np.abs(np.subtract.outer(np.arange(n), np.arange(n)))
+    steps = np.minimum(steps, n - steps)
+    rings = [np.exp(-steps / 5.0), np.where(steps == 1, 1.0, 0.0)]
+    maps = np.array([ring * (1 + split * rng.random((n, n))) for ring in rings for _ in range(4)])
+    expected = np.array([lambda2(a) for a in maps])
+    # a ring of single edges has λ2 three orders below its largest eigenvalue, all that LAPACK resolves
+    bound = n * 2.0**-50 * np.array([weights(a).sum(0).max() for a in maps])
+    for precision, tolerance in (("exact", 1e-9), ("fast", 1e-6)):
+        found = asc.fiedler_value(torch.tensor(maps), precision=precision).numpy()
+        assert np.all(np.abs(found - expected) <= tolerance * expected + bound), (found / expected - 1, bound)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("n", [24, 40])
 def test_half_types_are_widened_exactly(dtype, n):
