@@ -204,8 +204,11 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
         return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
     u, v = float(x.var(ddof=1)) / len(x), float(y.var(ddof=1)) / len(y)
-    freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1)) if u + v > 0 else float(n - 2)
-    return _t_test(float(x.mean() - y.mean()), math.sqrt(u + v), freedom, n, confidence)
+    freedom = float(n - 2)
+    if (both := u + v) > 0:
+        # Of shares, whose squares do not vanish as those of small variances do.
+        freedom = 1 / ((u / both) ** 2 / (len(x) - 1) + (v / both) ** 2 / (len(y) - 1))
+    return _t_test(float(x.mean() - y.mean()), math.sqrt(both), freedom, n, confidence)
 
 
 def correlation(
@@ -257,15 +260,13 @@ def correlation(
     def r_of(first: Vector, second: Vector) -> Vector:
         if method == "spearman":
             first, second = (stats.rankdata(values, axis=-1) for values in (first, second))
-        first = first - first.mean(-1, keepdims=True)
-        second = second - second.mean(-1, keepdims=True)
-        with np.errstate(invalid="ignore", divide="ignore"):
-            result = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+        first, second = _centred(first), _centred(second)
+        result = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
         clipped: Vector = np.clip(result, -1, 1)
         return clipped
 
     r = float(r_of(a, b))
-    if math.isnan(r) or np.ptp(a) == 0 or np.ptp(b) == 0:
+    if math.isnan(r):
         return nothing
     index = np.random.default_rng(seed).integers(0, n, (draws, n))
     drawn = r_of(a[index], b[index])
@@ -349,6 +350,15 @@ def _t_test(mean: float, error: float, freedom: float, n: int, confidence: float
         t = math.copysign(math.inf, mean) if mean != 0 else math.nan
     p_value = float(2 * stats.t.sf(abs(t), freedom)) if not math.isnan(t) else 1.0
     return Comparison(mean, mean - half, mean + half, t, float(freedom), p_value, n)
+
+
+def _centred(values: Vector) -> Vector:
+    """Values less their mean along the last axis, the largest of magnitude 1; NaN where all are equal."""
+    rest = values - values.mean(-1, keepdims=True)
+    # A computed mean of equal values is not always their value.
+    rest = np.where(np.ptp(values, axis=-1, keepdims=True) > 0, rest, math.nan)
+    scaled: Vector = rest / np.abs(rest).max(-1, keepdims=True)
+    return scaled
 
 
 def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:

@@ -5,7 +5,8 @@
     python tests/mutants/metrics.py [MODULE ...]
 
 MODULE is a stem such as statistics or frames; all of MODULES without one. Works on a copy in build/mutmut.
-What lives is listed with its change; tests/README.md says what of it is argued. Needs `pip install mutmut`.
+What lives is listed with its change, unless argued.py says why no test can see it. Exit status 1 when more
+lives, or when an argument is of no living mutant. Needs `pip install mutmut`.
 """
 
 import importlib.util
@@ -13,7 +14,10 @@ import os
 import shutil
 import subprocess
 import sys
+from collections import Counter
 from pathlib import Path
+
+from argued import ARGUED
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutmut"
@@ -99,20 +103,29 @@ def main() -> int:
     shutil.copytree(ROOT / "tests", WORK / "tests", ignore=shutil.ignore_patterns("corpus", "cpp"))
     (WORK / "pyproject.toml").write_text(settings(stems))
     (WORK / "sitecustomize.py").write_text(SITE)
-    status = mutmut("run", read=False).returncode
+    if status := mutmut("run", read=False).returncode:
+        return status
     listed = mutmut("results", "--all", "true").stdout
-    verdicts = [line.strip().partition(": ") for line in listed.splitlines()]
+    verdicts = [line.strip().rpartition(": ") for line in listed.splitlines() if line.strip()]
+    counts = Counter(verdict for *_, verdict in verdicts)
+    unseen = {(stem, line) for stem in stems for line in ARGUED.get(stem, {})}
     for name, _, verdict in verdicts:
-        if verdict == "survived":
-            changed = [
-                line
-                for line in mutmut("show", name).stdout.splitlines()
-                if line[:1] in "+-" and line[1:2] == " "
-            ]
-            print(name, *changed, sep="\n    ")
-    counts = {kind: sum(verdict == kind for *_, verdict in verdicts) for kind in {v for *_, v in verdicts}}
-    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if kind))
-    return status
+        if verdict == "killed":
+            continue
+        stem = name.split(".x")[0].rpartition(".")[2]
+        shown = mutmut("show", name).stdout.splitlines()
+        changed = [line for line in shown if line[:1] in ("+", "-") and line[1:2] == " "]
+        instead = " ".join(line[1:].strip() for line in changed if line.startswith("+"))
+        if verdict == "survived" and instead in ARGUED.get(stem, {}):
+            counts["argued"] += 1
+            unseen.discard((stem, instead))
+        else:
+            print(f"{verdict} {name}", *changed, sep="\n    ")
+    counts["survived"] -= counts["argued"]
+    for stem, line in sorted(unseen):
+        print(f"argued, but of no mutant of {stem} that lives: {line}")
+    print(", ".join(f"{count} {kind}" for kind, count in sorted(counts.items()) if count))
+    return 1 if unseen or set(+counts) - {"killed", "timeout", "argued"} else 0
 
 
 if __name__ == "__main__":

@@ -14,7 +14,10 @@ class Mutant(NamedTuple):
 
 # A header's mutant is seen through one kernel, or one test, that includes it.
 THROUGH = {
+    "base/bit_row.h": "base/flag_homology.cpp",
+    "base/hellinger.h": "base/edge_order.cpp",
     "base/logarithm.h": "base/row_statistics.cpp",
+    "base/radix_sort.h": "base/edge_order.cpp",
     "base/row_logs.h": "base/row_statistics.cpp",
     "base/row_products.h": "alignment.cpp",
     "base/rows.h": "locality.cpp",
@@ -33,21 +36,36 @@ MUTANTS: dict[str, list[Mutant]] = {
             "one pair does not vary, and the next condition says NaN",
         ),
         Mutant("to.ac += part.ac + da * dc * cross;", "to.ac += part.ac;"),
+        Mutant("if (directed[i] == 0.0) continue;", ""),
+        Mutant("width, panel, depth, k > 0,", "width, panel, depth, false,"),
+        Mutant("if (causal && first >= i + rows) continue;", "if (causal && first >= i) continue;"),
+        Mutant("weights[j] = 0.0;\n      }", "weights[j] = 1.0;\n      }"),
+        Mutant("last - first - (i >= first && i < last ? 1 : 0)", "last - first - 1"),
+        Mutant("!(all.cc > all.count * kRounding * kRounding)", "!(all.cc > 0.0)"),
     ],
     "betti.cpp": [
         Mutant("if (weight < smallest) return;", "if (weight <= smallest) return;"),
         Mutant("return threshold < 1.0 ?", "return threshold <= 1.0 ?"),
         Mutant("while (weight < thresholds[group]) ++group;", "while (weight <= thresholds[group]) ++group;"),
+        Mutant("(j > i && back >= smallest)", "j > i"),
+        Mutant("if (row[j] >= cut) visit(j);", "if (row[j] > cut) visit(j);"),
+        Mutant("visit(j + std::countr_zero(bits))", "visit(j)"),
+        Mutant("return std::min(std::min(a, b), 1.0);", "return std::min(std::max(a, b), 1.0);"),
     ],
     "divergence.cpp": [
         Mutant("out.excluded[at] = !(left[h] > 0.0);", "out.excluded[at] = !(left[h] >= 0.0);"),
         Mutant("bounded_log(load(at) / survivors)", "bounded_log(load(at) / double(heads.size()))"),
         Mutant("bounded_log(total / scale)", "bounded_log(total)"),
+        Mutant("end_ = std::max(end_, readers_[h].end(i));", "end_ = readers_[h].end(i);"),
+        Mutant("return -entropy - row_cross(", "return -entropy + row_cross("),
+        Mutant("std::fill(rescaled + rows.end(), rescaled + n, 0.0);", ""),
+        Mutant("j < n && !removed[j * key_stride] ? 1.0", "j < n && !removed[j] ? 1.0"),
     ],
     "entropy.cpp": [
         Mutant("keys < 2 ? kNaN", "keys < 1 ? kNaN"),
         Mutant("std::log(static_cast<double>(keys))", "std::log(static_cast<double>(n))"),
         Mutant("if (!normalized) return true;", "if (normalized) return true;"),
+        Mutant("std::fill(out, out + n, kNaN);", ""),
     ],
     "fiedler.cpp": [
         Mutant("if (vector[i] < 0.0) scale_vector(vector", "if (vector[i] > 0.0) scale_vector(vector"),
@@ -87,6 +105,16 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (death == 0.0) return;", ""),
         Mutant("if (bar.birth == bar.death) continue;", ""),
         Mutant("if (cycle.death == FlagHomology::kOpen) continue;", ""),
+        Mutant(
+            "write_edge(edges[cycle.death], bar.death_edge);",
+            "write_edge(edges[cycle.birth], bar.death_edge);",
+        ),
+        Mutant("if (!std::is_sorted(bars.begin() + first, bars.end(), sorts_before)) {", "if (false) {"),
+        Mutant("if (attention.rows() > 1) {", "if (attention.rows() > 2) {"),
+        Mutant(
+            "if (rest == FlagHomology::Rest::nothing) return;",
+            "if (rest != FlagHomology::Rest::unknown) return;",
+        ),
     ],
     "power_spectrum.cpp": [
         Mutant("x[t] * (0.5 - 0.5 * c)", "x[t] * (0.5 + 0.5 * c)"),
@@ -104,6 +132,12 @@ MUTANTS: dict[str, list[Mutant]] = {
     "reference_influence.cpp": [
         Mutant("if (!reference[i * stride])", "if (true)"),
         Mutant("norm > 0.0 ? norm_r / norm", "norm > 0.0 ? norm_n / norm"),
+        Mutant("std::min(depth, begin + i + count - j)", "std::min(depth, begin + i - j)"),
+        Mutant("j > 0, from_rest", "false, from_rest"),
+        Mutant("r > 0, from_reference", "false, from_reference"),
+        Mutant("(squared_r + across) / norm_r", "squared_r / norm_r"),
+        Mutant("to[key] = 0.0;", ""),
+        Mutant("norm > 0.0 && norm_n > 0.0", "norm > 0.0"),
     ],
     "singular_values.cpp": [
         Mutant("values[i] /= scales[lane];", "values[i] *= scales[lane];"),
@@ -156,6 +190,18 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (i < size) even += x[i] * x[i];", ""),
         Mutant("const LaneMask needed = tail > 0.0;", "const LaneMask needed = tail >= 0.0;"),
     ],
+    "base/bit_row.h": [
+        Mutant(
+            "put(in, k, both & near);\n    put(out, k, both & ~near);",
+            "put(in, k, both & near);\n    put(out, k, both);",
+        ),
+        Mutant("const int offset = low != 0 ? 0 : 64;", "const int offset = 0;"),
+        Mutant(
+            "return at(a, k, kind) & at(b, k, kind) & ~at(c, k, kind);",
+            "return at(a, k, kind) & at(b, k, kind);",
+        ),
+        Mutant("put(from, k, source & ~near);", "put(from, k, source);"),
+    ],
     "base/cycle_labels.cpp": [
         Mutant("if (is_closed_[entry] != 0) {", "if (false) {"),
         Mutant("if (stale) {", "if (false) {"),
@@ -183,11 +229,38 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("(count + 3) / 4", "count / 4"),
         Mutant("std::polar(1.0, -angle)", "std::polar(1.0, angle)"),
     ],
+    "base/hellinger.h": [
+        Mutant("std::sqrt(0.5 * (a - b)", "std::sqrt((a - b)"),
+        Mutant("entry > 0.0 ? std::sqrt(entry) : 0.0", "std::sqrt(std::abs(entry))"),
+    ],
     "base/logarithm.h": [
         Mutant("1.818357216161805012e-01", "1.918357216161805012e-01"),
     ],
-    "base/null_law.cpp": [Mutant("sinc(t) * std::exp(t_cot(t))", "std::exp(t_cot(t))")],
-    "base/quantile.cpp": [Mutant("at + (next - at) * (position - rank)", "at")],
+    "base/matrix_view.cpp": [
+        Mutant("return largest < infinity_bits<Scalar>();", "return largest <= infinity_bits<Scalar>();"),
+        Mutant("if (n < 2) return false;", ""),
+        Mutant("for (const double strand : strands) sum += strand;", "sum = strands[0];"),
+        Mutant("for (Index k = 0; k < kBlock; ++k) found |= seen[k];", "found = seen[0];"),
+        Mutant("by_rows ? n - k - 1 : k, by_rows", "by_rows ? n - k - 1 : k + 1, by_rows"),
+    ],
+    "base/null_law.cpp": [
+        Mutant("sinc(t) * std::exp(t_cot(t))", "std::exp(t_cot(t))"),
+        Mutant("(bulk - atom)", "(bulk + atom)"),
+        Mutant("1.0 - t / pi + s * s / (pi * t)", "1.0 - t / pi - s * s / (pi * t)"),
+        Mutant("x - (kind_ == Kind::triangular ? 0.5 : 1.0)", "x - 1.0"),
+        Mutant("return x * cdf_at(t) - moment;", "return x * cdf_at(t);"),
+    ],
+    "base/quantile.cpp": [
+        Mutant("at + (next - at) * (position - rank)", "at"),
+        Mutant("rank + 1 >= below + kept", "rank >= below + kept"),
+        Mutant("if (!masked || support.visible(i, j)) visit", "visit"),
+        Mutant("next_inside ? low : above", "above"),
+        Mutant("return (bits & kSign) != 0 ? ~bits : bits | kSign;", "return bits | kSign;"),
+    ],
+    "base/radix_sort.h": [
+        Mutant("if (shift == low) return;", "return;"),
+        Mutant("from != entries) std::copy(", "false) std::copy("),
+    ],
     "base/row_logs.h": [
         Mutant("std::any_of(row, row + end, [](WideType x) { return x < 0; })", "false"),
         Mutant("store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);", ""),
@@ -240,7 +313,26 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("(similarity == old) & (self < other)", "(similarity == old) & (self > other)"),
         Mutant("lower = !any_nonzero(", "lower = any_nonzero("),
     ],
+    "base/spectral_distance.cpp": [
+        Mutant("gap) * (right - left);", "gap) * right;"),
+        Mutant("static_cast<double>(size * (count - 1))", "static_cast<double>(size * count)"),
+        Mutant("distance -= above(left, right);", "distance += above(left, right);"),
+    ],
+    "base/states.cpp": [
+        Mutant("squares > kSmallest && squares < kLargest", "squares > 0.0"),
+        Mutant("finite = finite && std::all_of", "finite = std::all_of"),
+        Mutant("if (!(largest > 0.0)) continue;", ""),
+        Mutant("if (!unit) continue;", ""),
+    ],
     "base/strip_cholesky.h": [
         Mutant("if (!(pivot > 0.0)) return false;", "if (pivot < -1.0) return false;"),
+    ],
+    "base/widen.cpp": [
+        Mutant("largest > 1e-30 && largest < 1e30", "largest > 0.0"),
+        Mutant(
+            "largest = std::max(largest, largest_magnitude(row, n));", "largest = largest_magnitude(row, n);"
+        ),
+        Mutant("bits & std::numeric_limits<long>::max()", "bits"),
+        Mutant("std::clamp(-exponent, -1022, 1022)", "std::clamp(exponent, -1022, 1022)"),
     ],
 }

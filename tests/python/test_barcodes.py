@@ -11,6 +11,7 @@ from scipy.stats import entropy
 from topology_inputs import KINDS, attention_map
 
 import attnscope as asc
+from attnscope.metrics import barcodes
 
 
 @pytest.fixture
@@ -57,6 +58,7 @@ def test_repr_shows_shapes(bars):
 def test_indexing(bars, batch):
     for mine, alone in zip(bars[-1, 1], asc.persistence(batch[1, 1])[()], strict=True):
         np.testing.assert_array_equal(mine, alone)
+    np.testing.assert_array_equal(bars[-2, -3][0], bars[0, 0][0])
     for wrong in (0, (0, 3), (2, 0), (0, -4), (0, 0, 0)):
         with pytest.raises(IndexError):
             bars[wrong]
@@ -86,6 +88,27 @@ def test_padded(bars):
     assert (bars.padded(1, fill=-1.0)[~torch.isfinite(bars.padded(1))] == -1.0).all()
     with pytest.raises(ValueError, match="dimension must be 0 or 1, got 2"):
         bars.padded(2)
+
+
+def test_no_maps_have_no_bars():
+    none = asc.persistence(torch.zeros(0, 4, 4))
+    assert none.padded(0).shape == (0, 0, 2)
+    assert asc.bar_count(none).shape == asc.total_persistence(none).shape == (0, 2)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_bar_that_vanishes_beside_the_others_adds_nothing():
+    edges = torch.full((4, 2), -1, dtype=torch.int32)
+    bars = barcodes.Barcodes(
+        birth=torch.zeros(4, dtype=torch.float64),
+        death=torch.tensor([5e-324, 1.0, 1.0, math.inf], dtype=torch.float64),
+        dimension=torch.zeros(4, dtype=torch.int8),
+        birth_edge=edges,
+        death_edge=edges,
+        offsets=torch.tensor([0, 4]),
+        shape=(),
+    )
+    assert asc.persistent_entropy(bars).tolist() == pytest.approx([math.log(2), 0.0])
 
 
 def test_statistics_equal_plain_loops(bars):

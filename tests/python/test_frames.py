@@ -54,7 +54,8 @@ def test_two_ends_make_a_bidirectional_frame_only_without_a_causal_mask():
     found = classify(ends, causal=False)
     assert found.frame == "bidirectional"
     assert found.margin == pytest.approx(0.1)
-    assert classify(ends, causal=True).frame == "distributed"
+    causal = classify(ends, causal=True)
+    assert (causal.frame, causal.probability) == ("distributed", 1.0)
     # Together 0.8, each 0.1, though never half of any third.
     shared = positions({0: 4, 19: 4, 2: 2}, {0: 4, 19: 4, 2: 2}, {0: 4, 19: 4, 2: 2})
     assert classify(shared, causal=False).frame == "bidirectional"
@@ -143,7 +144,29 @@ def test_gpt2_like_maps_end_to_end():
         ({"tokens": [["a"] * 4]}, "tokens must hold 2 samples, got 1"),
         ({"tokens": [["a"] * 4, ["a"]]}, "tokens of sample 1 must hold 4 entries, got 1"),
         ({"special": torch.ones(2, 3, dtype=torch.bool)}, r"special must be boolean of shape \[2, n\]"),
+        (
+            {"special": torch.ones(2, 4)},
+            r"special must be boolean of shape \[2, n\] with n >= 4, got float32",
+        ),
+        (
+            {"special": torch.ones(8, dtype=torch.bool)},
+            r"special must be boolean .* got bool of shape \(8,\)",
+        ),
+        ({"special": torch.ones(2, 4, 1, dtype=torch.bool)}, r"special must .* of shape \(2, 4, 1\)"),
+        ({"special": torch.ones(3, 4, dtype=torch.bool)}, r"special must .* of shape \(3, 4\)"),
+        ({"positions": torch.zeros(2, 3, 4, dtype=torch.bool)}, "positions must be integers, got torch.bool"),
+        (
+            {"positions": torch.zeros(2, 3, 4, dtype=torch.complex64)},
+            "positions must be integers, got torch.complex64",
+        ),
+        ({"positions": torch.zeros(2, 0, 4, dtype=torch.int64)}, r"positions must have .* got \(2, 0, 4\)"),
+        (
+            {"positions": torch.tensor([[[0, 0]], [[-2, 0]]])},
+            "positions of sample 1 must lie between -1 and 3, got -2",
+        ),
+        ({"seed": -1}, "seed must be at least 0, got -1"),
         ({"dominant": 1.0}, "dominant must lie strictly between 0 and 1, got 1.0"),
+        ({"half": 0.0}, "half must lie strictly between 0 and 1, got 0.0"),
         ({"minor": np.nan}, "minor must lie strictly between 0 and 1, got nan"),
     ],
 )
@@ -270,10 +293,20 @@ def drawn_case(draw):
     }
 
 
+@pytest.mark.parametrize(
+    "change", [{"causal": np.ones(2)}, {"seed": "x"}, {"positions": "x"}, {"lengths": "x"}, {"special": "x"}]
+)
+def test_what_others_refuse_is_refused_by_this_name(change):
+    options = {"positions": torch.zeros(2, 3, 4, dtype=torch.int64), "lengths": 4, "causal": True, **change}
+    with pytest.raises((TypeError, ValueError), match=r"^classify_frames: "):
+        asc.classify_frames(options.pop("positions"), **options)
+
+
+@pytest.mark.filterwarnings("error")
 def test_verdicts_and_evidence_are_those_of_the_definition(monkeypatch):
     monkeypatch.setattr(frames, "DRAWS", 5)
     draw, seen = np.random.default_rng(5), Counter()
-    for _ in range(300):
+    for _ in range(100):
         case = drawn_case(draw)
         options = dict(case)
         if case["special"] is not None:
@@ -291,14 +324,14 @@ def test_verdicts_and_evidence_are_those_of_the_definition(monkeypatch):
                 )
         seen[verdict.frame] += 1
         seen[verdict.token_frame, "token"] += 1
-    assert min(seen[frame] for frame in ("centralized", "bidirectional", "distributed")) > 30, seen
-    assert min(seen[frame, "token"] for frame in ("centralized", "bidirectional", "distributed")) > 15, seen
+    assert min(seen[frame] for frame in ("centralized", "bidirectional", "distributed")) > 10, seen
+    assert min(seen[frame, "token"] for frame in ("centralized", "bidirectional", "distributed")) > 5, seen
 
 
 def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
     draw = np.random.default_rng(6)
     between = 0
-    for seed in range(12):
+    for seed in range(8):
         case = {**drawn_case(draw), "tokens": None, "special": None}
         found = case["found"]
         if seed < 4 and len(found) > 1:
@@ -313,4 +346,4 @@ def test_the_probability_is_the_share_of_draws_with_the_same_verdict():
         same = sum(known[tuple(weights)] == verdict.frame for weights in drawn.tolist())
         assert verdict.probability == same / 1000
         between += 0 < same < 1000
-    assert between > 3
+    assert between > 2

@@ -98,7 +98,13 @@ def test_three_sentences_are_the_least_and_equal_ones_have_no_correlation():
     three = statistics.correlation([1.0, 2.0, 4.0], [1.0, 3.0, 2.0])
     assert three.r == pytest.approx(np.corrcoef([1, 2, 4], [1, 3, 2])[0, 1])
     assert three.n == 3
-    for x, y in (([1, 1, 1], [1, 2, 3]), ([1, 2, 3], [0.1] * 3), ([1, 2], [3, 4]), ([2, 2, 2], [3, 3, 3])):
+    for x, y in (
+        ([1, 1, 1], [1, 2, 3]),
+        ([0.1] * 3, [1, 2, 3]),
+        ([1, 2, 3], [0.1] * 3),
+        ([1, 2], [3, 4]),
+        ([2, 2, 2], [3, 3, 3]),
+    ):
         none = statistics.correlation(x, y)
         assert all(math.isnan(value) for value in none[:4])
         assert none.n == len(x)
@@ -124,6 +130,7 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     assert (found.estimate, found.n) == (2, 2)
     assert statistics.bootstrap(A) == statistics.bootstrap(A)
     assert statistics.bootstrap(A) != statistics.bootstrap(A, seed=1)
+    assert statistics.bootstrap([5.0], seed=2**63 - 1) == (5, 5, 5, 1)
     assert statistics.bootstrap([5.0]) == (5, 5, 5, 1)
     assert math.isnan(statistics.bootstrap([np.nan]).estimate)
     median = statistics.bootstrap(A, lambda x: np.median(x, axis=-1))
@@ -177,6 +184,55 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
     assert statistics.per_sentence(table, "x", by=["model"])["b", 0] == 8
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("scale", [1e-300, 1e-85, 1.0, 1e85, 1e200])
+def test_correlations_and_degrees_of_freedom_do_not_depend_on_scale(scale):
+    x, y = np.array([1.0, 2.0, 4.0, 7.0]), np.array([1.0, 3.0, 2.0, 4.0])
+    for method in ("pearson", "spearman"):
+        found = statistics.correlation(x * scale, y * scale, method=method, draws=200)
+        assert found == pytest.approx(statistics.correlation(x, y, method=method, draws=200), rel=1e-9)
+    if 1e-100 < scale < 1e100:
+        freedom = stats.ttest_ind(x, y[:3], equal_var=False).df
+        assert statistics.welch_test(x * scale, y[:3] * scale).freedom == pytest.approx(freedom, rel=1e-12)
+
+
+def test_a_perfect_correlation_is_at_most_one():
+    # Computed without the bounds, nine of these sixty exceed 1 in the last digit.
+    for x in np.random.default_rng(8).normal(size=(60, 7)):
+        for slope in (3.7, -3.7):
+            found = statistics.correlation(x, slope * x + 0.3, draws=20)
+            assert found[:3] == pytest.approx([math.copysign(1, slope)] * 3, abs=1e-14)
+            assert max(map(abs, found[:3])) <= 1
+
+
+def test_draws_of_one_sentence_have_no_correlation():
+    # A mean of three equal numbers is not always that number: what is left is rounding, not a correlation.
+    x, y = np.array([0.1, 0.2, 0.4]), np.array([0.2, 0.1, 0.8])
+    assert np.mean([0.1] * 3) != 0.1
+    index = np.random.default_rng(5).integers(0, 3, (400, 3))
+    distinct = [one for one in index if len(set(one)) > 1]
+    assert 10 < len(index) - len(distinct) < 100
+    drawn = [np.corrcoef(x[one], y[one])[0, 1] for one in distinct]
+    found = statistics.correlation(x, y, draws=400, seed=5, confidence=0.6)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, [0.2, 0.8])), rel=1e-9)
+    lone = next(seed for seed in range(99) if len(set(np.random.default_rng(seed).integers(0, 3, 3))) == 1)
+    none = statistics.correlation(x, y, draws=1, seed=lone)
+    assert not math.isnan(none.r)
+    assert math.isnan(none.low)
+    assert math.isnan(none.high)
+    one = statistics.bootstrap(x, draws=1)
+    assert one.low == one.high > 0
+
+
+def test_what_is_missing_may_be_none():
+    assert statistics.bootstrap([1.0, None, 3.0])[::3] == (2, 2)
+
+
+def test_one_column_is_no_table():
+    with pytest.raises(TypeError, match=r"^per_sentence: table must be a pandas DataFrame, got Series$"):
+        statistics.per_sentence(pd.Series([1.0]), "x")
+
+
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -191,6 +247,9 @@ def test_heads_and_layers_of_a_sentence_are_one_number():
             "^per_sentence: column 'x' must hold numbers, got ",
         ),
         (lambda: statistics.correlation([1, 2, 3], [1, 2, 4], draws=0), "draws must be at least 1, got 0"),
+        (lambda: statistics.bootstrap([1.0], seed=-1), "^bootstrap: seed must be at least 0, got -1"),
+        (lambda: statistics.bootstrap([1.0], seed=2**63), "^bootstrap: seed must fit in 64 bits, got"),
+        (lambda: statistics.bootstrap([1.0], draws=2**63), "^bootstrap: draws must fit in 64 bits, got"),
         (lambda: statistics.bootstrap([[1.0]]), r"values must have one dimension, got shape \(1, 1\)"),
         (lambda: statistics.bootstrap([1.0], confidence=2), "confidence must lie strictly"),
         (

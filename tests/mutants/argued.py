@@ -1,0 +1,62 @@
+# SPDX-License-Identifier: MIT
+# ruff: noqa: E501  a line stands as mutmut shows it
+"""Mutants of the metrics in Python that no test can see, by stem and by the line that they put in place."""
+
+SPARE = "a label more, which nothing has"
+LEFT_OUT = "what has no sink is left out of the counts, whatever stands in its place"
+SAME_TYPE = "the type that it is without being told"
+SAME_LENGTH = "both are made with one length"
+SAME_AXIS = "the last axis of two"
+ANY_ORDER = "equal p-values are adjusted to one value in any order"
+EQUAL_SCALES = "equal scales have one count in any order"
+ONE_LABEL = "with one label the entropy is 0 at any scale"
+
+ARGUED: dict[str, dict[str, str]] = {
+    "frames": {
+        "by_position = _count(labels, found >= 0, groups, n + 2)": SPARE,
+        "at_anchors = np.stack([_count(side, None, groups, 2)[..., 1] for side in (first, last)], -1)": LEFT_OUT,
+        "at_anchors = np.stack([_count(side, found >= 0, groups, 3)[..., 1] for side in (first, last)], -1)": SPARE,
+        'rows = _evidence("position", by_position.sum(0), at_anchors.sum(0), math.log(n) if n > 1 else 2.0)': ONE_LABEL,
+        "totals = counts.sum(+1)": SAME_AXIS,
+        'return "distributed", 1.0': "without a sink the margin is not read",
+        "ends = np.zeros((len(found), 2), dtype=None)": "token numbers are small, and float64 holds them exactly",
+        "ends = np.zeros((len(found), 2), )": "token numbers are small, and float64 holds them exactly",
+        "own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=None)": SAME_TYPE,
+        "own = np.array([names.setdefault(token, len(names)) for token in sample], )": SAME_TYPE,
+        "identities[index] = own[found[index].clip(min=None)]": LEFT_OUT,
+        "_count((identities == ends[:, side, None, None]).astype(np.int64), found >= 0, groups, 3)[..., 1]": SPARE,
+        'rows = _evidence("token", counts, at_anchors, math.log(len(names)) if len(names) > 1 else 2.0)': ONE_LABEL,
+        "for third, (own, ends) in enumerate(zip(counts, at_anchors, strict=None)):": SAME_LENGTH,
+        "for third, (own, ends) in enumerate(zip(counts, at_anchors, )):": SAME_LENGTH,
+        "for third, (own, ends) in enumerate(zip(counts, at_anchors, strict=False)):": SAME_LENGTH,
+        "shares = own / total if total else np.full_like(own, None)": "None is NaN in an array of numbers",
+        '"entropy": abs(float(+(positive * np.log(positive)).sum())) / scale if total else math.nan,': (
+            "its magnitude is taken"
+        ),
+        "ends = np.stack([np.zeros_like(sizes), sizes - 1], +1)": SAME_AXIS,
+    },
+    "statistics": {
+        "result[order] = np.minimum(np.minimum.accumulate(adjusted[::-1])[::-1], 2)": "the largest p times m/m is at most 1",
+        "order = np.argsort(np.where(np.isnan(p), np.inf, p), kind=None)[: len(counted)]": ANY_ORDER,
+        "order = np.argsort(np.where(np.isnan(p), np.inf, p), )[: len(counted)]": ANY_ORDER,
+        'order = np.argsort(np.where(np.isnan(p), np.inf, p), kind="STABLE")[: len(counted)]': "NumPy reads its first letter",
+        'order = np.argsort(np.where(None, np.inf, p), kind="stable")[: len(counted)]': "NumPy sorts NaN last too",
+        'if table[metric].dtype.kind not in "XXbiufXX":': "no type is of kind X",
+    },
+    "barcodes": {
+        "counts = torch.bincount(owner, )": "maps behind the last bar are not looked up, and none at all is provided for",
+        "for entry, size in zip(entries, self.shape, strict=None):": SAME_LENGTH,
+        "for entry, size in zip(entries, self.shape, ):": SAME_LENGTH,
+        "for entry, size in zip(entries, self.shape, strict=False):": SAME_LENGTH,
+        "order = np.argsort(values, kind=None)": EQUAL_SCALES,
+        "order = np.argsort(values, )": EQUAL_SCALES,
+        'order = np.argsort(values, kind="STABLE")': "NumPy reads its first letter",
+        "change = np.zeros((count * DIMENSIONS, size + 1), dtype=None)": "counts of bars are exact in float64",
+        "change = np.zeros((count * DIMENSIONS, size + 1), )": "counts of bars are exact in float64",
+        "change = np.zeros((count * DIMENSIONS, size + 2), dtype=np.int64)": "a column more, which is cut off",
+        "terms = np.where(share >= 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)": "0 log 1 is 0",
+        "terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 2.0)), 0.0)": (
+            "what stands for a logarithm that is not taken"
+        ),
+    },
+}
