@@ -122,7 +122,8 @@ def test_two_layers_are_alive_and_output_attentions_keeps_all(tmp_path, long):
     )
     assert found["output_attentions"] > 11 * one
     assert found["study"] - found["forward"] < (2 + 2 / HEADS) * one + WORKING
-    assert found["study"] < shallow["study"] + 0.5 * one
+    # Whether the next layer is there before the last one goes is a matter of time, nine more layers are not.
+    assert found["study"] < shallow["study"] + one
 
 
 @pytest.mark.parametrize(

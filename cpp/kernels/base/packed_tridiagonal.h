@@ -152,21 +152,6 @@ inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index
   return {first, second, -slope, below};
 }
 
-// How many eigenvalues lie below x (Sturm's count of negative pivots).
-inline Lanes count_below(const Lanes* diagonal, const Lanes* squares, Index n, Lanes x) {
-  const Lanes one = broadcast(1.0);
-  // A pivot of exactly 0 counts as the limit from below.
-  const Lanes tiny = broadcast(-1e-300);
-  Lanes pivot = diagonal[0] - x;
-  Lanes count = pivot < 0.0 ? one : Lanes{};
-  for (Index i = 1; i < n; ++i) {
-    pivot = pivot == 0.0 ? tiny : pivot;
-    pivot = diagonal[i] - x - squares[i - 1] / pivot;
-    count += pivot < 0.0 ? one : Lanes{};
-  }
-  return count;
-}
-
 // The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal
 // entries squared), to 2e-14 of itself or to the rounding of the matrix's norm, whichever is larger.
 //
