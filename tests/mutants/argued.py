@@ -9,6 +9,7 @@ SAME_LENGTH = "both are made with one length"
 SAME_AXIS = "the last axis of two"
 ANY_ORDER = "equal p-values are adjusted to one value in any order"
 EQUAL_SCALES = "equal scales have one count in any order"
+FIRST_STEP = "the first step has covered nothing of the way"
 ONE_LABEL = "with one label the entropy is 0 at any scale"
 
 ARGUED: dict[str, dict[str, str]] = {
@@ -44,6 +45,9 @@ ARGUED: dict[str, dict[str, str]] = {
         'if table[metric].dtype.kind not in "XXbiufXX":': "no type is of kind X",
     },
     "barcodes": {
+        "return torch.repeat_interleave(self.offsets.diff())": "without values it repeats their numbers",
+        "return np.asarray(place.numpy(), dtype=None)": SAME_TYPE,
+        "return np.asarray(place.numpy(), )": SAME_TYPE,
         "counts = torch.bincount(owner, )": "maps behind the last bar are not looked up, and none at all is provided for",
         "for entry, size in zip(entries, self.shape, strict=None):": SAME_LENGTH,
         "for entry, size in zip(entries, self.shape, ):": SAME_LENGTH,
@@ -58,5 +62,14 @@ ARGUED: dict[str, dict[str, str]] = {
         "terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 2.0)), 0.0)": (
             "what stands for a logarithm that is not taken"
         ),
+    },
+    "emergence": {
+        "each = each[each > 0]": FIRST_STEP,
+        "each = each[each >= 1]": FIRST_STEP,
+        "if at > 0 and len(each):": FIRST_STEP,
+        "if at >= 1 and len(each):": FIRST_STEP,
+        '"step": int(steps[at]) if at > 0 else -1,': FIRST_STEP,
+        '"step": int(steps[at]) if at >= 1 else -1,': FIRST_STEP,
+        "return np.where((way != 0) & ~np.isnan(way), first, -2)": "any negative place says that there is none",
     },
 }

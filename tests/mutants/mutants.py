@@ -276,7 +276,9 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/shifted_lanczos.h": [
         Mutant("(k > 0 ? beta[k - 1] : 0.0) + ", ""),
-        Mutant("count += pivot > 0.0 ? 1 : 0;", "count += pivot > 0.0 ? 0 : 1;"),
+        Mutant("* ritz[k] - beyond) / beta[k - 1]", "* ritz[k]) / beta[k - 1]"),
+        Mutant("|| result.residual <= allowed;", "|| result.residual <= 1e9 * allowed;"),
+        Mutant("result.residual = beta[j] / std::sqrt(norm);", "result.residual = beta[j];"),
     ],
     "base/signal_reader.h": [
         Mutant("if (!(rest > 0.0)) return false;", ""),

@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
+from attnscope.metrics import emergence
 from attnscope.protocols import ruscio2025
 
 STEPS = [0, 1, 2, 4, 8, 16, 512, 1000, 2000, 143000]
@@ -78,6 +79,7 @@ def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
     [
         ({"metric": "y"}, "the table has no column 'y', only step, sample, x"),
         ({"fraction": 0}, r"fraction must lie in \(0, 1\], got 0"),
+        ({"fraction": 1.5}, r"fraction must lie in \(0, 1\], got 1.5"),
         ({"confidence": 1}, "confidence must lie strictly between 0 and 1, got 1"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
         ({"by": "head"}, "by must be a list of columns, got the string 'head'"),
@@ -96,6 +98,11 @@ def test_models_and_protocols_are_not_mixed_in_silence():
     with pytest.raises(ValueError, match="holds 2 values of 'model': filter it or name 'model' in by"):
         asc.emergence_step(both, "x")
     assert asc.emergence_step(both, "x", by=["model"])["model"].tolist() == ["a", "b"]
+    assert len(asc.emergence_step(table([range(10)], model="a"), "x")) == 1
+    # NaN is the threshold of what has none.
+    half = pd.concat([table([range(10)], threshold=0.1), table([range(10)], threshold=np.nan)])
+    with pytest.raises(ValueError, match=r"^emergence_step: the table holds 2 values of 'threshold'"):
+        asc.emergence_step(half, "x")
     with pytest.raises(ValueError, match=r"ruscio2025.emergence_change: the table has no column 'y'"):
         ruscio2025.emergence_change(both, "y")
     with pytest.raises(ValueError, match="at least two steps"):
@@ -111,7 +118,7 @@ def test_steps_written_as_digits_stand_in_the_order_of_their_numbers():
     assert asc.emergence_step(words, "x")["step"].item() == 2
     published = ruscio2025.emergence_change
     assert published(words, "x") == published(table, "x")
-    with pytest.raises(ValueError, match=r"steps must be whole numbers, got .*1\.5"):
+    with pytest.raises(ValueError, match=r"^emergence_step: steps must be whole numbers, got .*1\.5"):
         asc.emergence_step(table.assign(step=table["step"] * 1.5), "x")
 
 
@@ -161,6 +168,7 @@ def by_hand(group, fraction, confidence, draws, seed):
     }
 
 
+@pytest.mark.filterwarnings("error")
 def test_steps_and_intervals_are_those_of_the_definition():
     draw = np.random.default_rng(4)
     moved = lost = 0
@@ -201,3 +209,6 @@ def test_the_draws_are_a_thousand_at_95_percent_with_seed_nought():
         options = {"fraction": 0.5, "confidence": 0.95, "draws": 1000, "seed": 0, **given}
         found = asc.emergence_step(frame, "x", **given).iloc[0].to_dict()
         assert found == pytest.approx(by_hand(frame, **options))
+    values = frame.pivot(index="step", columns="sample", values="x").to_numpy()
+    plain = emergence.emergence_of(np.array(STEPS), values)
+    assert plain == pytest.approx(asc.emergence_step(frame, "x").iloc[0].to_dict())

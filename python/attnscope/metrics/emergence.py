@@ -107,7 +107,7 @@ def emergence_of(
     present = ~np.isnan(values)
     filled = np.where(present, values, 0.0)
     weights = _weights(values.shape[1], draws, seed)
-    with np.errstate(invalid="ignore", divide="ignore"):
+    with np.errstate(invalid="ignore"):
         curve = filled.sum(1) / present.sum(1)
         drawn = (filled @ weights.T) / (present @ weights.T)
     at = _first_crossing(curve[:, None], fraction)[0]
