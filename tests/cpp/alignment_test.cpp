@@ -139,6 +139,19 @@ TEST(Alignment, NothingThatVariesMeansNoCorrelation) {
   EXPECT_FALSE(std::isnan(aligned({view(varied), {}}, unit, 4)));
 }
 
+TEST(Alignment, CosinesThatDifferByRoundingOnlyDoNotVary) {
+  // Parallel states: every cosine is 1, give or take the last digit of unit vectors.
+  constexpr Index n = 24;
+  const RowMatrix<double> direction = RowMatrix<double>::Random(1, 7);
+  RowMatrix<double> states(n, 7);
+  for (Index i = 0; i < n; ++i) states.row(i) = direction * (0.37 * double(i + 1));
+  RowMatrix<double> unit(n, 7);
+  ASSERT_TRUE(widen_states(states.data(), 7, 1, 7, 0, n, true, unit.data()));
+  ASSERT_NE(unit.row(0), unit.row(2));
+  const RowMatrix<double> varied = testing::random_attention(n, false, 5);
+  EXPECT_TRUE(std::isnan(aligned({view(varied), {}}, unit, 7)));
+}
+
 TEST(Alignment, TheDiagonalIsNoPair) {
   // Off the diagonal nothing varies, so there is nothing to correlate whatever stands on it.
   for (Index n = 3; n < 24; ++n) {
@@ -183,6 +196,11 @@ TEST(Alignment, StatesOfExtremeSizeKeepTheirDirection) {
   EXPECT_EQ(unit[2], 0.0);
   const float spoiled[2] = {1.0F, std::numeric_limits<float>::infinity()};
   EXPECT_FALSE(widen_states(spoiled, 2, 1, 2, 0, 1, false, unit));
+  // A spoiled token is not forgotten over one of zeros behind it.
+  const float zeros_behind[4] = {1.0F, std::numeric_limits<float>::infinity(), 0.0F, 0.0F};
+  EXPECT_FALSE(widen_states(zeros_behind, 2, 1, 2, 0, 2, true, unit));
+  EXPECT_TRUE(widen_states(huge, 2, 1, 2, 0, 1, false, unit));
+  EXPECT_EQ(unit[0], 3e200);
 }
 
 }  // namespace

@@ -60,6 +60,43 @@ TEST(Divergence, BlocksOfRowsFillTheirRowsOnly) {
       EXPECT_EQ(parts[h * n + i], i >= 5 && i < 17 ? whole[h * n + i] : -1.0);
     }
   }
+  // The head that sees most need not be the last.
+  const std::vector<MatrixView<float>> turned = {heads[1], heads[0]};
+  const std::vector<Support> turned_supports = {supports[1], supports[0]};
+  std::vector<double> other(2 * n);
+  head_divergence(std::span<const MatrixView<float>>(turned),
+                  std::span<const Support>(turned_supports), 0, n, other.data(), n, workspace);
+  for (Index i = 0; i < n; ++i) {
+    EXPECT_NEAR(other[i], whole[n + i], 1e-14);
+    EXPECT_NEAR(other[n + i], whole[i], 1e-14);
+  }
+}
+
+TEST(Divergence, RemovalLeavesNothingAboveTheDiagonalOfACausalMap) {
+  constexpr Index n = 21;
+  const RowMatrix<double> full = testing::random_attention(n, false, 3);
+  const RowMatrix<double> causal = testing::random_attention(n, true, 4);
+  // Keys 1 and 6, by flags that stand three apart.
+  bool removed[3 * n] = {};
+  removed[3] = removed[18] = true;
+  DivergenceWorkspace workspace;
+  for (const RowMatrix<double>* a : {&full, &causal}) {
+    const std::vector<MatrixView<double>> heads = {view(*a)};
+    std::vector<Support> supports(1);
+    if (a == &causal) supports[0].kind = Support::Kind::causal;
+    double before[n];
+    double after[n];
+    bool excluded[n];
+    RowMatrix<double> kept = RowMatrix<double>::Constant(n, n, -1.0);
+    sink_removal(std::span<const MatrixView<double>>(heads), std::span<const Support>(supports),
+                 removed, 3, 0, n, RemovalRows{before, after, excluded, kept.data(), n}, workspace);
+    for (Index i = 0; i < n; ++i) {
+      const double left = a->row(i).sum() - (*a)(i, 1) - (*a)(i, 6);
+      for (Index j = 0; j < n; ++j) {
+        EXPECT_NEAR(kept(i, j), j == 1 || j == 6 ? 0.0 : (*a)(i, j) / left, 1e-14) << i << " " << j;
+      }
+    }
+  }
 }
 
 TEST(Divergence, OneHeadIsItsOwnMeanAndAKnownEntropyChangesNoBit) {

@@ -21,18 +21,26 @@ TEST(MatrixView, ReadsRowsAndTransposeInPlace) {
   EXPECT_EQ(rows.data(), data.data());
 }
 
-TEST(MatrixView, FindsEveryKindOfNonFiniteEntryAnywhere) {
+template <class Scalar>
+void expect_every_bad_entry_found() {
   for (Index n : {1, 5, 16, 17, 40}) {
     for (double bad : {std::numeric_limits<double>::quiet_NaN(),
                        std::numeric_limits<double>::infinity(),
                        -std::numeric_limits<double>::infinity()}) {
-      testing::RowMatrix<double> a = testing::random_attention(n, false, 1);
+      testing::RowMatrix<Scalar> a = testing::random_attention(n, false, 1).cast<Scalar>();
       EXPECT_TRUE(all_finite(testing::view(a)));
-      a(n - 1, n / 2) = bad;
+      a(n - 1, n / 2) = static_cast<Scalar>(bad);
       EXPECT_FALSE(all_finite(testing::view(a))) << "n = " << n << ", entry " << bad;
       EXPECT_FALSE(all_finite(matrix_view(a.data(), n, 1, n))) << "transposed, n = " << n;
     }
   }
+}
+
+TEST(MatrixView, FindsEveryKindOfNonFiniteEntryAnywhere) {
+  expect_every_bad_entry_found<double>();
+  expect_every_bad_entry_found<float>();
+  expect_every_bad_entry_found<Eigen::half>();
+  expect_every_bad_entry_found<Eigen::bfloat16>();
 }
 
 TEST(MatrixView, LargestFiniteValuesAreFinite) {

@@ -194,13 +194,14 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant(
             "put(in, k, both & near);\n    put(out, k, both & ~near);",
             "put(in, k, both & near);\n    put(out, k, both);",
+            "every vertex is its own neighbour: what is reached already is moved at once",
         ),
         Mutant("const int offset = low != 0 ? 0 : 64;", "const int offset = 0;"),
         Mutant(
             "return at(a, k, kind) & at(b, k, kind) & ~at(c, k, kind);",
             "return at(a, k, kind) & at(b, k, kind);",
         ),
-        Mutant("put(from, k, source & ~near);", "put(from, k, source);"),
+        Mutant("put(in, k, both & near);", "put(in, k, both);"),
     ],
     "base/cycle_labels.cpp": [
         Mutant("if (is_closed_[entry] != 0) {", "if (false) {"),
@@ -252,7 +253,11 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/quantile.cpp": [
         Mutant("at + (next - at) * (position - rank)", "at"),
-        Mutant("rank + 1 >= below + kept", "rank >= below + kept"),
+        Mutant(
+            "rank + 1 >= below + kept",
+            "rank >= below + kept",
+            "behind the last entry nothing is read, and no other lies at the end of four standard deviations",
+        ),
         Mutant("if (!masked || support.visible(i, j)) visit", "visit"),
         Mutant("next_inside ? low : above", "above"),
         Mutant("return (bits & kSign) != 0 ? ~bits : bits | kSign;", "return bits | kSign;"),
@@ -301,14 +306,22 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("for (Index t = 0; t < most; ++t)", "for (Index t = 1; t < most; ++t)"),
     ],
     "base/inverse_pair.cpp": [
-        Mutant("if (!(beta[1][1] > none)) {", "if (false) {"),
-        Mutant("bound += 0x1p-50 * at.theta[0];", ";"),
+        Mutant(
+            "if (!(beta[1][1] > none)) {",
+            "if (false) {",
+            "a rest of rounding, made orthogonal, leads on as well as a vector that is drawn",
+        ),
+        Mutant("bound += 0x1p-50 * at.theta[0];", ";", "a rounding more on a bound that is no tighter"),
         Mutant("steps.locked = 2;\n  }", "}"),
         Mutant("beta[0][1] = inner_product(w[0], w[1], padded);", ";"),
     ],
     "base/tridiagonal_pair.h": [
         Mutant("minors2.changes <= -2", "minors2.changes <= -1"),
-        Mutant("p = p == 0.0 ? 1e-20 * q : p;", ";"),
+        Mutant(
+            "p = p == 0.0 ? 1e-20 * q : p;",
+            ";",
+            "zeros have signs too, and theirs are right up to the two changes that are asked for",
+        ),
     ],
     "base/spanning_tree.cpp": [
         Mutant("if (places > 1) {", "if (false) {"),
