@@ -12,6 +12,8 @@ EQUAL_SCALES = "equal scales have one count in any order"
 FIRST_STEP = "the first step has covered nothing of the way"
 ONE_LABEL = "with one label the entropy is 0 at any scale"
 
+NAMED = "the name in an error, which test_door.py and test_door_others.py see"
+
 ARGUED: dict[str, dict[str, str]] = {
     "frames": {
         "by_position = _count(labels, found >= 0, groups, n + 2)": SPARE,
@@ -71,5 +73,24 @@ ARGUED: dict[str, dict[str, str]] = {
         '"step": int(steps[at]) if at > 0 else -1,': FIRST_STEP,
         '"step": int(steps[at]) if at >= 1 else -1,': FIRST_STEP,
         "return np.where((way != 0) & ~np.isnan(way), first, -2)": "any negative place says that there is none",
+    },
+    "alignment": {
+        "name = None": NAMED,
+        'name = "XXgeometric_semantic_alignmentXX"': NAMED,
+        'name = "GEOMETRIC_SEMANTIC_ALIGNMENT"': NAMED,
+        "_checks.support_argument(None, support, checked),": NAMED,
+        "states_argument(None, states, checked),": NAMED,
+        'None if without is None else tokens_argument(None, "without", without, checked),': NAMED,
+        "scale = torch.where(largest > 0, largest, 2.0)": "zeros by any scale are zeros",
+        "rounding = 5 * torch.finfo(torch.float64).eps * size * count.squeeze(-1).sqrt()": "a threshold of rounding",
+        "return torch.where(length >= rounding, length, torch.nan)": "a threshold of rounding, met exactly",
+    },
+    "harmonics": {
+        "name = None": NAMED,
+        'name = "XXsoftmax_harmonicsXX"': NAMED,
+        'name = "SOFTMAX_HARMONICS"': NAMED,
+        "return torch.from_numpy(np.asarray(values, dtype=None))": SAME_TYPE,
+        "return torch.from_numpy(np.asarray(values, ))": SAME_TYPE,
+        "first = first.masked_fill(first < floor, math.nan)": "a threshold of rounding, met exactly",
     },
 }
