@@ -5,9 +5,6 @@
 
 #include <Eigen/Eigenvalues>
 
-#include "kernels/base/aligned_buffer.h"
-#include "kernels/base/shifted_lanczos.h"
-#include "kernels/base/strip_cholesky.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -39,36 +36,6 @@ TEST(FiedlerValue, DisconnectedIsExactlyZero) {
   LaplacianWorkspace workspace;
   EXPECT_EQ(one_value(view(identity), {}), 0.0);
   EXPECT_EQ(one_value(view(RowMatrix<double>(RowMatrix<double>::Ones(1, 1))), {}), 0.0);
-}
-
-TEST(StripCholesky, RefusesWhatIsNotPositiveDefinite) {
-  AlignedBuffer matrix, inverses;
-  for (const double pivot : {1.0, 0.0, -0.5, std::nan("")}) {
-    for (const Index at : {Index{0}, Index{5}, kStrip - 1}) {
-      double* a = matrix.resize(strip_offset(1));
-      std::fill(a, a + strip_offset(1), 0.0);
-      for (Index k = 0; k < kStrip; ++k) a[strip_entry(k, k)] = k == at ? pivot : 2.0;
-      EXPECT_EQ(strip_factorize(a, 1, inverses.resize(strip_inverses(kStrip))), pivot == 1.0);
-    }
-  }
-}
-
-TEST(ShiftedLanczos, EigenvaluesOfTridiagonalMatricesEqualEigen) {
-  std::mt19937 generator(11);
-  std::uniform_real_distribution<double> uniform(0.1, 1.0);
-  for (Index size = 1; size <= kMostLanczosSteps; ++size) {
-    Eigen::VectorXd alpha(size), beta(std::max<Index>(size - 1, 1));
-    for (double& x : beta) x = uniform(generator);
-    // Diagonally dominant, so that all eigenvalues are positive.
-    for (Index k = 0; k < size; ++k) {
-      alpha[k] =
-          (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0) + 0.01 * uniform(generator);
-    }
-    Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
-    solver.computeFromTridiagonal(alpha, beta.head(size - 1));
-    const double top = solver.eigenvalues()[size - 1];
-    EXPECT_NEAR(largest_eigenvalue(alpha.data(), beta.data(), size), top, 1e-14 * top) << size;
-  }
 }
 
 TEST(FiedlerVector, SatisfiesItsEquationAndSign) {

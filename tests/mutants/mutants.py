@@ -21,9 +21,9 @@ THROUGH = {
     "base/row_logs.h": "base/row_statistics.cpp",
     "base/row_products.h": "alignment.cpp",
     "base/rows.h": "locality.cpp",
-    "base/shifted_lanczos.h": "fiedler_test.cpp",
+    "base/shifted_lanczos.h": "lanes/shifted_lanczos_test.cpp",
     "base/signal_reader.h": "wavelet.cpp",
-    "base/strip_cholesky.h": "fiedler_test.cpp",
+    "base/strip_cholesky.h": "lanes/strip_cholesky_test.cpp",
     "base/tridiagonal_pair.h": "base/simple_graph_spectrum.cpp",
 }
 

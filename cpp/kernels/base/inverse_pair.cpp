@@ -126,7 +126,7 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
     const Index size = 2 * j + 2;
     const bool full = j + 1 == most;
     const bool closed = beta[0][0] == 0.0 && beta[1][1] == 0.0;
-    if (full || closed || (j >= 4 && (j - 4) % kLook == 0)) {
+    if (full || (closed && j > 0) || (j >= 4 && (j - 4) % kLook == 0)) {
       const Eigen::SelfAdjointEigenSolver<Matrix> solver(whole.topLeftCorner(size, size));
       const auto& s = solver.eigenvectors();
       for (Index k = 0; k < 2; ++k) {

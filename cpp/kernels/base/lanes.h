@@ -8,8 +8,12 @@
 // Packs: equal-sized matrices interleaved entry by entry, one matrix a lane, so that one vector
 // instruction does the same step of kPackWidth matrices and no lane ever sees another.
 //
-// The width follows the instruction set that a file is compiled for, so only kernel .cpp files include
-// this header; a kernel's own header offers the width as a function.
+// The width follows the instruction set that a file is compiled for, so only files that are compiled once
+// for each include this header: kernels' .cpp files and tests/cpp/lanes. Elsewhere the linker would take one
+// width's functions for the other's. A kernel's own header offers the width as a function.
+#if !defined(ATTNSCOPE_LANES)
+#error "lanes.h is for files that are compiled for every instruction set"
+#endif
 namespace attnscope {
 
 #if defined(__AVX512F__)
