@@ -193,11 +193,12 @@ def round_robin(
     times: dict[str, list[float]] = {name: [] for name in contenders}
     started = time.perf_counter()
     while True:
-        for name, call in contenders.items():
-            if times[name] and times[name][0] > seconds:
-                continue
+        waiting = [name for name in contenders if not times[name] or times[name][0] <= seconds]
+        if not waiting:
+            return times
+        for name in waiting:
             begin = clock()
-            call()
+            contenders[name]()
             times[name].append(clock() - begin)
         turns = max(map(len, times.values()))
         if turns >= most or (turns >= fewest and time.perf_counter() - started > seconds):
