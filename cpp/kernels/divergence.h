@@ -23,9 +23,9 @@ struct DivergenceWorkspace {
 // KL(A^h_i ‖ Ā_i) = Σ_j A^h_ij (log A^h_ij − log Ā_ij) in nats, over the keys that head h lets
 // query i see, with Ā the mean over heads, to out[h·stride + i] for begin <= i < end. Rows are
 // taken as they are. Range [0, log h] for rows that sum to 1; exactly 0 for one head. A negative
-// entry makes its row NaN, and so does one whose x log x is no number (above 1e305). `entropy`, where it is not null, holds −Σ x log x of the rows (of
-// row_statistics) at the same places, and only the mean's logarithms are left. Kullback and Leibler
-// 1951.
+// entry makes its row NaN, and so does one above 1e305, whose x log x is no number. `entropy`,
+// where it is not null, holds −Σ x log x of the rows (of row_statistics) at the same places, and
+// only the mean's logarithms are left. Kullback and Leibler 1951.
 template <class Scalar>
 void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
                      Index begin, Index end, double* out, Index stride,
