@@ -122,11 +122,7 @@ TEST(Entropy, TransposedViewAndHalfTypesReadTheSameEntries) {
 TEST(Entropy, AMaskHidesEntriesAndCountsKeys) {
   RowMatrix<double> a = RowMatrix<double>::Constant(3, 3, 0.5);
   const bool mask[9] = {true, true, false, false, true, false, false, false, false};
-  Support support;
-  support.kind = Support::Kind::mask;
-  support.mask = mask;
-  support.mask_row_stride = 3;
-  support.mask_column_stride = 1;
+  const Support support = testing::masked(mask, 3);
   const auto plain = entropy(a, support, false);
   EXPECT_NEAR(plain[0], std::log(2.0), 1e-15);
   EXPECT_NEAR(plain[1], 0.5 * std::log(2.0), 1e-15);

@@ -72,11 +72,7 @@ MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const b
   options.null = SpectralNull::permutation;
   options.draws = draws;
   const MatrixView<double> matrix = view(a);
-  Support support;
-  support.kind = Support::Kind::mask;
-  support.mask = mask;
-  support.mask_row_stride = a.rows();
-  support.mask_column_stride = 1;
+  const Support support = testing::masked(mask, a.rows());
   MarchenkoPastur result;
   marchenko_pastur(std::span<const MatrixView<double>>(&matrix, 1),
                    std::span<const Support>(&support, 1), options,

@@ -7,6 +7,7 @@
 #include <random>
 
 #include "kernels/base/matrix_view.h"
+#include "kernels/base/support.h"
 
 // Small matrices with known answers, and seeded random attention maps, for the kernel tests.
 namespace attnscope::testing {
@@ -32,6 +33,11 @@ inline RowMatrix<double> random_attention(Index n, bool causal, unsigned seed,
     a.row(i) /= sum;
   }
   return a;
+}
+
+// What a mask [n, n], rows one behind the other, lets each query see.
+inline Support masked(const bool* mask, Index n) {
+  return {.kind = Support::Kind::mask, .mask = mask, .mask_row_stride = n, .mask_column_stride = 1};
 }
 
 // Weighted adjacency matrices of simple graphs, every edge of weight `w`.

@@ -69,11 +69,7 @@ TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
 TEST(Quantile, OfNothingIsNaN) {
   const RowMatrix<double> a = testing::random_attention(3, false, 1);
   const bool nothing[9] = {};
-  Support support;
-  support.kind = Support::Kind::mask;
-  support.mask = nothing;
-  support.mask_row_stride = 3;
-  support.mask_column_stride = 1;
+  const Support support = testing::masked(nothing, 3);
   QuantileWorkspace workspace;
   EXPECT_TRUE(std::isnan(visible_quantile(view(a), support, 0.5, workspace)));
 }

@@ -183,11 +183,7 @@ TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
   const RowMatrix<double> zero = RowMatrix<double>::Zero(3, 3);
   EXPECT_TRUE(std::isnan(answers_of(zero, Support{}, 0.3).top_mass));
   const bool nothing[9] = {};
-  Support support;
-  support.kind = Support::Kind::mask;
-  support.mask = nothing;
-  support.mask_row_stride = 3;
-  support.mask_column_stride = 1;
+  const Support support = testing::masked(nothing, 3);
   EXPECT_TRUE(std::isnan(incoming_of(zero, support)[0]));
   EXPECT_EQ(answers_of(zero, support, 0.0).position, -1);
   EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
