@@ -10,6 +10,7 @@
 
 #include "kernels/base/graph_rows.h"
 #include "kernels/base/packed_tridiagonal.h"
+#include "kernels/base/strip_tridiagonal.h"
 
 namespace attnscope {
 namespace {
@@ -37,12 +38,20 @@ double edge_weight(double a, double b, const GraphOptions& options) {
 
 // No instruction set works on more matrices at once.
 constexpr std::size_t kMostTogether = 32;
-// Beyond this size a pack takes tens of megabytes.
-constexpr Index kLargestSpectrum = 512;
+// Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
+constexpr Index kLargestPacked = 256;
+
+// How many components a graph has whose weights and degrees were just read: 0 where a weight is negative,
+// or where squares of the weights leave float64's range.
+template <class Weight>
+Index components_of(bool graph, Index n, GraphRows& rows, Weight&& weight) {
+  const double largest = *std::max_element(rows.degree.begin(), rows.degree.end());
+  const bool in_range = largest == 0.0 || (largest > 1e-100 && largest < 1e100);
+  return graph && in_range ? count_graph_components(n, rows.queue, weight) : 0;
+}
 
 // The Laplacians of up to kPackWidth matrices in the lower triangles `a`, zeros in lanes without one, and
-// the number of components of each: 0 where a weight is negative, or where squares of the weights leave
-// float64's range.
+// the components_of each.
 template <class Scalar>
 void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Lanes* a,
                      Lanes* degrees, Index* components, GraphRows& workspace) {
@@ -57,15 +66,11 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
     const bool graph = read_weights(pack[m], options, workspace, [&](Index i, const double* row) {
       for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
     });
-    const std::vector<double>& degree = workspace.degree;
-    const double largest = *std::max_element(degree.begin(), degree.end());
-    const bool in_range = largest == 0.0 || (largest > 1e-100 && largest < 1e100);
-    components[m] = !graph || !in_range ? 0
-                                        : count_graph_components(n, workspace.queue, [&](Index i, Index j) {
-                                            return weights[triangle_row(i) + j];
-                                          });
+    components[m] = components_of(graph, n, workspace, [&](Index i, Index j) {
+      return weights[triangle_row(i) + j];
+    });
     for (Index i = 0; i < n; ++i) {
-      const double d = components[m] == 0 ? 0.0 : degree[static_cast<std::size_t>(i)];
+      const double d = components[m] == 0 ? 0.0 : workspace.degree[static_cast<std::size_t>(i)];
       Lane(degrees, lane)[i] = d;
       weights[triangle_row(i) + i] = options.normalized && d > 0.0 ? 1.0 : d;
       if (components[m] > 0) continue;
@@ -86,6 +91,42 @@ void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOption
       for (Index j = 0; j < i; ++j) row[j] = -row[j];
     }
   }
+}
+
+// The Laplacian of one matrix in strips, as strip_tridiagonalize takes it; returns components_of it. Without
+// any the strips are not a Laplacian.
+template <class Scalar>
+Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* strips,
+                     GraphRows& workspace) {
+  const Index n = matrix.rows();
+  std::fill(strips, strips + strip_offset(strips_of(n)), 0.0);
+  const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
+    double* column = strips + strip_entry(0, i);
+    for (Index j = 0; j < i; ++j) column[j * kStrip] = -row[j];
+    const Index first = i / kStrip * kStrip;
+    double* own = strips + strip_offset(i / kStrip) + i * kStrip;
+    for (Index j = first; j < i; ++j) own[j - first] = -row[j];
+  });
+  const Index components = components_of(
+      graph, n, workspace, [&](Index i, Index j) { return -strips[strip_entry(j, i)]; });
+  std::vector<double>& degree = workspace.degree;
+  for (Index i = 0; i < n; ++i) {
+    const double d = degree[static_cast<std::size_t>(i)];
+    strips[strip_entry(i, i)] = options.normalized && d > 0.0 ? 1.0 : d;
+  }
+  if (components == 0 || !options.normalized) return components;
+  for (double& d : degree) d = d > 0.0 ? 1.0 / std::sqrt(d) : 0.0;
+  for (Index s = 0; s < strips_of(n); ++s) {
+    const Index first = s * kStrip;
+    const Index end = std::min(n, first + kStrip);
+    double* row = strips + strip_offset(s);
+    for (Index i = 0; i < end; ++i, row += kStrip) {
+      for (Index j = first; j < end; ++j) {
+        if (i != j) row[j - first] *= degree[static_cast<std::size_t>(i)] * degree[static_cast<std::size_t>(j)];
+      }
+    }
+  }
+  return components;
 }
 
 }  // namespace
@@ -164,8 +205,8 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
 }
 
 Index laplacian_pack_width(Index smallest) {
-  // A pack of larger ones would leave other threads without work.
-  return smallest > kLargestSpectrum ? 1 : smallest > 128 ? kPackWidth : dqds_width();
+  // More of large ones would leave other threads without work.
+  return smallest > 128 ? kPackWidth : dqds_width();
 }
 
 template <class Scalar>
@@ -173,20 +214,20 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
                        std::span<double* const> out, LaplacianWorkspace& workspace) {
   const Index n = pack.front().rows();
   const auto count = static_cast<Index>(pack.size());
-  if (n > kLargestSpectrum || n < 3) {
+  if (n < 3) {
     for (std::size_t m = 0; m < pack.size(); ++m) {
       laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
     }
     return;
   }
   const Index width = dqds_width();
-  Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
-  Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
   double* diagonal = workspace.tridiagonals.resize(2 * n * width);
   double* beside = diagonal + n * width;
   std::fill(diagonal, diagonal + 2 * n * width, 0.0);
   Index components[kMostTogether];
-  for (Index first = 0; first < count; first += kPackWidth) {
+  for (Index first = 0; first < count && n <= kLargestPacked; first += kPackWidth) {
+    Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
+    Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
     const auto part = pack.subspan(static_cast<std::size_t>(first),
                                    static_cast<std::size_t>(std::min(kPackWidth, count - first)));
     read_laplacians(part, options, a, vectors, components + first, workspace.graph);
@@ -195,6 +236,12 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
       std::memcpy(diagonal + i * width + first, vectors + i, sizeof(Lanes));
       if (i + 1 < n) std::memcpy(beside + i * width + first, vectors + n + i, sizeof(Lanes));
     }
+  }
+  for (Index m = 0; m < count && n > kLargestPacked; ++m) {
+    double* strips = workspace.pack.resize(strip_offset(strips_of(n)));
+    components[m] = read_laplacian(pack[static_cast<std::size_t>(m)], options, strips, workspace.graph);
+    if (components[m] == 0) continue;
+    strip_tridiagonalize(strips, n, diagonal + m, beside + m, width, workspace.vectors);
   }
   workspace.values.resize(static_cast<std::size_t>(count * n));
   double* values[kMostTogether];

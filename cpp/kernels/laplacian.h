@@ -70,8 +70,8 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
 Index laplacian_pack_width(Index smallest);
 
 // The same for 1 to laplacian_pack_width(n) matrices of one size n, the values of pack[m] to out[m]: their
-// Laplacians are made tridiagonal side by side. A matrix's values do not depend on the others. Absolute
-// error below 1e-13 of the largest eigenvalue. Cost 4n³/3 operations each.
+// Laplacians are made tridiagonal side by side, beyond 256 tokens one after another. A matrix's values do not
+// depend on the others. Absolute error below 1e-13 of the largest eigenvalue. Cost 4n³/3 operations each.
 template <class Scalar>
 void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
                        std::span<double* const> out, LaplacianWorkspace& workspace);

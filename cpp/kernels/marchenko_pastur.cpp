@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "kernels/base/spectral_distance.h"
-#include "kernels/base/widen.h"
+#include "kernels/base/standard_rows.h"
 
 namespace attnscope {
 namespace {
 
 // What the error of an eigenvalue may move ks by.
-constexpr double kKsError = 1e-11;
+constexpr double kKsError = 1e-10;
 // No instruction set works on more maps at once.
 constexpr std::size_t kMostTogether = 32;
 
@@ -37,43 +37,6 @@ void visible_keys(const Support& support, Index query, Index n, std::vector<Inde
   for (Index key = 0; key < end; ++key) {
     if (support.visible(query, key)) keys.push_back(key);
   }
-}
-
-// Sums of a row in four strands, which keep the adder busy and round the same everywhere.
-template <class Term>
-double strand_sum(Index count, Term&& term) {
-  double sums[4] = {};
-  Index j = 0;
-  for (; j + 4 <= count; j += 4) {
-    for (Index strand = 0; strand < 4; ++strand) sums[strand] += term(j + strand);
-  }
-  for (; j < count; ++j) sums[0] += term(j);
-  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
-}
-
-// Standardises the entries of one row; false when they are all equal. A computed deviation of equal
-// entries is not always 0, so the entries themselves are compared.
-bool standardize_row(double* row, Index count) {
-  bool varies = false;
-  for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
-  if (!varies) return false;
-  const auto size = static_cast<double>(count);
-  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
-  const double largest = largest_magnitude(row, count);
-  if (largest < 0x1p-400 || largest > 0x1p400) {
-    const double unit = largest < 1.0 ? 0x1p600 : 0x1p-600;
-    for (Index j = 0; j < count; ++j) row[j] *= unit;
-  }
-  // Twice: where the entries differ in their last digits only, the first mean's rounding is not
-  // small.
-  for (int time = 0; time < 2; ++time) {
-    const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
-    for (Index j = 0; j < count; ++j) row[j] -= mean;
-  }
-  const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
-  const double scale = std::sqrt(size / variance);
-  for (Index j = 0; j < count; ++j) row[j] *= scale;
-  return true;
 }
 
 // Overwrites the float64 matrix in rows.standardized by X and lists the kept rows.
@@ -364,9 +327,7 @@ void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
   if (n < kFewestTokens) return;
   Support rules[kMostTogether];
   for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], n);
-  const auto by_gram = [&](const Support& support) {
-    return n <= largest_row_spectrum() && has_own_law(support, options.null);
-  };
+  const auto by_gram = [&](const Support& support) { return has_own_law(support, options.null); };
   // Runs of maps of one kind are worked on together.
   for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
     const bool gram = by_gram(rules[begin]);

@@ -79,9 +79,9 @@ struct MarchenkoPasturWorkspace {
 // matrix's own entries, so neither its place in a batch nor the thread matters. n < 8, or no row that
 // varies: NaN, outliers −1. Cost O(n³), times (1 + draws) for the permutation null.
 //
-// Up to largest_row_spectrum() tokens the eigenvalues against a law are those of XXᵀ, whose absolute error
-// is a rounding of the largest. Small ones are not known to many digits then; where that could move ks by
-// more than 1e-11 the map's singular values decide.
+// The eigenvalues against a law are those of XXᵀ, whose absolute error is a rounding of the largest. Small
+// ones are not known to many digits then; where that could move ks by more than 1e-10 the map's singular
+// values decide.
 //
 // `matrices`: 1 to singular_values_width() of one size, each with its support; results go to the same
 // places. A matrix's result does not depend on the others.

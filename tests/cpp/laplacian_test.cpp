@@ -88,5 +88,44 @@ TEST(Laplacian, AnIsolatedNodeAddsAZeroToTheNormalizedSpectrum) {
   for (int k = 0; k < 5; ++k) EXPECT_NEAR(values[k], expected[k], 1e-14) << k;
 }
 
+// One matrix at a time in strips, beyond the size up to which packs of them are reduced.
+TEST(Laplacian, LargeSpectraEqualTheDenseSolver) {
+  constexpr Index n = 261;
+  RowMatrix<double> pieces = RowMatrix<double>::Zero(n, n);
+  pieces.topLeftCorner(100, 100) = testing::random_attention(100, true, 1);
+  pieces.block(100, 100, 150, 150) = testing::random_attention(150, false, 2);  // the rest is isolated
+  RowMatrix<double> negative = testing::random_attention(n, true, 3);
+  negative(7, 3) = -1e-3;
+  const std::vector<RowMatrix<double>> maps = {testing::random_attention(n, true, 4), pieces, negative};
+  for (const bool normalized : {false, true}) {
+    for (const bool simple : {false, true}) {
+      GraphOptions options;
+      options.normalized = normalized;
+      if (simple) options.threshold = 0.004;
+      LaplacianWorkspace workspace;
+      std::vector<MatrixView<double>> views;
+      std::vector<std::vector<double>> found(maps.size(), std::vector<double>(n));
+      std::vector<double*> out;
+      for (std::size_t k = 0; k < maps.size(); ++k) {
+        views.push_back(view(maps[k]));
+        out.push_back(found[k].data());
+      }
+      for (std::size_t k = 0; k < maps.size(); k += static_cast<std::size_t>(laplacian_pack_width(n))) {
+        const std::size_t size =
+            std::min(static_cast<std::size_t>(laplacian_pack_width(n)), maps.size() - k);
+        laplacian_spectra(std::span<const MatrixView<double>>(views).subspan(k, size), options, n,
+                          std::span<double* const>(out).subspan(k, size), workspace);
+      }
+      for (std::size_t k = 0; k < maps.size(); ++k) {
+        const std::vector<double> expected = spectrum(maps[k], options);
+        for (std::size_t i = 0; i < expected.size(); ++i) {
+          EXPECT_NEAR(found[k][i], expected[i], 1e-13 * std::max(1.0, expected.back())) << k << ' ' << i;
+          EXPECT_EQ(found[k][i] == 0.0, expected[i] == 0.0) << k << ' ' << i;
+        }
+      }
+    }
+  }
+}
+
 }  // namespace
 }  // namespace attnscope

@@ -23,7 +23,10 @@ THROUGH = {
     "base/rows.h": "locality.cpp",
     "base/shifted_lanczos.h": "lanes/shifted_lanczos_test.cpp",
     "base/signal_reader.h": "wavelet.cpp",
+    "base/standard_rows.h": "marchenko_pastur.cpp",
     "base/strip_cholesky.h": "lanes/strip_cholesky_test.cpp",
+    "base/strip_gram.h": "lanes/strip_tridiagonal_test.cpp",
+    "base/strip_tridiagonal.h": "lanes/strip_tridiagonal_test.cpp",
     "base/tridiagonal_pair.h": "base/simple_graph_spectrum.cpp",
 }
 
@@ -79,6 +82,9 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("std::max(a, b) >= *options.threshold", "std::max(a, b) > *options.threshold"),
         Mutant("i < components ? 0.0 :", "i + 1 < components ? 0.0 :"),
         Mutant("w(i, i) = degree[i] == 0.0 ? 0.0 : 1.0;", "w(i, i) = 1.0;"),
+        Mutant("own[j - first] = -row[j];", ";"),
+        Mutant("if (components == 0 || !options.normalized) return components;", "return components;"),
+        Mutant("if (i != j) row[j - first] *=", "row[j - first] *="),
     ],
     "locality.cpp": [
         Mutant("i + window + 1, from", "i + window, from"),
@@ -91,7 +97,6 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("static_cast<double>(1 + at_least)", "static_cast<double>(at_least)"),
         Mutant(">= result.ks) ++at_least", "> result.ks) ++at_least"),
         Mutant("left > 1; --left", "left > 2; --left"),
-        Mutant("std::sqrt(size / variance)", "std::sqrt((size - 1) / variance)"),
     ],
     "participation_ratio.cpp": [
         Mutant("return sum * sum / sum_of_squares;", "return sum / sum_of_squares;"),
@@ -341,6 +346,29 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "base/strip_cholesky.h": [
         Mutant("if (!(pivot > 0.0)) return false;", "if (pivot < -1.0) return false;"),
+    ],
+    "base/row_spectrum.cpp": [
+        Mutant("row + (varies ? count : 0)", "row + count"),
+        Mutant("kept += varies ? 1 : 0;", "++kept;"),
+    ],
+    "base/standard_rows.h": [
+        Mutant("std::sqrt(size / variance)", "std::sqrt((size - 1) / variance)"),
+    ],
+    "base/strip_gram.h": [
+        Mutant("terms, from > 0,", "terms, false,"),
+        Mutant("std::min(depth, i + size - from)", "std::min(depth, i - from)"),
+        Mutant("std::fill(strip + end * kStrip, strip + (first + kStrip) * kStrip, 0.0);", ""),
+        Mutant("(causal ? end : n) - from", "end - from"),
+    ],
+    "base/strip_tridiagonal.h": [
+        Mutant("sum2 += f * rows[2];", "sum2 += f * rows[1];"),
+        Mutant("to[k] += row_sums(part);", ""),
+        Mutant("std::fill(w + k, w + padded, 0.0);", ""),
+        Mutant("-0.5 * tau * tau *", "-0.5 * tau *"),
+        Mutant("basis + (t ^ 1) * padded", "basis + t * padded"),
+        Mutant("factors[2 * t] = basis[(2 * t + 1) * padded + k];", "factors[2 * t] = basis[2 * t * padded + k];"),
+        Mutant("if (!(tail > 1e-280)) {", "if (!(tail > 1.0)) {"),
+        Mutant("there ? factors[c + k] : 0.0", "factors[c + k]"),
     ],
     "base/widen.cpp": [
         Mutant("largest > 1e-30 && largest < 1e30", "largest > 0.0"),

@@ -44,7 +44,7 @@ OPTIONS = [
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
-@pytest.mark.parametrize("n", [1, 2, 3, 9, 40, 150])
+@pytest.mark.parametrize("n", [1, 2, 3, 9, 40, 150, 256, 257, 290])
 def test_equals_numpy(n, options):
     for kind in KINDS:
         a = attention_map(n, kind, seed=n)
@@ -149,7 +149,7 @@ def test_non_finite_maps_spoil_only_themselves():
     assert torch.equal(found[[0, 1, 3]], clean[[0, 1, 3]])
 
 
-@pytest.mark.parametrize("n", [4, 33, 130])
+@pytest.mark.parametrize("n", [4, 33, 130, 258])
 def test_a_result_never_depends_on_its_neighbours_or_threads(n):
     a = attention_batch((19,), n, torch.float32)
     a[3] = torch.eye(n)

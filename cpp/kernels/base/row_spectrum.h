@@ -24,9 +24,6 @@ struct RowSpectrumWorkspace {
   std::vector<Index> kept;
 };
 
-// Sizes up to which `row_spectra` costs less than singular values.
-Index largest_row_spectrum();
-
 // Eigenvalues of XXᵀ/n of 1 to dqds_width() matrices of one size, X_ij = (A_ij − m_i)/s_i over the keys
 // that query i sees (`causal`: j <= i, otherwise all) and 0 elsewhere and in rows without variation:
 // ascending, those of matrix k at workspace.values + k·n, after as many zeros as rows do not vary;

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <span>
 
 #include "kernels/base/lanes.h"
@@ -9,15 +10,51 @@
 
 namespace attnscope {
 
-// Standardises the first `count` entries of a row, in every lane by itself: mean 0 and mean square 1, or
-// zeros in a lane whose entries are all equal. Returns the lanes that vary.
+// Sums of a row in four strands, which keep the adder busy and round the same everywhere.
+template <class Term>
+double strand_sum(Index count, Term&& term) {
+  double sums[4] = {};
+  Index j = 0;
+  for (; j + 4 <= count; j += 4) {
+    for (Index strand = 0; strand < 4; ++strand) sums[strand] += term(j + strand);
+  }
+  for (; j < count; ++j) sums[0] += term(j);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Standardises the entries of one row: mean 0 and mean square 1; false when they are all equal. A computed
+// deviation of equal entries is not always 0, so the entries themselves are compared.
+inline bool standardize_row(double* row, Index count) {
+  bool varies = false;
+  for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
+  if (!varies) return false;
+  const auto size = static_cast<double>(count);
+  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
+  const double largest = largest_magnitude(row, count);
+  if (largest < 0x1p-400 || largest > 0x1p400) {
+    const double unit = largest < 1.0 ? 0x1p600 : 0x1p-600;
+    for (Index j = 0; j < count; ++j) row[j] *= unit;
+  }
+  // Twice: where the entries differ in their last digits only, the first mean's rounding is not
+  // small.
+  for (int time = 0; time < 2; ++time) {
+    const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
+    for (Index j = 0; j < count; ++j) row[j] -= mean;
+  }
+  const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
+  const double scale = std::sqrt(size / variance);
+  for (Index j = 0; j < count; ++j) row[j] *= scale;
+  return true;
+}
+
+// The same of the first `count` entries of a row in every lane by itself; zeros in a lane whose entries are
+// all equal. Returns the lanes that vary.
 inline LaneMask standardize_lanes(Lanes* row, Index count) {
   LaneMask varies = {};
   Lanes sums[4] = {};
   const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
   Lanes largest{};
   for (Index j = 0; j < count; ++j) {
-    // A computed deviation of equal entries is not always 0, so the entries themselves are compared.
     varies |= row[j] != row[0];
     largest = larger(largest, magnitude(row[j]));
     sums[j % 4] += row[j];
@@ -26,7 +63,6 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
     std::fill(row, row + count, Lanes{});
     return varies;
   }
-  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
   const Lanes one = broadcast(1.0);
   const LaneMask tiny = largest < 0x1p-400;
   const LaneMask huge = largest > 0x1p400;
@@ -45,7 +81,6 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
     row[j] -= first;
     sums[j % 4] += row[j];
   }
-  // Twice: where the entries differ in their last digits only, the first mean's rounding is not small.
   const Lanes second = total() / size;
   for (Lanes& sum : sums) sum = Lanes{};
   for (Index j = 0; j < count; ++j) {

@@ -4,41 +4,13 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/base/lanes.h"
+#include "kernels/base/strips.h"
 
-// The Cholesky factor of one matrix, A = UᵀU, in strips of columns: a strip holds its columns' rows one
-// after another, down to its diagonal block, so that every loop here reads memory in order and the factor
-// takes half the room of the matrix.
+// The Cholesky factor of one matrix, A = UᵀU, in strips.
 namespace attnscope {
-
-inline constexpr Index kStripVectors = 3;
-inline constexpr Index kStrip = kStripVectors * kPackWidth;
-// Rows of accumulators beside the three vectors of a strip that the registers hold; divides kStrip.
-#if defined(__AVX512F__)
-inline constexpr Index kStripRows = 8;
-#elif defined(__AVX__)
-inline constexpr Index kStripRows = 4;
-#else
-inline constexpr Index kStripRows = 3;
-#endif
-static_assert(kStrip % kStripRows == 0);
-
-inline Index strips_of(Index n) { return (n + kStrip - 1) / kStrip; }
-
-// Numbers before strip s.
-inline Index strip_offset(Index s) { return kStrip * kStrip * (s * (s + 1) / 2); }
-
-// Where entry (row, column), row <= column, stands.
-inline Index strip_entry(Index row, Index column) {
-  const Index s = column / kStrip;
-  return strip_offset(s) + row * kStrip + (column - s * kStrip);
-}
 
 // Numbers that the inverses of the diagonal blocks take, each twice: as it is and transposed.
 inline Index strip_inverses(Index n) { return strips_of(n) * 2 * kStrip * kStrip; }
-
-inline Lanes* lanes_at(double* at) { return reinterpret_cast<Lanes*>(at); }
-inline const Lanes* lanes_at(const double* at) { return reinterpret_cast<const Lanes*>(at); }
 
 // R = U⁻¹ of the diagonal block whose first row is `block`, to `inverse`, and Rᵀ behind it.
 inline void invert_block(const double* block, double* inverse) {
@@ -120,46 +92,6 @@ inline bool strip_factorize(double* a, Index count, double* inverses) {
     invert_block(strip + s * kStrip * kStrip, inverse);
   }
   return true;
-}
-
-// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
-inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
-#if defined(__clang__)
-  Lanes result{};
-  for (Index k = 0; k < kPackWidth; ++k) {
-    result[k] = places[k] < kPackWidth ? a[places[k]] : b[places[k] - kPackWidth];
-  }
-  return result;
-#else
-  return __builtin_shuffle(a, b, places);
-#endif
-}
-
-// The sum of each of kPackWidth vectors, in one.
-inline Lanes row_sums(const Lanes* p) {
-#if defined(__AVX512F__)
-  constexpr LaneMask kEven = {0, 8, 2, 10, 4, 12, 6, 14}, kOdd = {1, 9, 3, 11, 5, 13, 7, 15};
-  constexpr LaneMask kLow = {0, 1, 8, 9, 4, 5, 12, 13}, kHigh = {2, 3, 10, 11, 6, 7, 14, 15};
-  constexpr LaneMask kFirst = {0, 1, 2, 3, 8, 9, 10, 11}, kLast = {4, 5, 6, 7, 12, 13, 14, 15};
-  Lanes pairs[4], fours[2];
-  for (Index k = 0; k < 4; ++k) {
-    pairs[k] = picked(p[2 * k], p[2 * k + 1], kEven) +
-               picked(p[2 * k], p[2 * k + 1], kOdd);
-  }
-  for (Index k = 0; k < 2; ++k) {
-    fours[k] = picked(pairs[2 * k], pairs[2 * k + 1], kLow) +
-               picked(pairs[2 * k], pairs[2 * k + 1], kHigh);
-  }
-  return picked(fours[0], fours[1], kFirst) + picked(fours[0], fours[1], kLast);
-#elif defined(__AVX__)
-  constexpr LaneMask kEven = {0, 4, 2, 6}, kOdd = {1, 5, 3, 7};
-  constexpr LaneMask kFirst = {0, 1, 4, 5}, kLast = {2, 3, 6, 7};
-  const Lanes low = picked(p[0], p[1], kEven) + picked(p[0], p[1], kOdd);
-  const Lanes high = picked(p[2], p[3], kEven) + picked(p[2], p[3], kOdd);
-  return picked(low, high, kFirst) + picked(low, high, kLast);
-#else
-  return Lanes{p[0][0] + p[0][1], p[1][0] + p[1][1]};
-#endif
 }
 
 // Solves A x = b in place, x [kStrip · count] on a 64-byte boundary. Cost 2 n² operations.

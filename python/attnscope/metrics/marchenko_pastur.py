@@ -69,7 +69,7 @@ def marchenko_pastur(
 
     Returns:
         MarchenkoPastur, each field [...]; NaN, outliers −1, for fewer than eight tokens and for maps in
-        which no row varies. Error of ks below 1e-11 where no eigenvalue lies within
+        which no row varies. Error of ks below 1e-10 where no eigenvalue lies within
         rounding of the 1e-12·edge cut.
 
     Raises:
