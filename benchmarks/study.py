@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The whole sink study: where its time goes, and its exact part against the authors' way per map.
 
-python benchmarks/study.py [--model FOLDER] [--texts FILE.csv] [--samples 100] [--max-tokens 128] [--quick]
+python benchmarks/study.py [--model FOLDER] [--texts FILE.csv] [--samples 30] [--max-tokens 128] [--quick]
 
 Processor time of one thread throughout, so that other people's load counts for little. The first part runs
 every analysis in both protocols; the second takes topology, graph spectra and random matrices of the exact
@@ -364,7 +364,7 @@ def main() -> None:
     )
     parser.add_argument("--model", type=Path, default=DATA / "llama2xs" / "hf")
     parser.add_argument("--texts", type=Path, default=DATA / "text" / "wiki_dataset_sink.csv")
-    parser.add_argument("--samples", type=int, default=100)
+    parser.add_argument("--samples", type=int, default=30)
     parser.add_argument("--max-tokens", type=int, default=128, help="the paper's cap; 48 for topology")
     parser.add_argument("--quick", action="store_true", help="2 sentences")
     parser.add_argument(
@@ -403,7 +403,7 @@ def main() -> None:
         f"  {'twin, shards, summaries':<28} {rest:8.2f} s {1e3 * rest / cells:9.3f} ms per sentence and layer"
     )
     print(f"  {size / 1e6:.1f} MB of Parquet")
-    rows = compared(study, 1, layers=2) if options.quick else compared(study, 8)
+    rows = compared(study, 1, layers=2) if options.quick else compared(study, 4)
     print("Topology, spectra and random matrices, exact, per head, against the notebooks' way per map:")
     for low, high in ((0, 48), (49, 80), (81, 10**9)):
         own = [row for row in rows if low <= row["n"] <= high]

@@ -366,7 +366,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("std::fill(w + k, w + padded, 0.0);", ""),
         Mutant("-0.5 * tau * tau *", "-0.5 * tau *"),
         Mutant("basis + (t ^ 1) * padded", "basis + t * padded"),
-        Mutant("factors[2 * t] = basis[(2 * t + 1) * padded + k];", "factors[2 * t] = basis[2 * t * padded + k];"),
+        Mutant("factors[2 * t] = basis[(2 * t + 1) * padded", "factors[2 * t] = basis[2 * t * padded"),
         Mutant("if (!(tail > 1e-280)) {", "if (!(tail > 1.0)) {"),
         Mutant("there ? factors[c + k] : 0.0", "factors[c + k]"),
     ],

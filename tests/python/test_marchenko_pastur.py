@@ -5,7 +5,6 @@ import itertools
 import math
 import warnings
 
-import mpmath
 import numpy as np
 import pytest
 import torch
