@@ -41,25 +41,7 @@ inline bool strip_factorize(double* a, Index count, double* inverses) {
         const Index i0 = t * kStrip + o;
         Lanes* rows = lanes_at(strip + i0 * kStrip);
         Lanes c[kStripRows][kStripVectors];
-#pragma GCC unroll 8
-        for (Index r = 0; r < kStripRows; ++r) {
-#pragma GCC unroll 3
-          for (Index v = 0; v < kStripVectors; ++v) c[r][v] = rows[r * kStripVectors + v];
-        }
-        const double* factors = left + o;
-        const Lanes* right = lanes_at(strip);
-        for (Index k = 0; k < i0; ++k) {
-          const Lanes x0 = right[0], x1 = right[1], x2 = right[2];
-#pragma GCC unroll 8
-          for (Index r = 0; r < kStripRows; ++r) {
-            const Lanes f = broadcast(factors[r]);
-            c[r][0] -= f * x0;
-            c[r][1] -= f * x1;
-            c[r][2] -= f * x2;
-          }
-          factors += kStrip;
-          right += kStripVectors;
-        }
+        rest_of_products<kStrip>(rows, left + o, strip, i0, c);
         // The rows' own triangle: its entries are in `left`, which is this strip where t == s.
 #pragma GCC unroll 8
         for (Index r = 0; r < kStripRows; ++r) {

@@ -57,25 +57,7 @@ inline void strip_update(double* a, Index count, Index terms, const double* left
     for (Index i0 = 0; i0 < (s + 1) * kStrip; i0 += kStripRows) {
       Lanes* rows = lanes_at(strip + i0 * kStrip);
       Lanes c[kStripRows][kStripVectors];
-#pragma GCC unroll 8
-      for (Index r = 0; r < kStripRows; ++r) {
-#pragma GCC unroll 3
-        for (Index v = 0; v < kStripVectors; ++v) c[r][v] = rows[r * kStripVectors + v];
-      }
-      const double* factors = left + i0 * terms;
-      const Lanes* x = lanes_at(right + s * terms * kStrip);
-      for (Index k = 0; k < terms; ++k) {
-        const Lanes x0 = x[0], x1 = x[1], x2 = x[2];
-#pragma GCC unroll 8
-        for (Index r = 0; r < kStripRows; ++r) {
-          const Lanes f = broadcast(factors[r]);
-          c[r][0] -= f * x0;
-          c[r][1] -= f * x1;
-          c[r][2] -= f * x2;
-        }
-        factors += kStripRows;
-        x += kStripVectors;
-      }
+      rest_of_products<kStripRows>(rows, left + i0 * terms, right + s * terms * kStrip, terms, c);
 #pragma GCC unroll 8
       for (Index r = 0; r < kStripRows; ++r) {
 #pragma GCC unroll 3

@@ -34,6 +34,31 @@ inline Index strip_entry(Index row, Index column) {
 inline Lanes* lanes_at(double* at) { return reinterpret_cast<Lanes*>(at); }
 inline const Lanes* lanes_at(const double* at) { return reinterpret_cast<const Lanes*>(at); }
 
+// c = rows − Σ_k left_k right_kᵀ of kStripRows rows of one strip, which the registers hold: entry r of left_k is
+// left[k·kStride + r], right_k is row k of `right`.
+template <Index kStride>
+[[gnu::always_inline]] inline void rest_of_products(const Lanes* rows, const double* left, const double* right,
+                                                    Index terms, Lanes (&c)[kStripRows][kStripVectors]) {
+#pragma GCC unroll 8
+  for (Index r = 0; r < kStripRows; ++r) {
+#pragma GCC unroll 3
+    for (Index v = 0; v < kStripVectors; ++v) c[r][v] = rows[r * kStripVectors + v];
+  }
+  const Lanes* x = lanes_at(right);
+  for (Index k = 0; k < terms; ++k) {
+    const Lanes x0 = x[0], x1 = x[1], x2 = x[2];
+#pragma GCC unroll 8
+    for (Index r = 0; r < kStripRows; ++r) {
+      const Lanes f = broadcast(left[r]);
+      c[r][0] -= f * x0;
+      c[r][1] -= f * x1;
+      c[r][2] -= f * x2;
+    }
+    left += kStride;
+    x += kStripVectors;
+  }
+}
+
 // Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
 inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
 #if defined(__clang__)
