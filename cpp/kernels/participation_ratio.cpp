@@ -7,7 +7,8 @@
 #include <limits>
 #include <stdexcept>
 
-#include "kernels/base/lanes.h"
+#include "kernels/base/padded_vectors.h"
+#include "kernels/base/strip_gram.h"
 #include "kernels/base/widen.h"
 
 namespace attnscope {
@@ -28,54 +29,6 @@ RowsMap widened(const MatrixView<Scalar>& matrix, ParticipationRatioWorkspace& w
   // Every ratio here is the same for c·A, so the scale that keeps powers in range needs no undoing.
   widen(matrix, data, n);
   return RowsMap(data, n, n);
-}
-
-// A tile of AᵀA held in registers: kTileRows x kTileColumns entries.
-constexpr Index kTileRows = 6;
-constexpr Index kTileColumns = 2 * kPackWidth;
-
-// Adds the squares of the tile of AᵀA at (row, column) that lie on or above the diagonal: those
-// above count twice, for their mirror images. `from`: rows of A before it are 0 in these columns.
-double tile_squares(const double* a, Index ld, Index n, Index from, Index row, Index column) {
-  Lanes tile[kTileRows][2] = {};
-  for (Index k = from; k < n; ++k) {
-    const Lanes* right = reinterpret_cast<const Lanes*>(a + k * ld + column);
-    const double* left = a + k * ld + row;
-#pragma GCC unroll 6
-    for (Index r = 0; r < kTileRows; ++r) {
-      const Lanes factor = left[r] - Lanes{};  // x − 0 costs nothing; 0 + x is an addition
-      tile[r][0] += factor * right[0];
-      tile[r][1] += factor * right[1];
-    }
-  }
-  Lanes squares{};
-  if (column >= row + kTileRows) {
-#pragma GCC unroll 6
-    for (Index r = 0; r < kTileRows; ++r) {
-      squares += tile[r][0] * tile[r][0];
-      squares += tile[r][1] * tile[r][1];
-    }
-    squares += squares;
-  } else {
-    Lanes first;
-    for (Index lane = 0; lane < kPackWidth; ++lane)
-      first[lane] = static_cast<double>(column + lane);
-    const Lanes second = first + static_cast<double>(kPackWidth);
-    const Lanes two = broadcast(2.0);
-    const Lanes one = broadcast(1.0);
-    const auto weight = [&](Lanes columns, double diagonal) {
-      return columns > diagonal ? two : (columns == diagonal ? one : Lanes{});
-    };
-#pragma GCC unroll 6
-    for (Index r = 0; r < kTileRows; ++r) {
-      const double diagonal = static_cast<double>(row + r);
-      squares += weight(first, diagonal) * (tile[r][0] * tile[r][0]);
-      squares += weight(second, diagonal) * (tile[r][1] * tile[r][1]);
-    }
-  }
-  double sum = 0.0;
-  for (Index lane = 0; lane < kPackWidth; ++lane) sum += squares[lane];
-  return sum;
 }
 
 // Copies row i up to column `end` to float64 and returns Σ x² of it and its largest |x|.
@@ -114,16 +67,15 @@ template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,
                                     ParticipationRatioWorkspace& workspace) {
   const Index n = matrix.rows();
-  // Zeros behind the last column let every tile be a whole one.
-  const Index ld = (n + 7) / 8 * 8 + 16;
+  // Rows on whole vectors, and no power of two apart.
+  const Index ld = ((n + 7) / 8 | 1) * 8;
   double* a = workspace.matrix.resize(n * ld);
   const bool triangular = is_causal(matrix);
   double total = 0.0;
   double largest = 0.0;
   for (Index i = 0; i < n; ++i) {
-    // A tile reads no further behind the diagonal than its own columns.
     const Index end = triangular ? i + 1 : n;
-    const Index zeros = std::min(ld, end + kTileColumns + kTileRows);
+    const Index zeros = std::min(ld, end + kStrip);
     total += copy_row(matrix, i, end, a + i * ld, largest);
     std::fill(a + i * ld + end, a + i * ld + zeros, 0.0);
   }
@@ -136,11 +88,16 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
       }
     }
   }
+  // Of AAᵀ, whose rows lie in memory as A's do, and which has the norm of AᵀA.
+  double* gram = workspace.gram.resize(strip_offset(strips_of(n)));
+  strip_gram(a, ld, n, triangular, gram, workspace.panel);
   double squares = 0.0;
-  for (Index row = 0; row < n; row += kTileRows) {
-    for (Index column = row / kTileColumns * kTileColumns; column < n; column += kTileColumns) {
-      squares += tile_squares(a, ld, n, triangular ? std::max(row, column) : 0, row, column);
-    }
+  for (Index s = 0; s < strips_of(n); ++s) {
+    const double* strip = gram + strip_offset(s);
+    const double* block = strip + s * kStrip * kStrip;
+    // Those above the diagonal block stand for their mirror images too.
+    squares += 2.0 * inner_product(strip, strip, s * kStrip * kStrip);
+    squares += inner_product(block, block, kStrip * kStrip);
   }
   return ratio(total, squares);
 }

@@ -8,9 +8,11 @@ namespace attnscope {
 
 struct ParticipationRatioWorkspace {
   AlignedBuffer matrix;
+  AlignedBuffer gram;
+  AlignedBuffer panel;
 };
 
-// (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AᵀA‖_F²: no decomposition. Range [1,
+// (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AAᵀ‖_F²: no decomposition. Range [1,
 // n]; NaN for a matrix of zeros. Cost n³ operations, n³/3 when A is causal.
 template <class Scalar>
 double participation_ratio_singular(const MatrixView<Scalar>& matrix,

@@ -7,7 +7,7 @@ namespace attnscope::fuzz {
 
 template <class Scalar>
 void fiedler(Bytes& bytes) {
-  const Index n = read_size(bytes, 48, 80);
+  const Index n = read_size(bytes, 48, 120);
   const Index count = bytes.between(1, std::min<Index>(3, fiedler_pack_width(n)));
   const GraphOptions options = read_options(bytes);
   const Precision precision = bytes.flag() ? Precision::exact : Precision::fast;

@@ -31,7 +31,7 @@ struct Statistics {
 
 template <class Scalar>
 void statistics(Bytes& bytes) {
-  const Index n = read_size(bytes, 40, 140);
+  const Index n = read_size(bytes, 40, 140, 290);
   const Map<Scalar> map(bytes, n);
   const Index count = bytes.between(1, 9);
   std::vector<double> thresholds;
@@ -56,6 +56,7 @@ void statistics(Bytes& bytes) {
   LAW(found.numbers.all_written() && found.components.all_written() &&
           found.effective.all_written(),
       "a hole");
+  static LaplacianWorkspace dense;
   for (Index t = 0; t < count; ++t) {
     GraphOptions options;
     options.threshold = thresholds[t];
@@ -72,6 +73,15 @@ void statistics(Bytes& bytes) {
     LAW((n < 3) == std::isnan(out.laplacian_gap[t]), "gap %g, n = %ld", out.laplacian_gap[t],
         long(n));
     LAW(!(out.laplacian_gap[t] < 0.0), "gap %g", out.laplacian_gap[t]);
+    if (n >= 3 && (t == 0 || n <= 64)) {
+      double smallest[3];
+      laplacian_eigenvalues(map.view(), options, 3, smallest, dense);
+      const double slack = 1e-9 * smallest[2] + 1e-14 * double(n) * double(n);
+      LAW(near(out.fiedler_value[t], smallest[1], slack), "fiedler value %.17g, dense %.17g",
+          out.fiedler_value[t], smallest[1]);
+      LAW(near(out.laplacian_gap[t], smallest[2] - smallest[1], slack), "gap %.17g, dense %.17g",
+          out.laplacian_gap[t], smallest[2] - smallest[1]);
+    }
     const double pairs = double(n) * double(n - 1) / 2.0;
     const double density = weights.sum() / 2.0 / pairs;
     LAW(n < 2 ? std::isnan(out.density[t]) : near(out.density[t], density, 1e-15),

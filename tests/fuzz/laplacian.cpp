@@ -7,7 +7,7 @@ namespace attnscope::fuzz {
 
 template <class Scalar>
 void laplacian(Bytes& bytes) {
-  const Index n = read_size(bytes, 32, 80);
+  const Index n = read_size(bytes, 32, 80, 290);
   const Map<Scalar> map(bytes, n);
   const GraphOptions options = read_options(bytes);
   const Index k = bytes.between(1, n);
@@ -21,6 +21,15 @@ void laplacian(Bytes& bytes) {
   laplacian_eigenvalues(map.view(), options, n, again.data(), reused);
   laplacian_eigenvalues(map.view(), options, k, some.data(), reused);
   LAW(all.same_bits(again), "scratch changes the eigenvalues");
+  const MatrixView<Scalar> view = map.view();
+  Output<double> packed(n);
+  Output<double> repacked(n);
+  double* out[] = {packed.data(), repacked.data()};
+  laplacian_spectra(std::span<const MatrixView<Scalar>>(&view, 1), options, n,
+                    std::span<double* const>(out, 1), fresh);
+  laplacian_spectra(std::span<const MatrixView<Scalar>>(&view, 1), options, n,
+                    std::span<double* const>(out + 1, 1), reused);
+  LAW(packed.same_bits(repacked), "scratch changes the spectrum");
   const Eigen::MatrixXd weights = weights_of(map, options);
   const bool graph = (weights.array() >= 0.0).all();
   if (!map.tame() && !options.threshold) return;
@@ -38,6 +47,9 @@ void laplacian(Bytes& bytes) {
         all[i], largest);
     LAW(i >= components || all[i] == 0.0, "%ld components, eigenvalue %ld is %g", long(components),
         long(i), all[i]);
+    LAW(near(packed[i], all[i], slack), "in a pack %.17g, dense %.17g", packed[i], all[i]);
+    LAW(i >= components || packed[i] == 0.0, "%ld components, in a pack eigenvalue %ld is %g",
+        long(components), long(i), packed[i]);
     trace += all[i];
   }
   LAW(near(trace, laplacian_of(weights, options.normalized).trace(), slack * double(n)),

@@ -15,7 +15,7 @@ inline bool same(const MarchenkoPastur& a, const MarchenkoPastur& b) {
 template <class Scalar>
 void deviation(Bytes& bytes) {
   static const TriangularTable table;
-  const Index n = read_size(bytes, 32, 72);
+  const Index n = read_size(bytes, 32, 72, 290);
   const Index count = bytes.between(1, std::min<Index>(3, singular_values_width()));
   MarchenkoPasturOptions options;
   const SpectralNull nulls[] = {SpectralNull::automatic, SpectralNull::full, SpectralNull::causal,

@@ -9,7 +9,7 @@ namespace attnscope::fuzz {
 
 template <class Scalar>
 void singular(Bytes& bytes) {
-  const Index n = read_size(bytes, 40, 80);
+  const Index n = read_size(bytes, 40, 150);
   const Index count = bytes.between(1, singular_values_width());
   std::vector<std::unique_ptr<Map<Scalar>>> maps;
   std::vector<MatrixView<Scalar>> views;

@@ -100,10 +100,8 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "participation_ratio.cpp": [
         Mutant("return sum * sum / sum_of_squares;", "return sum / sum_of_squares;"),
-        Mutant(
-            "columns > diagonal ? two : (columns == diagonal ? one : Lanes{})",
-            "columns > diagonal ? two : (columns == diagonal ? two : Lanes{})",
-        ),
+        Mutant("squares += 2.0 * inner_product(strip,", "squares += inner_product(strip,"),
+        Mutant("std::min(ld, end + kStrip)", "end"),
         Mutant("squares += degree * degree;", ";"),
     ],
     "persistence.cpp": [
@@ -359,6 +357,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("std::min(depth, i + size - from)", "std::min(depth, i - from)"),
         Mutant("std::fill(strip + end * kStrip, strip + (first + kStrip) * kStrip, 0.0);", ""),
         Mutant("(causal ? end : n) - from", "end - from"),
+        Mutant("causal ? from / kStrip : 0", "from / kStrip"),
     ],
     "base/strip_tridiagonal.h": [
         Mutant("sum2 += f * rows[2];", "sum2 += f * rows[1];"),

@@ -56,7 +56,7 @@ Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal
     kept += varies ? 1 : 0;
   }
   double* gram = workspace.gram.resize(strip_offset(strips_of(n)));
-  strip_gram(rows, n, causal, gram, workspace.lines);
+  strip_gram(rows, n, n, causal, gram, workspace.lines);
   strip_tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
   return kept;
 }

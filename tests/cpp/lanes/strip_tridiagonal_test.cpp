@@ -116,7 +116,7 @@ TEST(StripGram, EqualsEigenWhetherCausalOrNot) {
       const Index size = strip_offset(strips_of(n));
       double* gram = buffer.resize(size);
       std::fill(gram, gram + size, 3e100);
-      strip_gram(x.data(), n, causal, gram, scratch);
+      strip_gram(x.data(), n, n, causal, gram, scratch);
       double* strips = expected.resize(size);
       fill_strips(x * x.transpose(), strips);
       double worst = 0.0;
