@@ -24,8 +24,8 @@ sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitize
 mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/run.py
 
-mutants-python: ## the same for the metrics in Python, with mutmut
-	@.ci/setup dev && $(BIN)/python -m pip install -q "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py
+mutants-python: ## the same for the metrics in Python, with mutmut; MODULES="locality entropy" for some of them
+	@.ci/setup dev && $(BIN)/python -m pip install -q "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py $(MODULES)
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
 	@.ci/setup tools && .ci/sanitize fuzz $(SECONDS)

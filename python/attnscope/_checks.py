@@ -220,7 +220,7 @@ def whole(function: str, name: str, value: Any) -> int:
         number = operator.index(value)
     except (TypeError, RuntimeError):
         raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
-    if not -(2**63) <= number < 2**64:
+    if not -(2**63) <= number < 2**63:
         raise ValueError(f"{function}: {name} must fit in 64 bits, got {number}")
     return number
 

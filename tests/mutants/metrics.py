@@ -2,13 +2,15 @@
 # SPDX-License-Identifier: MIT
 """Do the tests of the metrics in Python bite? mutmut breaks one expression at a time and expects a red test.
 
-    python tests/mutants/metrics.py [MODULE ...]
+    python tests/mutants/metrics.py [--jobs N] [MODULE ...]
 
-MODULE is a stem such as statistics or frames; all of MODULES without one. Works on a copy in build/mutmut.
-What lives is listed with its change, unless argued.py says why no test can see it. Exit status 1 when more
-lives, or when an argument is of no living mutant. Needs `pip install mutmut`.
+MODULE is a stem such as statistics or frames; all of MODULES without one. N mutants are tried at a time, as
+many as there are processors without it. Works on a copy in build/mutmut. What lives is listed with its change,
+unless argued.py says why no test can see it. Exit status 1 when more lives, or when an argument is of no living
+mutant. Needs `pip install mutmut`.
 """
 
+import argparse
 import importlib.util
 import os
 import shutil
@@ -21,21 +23,44 @@ from argued import ARGUED
 
 ROOT = Path(__file__).resolve().parents[2]
 WORK = ROOT / "build" / "mutmut"
-# Arithmetic in Python, and the quick tests of each.
+# Beside the copy: mutmut takes the folder that it runs in off Python's path.
+BESIDE = WORK / "beside"
+# What has metrics in Python, and the files of quick tests that are to see it broken.
 MODULES = {
-    "statistics": "statistics.py",
-    "alignment": "metrics/alignment.py",
-    "barcodes": "metrics/barcodes.py",
-    "emergence": "metrics/emergence.py",
-    "frames": "metrics/frames.py",
-    "harmonics": "metrics/harmonics.py",
+    "statistics": ["statistics"],
+    "_named": ["named"],
+    "_signals": ["power_spectrum", "uncertainty", "wavelet", "door"],
+    "_states": ["alignment", "reference_influence", "door"],
+    "alignment": ["alignment"],
+    "barcodes": ["barcodes"],
+    "betti": ["betti", "measure", "door"],
+    "divergence": ["divergence", "measure", "door"],
+    "emergence": ["emergence"],
+    "entropy": ["entropy", "door"],
+    "fiedler": ["fiedler", "door"],
+    "fisher": ["fisher"],
+    "frames": ["frames"],
+    "graph_statistics": ["graph_statistics", "door"],
+    "harmonics": ["harmonics"],
+    "laplacian": ["laplacian", "measure", "door"],
+    "locality": ["locality", "door"],
+    "marchenko_pastur": ["marchenko_pastur", "measure", "door"],
+    "measure": ["measure", "door_others"],
+    "participation_ratio": ["participation_ratio", "door"],
+    "persistence": ["persistence", "betti", "door"],
+    "power_spectrum": ["power_spectrum", "door"],
+    "reference_influence": ["reference_influence", "door"],
+    "singular_values": ["singular_values", "measure", "door"],
+    "sinks": ["sinks", "measure", "door"],
+    "uncertainty": ["uncertainty", "door"],
+    "wavelet": ["wavelet", "door", "door_others"],
 }
 # Wording of errors and names that are only passed on to them.
 LEFT_ALONE = [
     r"\braise \w+Error",
     r'^\s*f"',
     r'^\s*"[^"]*"\s*$',
-    r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor|attention_argument|finished)",
+    r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor)",
     r"_check\(|check_draws\(|_check_confidence\(|table_argument\(|_pairs\(|_vector\(|_family\(|number\(",
 ]
 # An editable install finds the package by a finder of its own, which would hand out the unbroken files.
@@ -45,16 +70,36 @@ import sys
 sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable")]
 import pandas
 """
+# One failure is enough: the quickest tests first, no smaller example looked for, no garbage collected.
+PLUGIN = """
+import gc
+import json
+import pathlib
+from hypothesis import Phase, settings
+
+gc.disable()
+settings.register_profile("mutants", phases=[Phase.explicit, Phase.generate], database=None)
+settings.load_profile("mutants")
+
+
+def pytest_collection_modifyitems(items):
+    known = pathlib.Path("mutmut-stats.json")
+    if known.is_file():
+        seconds = json.loads(known.read_text())["duration_by_test"]
+        items.sort(key=lambda item: seconds.get(item.nodeid, 0))
+"""
+PYTEST = "-x -q -p no:cacheprovider -p no:unraisableexception -p quickest_first"
 
 
 def settings(stems: list[str]) -> str:
+    tests = {name for stem in stems for name in MODULES[stem]}
     lists = {
         "source_paths": ["src"],
-        "only_mutate": [f"src/attnscope/{MODULES[stem]}" for stem in stems],
+        "only_mutate": [f"src/attnscope/{'' if stem == 'statistics' else 'metrics/'}{stem}.py" for stem in stems],
         "also_copy": ["src/attnscope"],
         "do_not_mutate_patterns": LEFT_ALONE,
-        "pytest_add_cli_args": ["-x", "-q", "-p", "no:cacheprovider", "-m", "not slow"],
-        "pytest_add_cli_args_test_selection": [f"tests/python/test_{stem}.py" for stem in stems],
+        "pytest_add_cli_args": [*PYTEST.split(), "-m", "not slow"],
+        "pytest_add_cli_args_test_selection": [f"tests/python/test_{name}.py" for name in sorted(tests)],
     }
     lines = [f"{name} = [{', '.join(map(literal, values))}]" for name, values in lists.items()]
     return "\n".join(
@@ -78,7 +123,8 @@ def mutmut(*arguments: str, read: bool = True) -> subprocess.CompletedProcess[st
     return subprocess.run(
         [sys.executable, "-m", "mutmut", *arguments],
         cwd=WORK,
-        env={**os.environ, "PYTHONPATH": str(WORK)},
+        # Mutants are tried beside each other, each on one thread.
+        env={**os.environ, "PYTHONPATH": str(BESIDE), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE if read else None,
         text=True,
         check=False,
@@ -96,14 +142,22 @@ def copy_package() -> None:
 
 
 def main() -> int:
-    stems = sys.argv[1:] or list(MODULES)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("modules", nargs="*", metavar="MODULE")
+    parser.add_argument("--jobs", metavar="N", type=int, default=os.cpu_count() or 1)
+    asked = parser.parse_args()
+    stems = asked.modules or list(MODULES)
+    if unknown := set(stems) - set(MODULES):
+        parser.error(f"no module {', '.join(sorted(unknown))}; there are: {', '.join(MODULES)}")
     shutil.rmtree(WORK, ignore_errors=True)
     (WORK / "src").mkdir(parents=True)
     copy_package()
     shutil.copytree(ROOT / "tests", WORK / "tests", ignore=shutil.ignore_patterns("corpus", "cpp"))
     (WORK / "pyproject.toml").write_text(settings(stems))
-    (WORK / "sitecustomize.py").write_text(SITE)
-    if status := mutmut("run", read=False).returncode:
+    BESIDE.mkdir()
+    (BESIDE / "sitecustomize.py").write_text(SITE)
+    (BESIDE / "quickest_first.py").write_text(PLUGIN)
+    if status := mutmut("run", "--max-children", str(asked.jobs), read=False).returncode:
         return status
     listed = mutmut("results", "--all", "true").stdout
     verdicts = [line.strip().rpartition(": ") for line in listed.splitlines() if line.strip()]

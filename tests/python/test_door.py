@@ -5,6 +5,7 @@ TypeError or MemoryError that begins with the function's name; never a crash and
 import inspect
 import math
 import os
+import re
 import signal
 import warnings
 
@@ -37,6 +38,13 @@ class Subclass(torch.Tensor):
 
 
 def call(name, value, **options):
+    """What `said` gives, without its warnings."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return said(name, value, **options)
+
+
+def said(name, value, **options):
     """The metric with plain values for the arguments that have no default."""
     metric = getattr(asc, name)
     shape = () if getattr(value, "is_nested", False) else tuple(getattr(value, "shape", ()))
@@ -54,9 +62,7 @@ def call(name, value, **options):
     for parameter in parameters:
         if parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD:
             options.setdefault(parameter.name, plain[parameter.name])
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        return metric(value, **options)
+    return metric(value, **options)
 
 
 def tensors_of(result):
@@ -169,6 +175,36 @@ def test_what_is_no_attention_is_refused_in_words(name):
         assert str(caught.value).startswith(name.removesuffix("_deviation")), f"{kind}: {caught.value}"
 
 
+def taking(argument):
+    return [name for name in METRICS if argument in inspect.signature(getattr(asc, name)).parameters]
+
+
+@pytest.mark.parametrize("name", taking("validate"))
+def test_a_bad_entry_is_refused_by_its_place_or_counted_in_words(name):
+    spoiled = base.clone()
+    spoiled[1, 4, 2] = -0.5
+    with pytest.raises(ValueError, match=rf"^{name}: .* got -0.5 at index \(1, 4, 2\)"):
+        call(name, spoiled, validate=True)
+    call(name, base, validate=True)
+    spoiled[1, 4, 2] = math.nan
+    with warnings.catch_warnings(record=True) as words:
+        warnings.simplefilter("always")
+        said(name, spoiled)
+    assert any(re.match(rf"{name}: 1 of [12] ", str(one.message)) for one in words)
+    # Behind a map's own length nothing is read.
+    other = spoiled.clone()
+    other[:, 4:] = other[:, :, 4:] = 0.25
+    assert equal(call(name, spoiled, lengths=4), call(name, other, lengths=4))
+    call(name, spoiled, lengths=4, validate=True)
+
+
+@pytest.mark.parametrize("name", taking("support"))
+def test_a_support_that_does_not_fit_is_refused_by_name(name):
+    message = rf"^{name}: support of shape \(5, 5\) does not broadcast to attention of shape \(2, 9, 9\)"
+    with pytest.raises(ValueError, match=message):
+        call(name, base, support=torch.ones(5, 5, dtype=torch.bool))
+
+
 @pytest.mark.parametrize("name", METRICS)
 def test_no_matrices_and_one_token(name):
     for shape in [(0, 3, 9, 9), (3, 0, 2, 9, 9), (1, 1, 1), (1,) * 9 + (2, 3, 3)]:
@@ -193,26 +229,24 @@ def test_any_tensor_is_answered_or_refused(name, data):
     assert torch.equal(tensor.nan_to_num(), kept.nan_to_num()), "the input was written to"
 
 
+WORDS = ["auto", "causal", "full", "max", "mean", "min", "exact", "fast", "permutation", "rows", "", "é"]
+TENSORS = [
+    torch.tensor(3),
+    torch.ones(9, dtype=torch.bool),
+    torch.ones(9, 9, dtype=torch.bool),
+    base.mean(-1),
+    object,
+]
 ARGUMENTS = st.one_of(
     st.none(),
     st.booleans(),
     st.integers(-3, 20),
     st.sampled_from([2**31, 2**63, -(2**63), 2**70]),
     st.floats(),
-    st.sampled_from(
-        ["auto", "causal", "full", "max", "mean", "min", "exact", "fast", "permutation", "rows", "", "é"]
-    ),
+    st.sampled_from(WORDS),
     st.lists(st.integers(-2, 12), max_size=3),
     st.lists(st.floats(), max_size=3),
-    st.sampled_from(
-        [
-            torch.tensor(3),
-            torch.ones(9, dtype=torch.bool),
-            torch.ones(9, 9, dtype=torch.bool),
-            base.mean(-1),
-            object,
-        ]
-    ),
+    st.sampled_from(TENSORS),
 )
 # One bad argument must not cost minutes: these are numbers of draws and of points.
 COSTLY = {"draws", "resample", "bands", "padding", "k"}
@@ -239,6 +273,25 @@ def test_any_argument_is_answered_or_refused(name, data):
 
 
 @pytest.mark.parametrize("name", METRICS)
+def test_each_argument_in_turn_is_answered_or_refused(name):
+    numbers = [None, True, False, -1, 0, 1, 5, 0.5, 2.0, math.nan, math.inf, 1j, -(2**63), 2**63, 2**70]
+    lists = [[], [0], [0.5], [1, 2, 3], [math.nan], [[1.0]], ["x"], {"a": 1}, b"max", np.float64(0.5), np.ones(2)]
+    for parameter in list(inspect.signature(getattr(asc, name)).parameters.values())[1:]:
+        for value in [*numbers, *WORDS, *lists, *TENSORS]:
+            if parameter.kind is not parameter.VAR_KEYWORD:
+                answered(name, base, **{parameter.name: value})
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_whole_numbers_beyond_the_core_s_are_refused_by_name(name):
+    parameters = inspect.signature(getattr(asc, name)).parameters.values()
+    for parameter in parameters:
+        if str(parameter.annotation) in ("int", "int | None"):
+            for value in (2**63, 2**64 - 1, 2**70, -(2**63) - 1):
+                assert answered(name, base, **{parameter.name: value}) is None
+
+
+@pytest.mark.parametrize("name", METRICS)
 def test_results_too_large_for_memory_are_a_memory_error(name):
     pid = os.fork()
     if pid == 0:
@@ -247,8 +300,8 @@ def test_results_too_large_for_memory_are_a_memory_error(name):
         signal.alarm(30)
         resource.setrlimit(resource.RLIMIT_AS, (2**35, 2**35))
         status = 1
-        said = []
-        _memory.warn = lambda message, category: said.append(message)
+        heard = []
+        _memory.warn = lambda message, category: heard.append(message)
         huge = torch.zeros(1, 3, 3).expand(2**40, 3, 3)
         if next(iter(inspect.signature(getattr(asc, name)).parameters)) == "heads":
             huge = huge.unsqueeze(1)
@@ -256,7 +309,7 @@ def test_results_too_large_for_memory_are_a_memory_error(name):
             call(name, huge)
         except MemoryError:
             # A prediction comes before the try.
-            status = 0 if any("of memory" in message and message.startswith(name) for message in said) else 2
+            status = 0 if any("of memory" in message and message.startswith(name) for message in heard) else 2
         finally:
             os._exit(status)
     _, ended = os.waitpid(pid, 0)

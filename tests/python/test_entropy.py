@@ -50,6 +50,14 @@ def test_uniform_causal_is_the_log_of_the_row_number():
     np.testing.assert_allclose(normalized[1:], 1, atol=1e-14)
 
 
+@pytest.mark.parametrize("base", [0.5, 2.0, math.e, 10.0])
+def test_a_normalized_entropy_does_not_depend_on_the_base(base):
+    attention = maps(7, 7, seed=2)
+    np.testing.assert_allclose(asc.attention_entropy(attention, base=base), oracle(attention) / math.log(base))
+    expected = asc.attention_entropy(attention, normalized=True)
+    np.testing.assert_array_equal(asc.attention_entropy(attention, base=base, normalized=True), expected)
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_strides_are_read_in_place(dtype):
     big = maps(2, 12, 12, causal=False, dtype=dtype)
@@ -130,6 +138,8 @@ def test_bounds_and_relabelling(n, seed, sharpness, causal):
         (torch.ones(3, 3, dtype=torch.int64), {}, r"got torch.int64"),
         (torch.rand(3, 3), {"base": 1}, r"base must be a positive number other than 1, got 1.0"),
         (torch.rand(3, 3), {"base": -2}, r"got -2.0"),
+        (torch.rand(3, 3), {"base": 0}, r"got 0.0"),
+        (torch.rand(3, 3), {"base": math.inf}, r"got inf"),
         (torch.rand(3, 3), {"support": "left"}, r"one of 'auto', 'causal', 'full', got 'left'"),
         (torch.rand(3, 3), {"support": torch.ones(3, 3)}, r"support must be boolean"),
         (torch.rand(3, 3), {"support": torch.ones(2, 2, dtype=torch.bool)}, r"does not broadcast"),

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """fisher_trace against gradients taken sentence by sentence; output_kl against masks given by hand."""
 
+import copy
 import math
 
 import numpy as np
@@ -40,15 +41,37 @@ def bert():
     return transformers.BertForMaskedLM(transformers.BertConfig(**SIZES)).eval()
 
 
+MASK = 30
+
+
+class Tokenizer:
+    """Words of one letter; the mask token of an encoder."""
+
+    mask_token_id = MASK
+
+    def __call__(self, text, return_tensors):
+        assert return_tensors == "pt"
+        return sentence(*(ord(word) - ord("a") for word in text.split()))
+
+
 def sentence(*ids):
     return {"input_ids": torch.tensor([ids])}
 
 
-def gradients(model, ids):
+def gradients(model, ids, masked=()):
+    """Squared gradients of the next tokens' loss, or of the tokens of an encoder whose places are masked."""
     model.zero_grad()
-    logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
-    torch.nn.functional.cross_entropy(logits, torch.tensor(ids[1:])).backward()
-    found = {name: p.grad.double().square().sum().item() for name, p in model.named_parameters()}
+    given = torch.tensor([[MASK if place in masked else token for place, token in enumerate(ids)]])
+    logits = model(input_ids=given).logits[0]
+    if masked:
+        loss = torch.nn.functional.cross_entropy(logits[list(masked)], torch.tensor(ids)[list(masked)])
+    else:
+        loss = torch.nn.functional.cross_entropy(logits[:-1], torch.tensor(ids[1:]))
+    loss.backward()
+    found = {
+        name: 0.0 if p.grad is None else p.grad.double().square().sum().item()
+        for name, p in model.named_parameters()
+    }
     model.zero_grad()
     return found
 
@@ -88,10 +111,38 @@ def test_every_parameter_has_its_place(llama, bert):
 def test_padding_is_not_predicted_and_short_sentences_are_left_out(llama):
     plain = asc.fisher_trace(llama, [sentence(4, 6, 8)])
     padded = {"input_ids": torch.tensor([[4, 6, 8, 0, 0]]), "attention_mask": torch.tensor([[1, 1, 1, 0, 0]])}
-    found = asc.fisher_trace(llama, [padded, sentence(4)])
+    found = asc.fisher_trace(llama, [sentence(4), padded])
     np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-4)
-    with pytest.raises(ValueError, match="no sentence of two tokens"):
+    assert set(found["n"]) == {1}
+    two = asc.fisher_trace(llama, [sentence(4, 6)])
+    assert two["trace"].sum() == pytest.approx(sum(gradients(llama, [4, 6]).values()), rel=1e-5)
+    with pytest.raises(ValueError, match="^fisher_trace: texts hold no sentence of two tokens"):
         asc.fisher_trace(llama, [sentence(4)])
+
+
+def test_text_is_tokenized_and_cut(llama):
+    plain = asc.fisher_trace(llama, [sentence(4, 6, 8), sentence(1, 2)])
+    found = asc.fisher_trace(llama, ["e g i k m", "b c"], tokenizer=Tokenizer(), max_tokens=3)
+    assert found.equals(plain)
+    whole = asc.fisher_trace(llama, ["e g i"], tokenizer=Tokenizer())
+    assert whole.equals(asc.fisher_trace(llama, [sentence(4, 6, 8)]))
+
+
+def test_parameters_that_the_loss_does_not_see_count_as_they_are(llama):
+    model = copy.deepcopy(llama)
+    model.model.layers[1].spare = torch.nn.Parameter(torch.ones(3))
+    plain = asc.fisher_trace(llama, [sentence(4, 6, 8)]).set_index(["layer", "group"])
+    found = asc.fisher_trace(model, [sentence(4, 6, 8)]).set_index(["layer", "group"])
+    np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-6)
+    more = found["parameters"] - plain["parameters"]
+    assert more[more != 0].to_dict() == {(1, "mlp"): 3}
+
+
+def test_one_row_for_each_sentence_and_group(llama):
+    found = asc.fisher_trace(llama, [sentence(1, 5, 9), sentence(3, 3)], per_sentence=True)
+    assert list(found) == ["sample", "layer", "group", "parameters", "trace", "trace_per_parameter"]
+    assert len(found) == 2 * found[["layer", "group"]].drop_duplicates().shape[0]
+    np.testing.assert_allclose(found["trace_per_parameter"] * found["parameters"], found["trace"])
 
 
 def test_sampled_labels_are_seeded_and_the_model_is_left_alone(llama):
@@ -102,6 +153,7 @@ def test_sampled_labels_are_seeded_and_the_model_is_left_alone(llama):
         again = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled")
         other = asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled", seed=1)
         assert one.equals(again)
+        assert one.equals(asc.fisher_trace(llama, [sentence(1, 2, 3, 4)], labels="sampled", seed=0))
         assert not one.equals(other)
         assert llama.training
         assert not llama.lm_head.weight.requires_grad
@@ -111,10 +163,52 @@ def test_sampled_labels_are_seeded_and_the_model_is_left_alone(llama):
         llama.lm_head.weight.requires_grad_(True)
 
 
-def test_masked_language_models_are_scored_on_masked_tokens(bert):
-    class Tokenizer:
-        mask_token_id = 30
+def test_labels_are_drawn_from_the_models_own_predictions(llama):
+    sure = copy.deepcopy(llama)
+    with torch.no_grad():
+        sure.lm_head.weight.mul_(1e4)
+    texts = [sentence(1, 2, 3, 4, 5, 6, 7, 8)]
+    # Who is sure of what it predicts is not surprised by a draw from it.
+    drawn = asc.fisher_trace(sure, texts, labels="sampled")["trace"].sum()
+    assert drawn < 1e-6 * asc.fisher_trace(sure, texts)["trace"].sum()
 
+
+def test_the_masked_tokens_are_scored_and_no_others(bert):
+    ids = [1, 2, 3, 4, 5, 6]
+    everything = asc.fisher_trace(bert, [sentence(*ids)], tokenizer=Tokenizer(), mask_share=1.0)
+    expected = sum(gradients(bert, ids, masked=range(6)).values())
+    assert everything["trace"].sum() == pytest.approx(expected, rel=1e-5)
+    padded = {"input_ids": torch.tensor([[*ids, 0, 0]]), "attention_mask": torch.tensor([[1] * 6 + [0] * 2])}
+    found = asc.fisher_trace(bert, [padded], tokenizer=Tokenizer(), mask_share=1.0)
+    np.testing.assert_allclose(found["trace"], everything["trace"], rtol=1e-4)
+    one = [sum(gradients(bert, ids, masked=[place]).values()) for place in range(6)]
+    hit = set()
+    for seed in range(3):
+        options = {"tokenizer": Tokenizer(), "mask_share": 1e-9, "seed": seed}
+        trace = asc.fisher_trace(bert, [sentence(*ids)], **options)["trace"].sum()
+        near = [place for place in range(6) if trace == pytest.approx(one[place], rel=1e-5)]
+        assert len(near) == 1
+        hit |= set(near)
+    assert len(hit) > 1
+
+
+def test_as_many_tokens_are_masked_as_the_binomial_law_says(bert, monkeypatch):
+    places, forward = [], bert.forward
+
+    def watched(**inputs):
+        places.append(inputs["input_ids"] == MASK)
+        return forward(**inputs)
+
+    monkeypatch.setattr(bert, "forward", watched)
+    texts = [sentence(*(1 + place % 20 for place in range(60)))] * 4
+    first = asc.fisher_trace(bert, texts, tokenizer=Tokenizer())
+    assert abs(int(torch.stack(places).sum()) - 36) < 4 * math.sqrt(240 * 0.15 * 0.85)
+    assert not torch.equal(places[0], places[1])
+    assert first.equals(asc.fisher_trace(bert, texts, tokenizer=Tokenizer(), mask_share=0.15, seed=0))
+    assert not first.equals(asc.fisher_trace(bert, texts, tokenizer=Tokenizer(), seed=1))
+
+
+def test_masked_language_models_are_scored_on_masked_tokens(bert):
     table = asc.fisher_trace(bert, [sentence(1, 2, 3, 4, 5)], tokenizer=Tokenizer())
     assert (table["trace"] > 0).any()
     assert set(table["layer"]) == {-1, 0, 1}
@@ -123,12 +217,17 @@ def test_masked_language_models_are_scored_on_masked_tokens(bert):
 
 
 def test_bad_models_and_texts_are_named(llama):
-    with pytest.raises(ValueError, match=r"must be float32 or float64, got torch\.float16"):
+    with pytest.raises(
+        ValueError, match=r"^fisher_trace: the model must be float32 or float64, got torch\.float16"
+    ):
         asc.fisher_trace(torch.nn.Linear(2, 2).half(), [sentence(1, 2)])
-    with pytest.raises(ValueError, match="strings need a tokenizer"):
+    with pytest.raises(ValueError, match="^fisher_trace: texts that are strings need a tokenizer"):
         asc.fisher_trace(llama, ["a text"])
     with pytest.raises(ValueError, match="labels must be 'data' or 'sampled', got 'true'"):
         asc.fisher_trace(llama, [sentence(1, 2)], labels="true")
+    for share in (0.0, -0.1, 1.5, math.nan):
+        with pytest.raises(ValueError, match=rf"^fisher_trace: mask_share must lie in \(0, 1\], got {share}"):
+            asc.fisher_trace(llama, [sentence(1, 2)], mask_share=share)
 
 
 def four_dimensional(ids, removed):

@@ -3,6 +3,7 @@
 
 import functools
 import re
+from collections import Counter
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
+from attnscope.metrics.betti import bars_hold
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -219,3 +221,148 @@ def test_betti_numbers_of_a_spoiled_map_are_its_own_call():
     }
     assert (found["betti_numbers"][1] == -1).all()
     assert (found["betti_numbers"][[0, 2]] >= 0).all()
+
+
+def test_plans_are_kept_of_what_shows_in_words():
+    measuring._PLANS.clear()
+    attention = maps(6, 6)
+
+    def kept(metrics, attention=attention, **options):
+        before = len(measuring._PLANS)
+        asc.measure(attention, metrics, **options)
+        return len(measuring._PLANS) - before
+
+    assert kept("fiedler_value") == 1
+    assert kept("fiedler_value") == 0
+    assert kept("fiedler_value", attention=maps(2, 6, 6)) == 0
+    assert kept("fiedler_value", attention=maps(5, 5)) == 1
+    assert kept(["fiedler_value", "top_mass"]) == 1
+    assert kept(("fiedler_value", "top_mass")) == 1
+    assert kept({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
+    assert kept({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1  # equal to True, and another word
+    assert kept({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
+    assert kept("betti_numbers", thresholds=(0.2, 0.3)) == 1
+    # What can be changed afterwards, or does not show, is looked at again.
+    assert kept({"betti_numbers": {"thresholds": [0.2]}}) == 0
+    assert kept({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0
+    assert kept("betti_numbers", thresholds=[0.2]) == 0
+    assert kept({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
+    assert kept({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
+    assert kept(iter(["fiedler_value"])) == 0
+    assert kept(["fiedler_value", np.str_("top_mass")]) == 0
+    assert kept({"top_mass": Counter(k=2)}) == 0
+
+
+def test_a_changed_option_is_seen():
+    attention, levels = maps(8, 8), [0.2]
+    first = asc.measure(attention, {"betti_numbers": {"thresholds": levels}})["betti_numbers"]
+    levels[0] = 0.4
+    second = asc.measure(attention, {"betti_numbers": {"thresholds": levels}})["betti_numbers"]
+    assert torch.equal(first, asc.betti_numbers(attention, [0.2]))
+    assert torch.equal(second, asc.betti_numbers(attention, [0.4]))
+    assert not torch.equal(first, second)
+
+
+def test_a_bounded_number_of_plans_is_kept(monkeypatch):
+    monkeypatch.setattr(measuring, "_MOST_PLANS", 3)
+    measuring._PLANS.clear()
+    sizes = []
+    for n in range(3, 10):
+        asc.measure(maps(n, n), "fiedler_value")
+        sizes.append(len(measuring._PLANS))
+    assert sizes == [1, 2, 3, 1, 2, 3, 1]
+
+
+@pytest.mark.parametrize(
+    ("metrics", "reads"),
+    [
+        (["top_mass"], []),
+        (["top_mass", "fiedler_value"], []),
+        (["top_mass", "sink_rate", "attention_entropy"], [["attention_entropy", "sink_rate", "top_mass"]]),
+        ({"top_mass": {}, "attention_entropy": {"base": 2.0}}, []),
+        ({"top_mass": {}, "attention_entropy": {"normalized": True}}, []),
+        (
+            {"top_mass": {}, "sink_rate": {}, "again": {"metric": "sink_rate", "epsilon": 0.2}},
+            [["sink_rate", "top_mass"]],
+        ),
+        ({"top_mass": {}, "sink_rate": {"support": "full"}}, []),
+        ({"top_mass": {}, "sink_rate": {"validate": True}}, []),
+        (
+            {
+                "top_mass": {},
+                "sink_rate": {},
+                "sink_share": {"support": "full"},
+                "sink_position": {"support": "full"},
+            },
+            [["sink_rate", "top_mass"], ["sink_position", "sink_share"]],
+        ),
+        (["attention_entropy"], []),
+        (["head_divergence"], []),
+        (["head_divergence", "top_mass"], []),
+        (["head_divergence", "attention_entropy"], [["attention_entropy"]]),
+        ({"head_divergence": {}, "attention_entropy": {"support": "full"}}, []),
+    ],
+)
+def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
+    attention, made, given = maps(2, 3, 9, 9), [], []
+    read, divergence = measuring.sinks.from_one_read, measuring.divergence_of
+
+    def reading(tensor, asked, **options):
+        made.append(sorted(asked))
+        return read(tensor, asked, **options)
+
+    def diverging(tensor, entropy, **options):
+        given.append(entropy is not None)
+        return divergence(tensor, entropy, **options)
+
+    monkeypatch.setattr(measuring.sinks, "from_one_read", reading)
+    monkeypatch.setattr(measuring, "divergence_of", diverging)
+    found = asc.measure(attention, metrics)
+    assert made == reads
+    assert given == ["attention_entropy" in reads[0] if reads else False] * ("head_divergence" in metrics)
+    for key, options in (metrics if isinstance(metrics, dict) else dict.fromkeys(metrics, {})).items():
+        own = {name: value for name, value in options.items() if name != "metric"}
+        assert same(found[key], direct(options.get("metric", key), attention, **own)), key
+
+
+BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "validate": False}
+BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validate": False}
+
+
+@pytest.mark.parametrize(
+    ("given", "bars", "held"),
+    [
+        ({}, {}, True),
+        ({"thresholds": [0.5]}, {}, True),
+        ({"thresholds": 0.5}, {}, True),
+        ({"thresholds": 1e-6}, {}, True),
+        ({"thresholds": np.nextafter(1e-6, 0).item()}, {}, False),
+        ({"thresholds": (0.5, 1e-9)}, {}, False),
+        ({"thresholds": np.nextafter(1.0, 0).item()}, {}, True),
+        ({"thresholds": 1.0}, {}, False),
+        ({"thresholds": 1}, {}, False),
+        ({"thresholds": "2/n"}, {}, False),
+        ({"thresholds": ()}, {}, False),
+        ({"symmetrize": "min"}, {"symmetrize": "min"}, True),
+        ({"symmetrize": "mean"}, {"symmetrize": "mean"}, False),
+        ({"symmetrize": "min"}, {}, False),
+        ({"validate": True}, {}, False),
+        ({}, {"metric": "hellinger"}, False),
+        ({}, {"max_dimension": 0}, False),
+        ({}, {"max_dimension": 1.0}, False),
+    ],
+)
+def test_which_bars_hold_betti_numbers(given, bars, held):
+    assert bars_hold({**BETTI, **given}, {**BARS, **bars}) is held
+
+
+def test_lengths_that_do_not_fit_are_named():
+    message = "measure: lengths of shape (4,) do not broadcast to the leading shape (2, 3)"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[3, 4, 5, 6])
+    with pytest.raises(ValueError, match="one length for all its heads"):
+        asc.measure(maps(8, 8), ["head_divergence"], lengths=4)
+    for lengths in (5, [[5], [7]], [[5, 5, 5], [7, 7, 7]]):
+        found = asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=lengths)
+        each = [5, 5] if lengths == 5 else [5, 7]
+        assert same(found["head_divergence"], asc.head_divergence(maps(2, 3, 8, 8), lengths=each))

@@ -196,6 +196,17 @@ def test_strides_lengths_and_supports(dtype):
         assert banded.entropy[i].item() == pytest.approx(oracle(x)[-1], abs=1e-9)
 
 
+def test_the_shortest_signals_and_the_finest_bins():
+    attention = torch.tensor(attention_map(9, "causal", seed=1))
+    found = asc.power_spectrum(attention, min_keys=2, padding=64.0)
+    assert found.bands.shape == (9, 32)
+    peak = FIELDS.index("peak")  # through the window two keys are an impulse, whose bins are all alike
+    for i, x in signals(attention, min_keys=2).items():
+        ours, theirs = np.delete(stacked(found)[i], peak), np.delete(oracle(x, padding=64.0), peak)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-11)
+    assert found.low.isnan().tolist() == [True] + [False] * 8
+
+
 def test_a_spoiled_map_leaves_its_neighbours_alone():
     maps = attention_batch((3,), 36)
     maps[1, 2, 1] = torch.inf
@@ -224,8 +235,10 @@ def test_the_number_of_threads_changes_nothing(threads):
         ({"window": "hamming"}, r"window must be one of 'hann', 'none'"),
         ({"detrend": "linear"}, r"detrend must be one of 'none', 'mean'"),
         ({"padding": 0.5}, r"padding must lie between 1 and 64, got 0.5"),
+        ({"padding": 64.5}, r"padding must lie between 1 and 64, got 64.5"),
         ({"bands": -1}, r"bands must be a whole number of at least 0, got -1"),
         ({"min_keys": 1}, r"min_keys must be a whole number of at least 2, got 1"),
+        ({"min_keys": True}, r"min_keys must be a whole number of at least 2, got True"),
     ],
 )
 def test_bad_arguments_are_named(options, message):

@@ -138,6 +138,23 @@ def test_uniform_causal_closed_forms():
     assert not asc.sink_rate(uniform).item()
 
 
+@pytest.mark.parametrize("causal", [True, False])
+def test_the_ends_of_every_range_are_in_it(causal):
+    attention = maps(20, 20, causal=causal, sharpness=2.0, seed=3)
+    for gamma, visibility in [(1.0, "0"), (1.0, "1"), (0.05, "0"), (0.05, "1")]:
+        found = asc.sink_tokens(attention, tau=0.04, gamma=gamma, min_visibility=float(visibility))
+        assert found.tolist() == tokens_oracle(attention, tau=0.04, gamma=gamma, min_visibility=visibility)
+        position = asc.sink_position(attention, min_visibility=float(visibility))
+        assert position == position_oracle(attention, min_visibility=visibility)
+    for queries in (1, 20, 2**40):
+        shares = asc.sink_share(attention, first=20, queries=queries)
+        np.testing.assert_allclose(
+            shares[:2], share_oracle(attention, first=20, queries=queries), rtol=1e-13
+        )
+    last = asc.sink_rate(attention, position=19, epsilon=1e-9, support="full")
+    assert last == (attention[:, 19].mean() > 1e-9)
+
+
 def test_ties_at_the_percentile_count():
     attention = torch.zeros(10, 10, dtype=torch.float64)
     attention[:, 0] = 0.5
@@ -254,11 +271,16 @@ def test_the_share_prints_its_shapes():
         ("sink_rate", {"epsilon": math.nan}, r"got nan"),
         ("sink_rate", {"position": 3}, r"position must lie between 0 and n - 1 = 2, got 3"),
         ("sink_tokens", {"tau": 1.0}, r"tau must lie strictly between 0 and 1, got 1.0"),
+        ("sink_rate", {"position": -1}, r"position must lie between 0 and n - 1 = 2, got -1"),
+        ("sink_rate", {"epsilon": 1.5}, r"epsilon must lie strictly between 0 and 1, got 1.5"),
         ("sink_tokens", {"gamma": 0}, r"gamma must lie in \(0, 1\], got 0"),
+        ("sink_tokens", {"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
         ("sink_tokens", {"min_visibility": 1.5}, r"min_visibility must lie between 0 and 1, got 1.5"),
         ("sink_position", {"min_visibility": -1}, r"min_visibility must lie between 0 and 1, got -1"),
         ("sink_share", {"first": 0}, r"first must lie between 1 and n = 3, got 0"),
         ("sink_share", {"queries": 0}, r"queries must be at least 1 or None, got 0"),
+        ("sink_share", {"first": 4}, r"first must lie between 1 and n = 3, got 4"),
+        ("top_mass", {"k": 0}, r"k must lie between 1 and n = 3, got 0"),
         ("top_mass", {"k": 4}, r"k must lie between 1 and n = 3, got 4"),
         ("incoming_attention", {"support": "both"}, r"support must be one of"),
         ("incoming_attention", {"lengths": 0}, r"lengths must lie between 1 and n = 3, got 0"),

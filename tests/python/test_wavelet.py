@@ -117,7 +117,7 @@ def test_two_vanishing_moments_and_an_impulse():
     assert found.energy[0].item() == pytest.approx(low[1] ** 2 + low[3] ** 2, abs=1e-14)
 
 
-@pytest.mark.parametrize("omega", [5.0, 6.0])
+@pytest.mark.parametrize("omega", [5.0, 6.0, 100.0])
 @pytest.mark.parametrize("signal", ["last", "mean", "offset"])
 def test_scalogram_equals_the_direct_sum(signal, omega):
     attention = attention_map(45, "sink", seed=8)
@@ -132,6 +132,15 @@ def test_scalogram_equals_the_direct_sum(signal, omega):
         psi = np.pi**-0.25 * np.exp(1j * omega * z - z**2 / 2) / np.sqrt(s)
         np.testing.assert_allclose(row[: len(x)], np.abs(x @ psi.conj()) ** 2, rtol=1e-10, atol=1e-15)
         assert np.isnan(row[len(x) :]).all()
+
+
+@pytest.mark.parametrize(("n", "largest"), [(12, 4.0), (16, 4.0), (45, 11.25)])
+def test_scales_run_from_two_tokens_to_a_quarter_of_the_map(n, largest):
+    attention = torch.tensor(attention_map(n, "sink", seed=8))
+    found = asc.morlet_scalogram(attention, min_keys=2)
+    assert found.shape == (24, n)
+    expected = asc.morlet_scalogram(attention, np.geomspace(2, largest, 24), min_keys=2, omega=6.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-18)
 
 
 def test_the_ridge_follows_a_chirp():
@@ -168,6 +177,30 @@ def test_scale_sensitivity_is_one_minus_the_cosine():
     assert found.item() == pytest.approx(1 - cosine, abs=1e-12)
     assert asc.scale_sensitivity(a, a, compare="coefficients").item() == pytest.approx(0, abs=1e-12)
     assert asc.scale_sensitivity(a, b[:20, :20]).isnan()
+
+
+@pytest.mark.parametrize("compare", ["energy", "coefficients"])
+def test_scale_sensitivity_of_one_signal_a_map(compare):
+    whole, half = attention_map(80, "sink", 1), attention_map(40, "causal", 2)
+    coefficients = [oracle(signals(a, signal="last")[0], 3)[3] for a in (whole, half)]
+    if compare == "energy":
+        vectors = [np.array([(c**2).sum() for c in each]) for each in coefficients]
+    else:
+        at = np.linspace(0, 1, 32)
+        vectors = [np.concatenate([np.interp(at, np.linspace(0, 1, len(c)), c) for c in each])
+                   for each in coefficients]  # fmt: skip
+    expected = 1 - vectors[0] @ vectors[1] / np.linalg.norm(vectors[0]) / np.linalg.norm(vectors[1])
+    a, b = torch.tensor(whole), torch.tensor(half)
+    found = asc.scale_sensitivity(a, b, compare=compare, signal="last")
+    assert found.item() == pytest.approx(expected, abs=1e-12)
+    # Of ragged maps each is cut to its own length; NaN behind it would spoil what reads it.
+    batch, prefixes = torch.stack([a, a.nan_to_num()]), torch.stack([b, b])
+    batch[1, 50:] = batch[1, :, 50:] = prefixes[1, 33:] = prefixes[1, :, 33:] = torch.nan
+    ragged = asc.scale_sensitivity(
+        batch, prefixes, compare=compare, signal="last", lengths=[80, 50], prefix_lengths=[40, 33]
+    )
+    alone = asc.scale_sensitivity(a[:50, :50], b[:33, :33], compare=compare, signal="last")
+    np.testing.assert_allclose(ragged, [expected, alone.item()], rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -211,6 +244,10 @@ def test_a_spoiled_map_leaves_its_neighbours_alone():
         (lambda a: asc.wavelet_transform(a, resample=-1), r"resample must be a whole number"),
         (lambda a: asc.morlet_scalogram(a, [0.0]), r"scales must be positive numbers of tokens, got \[0.0\]"),
         (lambda a: asc.morlet_scalogram(a, []), r"scales must be positive"),
+        (lambda a: asc.wavelet_transform(a, min_keys=5, levels=1), r"between 1 and 0, which min_keys = 5"),
+        (lambda a: asc.morlet_scalogram(a, [2.0, math.inf]), r"scales must be positive.*got \[2.0, inf\]"),
+        (lambda a: asc.morlet_scalogram(a, [2.0, -1.0]), r"scales must be positive.*got \[2.0, -1.0\]"),
+        (lambda a: asc.morlet_scalogram(a, [1.0], omega=100.5), r"omega must lie between 5 and 100, got 100.5"),
         (lambda a: asc.morlet_scalogram(a, [1.0], omega=2), r"omega must lie between 5 and 100, got 2"),
         (lambda a: asc.morlet_scalogram(a, [1.0], signal="rows"), r"one of 'last', 'mean', 'offset'"),
         (

@@ -158,7 +158,7 @@ def _compared(
         raise ValueError(f"{name}: draws must be at least 1, got {draws!r}")
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
-        raise ValueError(f"{name}: seed must lie in [0, 2**64), got {seed!r}")
+        raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
     *fields, undefined, spoiled = _core.marchenko_pastur(
         checked.tensor, checked.lengths, visible, null, draws, seed, whole
     )

@@ -69,16 +69,17 @@ def persistence(
     """
     name = "persistence"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    if isinstance(max_dimension, bool) or max_dimension not in (0, 1):
+    dimension = _checks.whole(name, "max_dimension", max_dimension)
+    if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
-    birth, death, dimension, birth_edge, death_edge, offsets, spoiled = _core.persistence(
+    birth, death, dimensions, birth_edge, death_edge, offsets, spoiled = _core.persistence(
         checked.tensor,
         checked.lengths,
-        int(max_dimension),
+        dimension,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
         _checks.choice_argument(name, "metric", metric, ("attention", "hellinger")),
     )
-    bars = Barcodes(birth, death, dimension, birth_edge, death_edge, offsets, checked.leading)
+    bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
     return _checks.finished(name, checked, bars, spoiled)  # type: ignore[no-any-return]
 
 

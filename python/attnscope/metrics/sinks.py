@@ -324,12 +324,9 @@ def _from_one_read(
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     n = checked.n
     rate = asked.get("sink_rate")
-    epsilon, at = 0.0, 0
     if rate is not None:
-        epsilon, at = (
-            _fraction(function, "epsilon", rate["epsilon"]),
-            _checks.whole(function, "position", rate["position"]),
-        )
+        epsilon = _fraction(function, "epsilon", rate["epsilon"])
+        at = _checks.whole(function, "position", rate["position"])
         if not 0 <= at < n:
             raise ValueError(f"{function}: position must lie between 0 and n - 1 = {n - 1}, got {at}")
     first_and_queries = None

@@ -209,7 +209,7 @@ def morlet_scalogram(
 
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
-        scales: s in tokens, positive; None takes 24 from 2 to n/4 in equal ratios.
+        scales: s in tokens, positive; None takes 24 from 2 to n/4, at least 4, in equal ratios.
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
         signal: "last", the last query's attention; "mean", the mean over queries by key; "offset", the mean
             over visible pairs by distance |i − j|.
