@@ -65,7 +65,7 @@ void bind_divergence(py::module_& module) {
   module.def("head_divergence", &divergence, py::arg("heads"), py::arg("lengths"),
              py::arg("support"), py::arg("entropy"));
   module.def("sink_removal", &removal, py::arg("heads"), py::arg("lengths"), py::arg("support"),
-             py::arg("keys"), py::arg("keep_attention"));
+             py::arg("keys").none(false), py::arg("keep_attention"));
 }
 
 }  // namespace attnscope

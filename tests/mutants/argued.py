@@ -38,6 +38,11 @@ ARGUED: dict[str, dict[str, str]] = {
         ),
         "ends = np.stack([np.zeros_like(sizes), sizes - 1], +1)": SAME_AXIS,
     },
+    "divergence": {
+        "checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), None": (
+            "the entropy at hand is half of the sum, to the same bits"
+        ),
+    },
     "statistics": {
         "result[order] = np.minimum(np.minimum.accumulate(adjusted[::-1])[::-1], 2)": "the largest p times m/m is at most 1",
         "order = np.argsort(np.where(np.isnan(p), np.inf, p), kind=None)[: len(counted)]": ANY_ORDER,

@@ -129,6 +129,8 @@ def test_ragged_lengths_spoiled_layers_and_strides():
         np.testing.assert_allclose(found[layer], asc.head_divergence(alone), rtol=1e-14)
         again = asc.sink_removal(alone, [0])
         np.testing.assert_allclose(removed.kl_reduction[layer], again.kl_reduction, rtol=1e-14)
+        np.testing.assert_allclose(removed.before[layer], again.before, rtol=1e-14)
+        np.testing.assert_allclose(removed.after[layer], again.after, rtol=1e-14)
         assert removed.excluded[layer].tolist() == again.excluded.tolist()
         assert removed.attention[layer, :, length:].isnan().all()
     spoiled = heads.clone()

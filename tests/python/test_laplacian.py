@@ -117,7 +117,10 @@ def test_gap():
     a = attention_batch((6,), 12)
     values = asc.laplacian_eigenvalues(a)
     torch.testing.assert_close(asc.laplacian_gap(a), values[:, 2] - values[:, 1])
-    assert torch.isnan(asc.laplacian_gap(a[:, :2, :2])).all()
+    pairs = asc.laplacian_gap(a[:, :2, :2].reshape(3, 2, 2, 2))
+    assert pairs.dtype == torch.float64
+    assert pairs.shape == (3, 2)
+    assert torch.isnan(pairs).all()
     ragged = asc.laplacian_gap(a, lengths=[12, 3, 2, 1, 4, 5])
     assert torch.isnan(ragged).tolist() == [False, False, True, True, False, False]
 

@@ -325,6 +325,19 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
         assert same(found[key], direct(options.get("metric", key), attention, **own)), key
 
 
+def test_one_read_of_a_spoiled_map_speaks_as_measure():
+    attention = maps(3, 8, 8)
+    attention[1, 4, 2] = torch.nan
+    with pytest.warns(RuntimeWarning, match=r"^measure: 1 of 3 matrices") as warned:
+        found = asc.measure(attention, ["top_mass", "attention_entropy", "sink_position"])
+    assert len(warned) == 1
+    assert found["top_mass"].isnan().tolist() == [False, True, False]
+    assert found["attention_entropy"][1].isnan().all()
+    assert found["sink_position"][1] == -1
+    with pytest.raises(ValueError, match=r"^measure: attention must hold .* got nan at index \(1, 4, 2\)"):
+        asc.measure(attention, ["top_mass", "attention_entropy"], validate=True)
+
+
 BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "validate": False}
 BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validate": False}
 

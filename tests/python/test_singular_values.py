@@ -241,6 +241,24 @@ def test_one_token_and_zeros():
     assert asc.spectral_ratio(torch.full((6, 6), 1 / 6)).item() == math.inf
 
 
+def test_a_single_token_of_many_maps():
+    for name in ("spectral_gap", "spectral_ratio"):
+        found = getattr(asc, name)(torch.ones(3, 2, 1, 1))
+        assert found.dtype == torch.float64
+        assert found.shape == (3, 2)
+        assert found.isnan().all()
+
+
+def test_where_rounding_begins_to_decide():
+    """σ2 <= n·2⁻⁵²·σ1 counts as 0, with the map's own n and σ1, whatever stands beside it."""
+    eps, nan = 2.0**-52, math.nan
+    sigma = [[1, 2 * eps, nan, nan], [1, 3 * eps, nan, nan], [1, 4 * eps, 0, 0], [1, 5 * eps, 0, 0]]
+    sigma += [[4, 15 * eps, eps, 0], [4, 17 * eps, eps, 0], [0.5, eps, nan, nan], [0.5, 3 * eps, 0, nan]]
+    found = module.spectral_ratio_of(torch.tensor(sigma, dtype=torch.float64))
+    expected = [math.inf, 1 / (3 * eps), math.inf, 1 / (5 * eps), math.inf, 4 / (17 * eps), math.inf, 1 / (6 * eps)]
+    assert found.tolist() == expected
+
+
 def test_bad_arguments():
     for name in ("singular_values", *READ_OFF):
         function = getattr(asc, name)

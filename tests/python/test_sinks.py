@@ -153,6 +153,10 @@ def test_the_ends_of_every_range_are_in_it(causal):
         )
     last = asc.sink_rate(attention, position=19, epsilon=1e-9, support="full")
     assert last == (attention[:, 19].mean() > 1e-9)
+    # A sink receives more than epsilon, not as much.
+    halves = torch.full((2, 2), 0.5)
+    assert not asc.sink_rate(halves, epsilon=0.5)
+    assert asc.sink_rate(halves, epsilon=np.nextafter(0.5, 0))
 
 
 def test_ties_at_the_percentile_count():

@@ -35,6 +35,7 @@ def oracle(x, levels):
 def test_equals_pywavelets_for_every_row_size_and_dtype(n, dtype):
     maps = attention_batch((6,), n, dtype, seed=n)
     found = asc.wavelet_transform(maps)
+    assert found.profile.shape == (6, 4, 0)
     assert found.energy.shape == (6, n, 4)  # level 3 for 32 keys and 4 taps, as pywt.dwt_max_level says
     assert pywt.dwt_max_level(32, "db2") == 3
     for index, one in enumerate(maps):
@@ -139,7 +140,8 @@ def test_scales_run_from_two_tokens_to_a_quarter_of_the_map(n, largest):
     attention = torch.tensor(attention_map(n, "sink", seed=8))
     found = asc.morlet_scalogram(attention, min_keys=2)
     assert found.shape == (24, n)
-    expected = asc.morlet_scalogram(attention, np.geomspace(2, largest, 24), min_keys=2, omega=6.0)
+    options = {"min_keys": 2, "omega": 6.0, "signal": "last", "drop_first": False, "detrend": "none"}
+    expected = asc.morlet_scalogram(attention, np.geomspace(2, largest, 24), **options)
     np.testing.assert_allclose(found, expected, rtol=1e-10, atol=1e-18)
 
 

@@ -100,7 +100,7 @@ def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) ->
     Returns:
         [..., T, 2] int64; none of the maps may have been spoiled.
     """
-    levels, inverse = np.unique(np.atleast_1d(np.asarray(thresholds, dtype=np.float64)), return_inverse=True)
+    levels, inverse = np.unique(np.ravel(thresholds), return_inverse=True)
     count, size = barcodes._count(), levels.size
     owner = (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy() * (size + 1)
     alive = np.zeros(count * DIMENSIONS * (size + 1), dtype=np.int64)
@@ -109,5 +109,5 @@ def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) ->
         reached = np.searchsorted(levels, 1.0 - ends.numpy(), side="right")
         alive += sign * np.bincount(owner + reached, minlength=alive.size)
     graphs = alive.reshape(count, DIMENSIONS, size + 1)[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
-    found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse.reshape(-1)].transpose(0, 2, 1))
+    found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse].transpose(0, 2, 1))
     return torch.from_numpy(found).reshape(*barcodes.shape, -1, DIMENSIONS)

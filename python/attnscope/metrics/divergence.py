@@ -160,7 +160,7 @@ def sink_removal(
 def _rows(checked: _checks.Attention) -> torch.Tensor:
     """Number of rows of each matrix, broadcast to its leading axes."""
     if checked.lengths is None:
-        return torch.full(checked.leading, checked.n, dtype=torch.int64)
+        return torch.full(checked.leading, checked.n)
     return checked.lengths.reshape(checked.leading)
 
 

@@ -115,6 +115,6 @@ def power_spectrum(
     result, spoiled = _core.power_spectrum(
         **given.arguments, hann=window == "hann", padding=padding, bands=bands
     )
-    _checks.finished(name, given.checked, result, spoiled)
+    result = _checks.finished(name, given.checked, result, spoiled)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])

@@ -152,14 +152,15 @@ def spectral_ratio(
 
 def stable_rank_of(sigma: torch.Tensor) -> torch.Tensor:
     """Stable rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
-    return (sigma / sigma[..., :1]).square().nansum(-1) + 0.0 * sigma[..., 0] / sigma[..., 0]
+    relative = sigma / sigma[..., :1]
+    return torch.where(relative[..., 0].isnan(), torch.nan, relative.square().nansum(-1))
 
 
 def effective_rank_of(sigma: torch.Tensor) -> torch.Tensor:
     """Effective rank of descending singular values [..., n], NaN past a map's own length -> [...]."""
     share = sigma / sigma.nansum(-1, keepdim=True)
     entropy: torch.Tensor = -torch.special.xlogy(share, share).nansum(-1)
-    return entropy.exp() + 0.0 * share[..., 0]
+    return torch.where(share[..., 0].isnan(), torch.nan, entropy.exp())
 
 
 def spectral_gap_of(sigma: torch.Tensor) -> torch.Tensor:

@@ -97,5 +97,5 @@ def spectral_uncertainty(
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     arguments = {key: value for key, value in given.arguments.items() if key != "detrend"}
     result, spoiled = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
-    _checks.finished(name, given.checked, result, spoiled)
+    result = _checks.finished(name, given.checked, result, spoiled)
     return SpectralUncertainty(*result.unbind(-1))

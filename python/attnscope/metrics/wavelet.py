@@ -111,7 +111,7 @@ def wavelet_transform(
         raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
     depth = most if levels is None else levels
     result, profile, spoiled = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
-    _checks.finished(name, given.checked, result, spoiled)
+    result = _checks.finished(name, given.checked, result, spoiled)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
