@@ -40,7 +40,7 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
 
 void bind_reference_influence(py::module_& module) {
   module.def("reference_influence", &influence, py::arg("attention"), py::arg("lengths"),
-             py::arg("support"), py::arg("states"), py::arg("reference"));
+             py::arg("support"), py::arg("states"), py::arg("reference").none(false));
 }
 
 }  // namespace attnscope

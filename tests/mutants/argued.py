@@ -12,6 +12,9 @@ EQUAL_SCALES = "equal scales have one count in any order"
 FIRST_STEP = "the first step has covered nothing of the way"
 ONE_LABEL = "with one label the entropy is 0 at any scale"
 
+SAME_FALSE = "None is as false"
+NOT_READ = "what is computed besides is not read"
+
 NAMED = "the name in an error, which test_door.py and test_door_others.py see"
 
 ARGUED: dict[str, dict[str, str]] = {
@@ -38,10 +41,28 @@ ARGUED: dict[str, dict[str, str]] = {
         ),
         "ends = np.stack([np.zeros_like(sizes), sizes - 1], +1)": SAME_AXIS,
     },
+    "_named": {
+        "fields = zip(self._fields, self, strict=None)  # type: ignore[attr-defined]": SAME_LENGTH,
+        "fields = zip(self._fields, self, )  # type: ignore[attr-defined]": SAME_LENGTH,
+        "fields = zip(self._fields, self, strict=False)  # type: ignore[attr-defined]": SAME_LENGTH,
+    },
+    "_states": {
+        "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
+            "one state for all heads has been broadcast already, or fits no axis before them"
+        ),
+    },
+    "marchenko_pastur": {
+        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=None': SAME_FALSE,
+        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, ).ks': NOT_READ,
+        '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=True': NOT_READ,
+    },
     "divergence": {
         "checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), None": (
             "the entropy at hand is half of the sum, to the same bits"
         ),
+    },
+    "laplacian": {
+        "count = min(checked.n, 4)": "an eigenvalue more, which is not looked at",
     },
     "statistics": {
         "result[order] = np.minimum(np.minimum.accumulate(adjusted[::-1])[::-1], 2)": "the largest p times m/m is at most 1",

@@ -125,6 +125,15 @@ def test_gap():
     assert torch.isnan(ragged).tolist() == [False, False, True, True, False, False]
 
 
+@pytest.mark.parametrize("options", [*OPTIONS, {"threshold": 0.05, "symmetrize": "max"}], ids=str)
+def test_the_gap_takes_every_option(options):
+    for kind in KINDS:
+        a = attention_map(12, kind, seed=3)
+        values = oracle(a, **options)
+        found = asc.laplacian_gap(torch.tensor(a), **options).item()
+        assert found == pytest.approx(values[2] - values[1], rel=1e-9, abs=1e-12)
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32])
 def test_half_types_are_widened_exactly(dtype):
     a = attention_batch((6,), 11, dtype)

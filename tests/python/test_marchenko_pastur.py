@@ -289,6 +289,22 @@ def test_permutation_null_is_reproducible_and_independent_of_place():
     torch.testing.assert_close(first.p_value, (1 + grid) / 8)
 
 
+@pytest.mark.parametrize("function", [asc.marchenko_pastur, asc.marchenko_pastur_deviation])
+def test_twenty_draws_of_seed_0_unless_told(function):
+    maps = attention(16, 2)
+
+    def null(**options):  # a deviation, which draws decide where the support has no law
+        window = torch.ones(16, 16, dtype=torch.bool).tril() & ~torch.ones(16, 16, dtype=torch.bool).tril(-6)
+        found = function(maps, support=window, **options)
+        return found if isinstance(found, torch.Tensor) else found.ks
+
+    assert torch.equal(null(), null(draws=20, seed=0))
+    assert not torch.equal(null(), null(draws=21, seed=0))
+    assert not torch.equal(null(), null(draws=20, seed=1))
+    one = asc.marchenko_pastur(maps, null="permutation", draws=1)
+    assert set(one.p_value.tolist()) <= {0.5, 1.0}
+
+
 @pytest.mark.parametrize("causal", [True, False])
 def test_p_values_of_exchangeable_rows_are_uniform(causal):
     count, draws = 300, 19

@@ -22,6 +22,7 @@ from topology_inputs import (
 )
 
 import attnscope as asc
+from attnscope.metrics.persistence import attention_of_topology
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 
@@ -341,6 +342,12 @@ def test_bad_arguments_name_themselves():
         asc.persistence(square, lengths=4)
     with pytest.raises(ValueError, match="persistence: attention must have at most 65535 tokens, got 70000"):
         asc.persistence(torch.zeros(1).expand(70000, 70000))
+
+
+@pytest.mark.filterwarnings("ignore:persistence.* of memory")
+def test_as_many_tokens_as_have_numbers_of_16_bits():
+    most = torch.zeros(1).expand(65535, 65535)
+    assert attention_of_topology("persistence", most, None, validate=False).n == 65535
 
 
 def test_an_empty_batch_has_no_bars():

@@ -67,6 +67,23 @@ def test_shared_and_grouped_states_are_repeated_heads():
     np.testing.assert_allclose([part[1, 3] for part in shared], expected, rtol=1e-10, atol=1e-13)
 
 
+@pytest.mark.parametrize("leading", [(), (2,), (2, 3), (1, 2, 3)])
+def test_states_are_grouped_under_any_leading_axes(leading):
+    attention, states = maps(*leading, 6, 7, 7), normal(*leading, 2, 7, 4)
+    reference = torch.arange(7) == 1
+    found = asc.reference_influence(attention, states, reference)
+    repeated = asc.reference_influence(attention, states.repeat_interleave(3, dim=-3), reference)
+    assert found.directional.shape == (*leading, 6, 7)
+    for one, other in zip(found, repeated, strict=True):
+        np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.parametrize("shape", [(5, 0), (2, 5, 0), (5,), (2, 4, 3), (0, 5, 3), (4, 5, 3), (3, 6, 5, 3)])
+def test_states_that_belong_to_no_head_are_refused(shape):
+    with pytest.raises(ValueError, match=r"reference_influence: states (must have shape|of shape .* neither)"):
+        asc.reference_influence(maps(2, 6, 5, 5), torch.ones(shape), torch.arange(5) == 0)
+
+
 def test_no_reference_all_reference_and_nothing_left():
     attention, states = maps(6, 6), normal(6, 3)
     nothing = asc.reference_influence(attention, states, torch.zeros(6, dtype=torch.bool))
