@@ -5,9 +5,9 @@
     python tests/mutants/metrics.py [--jobs N] [MODULE ...]
 
 MODULE is a stem such as statistics or frames; all of MODULES without one. N mutants are tried at a time, as
-many as there are processors without it. Works on a copy in build/mutmut. What lives is listed with its change,
-unless argued.py says why no test can see it. Exit status 1 when more lives, or when an argument is of no living
-mutant. Needs `pip install mutmut`.
+many as there are processors without it. Works on a copy in build/mutmut. What lives is listed with its
+change, unless argued.py says why no test can see it. Exit status 1 when more lives, or when an argument is
+of no living mutant. Needs `pip install mutmut`.
 """
 
 import argparse
@@ -95,7 +95,9 @@ def settings(stems: list[str]) -> str:
     tests = {name for stem in stems for name in MODULES[stem]}
     lists = {
         "source_paths": ["src"],
-        "only_mutate": [f"src/attnscope/{'' if stem == 'statistics' else 'metrics/'}{stem}.py" for stem in stems],
+        "only_mutate": [
+            f"src/attnscope/{'' if stem == 'statistics' else 'metrics/'}{stem}.py" for stem in stems
+        ],
         "also_copy": ["src/attnscope"],
         "do_not_mutate_patterns": LEFT_ALONE,
         "pytest_add_cli_args": [*PYTEST.split(), "-m", "not slow"],

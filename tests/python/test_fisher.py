@@ -116,7 +116,7 @@ def test_padding_is_not_predicted_and_short_sentences_are_left_out(llama):
     assert set(found["n"]) == {1}
     two = asc.fisher_trace(llama, [sentence(4, 6)])
     assert two["trace"].sum() == pytest.approx(sum(gradients(llama, [4, 6]).values()), rel=1e-5)
-    with pytest.raises(ValueError, match="^fisher_trace: texts hold no sentence of two tokens"):
+    with pytest.raises(ValueError, match=r"^fisher_trace: texts hold no sentence of two tokens"):
         asc.fisher_trace(llama, [sentence(4)])
 
 
@@ -221,7 +221,7 @@ def test_bad_models_and_texts_are_named(llama):
         ValueError, match=r"^fisher_trace: the model must be float32 or float64, got torch\.float16"
     ):
         asc.fisher_trace(torch.nn.Linear(2, 2).half(), [sentence(1, 2)])
-    with pytest.raises(ValueError, match="^fisher_trace: texts that are strings need a tokenizer"):
+    with pytest.raises(ValueError, match=r"^fisher_trace: texts that are strings need a tokenizer"):
         asc.fisher_trace(llama, ["a text"])
     with pytest.raises(ValueError, match="labels must be 'data' or 'sampled', got 'true'"):
         asc.fisher_trace(llama, [sentence(1, 2)], labels="true")

@@ -320,9 +320,87 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
     found = asc.measure(attention, metrics)
     assert made == reads
     assert given == ["attention_entropy" in reads[0] if reads else False] * ("head_divergence" in metrics)
-    for key, options in (metrics if isinstance(metrics, dict) else dict.fromkeys(metrics, {})).items():
+    for key in metrics:
+        options = metrics[key] if isinstance(metrics, dict) else {}
         own = {name: value for name, value in options.items() if name != "metric"}
         assert same(found[key], direct(options.get("metric", key), attention, **own)), key
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The functions that are called, with their options."""
+    made, function = [], measuring._function
+
+    def watched(metric):
+        real = function(metric)
+
+        @functools.wraps(real)
+        def call(*given, **options):
+            made.append((metric, options))
+            return real(*given, **options)
+
+        return call
+
+    monkeypatch.setattr(measuring, "_function", watched)
+    measuring._PLANS.clear()
+    yield made
+    measuring._PLANS.clear()
+
+
+@pytest.mark.parametrize(
+    ("n", "metrics", "wanted"),
+    [
+        (9, ["laplacian_gap"], [3]),
+        (2, ["laplacian_gap"], [2]),
+        (9, ["laplacian_eigenvalues"], [9]),
+        (9, {"laplacian_eigenvalues": {"k": 2}}, [2]),
+        (9, {"laplacian_gap": {}, "laplacian_eigenvalues": {"k": 3}}, [3]),
+        (9, {"laplacian_eigenvalues": {"k": 9}, "all": {"metric": "laplacian_eigenvalues", "k": None}}, [9]),
+    ],
+)
+def test_as_many_eigenvalues_are_computed_as_are_wanted(calls, n, metrics, wanted):
+    asc.measure(maps(2, n, n), metrics)
+    assert [options["k"] for _, options in calls] == wanted
+
+
+def test_equal_options_are_one_call_and_different_tensors_are_two(calls):
+    attention = maps(40, 40, causal=False)
+    two = {"metric": "betti_numbers", "thresholds": [0.125 / 3, 0.2]}
+    asc.measure(attention, {"x": two, "y": {**two, "thresholds": [0.125 / 3, 0.2]}})
+    assert [name for name, _ in calls] == ["betti_numbers"]
+    calls.clear()
+    # Of so many entries torch prints the first and the last.
+    one, other = torch.ones(2, 40, 40, dtype=torch.bool).unbind()
+    other[:, 15:25] = False
+    assert repr(one) == repr(other)
+    ask = {key: {"metric": "local_global_ratio", "support": seen} for key, seen in (("x", one), ("y", other))}
+    found = asc.measure(attention, ask)
+    assert [name for name, _ in calls] == ["local_global_ratio", "local_global_ratio"]
+    assert torch.equal(found["x"], asc.local_global_ratio(attention, support=one))
+    assert torch.equal(found["y"], asc.local_global_ratio(attention, support=other))
+    assert not torch.equal(found["x"], found["y"])
+
+
+def test_bars_are_computed_once_for_all_that_they_hold(calls):
+    attention = maps(3, 9, 9).float()
+    ask = {"bar_count": {}, "x": {"metric": "betti_numbers", "thresholds": (0.2,)}}
+    ask["y"] = {"metric": "betti_numbers", "thresholds": (0.1, 0.3)}
+    found = asc.measure(attention, ask)
+    assert [name for name, _ in calls] == ["persistence"]
+    assert torch.equal(found["y"], asc.betti_numbers(attention, [0.1, 0.3]))
+    calls.clear()
+    # Weights of 1 open no bar but the infinite one.
+    found = asc.measure(torch.ones(2, 4, 4), ask)
+    assert [name for name, _ in calls] == ["persistence"]
+    assert found["x"].tolist() == [[[1, 0]]] * 2
+
+
+def test_the_papers_thresholds_are_taken_where_none_are_given():
+    attention = maps(2, 12, 12)
+    levels = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    found = asc.measure(attention, ["betti_numbers", "graph_statistics"])
+    assert torch.equal(found["betti_numbers"], asc.betti_numbers(attention, levels))
+    assert same(found["graph_statistics"], asc.graph_statistics(attention, levels))
 
 
 def test_one_read_of_a_spoiled_map_speaks_as_measure():
@@ -375,6 +453,8 @@ def test_lengths_that_do_not_fit_are_named():
         asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=[3, 4, 5, 6])
     with pytest.raises(ValueError, match="one length for all its heads"):
         asc.measure(maps(8, 8), ["head_divergence"], lengths=4)
+    alone = asc.measure(maps(2, 1, 8, 8), ["head_divergence"], lengths=[[5], [7]])["head_divergence"]
+    assert same(alone, asc.head_divergence(maps(2, 1, 8, 8), lengths=[5, 7]))
     for lengths in (5, [[5], [7]], [[5, 5, 5], [7, 7, 7]]):
         found = asc.measure(maps(2, 3, 8, 8), ["head_divergence"], lengths=lengths)
         each = [5, 5] if lengths == 5 else [5, 7]

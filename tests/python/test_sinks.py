@@ -148,9 +148,7 @@ def test_the_ends_of_every_range_are_in_it(causal):
         assert position == position_oracle(attention, min_visibility=visibility)
     for queries in (1, 20, 2**40):
         shares = asc.sink_share(attention, first=20, queries=queries)
-        np.testing.assert_allclose(
-            shares[:2], share_oracle(attention, first=20, queries=queries), rtol=1e-13
-        )
+        np.testing.assert_allclose(shares[:2], share_oracle(attention, first=20, queries=queries), rtol=1e-13)
     last = asc.sink_rate(attention, position=19, epsilon=1e-9, support="full")
     assert last == (attention[:, 19].mean() > 1e-9)
     # A sink receives more than epsilon, not as much.

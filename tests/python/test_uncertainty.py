@@ -57,9 +57,10 @@ def test_equals_numpy_for_every_row_size_and_dtype(n, dtype, amplitude):
 @pytest.mark.parametrize("drop_first", [False, True])
 def test_every_signal_equals_numpy(signal, drop_first):
     attention = attention_map(49, "sink", seed=3)
-    found = asc.spectral_uncertainty(torch.tensor(attention), signal=signal, drop_first=drop_first, min_keys=20)
+    options = {"signal": signal, "drop_first": drop_first, "min_keys": 20}
+    found = asc.spectral_uncertainty(torch.tensor(attention), **options)
     values = torch.stack(found, -1).reshape(-1, 6).numpy()
-    expected = signals(attention, signal=signal, drop_first=drop_first, min_keys=20)
+    expected = signals(attention, **options)
     assert set(np.flatnonzero(np.isfinite(values[:, 0]))) == set(expected)
     for index, x in expected.items():
         np.testing.assert_allclose(values[index], oracle(x, "root"), rtol=1e-9, atol=1e-9)

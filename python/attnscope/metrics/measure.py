@@ -213,7 +213,7 @@ def _plan(
     calls = [_call(request, n) for request in requests]
     groups: dict[tuple[str, bool], dict[str, tuple[_Identity, dict[str, Any]]]] = {}
     for source, identity, given in calls:
-        plain = given.get("base", math.e) == math.e and not given.get("normalized", False)
+        plain = given.get("base", math.e) == math.e and not given.get("normalized")
         if source in sinks.FROM_ONE_READ and plain:
             group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
             group.setdefault(source, (identity, given))  # a second setting is a call of its own
