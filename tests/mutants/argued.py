@@ -56,6 +56,14 @@ ARGUED: dict[str, dict[str, str]] = {
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, ).ks': NOT_READ,
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=True': NOT_READ,
     },
+    "measure": {
+        "for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=None):": SAME_LENGTH,
+        "for request, (source, identity, given) in zip(plan.requests, plan.calls, ):": SAME_LENGTH,
+        "for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=False):": SAME_LENGTH,
+        'entropy = shared.get(("attention_entropy", plan.entropies.get(identity, None)))': "no entropy is known by it",
+        'entropy = shared.get(("attention_entropy", plan.entropies.get(identity, )))': "no entropy is known by it",
+        "return int(shape[-1]) if shape else 1": "a plan for what is refused",
+    },
     "divergence": {
         "checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), None": (
             "the entropy at hand is half of the sum, to the same bits"

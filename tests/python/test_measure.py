@@ -140,7 +140,8 @@ def test_what_it_refuses(metrics, options, error, message):
 
 
 def test_bad_attention_is_refused_before_any_work():
-    with pytest.raises(ValueError, match=re.escape("got torch.int64")):
+    message = "measure: attention must be float16, bfloat16, float32 or float64, got torch.int64"
+    with pytest.raises(ValueError, match=f"^{message}"):
         asc.measure(torch.ones(3, 3, dtype=torch.int64), ["fiedler_value"])
 
 
@@ -300,6 +301,7 @@ def test_a_bounded_number_of_plans_is_kept(monkeypatch):
         (["head_divergence"], []),
         (["head_divergence", "top_mass"], []),
         (["head_divergence", "attention_entropy"], [["attention_entropy"]]),
+        (["fiedler_value", "attention_entropy", "head_divergence"], [["attention_entropy"]]),
         ({"head_divergence": {}, "attention_entropy": {"support": "full"}}, []),
     ],
 )
@@ -324,6 +326,26 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
         options = metrics[key] if isinstance(metrics, dict) else {}
         own = {name: value for name, value in options.items() if name != "metric"}
         assert same(found[key], direct(options.get("metric", key), attention, **own)), key
+
+
+def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
+    attention, given = maps(2, 3, 9, 9), []
+    divergence = measuring.divergence_of
+
+    def diverging(tensor, entropy, **options):
+        given.append((options["support"], entropy is not None))
+        return divergence(tensor, entropy, **options)
+
+    monkeypatch.setattr(measuring, "divergence_of", diverging)
+    ask = {
+        "x": {"metric": "head_divergence", "support": "full"},
+        "head_divergence": {},
+        "attention_entropy": {},
+    }
+    found = asc.measure(attention, ask)
+    assert given == [("full", False), ("auto", True)]
+    assert same(found["x"], asc.head_divergence(attention, support="full"))
+    assert same(found["head_divergence"], asc.head_divergence(attention))
 
 
 @pytest.fixture
@@ -363,15 +385,17 @@ def test_as_many_eigenvalues_are_computed_as_are_wanted(calls, n, metrics, wante
     assert [options["k"] for _, options in calls] == wanted
 
 
-def test_equal_options_are_one_call_and_different_tensors_are_two(calls):
+@pytest.mark.parametrize("array", [torch.Tensor.clone, torch.Tensor.numpy])
+def test_equal_options_are_one_call_and_different_arrays_are_two(calls, array):
     attention = maps(40, 40, causal=False)
     two = {"metric": "betti_numbers", "thresholds": [0.125 / 3, 0.2]}
     asc.measure(attention, {"x": two, "y": {**two, "thresholds": [0.125 / 3, 0.2]}})
     assert [name for name, _ in calls] == ["betti_numbers"]
     calls.clear()
-    # Of so many entries torch prints the first and the last.
-    one, other = torch.ones(2, 40, 40, dtype=torch.bool).unbind()
-    other[:, 15:25] = False
+    # Of so many entries torch and NumPy print the first and the last.
+    masks = torch.ones(2, 40, 40, dtype=torch.bool)
+    masks[1, :, 15:25] = False
+    one, other = map(array, masks)
     assert repr(one) == repr(other)
     ask = {key: {"metric": "local_global_ratio", "support": seen} for key, seen in (("x", one), ("y", other))}
     found = asc.measure(attention, ask)
@@ -445,6 +469,21 @@ BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validat
 )
 def test_which_bars_hold_betti_numbers(given, bars, held):
     assert bars_hold({**BETTI, **given}, {**BARS, **bars}) is held
+
+
+def test_requests_hold_what_their_metric_takes():
+    assert measuring.requests_of({"x": {"metric": "top_mass", "k": 2}}, {}) == [
+        measuring.Request("x", "top_mass", {"k": 2})
+    ]
+    assert measuring.requests_of(iter(["top_mass", "bar_count"]), {"k": 3}) == [
+        measuring.Request("top_mass", "top_mass", {"k": 3}),
+        measuring.Request("bar_count", "bar_count", {}),
+    ]
+    attention = maps(2, 7, 7)
+    found = asc.measure(attention, {"x": {"metric": "bar_count"}})
+    assert same(found["x"], asc.bar_count(asc.persistence(attention)))
+    with pytest.raises(TypeError, match="measure: metrics must be names, got ndarray"):
+        asc.measure(attention, np.array(["top_mass"]))
 
 
 def test_lengths_that_do_not_fit_are_named():

@@ -243,7 +243,7 @@ def _needed(group: Mapping[str, tuple[_Identity, Any]], entropies: Mapping[_Iden
 def _call(request: Request, n: int) -> _Call:
     source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
     given = _given(source, request, n)
-    # An option's repr tells two different settings apart; tensors are told apart by identity.
+    # An option's repr tells two different settings apart; arrays, which print in part, their identity.
     return source, tuple(sorted((name, _identity(value)) for name, value in given.items())), given
 
 
@@ -343,7 +343,7 @@ def requests_of(
 
 
 def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__") or hasattr(value, "__dlpack__")
+    return hasattr(value, "__array__")
 
 
 def _accepted(metric: str) -> dict[str, Any]:
@@ -378,7 +378,7 @@ def _options(function: Callable[..., Any]) -> list[str]:
 
 
 def _identity(value: Any) -> str:
-    return f"tensor {id(value)}" if isinstance(value, torch.Tensor) else repr(value)
+    return f"array {id(value)}" if _is_array(value) else repr(value)
 
 
 def _given(source: str, request: Request, n: int) -> dict[str, Any]:
