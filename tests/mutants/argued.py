@@ -12,6 +12,7 @@ EQUAL_SCALES = "equal scales have one count in any order"
 FIRST_STEP = "the first step has covered nothing of the way"
 ONE_LABEL = "with one label the entropy is 0 at any scale"
 
+ONE_DEVICE = "without an accelerator there is one device"
 SAME_FALSE = "None is as false"
 NOT_READ = "what is computed besides is not read"
 
@@ -55,6 +56,27 @@ ARGUED: dict[str, dict[str, str]] = {
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=None': SAME_FALSE,
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, ).ks': NOT_READ,
         '"marchenko_pastur_deviation", attention, null, support, draws, seed, lengths, validate, whole=True': NOT_READ,
+    },
+    "fisher": {
+        '"fisher_trace", text, tokenizer, max_tokens, None': ONE_DEVICE,
+        "return {name: value[:, :max_tokens].to(None) for name, value in dict(text).items()}": ONE_DEVICE,
+        "chance = torch.rand(ids.shape, generator=generator).to(None)": ONE_DEVICE,
+        "scored = (real[:, 1:] & real[:, :-1]).to(None)": ONE_DEVICE,
+        "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(None)": ONE_DEVICE,
+        "wanted = torch.multinomial(shares, 1, generator=generator).squeeze(+1).to(ids.device)": SAME_AXIS,
+        "shares = chosen.detach().softmax(+1).cpu()": SAME_AXIS,
+        "chance = torch.where(real, chance, 3.0)": "above every chance",
+        "scored = (chance <= mask_share) | (chance == chance.min())": "one chance in 2^24 is just as large",
+        'table = table.groupby(["layer", "group"], as_index=None).agg({"trace": "mean", "n": "sum"})': SAME_FALSE,
+        'table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=None)]': SAME_LENGTH,
+        'table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], )]': SAME_LENGTH,
+        'table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=False)]': SAME_LENGTH,
+        "names, parameters = zip(*model.named_parameters(), strict=None)": SAME_LENGTH,
+        "names, parameters = zip(*model.named_parameters(), )": SAME_LENGTH,
+        "names, parameters = zip(*model.named_parameters(), strict=False)": SAME_LENGTH,
+        "for name, gradient in zip(names, gradients, strict=None):": SAME_LENGTH,
+        "for name, gradient in zip(names, gradients, ):": SAME_LENGTH,
+        "for name, gradient in zip(names, gradients, strict=False):": SAME_LENGTH,
     },
     "measure": {
         "for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=None):": SAME_LENGTH,

@@ -102,6 +102,11 @@ def test_every_parameter_has_its_place(llama, bert):
     assert places["model.layers.0.input_layernorm.weight"] == (0, "norm")
     assert places["model.norm.weight"] == (-1, "norm")
     assert places["lm_head.weight"] == (-1, "embedding")
+    assert places["model.embed_tokens.weight"] == (-1, "embedding")
+    own = torch.nn.ModuleDict({"positions": torch.nn.Embedding(2, 2), "attn": torch.nn.Linear(2, 2)})
+    places = group_parameters(torch.nn.ModuleDict({"h": torch.nn.ModuleList([own])}))
+    assert places["h.0.positions.weight"] == (0, "embedding")
+    assert places["h.0.attn.bias"] == (0, "attention")
     places = group_parameters(bert)
     assert places["bert.encoder.layer.1.attention.output.LayerNorm.weight"] == (1, "norm")
     assert places["bert.encoder.layer.1.attention.output.dense.weight"] == (1, "attention")
@@ -114,6 +119,10 @@ def test_padding_is_not_predicted_and_short_sentences_are_left_out(llama):
     found = asc.fisher_trace(llama, [sentence(4), padded])
     np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-4)
     assert set(found["n"]) == {1}
+    # Rotary positions are relative, so that padding in front changes nothing either.
+    mask = torch.tensor([[0, 0, 1, 1, 1]])
+    found = asc.fisher_trace(llama, [{"input_ids": torch.tensor([[0, 0, 4, 6, 8]]), "attention_mask": mask}])
+    np.testing.assert_allclose(found["trace"], plain["trace"], rtol=1e-3)
     two = asc.fisher_trace(llama, [sentence(4, 6)])
     assert two["trace"].sum() == pytest.approx(sum(gradients(llama, [4, 6]).values()), rel=1e-5)
     with pytest.raises(ValueError, match=r"^fisher_trace: texts hold no sentence of two tokens"):
