@@ -87,6 +87,8 @@ def judge(file: str, mutant: Mutant, known: dict[str, dict[str, str]]) -> str:
 
 def main() -> int:
     wanted = sys.argv[1:]
+    if unknown := set(wanted) - {Path(file).stem for file in MUTANTS}:
+        sys.exit(f"no file with mutants is called {sorted(unknown)[0]!r}; there are {', '.join(MUTANTS)}")
     known = build()
     counts: dict[str, int] = {}
     began = time.monotonic()
