@@ -355,7 +355,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/strip_gram.h": [
         Mutant("terms, from > 0,", "terms, false,"),
         Mutant("std::min(depth, i + size - from)", "std::min(depth, i - from)"),
-        Mutant("std::fill(strip + end * kStrip, strip + (first + kStrip) * kStrip, 0.0);", ""),
+        Mutant("std::fill(strip + end * kStrip, strip + (first + kStrip) * kStrip, 0.0);", ";"),
         Mutant("(causal ? end : n) - from", "end - from"),
         Mutant("causal ? from / kStrip : 0", "from / kStrip"),
     ],
