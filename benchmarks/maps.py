@@ -46,7 +46,7 @@ def synthetic_maps(regime: str, n: int, count: int, dtype: torch.dtype = torch.f
 
 def usual_count(n: int) -> int:
     """Maps of one call: 40 like the heads of stories260K, so that a call is more than its overhead."""
-    return 40 if n <= 128 else 16 if n <= 256 else 8 if n <= 512 else 2
+    return 40 if n <= 128 else 16 if n <= 256 else 8 if n <= 512 else 2 if n <= 1024 else 1
 
 
 def all_maps(

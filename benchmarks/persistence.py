@@ -16,7 +16,7 @@ TARGET = {32: 15, 64: 30, 128: 60, 256: 60, 512: 90}
 LIMIT = {128: 100, 512: 250}
 TARGET_H0, LIMIT_H0 = 80, 300
 # Peers need seconds for a large map: GUDHI 4 for a sharp one of 256 tokens without a causal mask.
-MOST = {256: 4, 512: 2}
+MOST = {256: 2, 512: 1}
 HARDEST, NEXT = "bidirectional n=512", "bidirectional n=256"
 
 
