@@ -36,7 +36,7 @@ install:        ## .venv with attnscope, editable, and the tools to work on it
 bench:          ## every kernel against its peers -> benchmarks/results/*.json
 	@.ci/setup bench && $(BIN)/python benchmarks/run.py
 
-bench-quick:    ## the same in two minutes, fewer sizes
+bench-quick:    ## the kernels alone, fewer sizes, in two minutes
 	@.ci/setup bench && $(BIN)/python benchmarks/run.py --quick
 
 wheel:          ## sdist and manylinux wheel -> dist/, tried in a fresh environment

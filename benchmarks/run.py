@@ -17,6 +17,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 # What the benchmarks share, and what only draws.
 OF_THREADS = {"threads"}  # these ask for more than one
+WHOLES = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
 NOT_BENCHMARKS = {"harness", "maps", "run", "plot"}
 
 
@@ -32,7 +33,9 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all when none is given"
     )
-    parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
+    parser.add_argument(
+        "--quick", action="store_true", help="fewer sizes, less time each; without whole studies unless named"
+    )
     parser.add_argument("--seconds", type=float, help="per comparison")
     options = parser.parse_args()
     unknown = sorted(set(options.names) - set(names()))
@@ -44,7 +47,7 @@ def main() -> int:
     # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
     quiet = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     failed, missed, started = [], [], time.monotonic()
-    for name in options.names or names():
+    for name in options.names or [name for name in names() if not (options.quick and name in WHOLES)]:
         print(f"\n=== {name}", flush=True)
         begun = time.monotonic()
         process = subprocess.Popen(
