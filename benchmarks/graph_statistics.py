@@ -77,7 +77,7 @@ def agree(peer: str, ours: asc.GraphStatistics, theirs: Any) -> None:
 def main() -> None:
     benchmark = Benchmark("graph_statistics", __doc__ or "")
     networkx = installed("networkx")
-    for n in sizes(benchmark, (32, 64, 128, 256), (32, 64)):
+    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
         for name, attention in all_maps(n).items():
             if not benchmark.wants(name):
                 continue

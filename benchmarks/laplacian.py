@@ -23,7 +23,7 @@ def main() -> None:
     from scipy.linalg import eigh
 
     benchmark = Benchmark("laplacian", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256), (32, 128)):
+    for n in sizes(benchmark, (32, 64, 128, 256), (64,)):
         for name, attention in all_maps(n, regimes=("sink", "peaky")).items():
             if not benchmark.wants(name):
                 continue

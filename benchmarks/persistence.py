@@ -88,7 +88,7 @@ def peers_for(attention: torch.Tensor, max_dimension: int, few: int) -> dict[str
 
 def main() -> None:
     benchmark = Benchmark("persistence", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 64)):
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
         for name, attention in all_maps(n).items():
             if not benchmark.wants(name) or name == HARDEST:
                 continue

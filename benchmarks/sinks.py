@@ -81,7 +81,7 @@ def agree(peer: str, ours: torch.Tensor, theirs: torch.Tensor) -> None:
 
 def main() -> None:
     benchmark = Benchmark("sinks", __doc__ or "")
-    for n in sizes(benchmark, (32, 64, 128, 256, 512), (32, 128)):
+    for n in sizes(benchmark, (32, 64, 128, 256, 512), (64,)):
         inputs = all_maps(n, regimes=("sink", "peaky", "bidirectional"))
         for case, (ours, theirs) in CASES.items():
             for name, attention in inputs.items():

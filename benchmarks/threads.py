@@ -39,7 +39,7 @@ def main() -> None:
     print(
         f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}: a busy machine hides what threads gain"
     )
-    for n in sizes(benchmark, (32, 64, 128), (32,)):
+    for n in sizes(benchmark, (32, 64, 128), (64,)):
         attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
         calls: dict[str, Callable[[], Any]] = {
