@@ -19,8 +19,9 @@ if importlib.util.find_spec("torch") is not None:
 
     _isa.load_core()
 
-    from attnscope import protocols, statistics
+    from attnscope import inference, protocols
     from attnscope.capture import capture
+    from attnscope.inference import Frames, classify_frames, emergence_step
     from attnscope.metrics.alignment import (
         entropy_magnitude_correlation,
         geometric_semantic_alignment,
@@ -36,11 +37,9 @@ if importlib.util.find_spec("torch") is not None:
     )
     from attnscope.metrics.betti import betti_numbers
     from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal
-    from attnscope.metrics.emergence import emergence_step
     from attnscope.metrics.entropy import attention_entropy
     from attnscope.metrics.fiedler import fiedler_value, fiedler_vector
     from attnscope.metrics.fisher import fisher_trace
-    from attnscope.metrics.frames import Frames, classify_frames
     from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics
     from attnscope.metrics.harmonics import harmonic_distortion, softmax_harmonics
     from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap
@@ -133,6 +132,7 @@ __all__ = [
     "harmonic_distortion",
     "head_divergence",
     "incoming_attention",
+    "inference",
     "laplacian_eigenvalues",
     "laplacian_gap",
     "local_global_ratio",
@@ -159,7 +159,6 @@ __all__ = [
     "spectral_ratio",
     "spectral_uncertainty",
     "stable_rank",
-    "statistics",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",

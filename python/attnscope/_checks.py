@@ -225,6 +225,28 @@ def whole(function: str, name: str, value: Any) -> int:
     return number
 
 
+def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
+    """Training steps as integers, from numbers or from their digits.
+
+    Args:
+        function: whose error it is.
+        steps: the column of a table.
+
+    Raises:
+        ValueError: a step that is no whole number.
+    """
+    found = []
+    for step in steps:
+        try:
+            number = int(step)
+        except (TypeError, ValueError, OverflowError) as error:
+            raise ValueError(f"{function}: steps must be whole numbers: {error}") from None
+        if not isinstance(step, str) and number != step:
+            raise ValueError(f"{function}: steps must be whole numbers, got {step!r}")
+        found.append(number)
+    return found
+
+
 def flag(function: str, name: str, value: Any) -> bool:
     """`value` as a bool.
 

@@ -4,7 +4,7 @@
 
     python tests/mutants/metrics.py [--jobs N] [MODULE ...]
 
-MODULE is a stem such as statistics or frames; all of MODULES without one. N mutants are tried at a time, as
+MODULE is a stem such as intervals or frames; all of MODULES without one. N mutants are tried at a time, as
 many as there are processors without it. Works on a copy in build/mutmut. What lives is listed with its
 change, unless argued.py says why no test can see it. Exit status 1 when more lives, or when an argument is
 of no living mutant. Needs `pip install mutmut`.
@@ -27,7 +27,8 @@ WORK = ROOT / "build" / "mutmut"
 BESIDE = WORK / "beside"
 # What has metrics in Python, and the files of quick tests that are to see it broken.
 MODULES = {
-    "statistics": ["statistics"],
+    "intervals": ["intervals"],
+    "comparisons": ["intervals"],
     "_named": ["named"],
     "_signals": ["power_spectrum", "uncertainty", "wavelet", "door"],
     "_states": ["alignment", "reference_influence", "door"],
@@ -61,7 +62,7 @@ LEFT_ALONE = [
     r'^\s*f"',
     r'^\s*"[^"]*"\s*$',
     r"choice_argument|_checks\.(real|whole|flag|as_tensor|float_tensor)",
-    r"_check\(|check_draws\(|_check_confidence\(|table_argument\(|_pairs\(|_vector\(|_family\(|number\(",
+    r"_check\(|check_draws\(|check_confidence\(|table_argument\(|pairs\(|vector\(|number\(",
 ]
 # An editable install finds the package by a finder of its own, which would hand out the unbroken files.
 # pandas, which the package imports when it is needed, is imported once and not in every mutant.
@@ -98,12 +99,16 @@ def settings(stems: list[str]) -> str:
     lists = {
         "source_paths": ["src"],
         "only_mutate": [
-            f"src/attnscope/{'' if stem == 'statistics' else 'metrics/'}{stem}.py" for stem in stems
+            f"src/{path.relative_to(ROOT / 'python')}" for stem in stems for path in sources(stem)
         ],
         "also_copy": ["src/attnscope"],
         "do_not_mutate_patterns": LEFT_ALONE,
         "pytest_add_cli_args": [*PYTEST.split(), "-m", "not slow"],
-        "pytest_add_cli_args_test_selection": [f"tests/python/test_{name}.py" for name in sorted(tests)],
+        "pytest_add_cli_args_test_selection": [
+            str(path.relative_to(ROOT))
+            for name in sorted(tests)
+            for path in (ROOT / "tests/python").rglob(f"test_{name}.py")
+        ],
     }
     lines = [f"{name} = [{', '.join(map(literal, values))}]" for name, values in lists.items()]
     return "\n".join(
@@ -117,6 +122,12 @@ def settings(stems: list[str]) -> str:
             'markers = ["slow: slow"]',
         ]
     )
+
+
+def sources(stem: str) -> list[Path]:
+    """The file of a module, in whichever folder its concept has put it."""
+    package = ROOT / "python/attnscope"
+    return [path for room in ("metrics", "inference") for path in (package / room).rglob(f"{stem}.py")]
 
 
 def literal(text: str) -> str:

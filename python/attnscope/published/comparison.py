@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from attnscope._nearest import nearest
+from attnscope.inference import bootstrap
 from attnscope.published.numbers import published_numbers, same_model
 from attnscope.schema import MissingError
-from attnscope.statistics import bootstrap
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -13,8 +13,8 @@ import pandas as pd
 
 from attnscope.figures.quantities import quantity
 from attnscope.figures.selection import CHECKPOINT, NULLS, last_step
+from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.report.numbers import number
-from attnscope.statistics import Comparison, benjamini_hochberg, holm, paired_test, per_sentence, welch_test
 
 #: What models are held against their nulls and each other in.
 METRICS = (
@@ -106,7 +106,7 @@ def _between_series(heads: pd.DataFrame) -> Question:
         for metric in METRICS:
             if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
                 continue
-            x, y = per_sentence(a, metric), per_sentence(b, metric)
+            x, y = per_sample(a, metric), per_sample(b, metric)
             same = sorted(set(x.index) & set(y.index))
             if len(same) == len(x) == len(y):
                 paired = True

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.metrics.emergence import emergence_of
-from attnscope.metrics.frames import classify_frames
+from attnscope.inference.emergence import emergence_of
+from attnscope.inference.frames import classify_frames
 from attnscope.results import Results
 from attnscope.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.sink.comparisons import (

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from attnscope.statistics import check_draws, number, table_argument
+from attnscope._checks import whole_steps
+from attnscope.inference._arguments import check_draws, number, table_argument
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -155,25 +156,3 @@ def _checked_steps(table: pd.DataFrame, metric: str, fraction: float, by: Sequen
                 f"{name}: the table holds {count} values of {column!r}: filter it or name {column!r} in by"
             )
     return column_of_steps
-
-
-def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
-    """Training steps as integers, from numbers or from their digits.
-
-    Args:
-        function: whose error it is.
-        steps: the column of a table.
-
-    Raises:
-        ValueError: a step that is no whole number.
-    """
-    found = []
-    for step in steps:
-        try:
-            number = int(step)
-        except (TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"{function}: steps must be whole numbers: {error}") from None
-        if not isinstance(step, str) and number != step:
-            raise ValueError(f"{function}: steps must be whole numbers, got {step!r}")
-        found.append(number)
-    return found

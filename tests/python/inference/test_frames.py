@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.metrics import frames
+from attnscope.inference import frames
 
 
 def positions(*thirds, samples=10, heads=10):

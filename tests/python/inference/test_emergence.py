@@ -8,7 +8,7 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
-from attnscope.metrics import emergence
+from attnscope.inference import emergence
 from attnscope.protocols import ruscio2025
 
 STEPS = [0, 1, 2, 4, 8, 16, 512, 1000, 2000, 143000]

@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""Arguments of the statistics: checked here once, with the value in the message."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+Vector = npt.NDArray[np.float64]
+
+
+def vector(function: str, name: str, values: Any) -> Vector:
+    try:
+        data = np.asarray(values, dtype=np.float64)
+    except (TypeError, ValueError, OverflowError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} must be numbers: {error}") from None
+    if data.ndim != 1:
+        raise ValueError(f"{function}: {name} must have one dimension, got shape {data.shape}")
+    return data
+
+
+def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
+    x, y = vector(function, "the first argument", a), vector(function, "the second argument", b)
+    if len(x) != len(y):
+        raise ValueError(
+            f"{function}: both arguments must hold the same sentences, got {len(x)} and {len(y)}"
+        )
+    both = ~(np.isnan(x) | np.isnan(y))
+    return x[both], y[both]
+
+
+def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
+    """The arguments of a bootstrap as numbers.
+
+    Raises:
+        ValueError: confidence outside (0, 1), draws below 1, a negative seed.
+        TypeError: no numbers.
+    """
+    whole = []
+    for name, value, least in (("draws", draws, 1), ("seed", seed, 0)):
+        try:
+            whole.append(operator.index(value))
+        except (TypeError, RuntimeError):
+            raise TypeError(f"{function}: {name} must be a whole number, got {value!r}") from None
+        if whole[-1] < least:
+            raise ValueError(f"{function}: {name} must be at least {least}, got {value!r}")
+        if whole[-1] >= 2**63:
+            raise ValueError(f"{function}: {name} must fit in 64 bits, got {value!r}")
+    return check_confidence(function, confidence), whole[0], whole[1]
+
+
+def number(function: str, name: str, value: Any) -> float:
+    """`value` as a float.
+
+    Raises:
+        TypeError: it is no number.
+    """
+    if not isinstance(value, (str, bytes)):
+        try:
+            return float(value)
+        except (TypeError, ValueError, RuntimeError, OverflowError):
+            pass
+    raise TypeError(f"{function}: {name} must be a number, got {value!r}")
+
+
+def table_argument(
+    function: str, table: Any, needed: Sequence[str], metric: Any, by: Sequence[Any] = ()
+) -> None:
+    """A table with the columns that a function reads, `metric` of numbers among them.
+
+    Raises:
+        TypeError: no table.
+        ValueError: a missing column, a metric that is not numbers, `by` a single string.
+    """
+    if not hasattr(table, "groupby") or not hasattr(table, "columns"):
+        raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
+    if isinstance(by, str):
+        raise ValueError(f"{function}: by must be a list of columns, got the string {by!r}")
+    if not isinstance(by, (list, tuple)):
+        raise TypeError(f"{function}: by must be a list of columns, got {by!r}")
+    present = list(table.columns)
+    for column in (*needed, metric, *by):
+        if not isinstance(column, str) or present.count(column) != 1:
+            raise ValueError(
+                f"{function}: the table has no column {column!r}, only {', '.join(map(str, present))}"
+            )
+    if table[metric].dtype.kind not in "biuf":
+        raise ValueError(f"{function}: column {metric!r} must hold numbers, got {table[metric].dtype}")
+
+
+def check_confidence(function: str, confidence: Any) -> float:
+    value = number(function, "confidence", confidence)
+    if not 0.0 < value < 1.0:
+        raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
+    return value

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Differences of means with the sample as unit: t-tests, and what many of them at once are worth."""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from attnscope.inference._arguments import Vector, check_confidence, pairs, vector
+
+
+class Comparison(NamedTuple):
+    """A difference of means with its interval, t, degrees of freedom, two-sided p, and samples (pairs)."""
+
+    difference: float
+    low: float
+    high: float
+    statistic: float
+    freedom: float
+    p_value: float
+    n: int
+
+
+def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+    """Paired t-test of the mean of a − b over the same samples.
+
+    Args:
+        a: one number a sample.
+        b: the same samples in the same order; a pair with NaN is left out.
+        confidence: of the interval of the difference.
+
+    Returns:
+        Comparison; p_value is NaN for fewer than two pairs, 0 where all differences are equal and not 0, and
+        1 where all are 0.
+
+    Raises:
+        ValueError: different lengths, confidence outside (0, 1).
+
+    Example:
+        >>> from attnscope import inference
+        >>> inference.paired_test([3.0, 4.0, 8.0], [2.0, 2.0, 5.0]).difference
+        2.0
+
+    References:
+        Student, The probable error of a mean, 1908.
+    """
+    from scipy import stats
+
+    confidence = check_confidence("paired_test", confidence)
+    x, y = pairs("paired_test", a, b)
+    difference = x - y
+    n = len(difference)
+    mean = float(difference.mean()) if n else math.nan
+    if n < 2:
+        return _untested(mean, n)
+    if np.ptp(difference) == 0:
+        return _without_spread(mean, n - 1, n)
+    scale = float(np.abs(difference).max())
+    return _tested(stats.ttest_1samp(difference / scale, 0.0), mean, scale, n, confidence)
+
+
+def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
+    """Welch's t-test of the difference of means of two independent sets of samples.
+
+    Args:
+        a: one number a sample; NaN is left out.
+        b: other samples.
+        confidence: of the interval of the difference.
+
+    Returns:
+        Comparison, n the samples of both; p_value is NaN where either holds fewer than two.
+
+    Raises:
+        ValueError: confidence outside (0, 1).
+
+    Example:
+        >>> from attnscope import inference
+        >>> round(inference.welch_test([1.0, 2.0, 3.0], [4.0, 5.0, 6.0, 7.0]).freedom, 3)
+        4.959
+
+    References:
+        Welch, The generalization of Student's problem when several different population variances are
+        involved, 1947.
+    """
+    from scipy import stats
+
+    confidence = check_confidence("welch_test", confidence)
+    x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
+    x, y = x[~np.isnan(x)], y[~np.isnan(y)]
+    n = len(x) + len(y)
+    mean = float(x.mean() - y.mean()) if len(x) and len(y) else math.nan
+    if min(len(x), len(y)) < 2:
+        return _untested(mean, n)
+    if np.ptp(x) == 0 and np.ptp(y) == 0:
+        return _without_spread(mean, n - 2, n)
+    scale = float(max(np.abs(x).max(), np.abs(y).max()))
+    return _tested(stats.ttest_ind(x / scale, y / scale, equal_var=False), mean, scale, n, confidence)
+
+
+def holm(p_values: Any) -> Vector:
+    """Holm's adjusted p-values: the chance of any false discovery in the family stays below the level.
+
+    Args:
+        p_values: the family that is printed together; NaN stays NaN and does not count.
+
+    Returns:
+        Adjusted p-values in the order given, float64, at most 1.
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+
+    Example:
+        >>> from attnscope import inference
+        >>> inference.holm([0.01, 0.04, 0.03]).tolist()
+        [0.03, 0.06, 0.06]
+
+    References:
+        Holm, A simple sequentially rejective multiple test procedure, 1979.
+    """
+    return _adjusted("holm", p_values, "holm")
+
+
+def benjamini_hochberg(p_values: Any) -> Vector:
+    """Benjamini and Hochberg's adjusted p-values: the expected share of false discoveries is held.
+
+    Args:
+        p_values: the family that is printed together; NaN stays NaN and does not count.
+
+    Returns:
+        Adjusted p-values in the order given, float64, at most 1.
+
+    Raises:
+        ValueError: a p-value outside [0, 1].
+
+    Example:
+        >>> from attnscope import inference
+        >>> inference.benjamini_hochberg([0.01, 0.04, 0.03]).round(6).tolist()
+        [0.03, 0.04, 0.04]
+
+    References:
+        Benjamini and Hochberg, Controlling the false discovery rate, 1995.
+    """
+    return _adjusted("benjamini_hochberg", p_values, "fdr_bh")
+
+
+def _adjusted(function: str, p_values: Any, method: str) -> Vector:
+    """The family adjusted by statsmodels, NaN left where it was."""
+    p = vector(function, "p_values", p_values)
+    counted = ~np.isnan(p)
+    if ((p[counted] < 0) | (p[counted] > 1)).any():
+        raise ValueError(f"{function}: p_values must lie between 0 and 1, got {p[counted].tolist()}")
+    result = np.full(len(p), math.nan)
+    if counted.any():
+        from statsmodels.stats.multitest import multipletests
+
+        result[counted] = multipletests(p[counted], method=method)[1]
+    return result
+
+
+def _tested(found: Any, mean: float, scale: float, n: int, confidence: float) -> Comparison:
+    """SciPy's result of values divided by `scale`, without which small variances would vanish."""
+    low, high = found.confidence_interval(confidence)
+    return Comparison(
+        mean,
+        float(low) * scale,
+        float(high) * scale,
+        float(found.statistic),
+        float(found.df),
+        float(found.pvalue),
+        n,
+    )
+
+
+def _untested(mean: float, n: int) -> Comparison:
+    return Comparison(mean, math.nan, math.nan, math.nan, math.nan, math.nan, n)
+
+
+def _without_spread(mean: float, freedom: int, n: int) -> Comparison:
+    """What the test tends to as the spread goes to 0."""
+    statistic = math.copysign(math.inf, mean) if mean else math.nan
+    return Comparison(mean, mean, mean, statistic, float(freedom), 0.0 if mean else 1.0, n)

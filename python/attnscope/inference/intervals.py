@@ -1,0 +1,225 @@
+# SPDX-License-Identifier: MIT
+"""Estimates over samples with bootstrap intervals.
+
+Heads and layers of one text are measured on the same words, so they are no replicates: whatever is averaged
+here is first reduced to one number a sample (`per_sample`), and the samples are what is drawn again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+
+from attnscope.inference._arguments import Vector, check_draws, pairs, table_argument, vector
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+
+class Interval(NamedTuple):
+    """An estimate, its percentile interval, and the number of samples it rests on."""
+
+    estimate: float
+    low: float
+    high: float
+    n: int
+
+
+class Correlation(NamedTuple):
+    """A correlation over samples with its bootstrap interval and two-sided p."""
+
+    r: float
+    low: float
+    high: float
+    p_value: float
+    n: int
+
+
+def per_sample(table: pd.DataFrame, metric: str, by: Sequence[str] = ()) -> pd.Series[float]:
+    """One number a sample: the mean of `metric` over the rows (layers, heads) of each.
+
+    Args:
+        table: rows with `sample` and the metric.
+        metric: a column of it; NaN rows are left out.
+        by: further columns that keep samples apart, for example ["model"].
+
+    Returns:
+        A Series indexed by (`by`…, sample).
+
+    Raises:
+        ValueError: a missing column, a metric that is not numbers.
+        TypeError: no table.
+
+    Example:
+        >>> import pandas as pd
+        >>> from attnscope import inference
+        >>> table = pd.DataFrame({"sample": [0, 0, 1], "x": [1.0, 3.0, 5.0]})
+        >>> inference.per_sample(table, "x").tolist()
+        [2.0, 5.0]
+    """
+    table_argument("per_sample", table, ("sample",), metric, by)
+    result: pd.Series[float] = table.groupby([*by, "sample"])[metric].mean()
+    return result
+
+
+def bootstrap(
+    values: Any,
+    statistic: Callable[[Vector], Any] | None = None,
+    *,
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Interval:
+    """A percentile bootstrap interval over samples.
+
+    Args:
+        values: one number a sample; NaN is left out, and `n` counts what is left.
+        statistic: a function of an array along its last axis; None: the mean.
+        confidence: in (0, 1).
+        draws: drawings with replacement.
+        seed: the same seed gives the same interval.
+
+    Returns:
+        Interval; all NaN without values, and no width for a single one.
+
+    Raises:
+        ValueError: values of more than one dimension, confidence outside (0, 1), draws below 1, a statistic
+            that does not work along the last axis.
+        TypeError: what is no number or no function.
+
+    Example:
+        >>> from attnscope import inference
+        >>> inference.bootstrap([2.0, 2.0, 2.0])
+        Interval(estimate=2.0, low=2.0, high=2.0, n=3)
+
+    References:
+        Efron, Bootstrap methods: another look at the jackknife, 1979.
+    """
+    data = vector("bootstrap", "values", values)
+    data = data[~np.isnan(data)]
+    confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
+    if statistic is not None and not callable(statistic):
+        raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
+
+    def along_last(given: Vector, axis: int = -1) -> Vector:
+        result = np.asarray(given.mean(-1) if statistic is None else statistic(given))
+        if result.shape != given.shape[:-1]:
+            raise ValueError(
+                f"bootstrap: statistic must work along the last axis and make shape {given.shape[:-1]} of "
+                f"{given.shape}, got shape {result.shape}"
+            )
+        return result
+
+    if len(data) == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+    estimate = float(along_last(data))
+    if len(data) == 1:
+        return Interval(estimate, estimate, estimate, 1)
+    low, high = _percentiles(_drawn((data,), along_last, draws, seed), confidence)
+    return Interval(estimate, low, high, len(data))
+
+
+def correlation(
+    x: Any,
+    y: Any,
+    *,
+    method: Literal["pearson", "spearman"] = "pearson",
+    confidence: float = 0.95,
+    draws: int = 2000,
+    seed: int = 0,
+) -> Correlation:
+    """Pearson's or Spearman's correlation over samples, with a bootstrap interval.
+
+    Args:
+        x: one number a sample.
+        y: the same samples; a pair with NaN is left out.
+        method: of values, or of ranks (mean ranks on ties).
+        confidence: in (0, 1).
+        draws: drawings of pairs with replacement.
+        seed: of the bootstrap.
+
+    Returns:
+        Correlation; all NaN for fewer than three pairs or without variance. p_value is that of Student's t
+        with n − 2 degrees of freedom.
+
+    Raises:
+        ValueError: different lengths, an unknown method, confidence outside (0, 1), draws below 1.
+
+    Example:
+        >>> from attnscope import inference
+        >>> inference.correlation([1, 2, 3, 4], [1, 8, 27, 64], method="spearman").r
+        1.0
+
+    References:
+        Spearman, The proof and measurement of association between two things, 1904.
+    """
+    from scipy import stats
+
+    if not isinstance(method, str) or method not in ("pearson", "spearman"):
+        raise ValueError(f"correlation: method must be 'pearson' or 'spearman', got {method!r}")
+    confidence, draws, seed = check_draws("correlation", confidence, draws, seed)
+    a, b = pairs("correlation", x, y)
+    n = len(a)
+    nothing = Correlation(math.nan, math.nan, math.nan, math.nan, n)
+    if n < 3:
+        return nothing
+
+    def ranked(values: Vector) -> Vector:
+        return stats.rankdata(values, axis=-1) if method == "spearman" else values
+
+    def r_of(first: Vector, second: Vector, axis: int = -1) -> Vector:
+        first, second = _centred(ranked(first)), _centred(ranked(second))
+        result = (first * second).sum(-1) / np.sqrt((first**2).sum(-1) * (second**2).sum(-1))
+        clipped: Vector = np.clip(result, -1, 1)
+        return clipped
+
+    r = float(r_of(a, b))
+    if math.isnan(r):
+        return nothing
+    drawn = _drawn((a, b), r_of, draws, seed)
+    # A draw that repeats one sample only has no correlation.
+    low, high = _percentiles(drawn[~np.isnan(drawn)], confidence)
+    p_value = float(stats.pearsonr(_centred(ranked(a)), _centred(ranked(b))).pvalue)
+    return Correlation(r, low, high, p_value, n)
+
+
+def _drawn(data: tuple[Vector, ...], statistic: Callable[..., Vector], draws: int, seed: int) -> Vector:
+    """The statistic of samples drawn with replacement, pairs kept together, [draws]."""
+    import warnings
+
+    from scipy import stats
+
+    with warnings.catch_warnings():
+        # SciPy warns of its own interval where a draw is undefined; the caller leaves such draws out.
+        warnings.simplefilter("ignore", stats.DegenerateDataWarning)
+        result = stats.bootstrap(
+            data,
+            statistic,
+            n_resamples=draws,
+            paired=len(data) > 1,
+            vectorized=True,
+            method="percentile",
+            random_state=np.random.default_rng(seed),
+        )
+    drawn: Vector = result.bootstrap_distribution
+    return drawn
+
+
+def _centred(values: Vector) -> Vector:
+    """Values less their mean along the last axis, the largest of magnitude 1; NaN where all are equal."""
+    rest = values - values.mean(-1, keepdims=True)
+    # A computed mean of equal values is not always their value.
+    rest = np.where(np.ptp(values, axis=-1, keepdims=True) > 0, rest, math.nan)
+    scaled: Vector = rest / np.abs(rest).max(-1, keepdims=True)
+    return scaled
+
+
+def _percentiles(values: Vector, confidence: float) -> tuple[float, float]:
+    if len(values) == 0:
+        return math.nan, math.nan
+    tail = (1 - confidence) / 2
+    low, high = np.quantile(values, [tail, 1 - tail])
+    return float(low), float(high)
