@@ -267,23 +267,55 @@ def test_the_share_prints_its_shapes():
 
 
 @pytest.mark.parametrize(
+    ("function", "options"),
+    [
+        ("sink_share", {"first": 4}),
+        ("sink_share", {"first": 2**40, "queries": 2}),
+        ("top_mass", {"k": 4}),
+        ("sink_rate", {"position": 2, "epsilon": 0.01}),
+    ],
+)
+def test_a_short_map_alone_answers_as_it_does_inside_a_batch(function, options):
+    batch = maps(3, 6, 6)
+    lengths = [1, 3, 6]
+    together = getattr(asc, function)(batch, lengths=lengths, **options)
+    for place, n in enumerate(lengths):
+        alone = getattr(asc, function)(batch[place, :n, :n].contiguous(), **options)
+        parts = [(together, alone)] if isinstance(alone, torch.Tensor) else zip(together, alone, strict=True)
+        for inside, own in parts:
+            assert own.dtype == inside.dtype
+            assert own.item() == inside[place].item()
+        measured = asc.measure(batch[place, :n, :n], {function: options})[function]
+        assert str(measured) == str(alone)
+
+
+def test_fewer_keys_than_asked_for_are_all_of_them():
+    one = torch.ones(1, 1)
+    assert asc.top_mass(one, 4).item() == 1
+    assert [field.item() for field in asc.sink_share(one, first=4)] == [1, 1, 1]
+    assert not asc.sink_rate(one, position=1).item()
+    assert asc.sink_rate(one, position=0).item()
+    three = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)
+    assert asc.top_mass(three, 7).tolist() == [1, 1]
+    assert asc.sink_share(three, first=4).share.tolist() == pytest.approx([1, 1])
+    assert asc.sink_rate(three, position=3).tolist() == [False, False]
+
+
+@pytest.mark.parametrize(
     ("function", "options", "message"),
     [
         ("sink_rate", {"epsilon": 0}, r"epsilon must lie strictly between 0 and 1, got 0"),
         ("sink_rate", {"epsilon": math.nan}, r"got nan"),
-        ("sink_rate", {"position": 3}, r"position must lie between 0 and n - 1 = 2, got 3"),
         ("sink_tokens", {"tau": 1.0}, r"tau must lie strictly between 0 and 1, got 1.0"),
-        ("sink_rate", {"position": -1}, r"position must lie between 0 and n - 1 = 2, got -1"),
+        ("sink_rate", {"position": -1}, r"position must be 0 or larger, got -1"),
         ("sink_rate", {"epsilon": 1.5}, r"epsilon must lie strictly between 0 and 1, got 1.5"),
         ("sink_tokens", {"gamma": 0}, r"gamma must lie in \(0, 1\], got 0"),
         ("sink_tokens", {"gamma": 1.5}, r"gamma must lie in \(0, 1\], got 1.5"),
         ("sink_tokens", {"min_visibility": 1.5}, r"min_visibility must lie between 0 and 1, got 1.5"),
         ("sink_position", {"min_visibility": -1}, r"min_visibility must lie between 0 and 1, got -1"),
-        ("sink_share", {"first": 0}, r"first must lie between 1 and n = 3, got 0"),
+        ("sink_share", {"first": 0}, r"first must be at least 1, got 0"),
         ("sink_share", {"queries": 0}, r"queries must be at least 1 or None, got 0"),
-        ("sink_share", {"first": 4}, r"first must lie between 1 and n = 3, got 4"),
-        ("top_mass", {"k": 0}, r"k must lie between 1 and n = 3, got 0"),
-        ("top_mass", {"k": 4}, r"k must lie between 1 and n = 3, got 4"),
+        ("top_mass", {"k": 0}, r"k must be at least 1, got 0"),
         ("incoming_attention", {"support": "both"}, r"support must be one of"),
         ("incoming_attention", {"lengths": 0}, r"lengths must lie between 1 and n = 3, got 0"),
     ],

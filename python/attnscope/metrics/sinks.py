@@ -81,16 +81,16 @@ def sink_rate(
     Args:
         attention: attention maps [..., n, n].
         epsilon: the mean incoming attention that a sink must exceed, in (0, 1).
-        position: the key, counted from 0.
+        position: the key, counted from 0; one that a map does not have is no sink.
         support: as in `incoming_attention`.
-        lengths: tokens per map; a position past a map's own length is no sink.
+        lengths: tokens per map.
         validate: refuse bad entries.
 
     Returns:
         [...] bool; False for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: epsilon outside (0, 1), position outside 0..n−1, and as `incoming_attention`.
+        ValueError: epsilon outside (0, 1), a negative position, and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -222,7 +222,7 @@ def sink_share(
 
     Args:
         attention: attention maps [..., n, n].
-        first: how many leading keys count as the sink.
+        first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
             Queries that see no key are left out.
         support: as in `incoming_attention`.
@@ -233,7 +233,7 @@ def sink_share(
         SinkShare(share, uniform, boost), each [...] float64; share in [0, 1], boost 1 for uniform attention.
 
     Raises:
-        ValueError: first outside 1..n, queries below 1, and as `incoming_attention`.
+        ValueError: first or queries below 1, and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -264,16 +264,16 @@ def top_mass(
 
     Args:
         attention: attention maps [..., n, n].
-        k: how many keys.
+        k: how many keys; all of them in a map that has no more.
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
 
     Returns:
-        [...] float64, in [k/n, 1] for rows that sum to 1; NaN for a map without mass. Error below n·2⁻⁵¹.
+        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass. Error below n·2⁻⁵¹.
 
     Raises:
-        ValueError: k outside 1..n, and as `incoming_attention`.
+        ValueError: k below 1, and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -327,20 +327,20 @@ def _from_one_read(
     if rate is not None:
         epsilon = _fraction(function, "epsilon", rate["epsilon"])
         at = _checks.whole(function, "position", rate["position"])
-        if not 0 <= at < n:
-            raise ValueError(f"{function}: position must lie between 0 and n - 1 = {n - 1}, got {at}")
+        if at < 0:
+            raise ValueError(f"{function}: position must be 0 or larger, got {at}")
     first_and_queries = None
     if (share := asked.get("sink_share")) is not None:
         first = _checks.whole(function, "first", share["first"])
         queries = None if share["queries"] is None else _checks.whole(function, "queries", share["queries"])
-        if not 1 <= first <= n:
-            raise ValueError(f"{function}: first must lie between 1 and n = {n}, got {first}")
+        if first < 1:
+            raise ValueError(f"{function}: first must be at least 1, got {first}")
         if queries is not None and queries < 1:
             raise ValueError(f"{function}: queries must be at least 1 or None, got {queries}")
-        first_and_queries = (first, n if queries is None else min(queries, n))
+        first_and_queries = (min(first, n), n if queries is None else min(queries, n))
     k = _checks.whole(function, "k", asked["top_mass"]["k"]) if "top_mass" in asked else 0
-    if "top_mass" in asked and not 1 <= k <= n:
-        raise ValueError(f"{function}: k must lie between 1 and n = {n}, got {k}")
+    if "top_mass" in asked and k < 1:
+        raise ValueError(f"{function}: k must be at least 1, got {k}")
     position = asked.get("sink_position")
     *answers, spoiled = _core.sink_statistics(
         checked.tensor,
@@ -350,7 +350,7 @@ def _from_one_read(
         "attention_entropy" in asked,
         None if position is None else _visibility(function, position["min_visibility"]),
         first_and_queries,
-        k,
+        min(k, n),
     )
     incoming, entropy, positions, shares, uniform, top = answers
     results: dict[str, Any] = {
@@ -360,7 +360,8 @@ def _from_one_read(
         "top_mass": top,
     }
     if rate is not None:
-        results["sink_rate"] = incoming[..., at] > epsilon
+        seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
+        results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform)
     return _Read(checked, {name: results[name] for name in asked}, spoiled)
