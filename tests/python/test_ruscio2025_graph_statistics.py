@@ -21,9 +21,14 @@ def maps(*shape, causal=True, seed=0, scale=3.0):
     return torch.softmax(logits, -1)
 
 
+def uniform_causal(n):
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    return uniform / uniform.sum(-1, keepdim=True)
+
+
 def transcription(attention, threshold, variant):
-    """One map at one threshold, the definition written down line by line."""
-    a = np.asarray(attention, dtype=np.float64)
+    """One map at one threshold, the definition written down line by line, compared in the map's own type."""
+    a = np.asarray(attention)
     n = len(a)
     b = (a > threshold).astype(float)
     nothing = dict.fromkeys(
@@ -61,9 +66,10 @@ def transcription(attention, threshold, variant):
     }
     graph = nx.from_numpy_array(((b + b.T) > 0).astype(int))
     graph.remove_edges_from(list(nx.selfloop_edges(graph)))
-    if n <= 30 and graph.number_of_edges():
+    if n <= 30:
         largest = graph.subgraph(max(nx.connected_components(graph), key=len))
-        found["average_shortest_path"] = nx.average_shortest_path_length(largest)
+        if len(largest) > 1:
+            found["average_shortest_path"] = nx.average_shortest_path_length(largest)
         found["average_clustering"] = nx.average_clustering(graph)
     return found
 
@@ -81,6 +87,49 @@ def test_every_field_is_what_the_notebooks_steps_give(n, causal, variant):
                 mine = getattr(found, field)[index, at].item()
                 assert mine == pytest.approx(value, rel=1e-9, abs=1e-10, nan_ok=True), (field, threshold)
             assert found.effective[index, at].item() == (0.05 <= expected["density"] <= 0.95)
+
+
+@pytest.mark.parametrize("variant", ["laplacian", "fiedler"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32, torch.float64])
+@pytest.mark.parametrize("n", [5, 10, 50, 60])
+def test_thresholds_are_compared_in_the_maps_own_type(n, dtype, variant):
+    attention = uniform_causal(n).to(dtype)
+    found = ruscio2025.graph_statistics(attention, [0.02, 0.1, 0.2], variant=variant)
+    for at, threshold in enumerate([0.02, 0.1, 0.2]):
+        expected = transcription(attention.numpy(), threshold, variant)
+        for field, value in expected.items():
+            mine = getattr(found, field)[at].item()
+            assert mine == pytest.approx(value, rel=1e-9, abs=1e-10, nan_ok=True), (field, threshold)
+
+
+def test_a_tenth_in_float32_does_not_exceed_a_tenth_here_and_reaches_it_in_the_exact_graph():
+    attention = uniform_causal(10).float()
+    found = ruscio2025.graph_statistics(attention, [0.1, "1/n"])
+    assert found.fiedler_value.tolist() == [0, 0]
+    assert found.density.tolist() == [0.45, 0.45]
+    # the same numbers as float64, where 0.1f is larger than 0.1
+    wide = ruscio2025.graph_statistics(attention.double(), 0.1)
+    assert [wide.fiedler_value.item(), wide.density.item()] == [pytest.approx(5), 0.55]
+    assert asc.graph_statistics(attention, 0.1).density.item() == 1
+    # 0.7f is smaller than 0.7, and the exact graph compares in float64
+    assert asc.graph_statistics(torch.full((4, 4), 0.7), 0.7).density.item() == 0
+    # NumPy holds no bfloat16, whose entries are compared as float32
+    half = torch.full((3, 3), 0.1, dtype=torch.bfloat16)
+    assert ruscio2025.graph_statistics(half, 0.1).density.item() == 1
+
+
+def test_clustering_without_links_is_zero_and_only_the_path_is_missing():
+    found = ruscio2025.graph_statistics(torch.eye(5), 0.1)
+    assert found.average_clustering.item() == 0
+    assert found.average_shortest_path.isnan().item()
+    assert ruscio2025.graph_statistics(torch.eye(31), 0.1).average_clustering.isnan().item()
+
+
+def test_repeated_zeros_of_many_nodes_are_found():
+    # the notebook's sparse solver can miss them: it says 24.5, half the number of connected nodes
+    found = ruscio2025.graph_statistics(uniform_causal(51), 0.02)
+    assert found.fiedler_value.item() == pytest.approx(0, abs=1e-12)
+    assert found.laplacian_gap.item() == pytest.approx(0, abs=1e-12)
 
 
 def test_isolated_nodes_are_dropped_by_one_notebook_and_by_the_other_for_many_nodes():
@@ -126,9 +175,7 @@ def test_causal_star_closed_forms():
 
 def test_full_causal_graph_closed_forms():
     n = 30
-    uniform = torch.ones(n, n, dtype=torch.float64).tril()
-    uniform /= uniform.sum(-1, keepdim=True)
-    found = ruscio2025.graph_statistics(uniform, 0.01)
+    found = ruscio2025.graph_statistics(uniform_causal(n), 0.01)
     assert found.fiedler_value.item() == pytest.approx(n / 2)
     assert found.gini.item() == pytest.approx(0.3222, abs=5e-5)
     assert found.star_likeness.item() == pytest.approx(0.5359, abs=5e-5)

@@ -76,44 +76,54 @@ def test_topology_rule_marks_one_key_a_head():
     assert torch.equal(found.int().argmax(-1), heads.mean(-2).argmax(-1))
 
 
-def removal_oracle(heads, percentile, rows=None):
-    a = heads.double().numpy()
-    a = a / a.sum(-1, keepdims=True)
-    total = a.sum((0, 1))
+def divergence_oracle(maps, rows):
+    mean = maps.mean(0)
+    return np.array([np.mean([stats.entropy(head[i], mean[i]) for i in rows]) for head in maps])
+
+
+def removal_oracle(heads, percentile, speed=False):
+    """KL before, KL after, sinks and concentration: sinks of the maps as they are, KL of normalised rows."""
+    raw = heads.double().numpy()
+    n = raw.shape[-1]
+    total = raw.sum((0, 1))
     sinks = total >= np.percentile(total, percentile)
-    picked = a if rows is None else a[:, rows]
-    kept = np.where(sinks, 0, picked)
-    uniform = (~sinks) / (~sinks).sum()
-    mass = kept.sum(-1, keepdims=True)
-    removed = np.where(mass > 0, kept / np.where(mass > 0, mass, 1), uniform)
+    each = raw[:4] if speed else raw
+    shares = [head[:, sinks].sum() / head.sum() if head.sum() > 0 else 0.0 for head in each]
 
-    def divergence(x):
-        mean = x.mean(0)
-        return np.array([[stats.entropy(head[i], mean[i]) for i in range(x.shape[1])] for head in x]).mean(1)
-
-    return divergence(picked), divergence(removed), sinks, a
+    rows = np.linspace(0, n - 1, 20).astype(int) if speed and n > 20 else range(n)
+    a, removed = raw.copy(), raw.copy()
+    for h, i in np.ndindex(raw.shape[:2]):
+        a[h, i] = a[h, i] / a[h, i].sum() if a[h, i].sum() > 0 else np.full(n, 1 / n)
+        removed[h, i] = np.where(sinks, 0, a[h, i])
+        if removed[h, i].sum() > 0:
+            removed[h, i] /= removed[h, i].sum()
+        else:
+            removed[h, i, ~sinks] = 1 / max(1, (~sinks).sum())
+    return divergence_oracle(a, rows), divergence_oracle(removed, rows), sinks, np.mean(shares)
 
 
 @pytest.mark.parametrize("percentile", [80, 90, 95])
 @pytest.mark.parametrize("n", [3, 12, 40])
 def test_sink_removal_equals_its_steps(n, percentile):
-    heads = maps(5, n, n)
-    before, after, sinks, a = removal_oracle(heads, percentile)
+    # rows that do not sum to one, and two without mass: as they are for the sinks, normalised for the KL
+    heads = maps(5, n, n) * torch.linspace(0.1, 3, 5 * n, dtype=torch.float64).reshape(5, n, 1)
+    heads[1, n // 2] = heads[3, 0] = 0
+    before, after, sinks, concentration = removal_oracle(heads, percentile)
     found = ruscio2025.sink_removal(heads, percentile=percentile)
     assert found.sinks.tolist() == sinks.tolist()
     assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10, abs=1e-13)
-    assert found.sink_concentration.item() == pytest.approx(a[..., sinks].sum() / a.sum(), rel=1e-12)
+    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
     assert found.p_value.item() == pytest.approx(stats.ttest_rel(before, after).pvalue, rel=1e-8)
     np.testing.assert_allclose(ruscio2025.head_divergence(heads), before, rtol=1e-10, atol=1e-14)
 
 
 def test_speed_mode_looks_at_twenty_rows_and_four_heads():
-    heads = maps(6, 50, 50)
-    rows = np.linspace(0, 49, 20).astype(int)
-    before, after, sinks, a = removal_oracle(heads, 90, rows)
+    heads = maps(6, 50, 50) * torch.linspace(0.1, 3, 300, dtype=torch.float64).reshape(6, 50, 1)
+    before, after, sinks, concentration = removal_oracle(heads, 90, speed=True)
     found = ruscio2025.sink_removal(heads, speed=True)
     assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
-    assert found.sink_concentration.item() == pytest.approx(a[:4][..., sinks].sum() / a[:4].sum(), rel=1e-12)
+    assert found.sinks.tolist() == sinks.tolist()
+    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-12)
     assert found.p_value.item() == 1
     assert ruscio2025.speed_layers(6) == [0, 1, 2, 3, 4, 5]
     assert ruscio2025.speed_layers(28) == [0, *range(1, 28, 2)]
@@ -126,6 +136,56 @@ def test_an_emptied_row_becomes_uniform_over_keys_it_cannot_see():
     assert found.sinks.tolist() == [True, False, False, False]
     assert found.kl_reduction.item() == 0
     assert found.sink_concentration.item() == 1
+
+
+@pytest.mark.parametrize("speed", [False, True])
+def test_sinks_and_concentration_are_of_the_maps_as_they_are(speed):
+    heads = torch.tensor([[0.45, 0.05], [0.2, 0.8]], dtype=torch.float64).expand(2, 2, 2)
+    found = ruscio2025.sink_removal(heads, percentile=90, speed=speed)
+    assert found.sinks.tolist() == [False, True]
+    assert found.sinks.tolist() == ruscio2025.sink_tokens(heads.mean(0), rule="kl").tolist()
+    assert found.sink_concentration.item() == pytest.approx(0.85 / 1.5, rel=1e-12)
+    assert round(found.sink_concentration.item(), 4) == 0.5667
+
+
+def test_concentration_averages_the_heads_shares():
+    # 4 of 5 and 1 of 2 on key 0; all mass together gives 5/7
+    heads = torch.tensor([[[4, 1], [0, 0]], [[1, 1], [0, 0]]], dtype=torch.float64) / 4
+    found = ruscio2025.sink_removal(heads, percentile=90)
+    assert found.sinks.tolist() == [True, False]
+    assert found.sink_concentration.item() == pytest.approx(0.65, rel=1e-12)
+    # a head without mass has share 0
+    found = ruscio2025.sink_removal(torch.cat([heads, torch.zeros(1, 2, 2)]), percentile=90)
+    assert found.sink_concentration.item() == pytest.approx(1.3 / 3, rel=1e-12)
+
+
+def test_sinks_of_half_precision_maps_are_not_of_renormalised_ones():
+    heads = maps(6, 40, 40).to(torch.bfloat16)
+    before, after, sinks, concentration = removal_oracle(heads, 90)
+    found = ruscio2025.sink_removal(heads, percentile=90)
+    assert found.sinks.tolist() == sinks.tolist()
+    assert found.sink_concentration.item() == pytest.approx(concentration, rel=1e-13)
+    assert found.kl_reduction.item() == pytest.approx((before - after).mean(), rel=1e-10)
+
+
+def test_a_row_without_mass_is_uniform_before_the_head_mean():
+    heads = torch.tensor([[[1, 0], [0, 0]], [[1, 0], [0.5, 0.5]]], dtype=torch.float64)
+    np.testing.assert_allclose(ruscio2025.head_divergence(heads), [0, 0], atol=1e-15)
+    three = torch.zeros(2, 3, 3, dtype=torch.float64)
+    three[1] = torch.eye(3)
+    expected = divergence_oracle(np.stack([np.full((3, 3), 1 / 3), np.eye(3)]), range(3))
+    np.testing.assert_allclose(ruscio2025.head_divergence(three), expected, rtol=1e-12)
+
+
+def test_where_every_key_is_a_sink_nothing_is_left_to_compare():
+    before, after, sinks, concentration = removal_oracle(torch.full((2, 4, 4), 0.25), 90)
+    assert sinks.all()
+    assert np.isnan(after).all()
+    found = ruscio2025.sink_removal(torch.full((2, 4, 4), 0.25, dtype=torch.float64))
+    assert found.kl_reduction.isnan().item()
+    assert found.p_value.isnan().item()
+    assert found.sink_concentration.item() == concentration == 1
+    assert ruscio2025.head_divergence(torch.full((2, 4, 4), 0.25)).tolist() == before.tolist() == [0, 0]
 
 
 def test_fisher_combination_equals_scipy_up_to_its_floor():

@@ -90,6 +90,16 @@ def test_moments_equal_numpy_and_batches_equal_loops():
                 assert torch.isnan(found.mean_length[index][dimension])
 
 
+def test_density_is_compared_in_float32():
+    uniform = np.tril(np.ones((5, 5), dtype=np.float32))
+    uniform /= uniform.sum(-1, keepdims=True)
+    assert ruscio2025.topology(torch.from_numpy(uniform)).density[0].item() == 0.4 == (uniform > 0.2).mean()
+    # whatever the type, the notebook first makes float32 of it
+    assert ruscio2025.topology(torch.from_numpy(uniform).double()).density[0].item() == 0.4
+    half = torch.full((4, 4), 0.4, dtype=torch.bfloat16)
+    assert ruscio2025.topology(half).density.tolist() == [1, 1]
+
+
 def test_edges_name_original_tokens():
     a = torch.from_numpy(attention_map("softmax", 45)).float()
     bars = ruscio2025.persistence(a)

@@ -136,14 +136,60 @@ def test_reference_influence_of_vanishing_outputs():
     np.testing.assert_allclose(found.relative_magnitude[2:], 1)
 
 
-def test_magnitude_scales_each_state_down_on_its_own():
+def magnitude_oracle(before, after):
+    """One factor for both states, differences cut at a thousand."""
+    pre, post = before.numpy(), after.numpy()
+    largest = max(np.abs(pre).max(), np.abs(post).max())
+    if largest > 1e3:
+        pre, post = pre * (1e3 / largest), post * (1e3 / largest)
+    return np.sqrt((np.clip(post - pre, -1e3, 1e3) ** 2).sum(-1))
+
+
+def test_magnitude_scales_both_states_down_by_one_factor():
     before, after = normal(7, 4), normal(7, 4, seed=2)
     plain = ruscio2025.transformation_magnitude(before, after)
     np.testing.assert_allclose(plain, asc.transformation_magnitude(before, after), rtol=1e-14)
-    large = before.clone()
-    large[3, 2] = 4000
-    expected = np.linalg.norm(after.numpy() - large.numpy() / 4, axis=-1)
-    np.testing.assert_allclose(ruscio2025.transformation_magnitude(large, after), expected, rtol=1e-12)
+    for which, place in ((before, 3), (after, 5)):
+        which[place, 2] = -4000
+        found = ruscio2025.transformation_magnitude(before, after)
+        np.testing.assert_allclose(found, magnitude_oracle(before, after), rtol=1e-12)
+    # the other tokens' differences are a quarter of what they are, and nothing else
+    np.testing.assert_allclose(found[:3], plain[:3] / 4, rtol=1e-12)
+
+
+def test_magnitude_where_the_largest_entry_grows_from_4_to_2500():
+    # token 1 moves by 4.775; shrinking the state after alone would make 9.87 of that
+    before, after = torch.zeros(2, 18, dtype=torch.float64), torch.zeros(2, 18, dtype=torch.float64)
+    after[0, 0] = 2500
+    before[1, :16], before[1, 16] = 4, 2.12
+    after[1] = before[1]
+    after[1, 17] = 4.775
+    found = ruscio2025.transformation_magnitude(before, after)
+    np.testing.assert_allclose(found, magnitude_oracle(before, after), rtol=1e-12)
+    assert round(found[1].item(), 2) == 1.91
+    assert round((0.4 * after - before)[1].norm().item(), 2) == 9.87
+    assert found[0].item() == 1000
+
+
+def test_differences_are_cut_and_each_pair_of_states_has_its_own_factor():
+    before, after = torch.full((3, 2, 2), -3000.0), torch.full((3, 2, 2), 3000.0)
+    before[0], after[2] = 1, 2
+    found = ruscio2025.transformation_magnitude(before, after)
+    expected = [
+        magnitude_oracle(one.double(), other.double()) for one, other in zip(before, after, strict=True)
+    ]
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+    assert found[1].tolist() == [math.sqrt(2e6)] * 2
+    spoilt = after.clone()
+    spoilt[1, 0, 0] = torch.inf
+    with pytest.warns(RuntimeWarning, match="transformation_magnitude: 2 of 6 tokens"):
+        again = ruscio2025.transformation_magnitude(before, spoilt)
+    assert again[1].isnan().all()
+    assert torch.equal(again[::2], found[::2])
+    with pytest.raises(ValueError, match="do not broadcast"):
+        ruscio2025.transformation_magnitude(before, after[:2])
+    with pytest.raises(ValueError, match=r"shape \[..., n, d\]"):
+        ruscio2025.transformation_magnitude(before, after[:, :1])
 
 
 def test_entropy_magnitude_correlation_is_pearson_of_the_two():
@@ -152,6 +198,10 @@ def test_entropy_magnitude_correlation_is_pearson_of_the_two():
     step = ruscio2025.transformation_magnitude(before, after).numpy()
     found = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
     assert found == pytest.approx(np.corrcoef(entropy, step)[0, 1], rel=1e-12)
+    before[4, 1] = 2500
+    found = ruscio2025.entropy_magnitude_correlation(attention, before, after).item()
+    expected = np.corrcoef(entropy, magnitude_oracle(before, after))[0, 1]
+    assert found == pytest.approx(expected, rel=1e-12)
     assert ruscio2025.entropy_magnitude_correlation(attention, before, before).item() == 0
 
 

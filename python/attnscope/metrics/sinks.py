@@ -270,7 +270,8 @@ def top_mass(
         validate: refuse bad entries.
 
     Returns:
-        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass. Error below n·2⁻⁵¹.
+        [...] float64, in [min(k/n, 1), 1] for rows that sum to 1; NaN for a map without mass.
+        Error below n·2⁻⁵¹.
 
     Raises:
         ValueError: k below 1, and as `incoming_attention`.

@@ -169,7 +169,7 @@ class SinkStudy(Recipe):
             if "sink_position" in columns:
                 tokens = [batch.tokens[place] for place in places]
                 columns["sink_token"] = _token_texts(columns["sink_position"], tokens, len(names))
-            graphs = published.graph_columns(maps, self.study.thresholds, self._takes)
+            graphs = published.graph_columns(maps, self.study.thresholds, self._takes, like=states.heads)
             self._add_graphs(rows, "ruscio2025", number, samples, [n] * len(samples), names, graphs)
             of_layer = published.layer_columns(maps[:, 1:], self._takes)
 
@@ -223,7 +223,7 @@ class SinkStudy(Recipe):
                 whole = maps[places][..., :n, :n]
                 columns = published.head_columns(whole, self._takes)
                 self._add(null, "ruscio2025", number, own, names, columns)
-                graphs = published.graph_columns(whole, self.study.thresholds, self._takes)
+                graphs = published.graph_columns(whole, self.study.thresholds, self._takes, like=states.heads)
                 self._add_graphs(null, "ruscio2025", number, own.samples, own.lengths, names, graphs)
 
     def _add(

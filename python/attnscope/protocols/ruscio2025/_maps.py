@@ -58,6 +58,11 @@ def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
     return torch.from_numpy(np.asarray(np.percentile(mass.numpy(), percentile, axis=-1, keepdims=True)))
 
 
+def type_in_numpy(maps: torch.Tensor) -> torch.dtype:
+    """The type in which a notebook holds `maps`; NumPy has no bfloat16, such maps reach it as float32."""
+    return torch.float32 if maps.dtype == torch.bfloat16 else maps.dtype
+
+
 def limited(states: torch.Tensor, largest: float) -> torch.Tensor:
     """States scaled down so that no entry exceeds `largest` in size; smaller ones are left alone."""
     size = states.abs().amax((-2, -1), keepdim=True)

@@ -7,11 +7,11 @@ from typing import NamedTuple
 
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _checks, _core, _device
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.alignment import pearson
 from attnscope.metrics.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, limited, spoiled
+from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, spoiled
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -121,17 +121,17 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
 
 
 def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
-    """‖after_i − before_i‖₂ per token, after both states are scaled down to at most 1e3.
+    """‖after_i − before_i‖₂ per token, after both states are scaled down by one factor to at most 1e3.
 
-    Quirk: a layer with one entry above 1000 in size (massive activations) is shrunk whole, each state by its
-    own factor, so that the difference of two large states is no difference any more.
+    Quirks: one entry above 1000 in size (massive activations) in either state shrinks every token's
+    magnitude, by 1000 over the largest entry of the two; entries of the difference are cut at ±1000.
 
     Args:
         before: hidden states that enter the block, [..., n, d].
         after: hidden states that leave it, the same shape.
 
     Returns:
-        [..., n] float64.
+        [..., n] float64; NaN for all tokens of states with a NaN or infinite entry, with one warning.
 
     Raises:
         ValueError: as the exact `transformation_magnitude`.
@@ -142,12 +142,18 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
         >>> ruscio2025.transformation_magnitude(torch.zeros(1, 2), torch.tensor([[6e3, 8e3]]))
         tensor([1250.], dtype=torch.float64)
 
+        The second token has moved by 4 and shrinks with the first.
+
+        >>> before = torch.zeros(2, 1); after = torch.tensor([[2500.0], [4.0]])
+        >>> ruscio2025.transformation_magnitude(before, after)
+        tensor([1000.0000,    1.6000], dtype=torch.float64)
+
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, value notebook.
     """
     name = "ruscio2025.transformation_magnitude"
     start, stop = (
-        _checks.float_tensor(name, key, states).double()
+        _device.to_host(_checks.float_tensor(name, key, states)).double()
         for key, states in (("before", before), ("after", after))
     )
     for states in (start, stop):
@@ -156,7 +162,17 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
                 f"{name}: before and after must both have shape [..., n, d] with n, d >= 1, got "
                 f"{tuple(start.shape)} and {tuple(stop.shape)}"
             )
-    return exact_magnitude(limited(start, LARGEST_STATE), limited(stop, LARGEST_STATE))
+    try:
+        moved = stop - start
+    except RuntimeError:
+        moved = None
+    if moved is None or start.shape[-2:] != stop.shape[-2:]:
+        return exact_magnitude(start, stop)  # which says why they do not fit
+    size = torch.maximum(*(states.abs().amax((-2, -1), keepdim=True) for states in (start, stop)))
+    factor = torch.where(size > LARGEST_STATE, LARGEST_STATE / size, 1.0)
+    factor = torch.where(size.isfinite(), factor, torch.nan)
+    moved = (moved * factor).clamp(-LARGEST_STATE, LARGEST_STATE)
+    return exact_magnitude(torch.zeros_like(moved), moved)
 
 
 def entropy_magnitude_correlation(

@@ -32,7 +32,8 @@ class SinkRemoval(NamedTuple):
 def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     """KL of every head from the head mean, in nats, averaged over queries.
 
-    Quirk: every row is first divided by its sum, which hides maps that do not sum to 1.
+    Quirk: every row is first divided by its sum, which hides maps that do not sum to 1; a row without mass
+    becomes uniform over all n keys.
 
     Args:
         heads: all heads of a layer [..., h, n, n].
@@ -65,12 +66,14 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
     """How much the heads' divergence falls when the sink columns are zeroed and rows rescaled.
 
     Sinks are the keys whose incoming mass over heads and queries reaches its `percentile`. kl_reduction is
-    the mean over heads of KL before − KL after; sink_concentration the share of mass on the sinks.
+    the mean over heads of KL before − KL after; sink_concentration the mean over heads of the share of each
+    one's mass that lies on the sinks, 0 for a head without mass.
 
-    Quirks: rows are normalised first; a row that removal empties becomes uniform over all non-sinks, keys it
-    cannot see included, and stays in the average; in speed mode (the notebook's default) only 20 query rows
-    and, for the concentration, 4 heads are looked at, and p-values are 1. In full mode the paired t-test
-    takes the heads of one sample as replicates.
+    Quirks: sinks and concentration are of the maps as they are, while for the divergences rows are
+    normalised, and uniform over all n keys where they hold no mass; a row that removal empties becomes
+    uniform over all non-sinks, keys it cannot see included, and stays in the average; in speed mode (the
+    notebook's default) only 20 query rows and, for the concentration, 4 heads are looked at, and p-values
+    are 1. In full mode the paired t-test takes the heads of one sample as replicates.
 
     Args:
         heads: all heads of a layer [..., h, n, n].
@@ -78,8 +81,8 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
         speed: the notebook's speed mode.
 
     Returns:
-        SinkRemoval; p_value is NaN for fewer than two heads. A layer with a NaN or infinite entry is NaN
-        and without sinks.
+        SinkRemoval; p_value is NaN for fewer than two heads, kl_reduction and p_value are where every key
+        is a sink, so that nothing is left. A layer with a NaN or infinite entry is NaN and without sinks.
 
     Raises:
         ValueError: a percentile outside 0..100, and as `head_divergence`.
@@ -121,9 +124,10 @@ def _removals(
 ) -> dict[tuple[float, bool], SinkRemoval]:
     maps, checked = all_heads("sink_removal", heads)
     bad = spoiled(maps).any(-1)
-    maps = _normalised(torch.where(bad[..., None, None, None], 0.0, maps))
+    maps = torch.where(bad[..., None, None, None], 0.0, maps)
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)
+    maps = _normalised(maps)
     # what speed mode looks at is a part of the rows, whose divergences do not depend on one another
     whole = modes == (True,) and n > SPEED_ROWS
     rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64).long()
@@ -136,13 +140,14 @@ def _removals(
         after = _divergence(_without(shown, sinks))
         for speed in modes:
             looked_at = mass[..., :SPEED_HEADS, :] if speed else mass
-            on_sinks = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum((-2, -1))
+            on_sinks, total = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum(-1), looked_at.sum(-1)
+            concentration = (on_sinks / torch.where(total > 0, total, 1.0)).mean(-1)
             part = speed and n > SPEED_ROWS and not whole
             ends = [(values[..., rows] if part else values).mean(-1) for values in (before, after)]
             p_value = torch.ones(bad.shape, dtype=torch.float64) if speed else _paired_t_test(*ends)
-            fields = [(ends[0] - ends[1]).mean(-1), on_sinks / looked_at.sum((-2, -1))]
             reduction, concentration, p_value = (
-                torch.where(bad, torch.nan, values) for values in (*fields, p_value)
+                torch.where(bad, torch.nan, values)
+                for values in ((ends[0] - ends[1]).mean(-1), concentration, p_value)
             )
             results[percentile, speed] = SinkRemoval(reduction, concentration, sinks, p_value)
     _checks.finished(
@@ -152,12 +157,15 @@ def _removals(
 
 
 def _without(maps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Rows without the sink columns, rescaled; a row that this empties is uniform over all other keys."""
+    """Rows without the sink columns, rescaled; a row that this empties is uniform over all other keys.
+
+    Where there is no other key they are NaN, as the notebook's divergence of an empty distribution is.
+    """
     kept = ~sinks[..., None, None, :]
     removed = torch.where(kept, maps, 0.0)
     mass = removed.sum(-1, keepdim=True)
     left = kept.double()
-    uniform = left / left.sum(-1, keepdim=True).clamp(min=1)
+    uniform = left / left.sum(-1, keepdim=True)
     return torch.where(mass > 0, removed / torch.where(mass > 0, mass, 1.0), uniform)
 
 
@@ -213,7 +221,7 @@ def speed_layers(count: int) -> list[int]:
 
 def _normalised(maps: torch.Tensor) -> torch.Tensor:
     mass = maps.sum(-1, keepdim=True)
-    return maps / torch.where(mass > 0, mass, 1.0)
+    return torch.where(mass > 0, maps / torch.where(mass > 0, mass, 1.0), 1.0 / maps.shape[-1])
 
 
 def _divergence(maps: torch.Tensor) -> torch.Tensor:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, spoiled
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, spoiled, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]
 # The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
@@ -37,7 +37,7 @@ class GraphStatistics(NamedTuple):
         degree_variance: population variance of d.
         density: number of edges over n².
         average_shortest_path: of the largest component; NaN without links and for n > 30.
-        average_clustering: likewise.
+        average_clustering: of all nodes, 0 without links; NaN for n > 30 and for degenerate graphs.
         degenerate: bool, fewer than two edges or n < 2; every number is 0 then.
         effective: bool, density within [0.05, 0.95].
     """
@@ -69,9 +69,16 @@ def graph_statistics(
     simple graph; d counts incoming edges alone; the formulas divide by n − 1 although a node has n possible
     sources. Isolated nodes (no edge at all, none of their own either) are dropped from n and d, by the
     Fiedler notebook always and by the Laplacian notebook for n > 50; λ2 and density always take all n.
+    Thresholds are rounded to the maps' own type before they are compared, so that an entry of 1/10 in
+    float32 does not exceed 0.1.
+
+    Not reproduced: for n > 50 the Laplacian notebook asks ARPACK for the three smallest eigenvalues
+    (`eigsh(which="SM")`), which misses repeated zeros: on uniform causal attention of 51 tokens at 0.02,
+    whose last two tokens are isolated, it says λ2 = 24.5 where the truth, and this function, say 0. What it
+    finds depends on the build of ARPACK and cannot be frozen.
 
     Args:
-        attention: head mean [..., n, n].
+        attention: head mean [..., n, n]; bfloat16, which the notebooks cannot hold, counts as float32.
         thresholds: numbers in (0, 1); an entry equal to one is no edge.
         variant: the notebook, which decides `star_likeness` and when isolated nodes are dropped.
 
@@ -118,6 +125,7 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     name = "graph_statistics"
     maps, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
+    levels = levels.to(type_in_numpy(checked.tensor)).double()
     n, bad = checked.n, spoiled(maps)
     maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
     spectra = _spectra(maps, levels)
@@ -240,5 +248,4 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     size = inside.sum(-1).double()
     among = inside.unsqueeze(-1) & inside.unsqueeze(-2)
     path = torch.where(among, distance, 0.0).double().sum((-2, -1)) / (size * (size - 1)).clamp(min=1)
-    linked = links.any(-1).any(-1)
-    return torch.where(linked, path, math.nan), torch.where(linked, clustering, math.nan)
+    return torch.where(links.any(-1).any(-1), path, math.nan), clustering

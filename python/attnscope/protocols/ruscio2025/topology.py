@@ -23,7 +23,7 @@ class Topology(NamedTuple):
     Attributes:
         mean_length: [..., 2] float64, of the finite bars of H0 and H1; NaN where there is none.
         max_length: [..., 2] float64, likewise.
-        density: [..., 2] float64, share of all n² entries above 0.2 and above 0.4.
+        density: [..., 2] float64, share of all n² entries above 0.2 and above 0.4, compared in float32.
         mean: [...] float64, of all entries.
         max: [...] float64.
         std: [...] float64, population.
@@ -102,7 +102,9 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
     clean = torch.where(bad[..., None, None], 0.0, maps)
     flat = clean.flatten(-2)
     n = checked.n
-    density = torch.stack([(flat > t).double().mean(-1) for t in DENSITY_THRESHOLDS], -1)
+    # in float32, where an entry of 1/5 does not exceed 0.2
+    single, levels = flat.float(), torch.tensor(DENSITY_THRESHOLDS, dtype=torch.float32)
+    density = torch.stack([(single > level).double().mean(-1) for level in levels], -1)
     entropy = -(flat * torch.log2(flat + 1e-10)).sum(-1)
     strongest = flat.argmax(-1)
     edge = torch.stack([strongest // n, strongest % n], -1)

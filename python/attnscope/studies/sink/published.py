@@ -13,6 +13,7 @@ from torch import Tensor
 
 from attnscope.metrics.barcodes import bar_count
 from attnscope.protocols import ruscio2025
+from attnscope.protocols.ruscio2025._maps import type_in_numpy
 from attnscope.protocols.ruscio2025.alignment import correlation_over_tokens
 from attnscope.protocols.ruscio2025.divergence import sink_removals
 from attnscope.protocols.ruscio2025.graph_statistics import both_variants
@@ -184,16 +185,22 @@ def moving_columns(entropy: Tensor, before: Tensor | None, after: Tensor | None,
     return {"entropy_magnitude_correlation": column(correlation_over_tokens(entropy, moved))}
 
 
-def graph_columns(maps: Tensor, thresholds: Sequence[float | str], takes: Takes) -> Columns:
+def graph_columns(
+    maps: Tensor, thresholds: Sequence[float | str], takes: Takes, *, like: Tensor | None = None
+) -> Columns:
     """Columns of `graphs` of whole maps, thresholds varying fastest.
 
     Args:
         maps: [b, m, n, n].
         thresholds: of the study.
         takes: whether a metric is wanted.
+        like: the model's maps, in whose type the notebooks hold the head mean and compare thresholds;
+            None: `maps` as they are.
     """
     if not takes("graph_statistics"):
         return {}
+    if like is not None:
+        maps = maps.to(type_in_numpy(like))
     laplacian, fiedler = both_variants(maps, thresholds)
     columns = {name: values.flatten().numpy() for name, values in laplacian._asdict().items()}
     for name in OF_FIEDLER_NOTEBOOK:
