@@ -97,19 +97,70 @@ def test_a_shard_of_another_plan_is_set_aside_and_two_of_one_name_are_kept_apart
     ]
 
 
-def test_a_torn_last_line_of_the_manifest_costs_one_unit(shards):
+def test_a_torn_last_line_of_the_manifest_costs_nothing_but_a_word(shards):
     data = shards.manifest.read_bytes()
     shards.manifest.write_bytes(data[:-20])
     _, done, said = reopened(shards)
-    assert done == ["u0", "u1", "u2"]
+    assert done == list(NAMES)
     assert "line 4 cannot be read" in said[0]
-    assert len(shards.manifest.read_bytes().splitlines()) == 3
+    assert shards.manifest.read_bytes() == data
 
 
-def test_a_shard_renamed_but_not_yet_listed_is_computed_again(shards):
+def test_a_shard_renamed_but_not_yet_listed_is_kept(shards):
+    data = shards.manifest.read_bytes()
+    shards.manifest.write_bytes(b"".join(data.splitlines(keepends=True)[:-1]))
+    again, done, said = reopened(shards)
+    assert done == list(NAMES)
+    assert said == [f"{NAMES['u3']} is whole and of this study, though the manifest does not list it: kept"]
+    assert shards.manifest.read_bytes() == data
+    assert again.rows("u3") == {"heads": 5, "samples": 2, "bars": 0}
+    assert again.read("u3", "heads").equals(tables(3)["heads"])
+    assert reopened(shards)[1:] == (list(NAMES), [])
+
+
+def test_a_writer_killed_before_its_line_has_done_its_unit(tmp_path):
+    code = (
+        "import os; from pathlib import Path; import pyarrow as pa; from attnscope.studies import shards\n"
+        f"made = shards.Shards(Path({str(tmp_path)!r})); made.open({{'u': 'u.parquet'}})\n"
+        "shards._line = lambda entry: os._exit(9)\n"
+        "made.write('u', 'u.parquet', {'heads': pa.table({'head': [1, 2, 3]})})"
+    )
+    killed = subprocess.run([sys.executable, "-c", code], check=False)
+    assert killed.returncode == 9
+    resumed, said = Shards(tmp_path), []
+    assert resumed.open({"u": "u.parquet"}, said.append) == ["u"]
+    assert resumed.read("u", "heads").column("head").to_pylist() == [1, 2, 3]
+    assert not (resumed.folder / "set-aside").exists()
+
+
+@pytest.mark.parametrize("place", range(0, 1000, 37))
+def test_an_unlisted_shard_with_one_wrong_bit_is_set_aside(shards, place):
+    path = shards.folder / NAMES["u3"]
+    data = path.read_bytes()
+    place = len(data) * place // 1000
     lines = shards.manifest.read_bytes().splitlines(keepends=True)
     shards.manifest.write_bytes(b"".join(lines[:-1]))
-    assert reopened(shards)[1] == ["u0", "u1", "u2"]
+    path.write_bytes(data[:place] + bytes([data[place] ^ 4]) + data[place + 1 :])
+    _, done, said = reopened(shards)
+    assert done == ["u0", "u1", "u2"]
+    assert "damaged or not of this study" in said[0]
+
+
+@pytest.mark.parametrize("content", ["u2", "cut", "empty", "plain parquet"])
+def test_an_unlisted_file_that_is_not_the_units_own_is_set_aside(shards, content):
+    path = shards.folder / NAMES["u3"]
+    if content == "u2":
+        path.write_bytes((shards.folder / NAMES["u2"]).read_bytes())
+    elif content == "plain parquet":
+        pq.write_table(tables(3)["heads"], path)
+    else:
+        path.write_bytes(path.read_bytes()[: -50 if content == "cut" else 0])
+    lines = shards.manifest.read_bytes().splitlines(keepends=True)
+    shards.manifest.write_bytes(b"".join(lines[:-1]))
+    _, done, said = reopened(shards)
+    assert done == ["u0", "u1", "u2"]
+    assert "damaged or not of this study" in said[0]
+    assert (shards.folder / "set-aside" / NAMES["u3"]).is_file()
 
 
 def test_temporary_files_of_a_killed_run_are_removed(shards):

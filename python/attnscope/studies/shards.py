@@ -3,7 +3,8 @@
 
 A shard has one row; each table is one column, a list of structs. So a unit is one file and one rename, and
 a table of many shards is read without touching the others. The manifest, one JSON line per shard, holds the
-hash of its bytes: what is damaged, foreign or half-listed is set aside and computed again.
+hash of its bytes: what is damaged or foreign is set aside and computed again. A shard also carries its unit
+and the hash of its own bytes, so that one whose line was never written is known as well.
 """
 
 from __future__ import annotations
@@ -25,6 +26,8 @@ if TYPE_CHECKING:
 
 #: Rows gathered before a row group of a final table is written.
 ROW_GROUP = 65536
+#: Keys of a shard's own metadata, and what stands for its hash while that is computed.
+UNIT, HASH, NO_HASH = b"attnscope_unit", b"attnscope_sha256", b"0" * 64
 
 
 def remove_leftovers(folder: Path) -> None:
@@ -115,9 +118,14 @@ class Shards:
         for unit, name in units.items():
             entry = listed.get(unit)
             path = self.folder / name
-            if entry is None or entry["file"] != name or not path.is_file():
+            if not path.is_file():
                 continue
-            if hashlib.sha256(path.read_bytes()).hexdigest() == entry["sha256"]:
+            if entry is None:
+                # its writer was killed between the rename and the line
+                if own := _own_entry(path, unit):
+                    self._known[unit] = own
+                    say(f"{name} is whole and of this study, though the manifest does not list it: kept")
+            elif entry["file"] == name and _sha256(path.read_bytes()) == entry["sha256"]:
                 self._known[unit] = entry
         trusted = {entry["file"] for entry in self._known.values()}
         for path in sorted(self.folder.glob("*.parquet")):
@@ -146,18 +154,14 @@ class Shards:
             )
             for table, rows in tables.items()
         }
+        whole = stamped(pa.table(columns))
         buffer = io.BytesIO()
-        pq.write_table(stamped(pa.table(columns)), buffer, compression="zstd")
-        data = buffer.getvalue()
+        own = {**whole.schema.metadata, UNIT: unit.encode(), HASH: NO_HASH}
+        pq.write_table(whole.replace_schema_metadata(own), buffer, compression="zstd")
+        blank = buffer.getvalue()
+        data = _with_hash(blank, NO_HASH, _sha256(blank).encode())
         write_bytes(self.folder / name, data)
-        entry = {
-            "unit": unit,
-            "file": name,
-            "bytes": len(data),
-            "sha256": hashlib.sha256(data).hexdigest(),
-            "rows": {table: len(rows) for table, rows in tables.items()},
-        }
-        # appended after the rename: a shard that the manifest lacks is computed again, never trusted
+        entry = _entry(unit, name, data, {table: len(rows) for table, rows in tables.items()})
         try:
             with open(self.manifest, "ab") as file:
                 file.write(_line(entry))
@@ -239,6 +243,40 @@ class Shards:
             target, count = aside / f"{path.stem}.{count}{path.suffix}", count + 1
         os.replace(path, target)
         say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
+
+
+def _sha256(data: bytes) -> str:
+    return hashlib.sha256(data).hexdigest()
+
+
+def _entry(unit: str, name: str, data: bytes, rows: Mapping[str, int]) -> dict[str, Any]:
+    """What the manifest says of a shard."""
+    return {"unit": unit, "file": name, "bytes": len(data), "sha256": _sha256(data), "rows": dict(rows)}
+
+
+def _with_hash(data: bytes, old: bytes, new: bytes) -> bytes:
+    """A shard's bytes with another hash, of equal length, in its metadata, which stand at the end."""
+    before, _, behind = data.rpartition(old)
+    return before + new + behind
+
+
+def _own_entry(path: Path, unit: str) -> dict[str, Any] | None:
+    """The manifest's entry of a shard by what it says itself; None where unit or hash do not fit."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    data = path.read_bytes()
+    try:
+        said = pq.read_metadata(pa.BufferReader(data)).metadata or {}
+        if said.get(UNIT) != unit.encode():
+            return None
+        if _sha256(_with_hash(data, said[HASH], NO_HASH)).encode() != said[HASH]:
+            return None
+        stored = pq.read_table(pa.BufferReader(data))
+    except (pa.ArrowException, OSError, KeyError, ValueError):
+        return None
+    rows = {name: len(stored.column(name).combine_chunks().flatten()) for name in stored.column_names}
+    return _entry(unit, path.name, data, rows)
 
 
 def _line(entry: Mapping[str, Any]) -> bytes:
