@@ -427,17 +427,21 @@ def doctor(as_json: Json = False) -> None:
 
     Example: attnscope doctor
     """
-    from attnscope.doctor import examine, facts, show_config
+    from attnscope.doctor import examine, facts, show_config, verdict
 
     checks = examine()
     if as_json:
-        report = {"config": facts(), "checks": [vars(check) for check in checks]}
+        report = {
+            "config": facts(), "checks": [vars(check) for check in checks], "verdict": verdict(checks),
+        }  # fmt: skip
         typer.echo(json.dumps(report, ensure_ascii=False))
     else:
         typer.echo(show_config() + "\n")
         width = max(len(check.name) for check in checks)
         for check in checks:
-            typer.echo(f"{'ok ' if check.ok else 'BAD'}  {check.name:<{width}}  {check.found}")
+            mark = "BAD " if not check.ok else "note" if check.note else "ok  "
+            typer.echo(f"{mark}  {check.name:<{width}}  {check.found}")
+        typer.echo(f"\n{verdict(checks)}")
     if not all(check.ok for check in checks):
         raise typer.Exit(FAILED)
 

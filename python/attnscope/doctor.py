@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from typing import Any
@@ -16,11 +16,28 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Check:
-    """One line of the doctor's report."""
+    """One line of the doctor's report.
+
+    Attributes:
+        name: what was looked at.
+        ok: whether it is as it should be.
+        found: what it is.
+        note: whether a person should know of it although it is no fault.
+        remedy: what to do where it is a fault.
+    """
 
     name: str
     ok: bool
     found: str
+    note: bool = False
+    remedy: str = ""
+
+
+REBUILD = "build it again: pip install --no-build-isolation --force-reinstall --no-deps attnscope"
+WRONG_NUMBERS = (
+    f"do not use the numbers of what is BAD; {REBUILD}; where that does not help, report this page, and "
+    "until then try another instruction set, e.g. ATTNSCOPE_ISA=x86-64-v2"
+)
 
 
 def show_config() -> str:
@@ -65,10 +82,10 @@ def examine() -> list[Check]:
     from attnscope.catalogue import first_lines
 
     built, here = _build.TORCH_VERSION.split("+")[0], torch.__version__.split("+")[0]
-    live, best = _isa.live(), _isa.runnable()[0]
+    same = built.split(".")[:2] == here.split(".")[:2]
     checks = [
-        Check("torch match", built.split(".")[:2] == here.split(".")[:2], f"built {built}, here {here}"),
-        Check("instruction set", live == best, live if live == best else f"{live} is live, {best} would run"),
+        Check("torch match", same, f"built {built}, here {here}", remedy=REBUILD),
+        _instruction_set(_isa.live(), _isa.runnable()[0]),
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
     for name in first_lines():
@@ -76,11 +93,42 @@ def examine() -> list[Check]:
         try:
             value = compute()
         except (RuntimeError, ValueError, TypeError, ImportError, AttributeError) as error:
-            checks.append(Check(name, False, f"{type(error).__name__}: {error}"))
+            checks.append(Check(name, False, f"{type(error).__name__}: {error}", remedy=WRONG_NUMBERS))
             continue
         ok = math.isclose(value, expected, rel_tol=1e-10, abs_tol=1e-12)
-        checks.append(Check(name, ok, f"{value:.12g}" if ok else f"{value!r}, expected {expected!r}"))
+        found = f"{value:.12g}" if ok else f"{value!r}, expected {expected!r}"
+        checks.append(Check(name, ok, found, remedy=WRONG_NUMBERS))
     return checks
+
+
+def verdict(checks: Sequence[Check]) -> str:
+    """What the checks come to: how many faults there are, and what to do about them.
+
+    Args:
+        checks: of `examine`.
+
+    >>> verdict([Check("threads", True, "2 of 2")])
+    '0 faults: this installation is sound'
+    >>> print(verdict([Check("top_mass", False, "0.5, expected 1.0", remedy="build it again")]))
+    1 fault: top_mass
+    build it again
+    """
+    faults = [check for check in checks if not check.ok]
+    if not faults:
+        return "0 faults: this installation is sound"
+    count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
+    remedies = dict.fromkeys(check.remedy for check in faults if check.remedy)
+    return "\n".join([f"{count}: {', '.join(check.name for check in faults)}", *remedies])
+
+
+def _instruction_set(live: str, best: str) -> Check:
+    """Whether the best build that runs here is live; one that ATTNSCOPE_ISA chooses is a note."""
+    name = "instruction set"
+    if live == best:
+        return Check(name, True, live)
+    if os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_") == live:
+        return Check(name, True, f"{live}, chosen by ATTNSCOPE_ISA; {best} would run too", note=True)
+    return Check(name, False, f"{live} is live, {best} would run", remedy="start a new Python process")
 
 
 def _star(n: int) -> Tensor:
