@@ -10,6 +10,7 @@ import torch
 
 import attnscope as asc
 from attnscope.protocols import ruscio2025
+from attnscope.studies.sink.published import graph_columns
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]
 
@@ -116,6 +117,14 @@ def test_a_tenth_in_float32_does_not_exceed_a_tenth_here_and_reaches_it_in_the_e
     # NumPy holds no bfloat16, whose entries are compared as float32
     half = torch.full((3, 3), 0.1, dtype=torch.bfloat16)
     assert ruscio2025.graph_statistics(half, 0.1).density.item() == 1
+
+
+def test_the_study_compares_in_the_type_of_the_models_maps():
+    heads = uniform_causal(10).float().expand(1, 2, 10, 10)
+    maps = torch.cat([heads.double().mean(1, keepdim=True), heads.double()], 1)
+    columns = graph_columns(maps, [0.1], lambda metric: True, like=heads)
+    assert columns["density"].tolist() == [0.45] * 3
+    assert columns["fiedler_value"].tolist() == [0] * 3
 
 
 def test_clustering_without_links_is_zero_and_only_the_path_is_missing():

@@ -11,7 +11,7 @@ import attnscope as asc
 from attnscope.protocols import ruscio2025
 from attnscope.studies.config import Study
 from attnscope.studies.engine import resume, run
-from folders import model_folder, sentences, series
+from folders import model_folder, sentences, series, tokenizer
 
 THRESHOLDS = [0.05, "2/n"]
 
@@ -276,8 +276,14 @@ def test_the_ablation_hides_sinks_the_first_key_and_others_of_the_same_number(re
 def test_fisher_is_the_trace_of_each_sentence(results, direct, model):
     ids, *_ = direct
     table = results.table("fisher")
-    for protocol, trace in (("exact", asc.fisher_trace), ("ruscio2025", ruscio2025.fisher_trace)):
-        expected = trace(model, [{"input_ids": ids}]).set_index(["layer", "group"])["trace"]
+    longest = int(results.table("samples")["n_tokens"].max())
+    assert longest > ids.shape[1]
+    options = {"tokenizer": tokenizer(), "padded_to": longest}
+    for protocol, trace, own in (
+        ("exact", asc.fisher_trace, {}),
+        ("ruscio2025", ruscio2025.fisher_trace, options),
+    ):
+        expected = trace(model, [{"input_ids": ids}], **own).set_index(["layer", "group"])["trace"]
         own = table[(table["sample"] == 5) & (table["protocol"] == protocol)].set_index(["layer", "group"])
         assert set(own.index) == set(expected.index)
         for key, value in expected.items():

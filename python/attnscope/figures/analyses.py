@@ -252,7 +252,7 @@ def reference(results: Tables) -> Figure:
     return figure_
 
 
-GROUPS = ("attention", "mlp", "norm", "embedding", "other")
+GROUPS = ("attention", "mlp", "norm", "embedding")
 GROUP_NAMES = {"mlp": "MLP"}
 
 

@@ -107,8 +107,9 @@ def refuse_half_precision(function: str, model: nn.Module) -> None:
 def gradient_squares(
     loss: Tensor, model: nn.Module, places: Mapping[str, tuple[int, str]]
 ) -> dict[tuple[int, str], float]:
-    """Squared norm of the gradient of a loss, summed over each group's parameters."""
-    names, parameters = zip(*model.named_parameters(), strict=True)
+    """Squared norm of the gradient of a loss, summed over each group's parameters; others are left out."""
+    placed = [(name, parameter) for name, parameter in model.named_parameters() if name in places]
+    names, parameters = zip(*placed, strict=True)
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     squares: dict[tuple[int, str], float] = {}
     for name, gradient in zip(names, gradients, strict=True):
@@ -131,6 +132,8 @@ def trace_table(
         raise ValueError(f"{function}: texts hold no sentence of two tokens or more")
     sizes: dict[tuple[int, str], int] = {}
     for name, parameter in model.named_parameters():
+        if name not in places:
+            continue
         sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
     table = pd.DataFrame(rows)
     if not per_sentence:

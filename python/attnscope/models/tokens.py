@@ -33,6 +33,9 @@ class Encoder:
         bos: what becomes of the beginning-of-sequence token.
         vocabulary: number of token ids the model knows, None when unknown.
         seed: of the tokens that replace BOS.
+
+    Attributes:
+        longest: tokens of the longest sentence so far.
     """
 
     def __init__(
@@ -48,6 +51,7 @@ class Encoder:
         self.bos = bos
         self.vocabulary = vocabulary
         self.seed = seed
+        self.longest = 0
         self.bos_id: int | None = None
         self.pad_id = 0
         if tokenizer is not None:
@@ -100,6 +104,7 @@ class Encoder:
             ids = [self._ordinary(sample), *ids[1:]]
         if self.limit is not None and len(ids) > self.limit:
             ids, truncated = ids[: self.limit], True
+        self.longest = max(self.longest, len(ids))
         return Encoded(np.asarray(ids, dtype=np.int32), truncated, starts and self.bos == "keep")
 
     def _near(self, text: str, room: int | None) -> str:

@@ -84,7 +84,7 @@ def dry_run(study: Study) -> Estimate:
     """
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
-    plan = make_plan(study, twins=engine.recipe.twins())
+    plan = make_plan(study, twins=engine.recipe.twins(), pads=engine.recipe.pads())
     give_back_large_blocks()
     seconds, peak = 0.0, resident_bytes()
     for source in sorted({unit.source for unit in plan.units}):

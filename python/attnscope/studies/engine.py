@@ -147,7 +147,7 @@ class Engine:
         give_back_large_blocks()
         if not resume:
             self._refuse_existing()
-        plan = make_plan(self.study, twins=self.recipe.twins())
+        plan = make_plan(self.study, twins=self.recipe.twins(), pads=self.recipe.pads())
         for note in plan.notes:
             self.say(note)
         for title, reason in plan.skipped:

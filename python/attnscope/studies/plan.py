@@ -75,6 +75,7 @@ class Plan:
         skipped: title and reason of checkpoints that cannot be used.
         notes: what a person should know before trusting the numbers.
         twins: whether models with random weights are among the units.
+        pads: whether a unit's numbers depend on the longest sentence of all.
         counts: sentences cut, of one token, empty, without BOS; per model label.
     """
 
@@ -88,6 +89,7 @@ class Plan:
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[Sentence] = field(default_factory=list)
     twins: bool = False
+    pads: bool = False
 
     @property
     def tokens(self) -> int:
@@ -105,18 +107,19 @@ class Plan:
         return hashlib.sha256("".join(unit.id for unit in self.units).encode()).hexdigest()[:16]
 
 
-def make_plan(study: Study, *, twins: bool = False) -> Plan:
+def make_plan(study: Study, *, twins: bool = False, pads: bool = False) -> Plan:
     """Reads the sentences, finds the checkpoints, encodes, and cuts into units.
 
     Args:
         study: the configuration.
         twins: whether a twin of each model with random weights reads the sentences too.
+        pads: whether a sentence's numbers depend on the length of the longest.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
         LoadError: no model can be used at all.
     """
-    plan = Plan(study, sentences=read_sentences(study.texts, study.seed), twins=twins)
+    plan = Plan(study, sentences=read_sentences(study.texts, study.seed), twins=twins, pads=pads)
     plan.notes += [
         f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
         "--set texts.per=paragraph joins them"
@@ -169,7 +172,7 @@ def _add_units(
     block = plan.study.block
     for start in range(0, len(inputs), block):
         chosen = tuple(inputs[start : start + block])
-        name = _unit_id(plan.study, source, checkpoint, weights, chosen)
+        name = _unit_id(plan, position, source, checkpoint, weights, chosen)
         file = f"{len(plan.units):06d}-{name[:12]}.parquet"
         plan.units.append(Unit(name, file, checkpoint, position, chosen, twin))
 
@@ -253,15 +256,22 @@ def _notes(model: str, counts: dict[str, int], study: Study, limit: int | None) 
 
 
 def _unit_id(
-    study: Study, source: ModelSource, checkpoint: Checkpoint, weights: str, block: Sequence[Input]
+    plan: Plan,
+    position: int,
+    source: ModelSource,
+    checkpoint: Checkpoint,
+    weights: str,
+    block: Sequence[Input],
 ) -> str:
     from attnscope import __version__
 
+    study = plan.study
     decisive = study.model_dump(
         include={"study", "metrics", "protocols", "thresholds", "layers", "bos", "bars", "max_memory", "seed"}
     )
     head = [__version__, SCHEMA_VERSION, decisive, study.options, source.dtype, source.device]
     head += [checkpoint.model, checkpoint.revision, checkpoint.step, weights]
+    head += [plan.encoders[position].longest] if plan.pads else []
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
     for one in block:
         sentence = one.sentence

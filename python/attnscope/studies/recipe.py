@@ -198,6 +198,10 @@ class Recipe(ABC):
         """Whether a twin of each model with random weights is wanted, as a null."""
         return False
 
+    def pads(self) -> bool:
+        """Whether a sentence's numbers depend on the length of the longest, to which it is padded."""
+        return False
+
     def note(self, text: str) -> None:
         """Remembers what a person should know; each text is said once a run.
 

@@ -95,6 +95,10 @@ class SinkStudy(Recipe):
         """Whether a model with random weights reads the sentences too."""
         return "random_weights" in self.extra
 
+    def pads(self) -> bool:
+        """The Fisher notebook pads all texts to the longest and counts the padding."""
+        return "fisher" in self.extra and "ruscio2025" in self.study.protocols
+
     def _takes(self, metric: str) -> bool:
         asked = self.study.metrics
         return not asked or metric in asked or any(one in asked for one in published.SYNONYMS.get(metric, ()))

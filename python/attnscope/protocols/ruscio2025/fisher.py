@@ -3,11 +3,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
+import torch
 from torch import Tensor, nn
 
 from attnscope.metrics import fisher as exact
@@ -19,14 +19,14 @@ if TYPE_CHECKING:
 LONGEST_TEXT = 500
 LONGEST_INPUT = 128
 WINDOW = 3
-# The first whose text occurs in a parameter's name wins.
+# Of the real tokens of a text that a masked-language model reads.
+MASK_SHARE = 0.15
+# The first that occurs in a parameter's name wins; parameters without any are skipped.
 SUBSTRINGS = (
-    ("attention", ("attn", "attention")),
-    ("mlp", ("mlp", "ffn", "feed_forward", "intermediate")),
-    ("norm", ("norm", "ln_")),
-    ("embedding", ("embed", "wte", "wpe")),
+    ("attention", ("attention", "attn", "self", "q_proj", "k_proj", "v_proj")),
+    ("mlp", ("mlp", "feed_forward", "ffn", "dense", "fc")),
+    ("embedding", ("embed", "token", "wte", "wpe")),
 )
-_NUMBER = re.compile(r"\.(\d+)\.")
 
 
 class DepthTrend(NamedTuple):
@@ -44,24 +44,36 @@ def fisher_trace(
     texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
     *,
     tokenizer: Any = None,
+    padded_to: int | None = None,
+    seed: int = 0,
     per_sentence: bool = False,
 ) -> pd.DataFrame:
     """Squared gradient norms of the loss by group of parameters, the mean over sentences.
 
-    Quirks: the labels are the input ids, padding included, and for masked-language models nothing is masked,
-    so that the loss is that of copying the input; texts are cut to 500 characters and 128 tokens; a
-    parameter's group is told by the first substring of its name that fits, so that
-    `post_attention_layernorm` counts as attention, and what fits nowhere is "other".
+    Quirks: all texts are padded to the longest of the list, and the labels are the input ids, padding
+    included, so that a text's number depends on the others. For masked-language models 15 % of a text's
+    tokens are masked at random and all positions are scored, so that the loss is mostly that of copying.
+    Texts are cut to 500 characters and 128 tokens. A parameter's group is the first of attention
+    (attention, attn, self, q_proj, k_proj, v_proj), mlp (mlp, feed_forward, ffn, dense, fc) and embedding
+    (embed, token, wte, wpe) of which a part occurs in its name, so that `post_attention_layernorm` is
+    attention; all others, most norms among them, are skipped. Its layer is the number after `layers.` or
+    `layer.`, so that GPT-2, whose blocks are called `h.0`, has none.
+
+    Not reproduced: the notebook's float16, whose gradients under- and overflow.
 
     Args:
         model: with a language-model head, float32 or float64; left as it was.
         texts: sentences, or mappings with input_ids [1, n].
-        tokenizer: for sentences.
+        tokenizer: for sentences, and for the mask token of masked-language models. Its padding token, else
+            that of the end of a sequence, pads; without a tokenizer those of `model.config`, else id 0.
+        padded_to: tokens of the longest text, where `texts` are a part of a list; at most 128 count.
+        seed: of the masks.
         per_sentence: one row for each sentence and group instead of the mean.
 
     Returns:
         A DataFrame like that of the exact `fisher_trace`: layer (−1 for names without a number), group,
-        parameters, trace, trace_per_parameter and n, or sample with `per_sentence`.
+        parameters, trace, trace_per_parameter and n, or sample with `per_sentence`. The notebook's norms
+        per layer also count the parameters that are in no group.
 
     Raises:
         ValueError: as the exact `fisher_trace`.
@@ -75,22 +87,34 @@ def fisher_trace(
         >>> inputs = [{"input_ids": torch.arange(6)[None]}]
         >>> found = ruscio2025.fisher_trace(LlamaForCausalLM(config), inputs)
         >>> sorted(set(found.group)), sorted(set(found.layer))
-        (['attention', 'embedding', 'mlp', 'norm', 'other'], [-1, 0, 1])
+        (['attention', 'embedding', 'mlp'], [-1, 0, 1])
 
     References:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, Fisher notebook.
     """
     name = "ruscio2025.fisher_trace"
     exact.refuse_half_precision(name, model)
+    masked = "MaskedLM" in type(model).__name__
+    mask_token: Any = getattr(tokenizer, "mask_token_id", None)
+    if masked and mask_token is None:
+        raise ValueError(f"{name}: a masked-language model needs a tokenizer with a mask token")
     places = group_parameters(model)
+    generator = torch.Generator().manual_seed(seed)
+    device = next(model.parameters()).device
     rows: list[dict[str, Any]] = []
     with differentiable(model):
-        for sample, text in enumerate(texts):
-            cut = text[:LONGEST_TEXT] if isinstance(text, str) else text
-            inputs = exact.model_inputs(name, cut, tokenizer, LONGEST_INPUT, next(model.parameters()).device)
-            loss = _loss(model, inputs)
-            if loss is None:
+        for sample, (ids, real) in enumerate(_padded(name, model, texts, tokenizer, padded_to)):
+            shown = ids
+            if masked:
+                chosen = torch.bernoulli(torch.full(ids.shape, MASK_SHARE), generator=generator).bool()
+                shown = torch.where(chosen & (real == 1), mask_token, ids)
+            elif ids.shape[-1] < 2:
                 continue
+            logits = model(input_ids=shown.to(device), attention_mask=real.to(device)).logits
+            labels = ids.to(device)
+            if not masked:
+                logits, labels = logits[:, :-1], labels[:, 1:]
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), labels.flatten())
             squares = gradient_squares(loss, model, places)
             rows += [
                 {"sample": sample, "layer": layer, "group": group, "trace": square}
@@ -100,7 +124,7 @@ def fisher_trace(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), told by substrings of the name.
+    """Parameter name -> (layer, group), told by parts of the name; without those that are skipped.
 
     Args:
         model: any module.
@@ -108,16 +132,17 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
     Example:
         >>> from attnscope.protocols.ruscio2025.fisher import group_parameters
         >>> from torch import nn
-        >>> norm = nn.ModuleDict({"post_attention_layernorm": nn.LayerNorm(2)})
-        >>> group_parameters(nn.ModuleDict({"layers": nn.ModuleList([norm])})).popitem()[1]
-        (0, 'attention')
+        >>> norm = nn.ModuleDict({"post_attention_layernorm": nn.LayerNorm(2), "norm": nn.LayerNorm(2)})
+        >>> group_parameters(nn.ModuleDict({"layers": nn.ModuleList([norm])}))
+        {'layers.0.post_attention_layernorm.weight': (0, 'attention'), \
+'layers.0.post_attention_layernorm.bias': (0, 'attention')}
     """
     places = {}
     for name, _ in model.named_parameters():
         low = name.lower()
-        found = _NUMBER.search(f".{low}")
-        group = next((group for group, texts in SUBSTRINGS if any(text in low for text in texts)), "other")
-        places[name] = (int(found[1]) if found else -1, group)
+        group = next((group for group, parts in SUBSTRINGS if any(part in low for part in parts)), None)
+        if group is not None:
+            places[name] = (_layer(name), group)
     return places
 
 
@@ -158,12 +183,52 @@ def depth_trend(values: Sequence[float]) -> DepthTrend:
     return DepthTrend(float(r), float(p), float(rho), float(q), smoothed)
 
 
-def _loss(model: nn.Module, inputs: dict[str, Tensor]) -> Tensor | None:
-    """Cross entropy against the input itself, every position counted."""
-    ids = inputs["input_ids"]
-    logits = model(**inputs).logits
-    if "MaskedLM" not in type(model).__name__:
-        if ids.shape[-1] < 2:
-            return None
-        logits, ids = logits[:, :-1], ids[:, 1:]
-    return nn.functional.cross_entropy(logits.flatten(0, 1), ids.flatten())
+def _layer(name: str) -> int:
+    """The number that follows the first `layers.`, or where there is none `layer.`; −1 for another name."""
+    for word in ("layers.", "layer."):
+        if word in name:
+            number = name.split(word)[1].split(".")[0]
+            return int(number) if number.isdigit() else -1
+    return -1
+
+
+def _padded(
+    function: str,
+    model: nn.Module,
+    texts: Sequence[str] | Sequence[Mapping[str, Tensor]],
+    tokenizer: Any,
+    padded_to: int | None,
+) -> list[tuple[Tensor, Tensor]]:
+    """Token ids and attention mask [1, n] of every text, all of the longest one's length."""
+    encoded = []
+    for text in texts:
+        if isinstance(text, str):
+            if tokenizer is None:
+                raise ValueError(f"{function}: texts that are strings need a tokenizer")
+            cut = text[:LONGEST_TEXT]
+            text = tokenizer(cut, truncation=True, max_length=LONGEST_INPUT, return_tensors="pt")
+        ids = text["input_ids"][:, :LONGEST_INPUT].long().cpu()
+        real = (
+            text["attention_mask"][:, :LONGEST_INPUT].cpu()
+            if "attention_mask" in text
+            else ids.new_ones(ids.shape)
+        )
+        encoded.append((ids, real))
+    longest = max((ids.shape[-1] for ids, _ in encoded), default=0)
+    longest = max(longest, min(padded_to or 0, LONGEST_INPUT))
+    pad, left = _pad_id(model, tokenizer), getattr(tokenizer, "padding_side", "right") == "left"
+    result = []
+    for ids, real in encoded:
+        missing = longest - ids.shape[-1]
+        sides = (missing, 0) if left else (0, missing)
+        result.append((nn.functional.pad(ids, sides, value=pad), nn.functional.pad(real, sides, value=0)))
+    return result
+
+
+def _pad_id(model: nn.Module, tokenizer: Any) -> int:
+    for owner in (tokenizer, getattr(model, "config", None)):
+        for name in ("pad_token_id", "eos_token_id"):
+            found = getattr(owner, name, None)
+            if found is not None:
+                return int(found[0] if isinstance(found, (list, tuple)) else found)
+    return 0

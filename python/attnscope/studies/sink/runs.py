@@ -127,11 +127,9 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
     if masked and getattr(encoder.tokenizer, "mask_token_id", None) is None:
         return f"fisher: {title}: a masked-language model needs a tokenizer with a mask token"
     for sample, n, ids in zip(batch.samples, batch.lengths, batch.token_ids, strict=True):
-        if n < 2 and not masked:
-            continue
         text = [{"input_ids": torch.as_tensor(np.asarray(ids), dtype=torch.long)[None]}]
         seed = int(np.random.SeedSequence([study.seed, sample]).generate_state(1)[0])
-        if "exact" in study.protocols:
+        if "exact" in study.protocols and (n >= 2 or masked):
             options: dict[str, Any] = {
                 "tokenizer": encoder.tokenizer,
                 "per_sentence": True,
@@ -140,8 +138,15 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
             table = fisher_trace(model, text, **options)
             drawn = fisher_trace(model, text, labels="sampled", **options)
             _add(rows, "exact", sample, table, drawn["trace"].to_numpy())
-        if "ruscio2025" in study.protocols:
-            table = ruscio2025.fisher_trace(model, text, per_sentence=True)
+        if "ruscio2025" in study.protocols and (encoder.longest >= 2 or masked):
+            table = ruscio2025.fisher_trace(
+                model,
+                text,
+                tokenizer=encoder.tokenizer,
+                padded_to=encoder.longest,
+                seed=seed,
+                per_sentence=True,
+            )
             _add(rows, "ruscio2025", sample, table, np.full(len(table), np.nan))
     return ""
 
