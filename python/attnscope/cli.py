@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from attnscope.figures import LeftOut
     from attnscope.results import Results
     from attnscope.studies.config import Study
 
@@ -25,7 +26,7 @@ DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 app = typer.Typer(
     name="attnscope",
     help="A microscope for transformer attention: studies, results, figures, metrics.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints or figures skipped, "
     "130/143 interrupted and resumable.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -254,16 +255,21 @@ def figures(
     from attnscope.schema import MissingError, ResultsError
 
     results = load(folder)
+    left_out: list[LeftOut] = []
     own = figures_of(results)
     for name in names or []:
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
     try:
-        files = results.figures(output, names or None)
+        files = results.figures(output, names or None, left_out=left_out)
     except NotDrawable as error:
         raise ResultsError(str(error)) from error
     for file in files:
         typer.echo(file)
+    for one in left_out:
+        _say(str(one))
+    if any(one.failed for one in left_out):
+        raise typer.Exit(SKIPPED)
 
 
 @app.command()
@@ -315,7 +321,8 @@ def compare(
     second: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another run folder.")] = None,
     table: Annotated[str, typer.Option(help="Which table.")] = "heads",
     published: Annotated[
-        str, typer.Option(metavar="PAPER", help="Beside a paper's numbers instead of B: ruscio2025.")
+        str,
+        typer.Option(metavar="PAPER", help="Beside the numbers of ruscio2025 or ruscio2024 instead of B."),
     ] = "",
     against: Annotated[str, typer.Option(metavar="MODEL", help="Only this published model.")] = "",
     csv: Annotated[Path | None, typer.Option(help="Write the comparison to this CSV file.")] = None,
@@ -457,13 +464,15 @@ def _plan(study: Study, as_json: bool) -> None:
 
 def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
     skipped = results.provenance.get("skipped", [])
-    report = _drawn(results, quiet or as_json) if draw else None
+    left_out: list[LeftOut] = []
+    report = _drawn(results, quiet or as_json, left_out) if draw else None
     if as_json:
         answer = {
             "folder": str(results.path),
             "tables": {name: len(results.arrow(name, [])) for name in results.tables()},
             "skipped": skipped,
             "report": None if report is None else str(report),
+            "figures_left_out": {one.name: one.reason for one in left_out},
         }
         typer.echo(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
@@ -473,17 +482,21 @@ def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         _say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
+    if skipped or any(one.failed for one in left_out):
         raise typer.Exit(SKIPPED)
 
 
-def _drawn(results: Results, quiet: bool) -> Path | None:
+def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
     """Figures and report of a finished run; None where what draws them is not installed."""
     missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
     if missing:
         if not quiet:
             _say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
         return None
-    results.figures()
+    results.figures(left_out=left_out)
+    for one in left_out:
+        if one.failed or not quiet:
+            _say(str(one))
     return Path(results.report())
 
 

@@ -7,6 +7,7 @@ from matplotlib.collections import PathCollection
 
 from attnscope.figures import draw, figures_of
 from attnscope.figures import wavelets as figures
+from attnscope.figures.scalograms import scalogram
 from attnscope.results import Results
 from attnscope.studies.config import Study
 from attnscope.studies.engine import run
@@ -55,7 +56,7 @@ def test_points_of_uncertainty_lie_above_both_bounds(results):
 
 def test_a_scalogram_shows_a_tones_period():
     tone = 1 + np.cos(2 * np.pi * np.arange(128) / 8)
-    mesh = figures.scalogram(tone).collections[0]
+    mesh = scalogram(tone).collections[0]
     shown = np.asarray(mesh.get_array()).reshape(48, 128)
     periods = np.geomspace(2.0, 32.0, 48) * 4 * np.pi / (6 + np.sqrt(38))
     assert periods[shown[:, 64].argmax()] == pytest.approx(8, rel=0.06)

@@ -228,7 +228,7 @@ def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
     phases = results.table("phases")
     wanted = (
         "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",
-        "position_entropy", "local_global_ratio", "rho", "scale_sensitivity_energy_0.5",
+        "position_entropy", "local_share", "rho", "scale_sensitivity_energy_0.5",
     )  # fmt: skip
     lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in wanted)]
     for encoding in ENCODINGS:

@@ -22,10 +22,23 @@ from attnscope.figures.registry import (
     is_series,
     measured_heads,
     optional,
+    over_layers,
     stored,
+    with_values,
 )
 from attnscope.figures.selection import estimate, last_step, with_groups
-from attnscope.figures.style import DASHES, INK, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.figures.style import (
+    DASHES,
+    INK,
+    MUTED,
+    PALETTE,
+    axes_or_new,
+    captioned,
+    compared_with,
+    legend_row,
+    panels,
+    styled,
+)
 
 PERCENTILES = (80, 90, 95)
 #: Which keys were masked, and how they are called.
@@ -52,11 +65,16 @@ def kl_by_threshold(
 
     Returns:
         The axes: a line per series, its data percentiles and means over samples and layers.
+
+    Raises:
+        NotDrawable: when there is no value at any percentile.
     """
     ax = axes_or_new(ax)
     own = layers[layers["protocol"] == protocol]
     colors = colors or series_colors(list(layers["series"]))
-    there = [at for at in PERCENTILES if column.format(at) in own]
+    there = [at for at in PERCENTILES if column.format(at) in own and own[column.format(at)].notna().any()]
+    if not there:
+        raise NotDrawable(f"the layers table has no {', '.join(column.format(at) for at in PERCENTILES)}")
     for name in dict.fromkeys(own["series"]):
         rows = own[own["series"] == name]
         means = pd.concat(
@@ -75,20 +93,28 @@ def kl_by_threshold(
 @figure
 def sink_removal(results: Tables) -> Figure:
     """KL between heads without their sinks: over the sink percentile and over depth, both protocols."""
-    layers = last_step(with_groups(stored(results, "layers"), optional(results, "samples")))
-    wanted = [f"kl_reduction_{at}" for at in PERCENTILES]
-    if not any(name in layers and layers[name].notna().any() for name in wanted):
-        raise NotDrawable("the layers table has no kl_reduction_80, _90 or _95")
-    there = [name for name in wanted if name in layers]
+    layers = last_step(with_groups(stored(results, "layers", "protocol"), optional(results, "samples")))
+    there = with_values(layers, "layers", [f"kl_reduction_{at}" for at in PERCENTILES])
     kinds = [
         kind for kind in PROTOCOL_NAMES if layers[layers["protocol"] == kind][there].notna().any(axis=None)
     ]
     colors = series_colors(list(layers["series"]))
-    figure_, axes = panels(1, 2 * len(kinds), height=2.2, sharey=True)
+    by_layer = {
+        kind for kind in kinds
+        if "kl_reduction_90" in there and layers[layers["protocol"] == kind]["kl_reduction_90"].notna().any()
+    }  # fmt: skip
+    figure_, axes = panels(1, len(kinds) + len(by_layer), height=2.2, sharey=True)
+    free = iter(axes[0])
     for number, protocol in enumerate(kinds):
-        over, depth = axes[0][2 * number : 2 * number + 2]
+        over = next(free)
         kl_by_threshold(layers, ax=over, protocol=protocol, colors=colors)
-        over.set_title(PROTOCOL_NAMES[protocol])
+        # two protocols leave room for no more than their names
+        over.set_title(PROTOCOL_NAMES[protocol] if len(kinds) > 1 else "by percentile")
+        if number:
+            over.set_ylabel("")
+        if protocol not in by_layer:
+            continue
+        depth = next(free)
         own = layers[layers["protocol"] == protocol]
         place = depth_axis(depth, layers)
         for name in dict.fromkeys(own["series"]):
@@ -97,17 +123,27 @@ def sink_removal(results: Tables) -> Figure:
                 depth, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50
             )
         depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-        depth.set_title(f"{PROTOCOL_NAMES[protocol]}, 90th")
-        if number:
-            over.set_ylabel("")
+        depth.set_title(f"{PROTOCOL_NAMES[protocol]}, 90th" if len(kinds) > 1 else "by layer, 90th")
     legend_row(figure_, axes[0], colors)
-    return figure_
+    return captioned(
+        figure_,
+        "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
+        "percentile that makes a key a sink (mean over layers)"
+        + (" and by layer at the 90th." if by_layer else "."),
+        "Positive: heads differ less without sinks.",
+        "The published computation stands beside the exact one."
+        if len(kinds) > 1
+        else "By the published computation."
+        if kinds == ["ruscio2025"]
+        else "",
+        compared_with(figure_),
+    )
 
 
 @figure
 def ablation(results: Tables) -> Figure:
     """Sink keys masked inside the model: divergence of its output and change of its loss."""
-    table = last_step(with_groups(stored(results, "ablation"), optional(results, "samples")))
+    table = last_step(with_groups(stored(results, "ablation", "keys"), optional(results, "samples")))
     shown = [
         (column, label)
         for column, label in (
@@ -141,7 +177,14 @@ def ablation(results: Tables) -> Figure:
         ax.set_title(label)
     if len(names) > 1:
         legend_row(figure_, axes[0], colors)
-    return figure_
+    what = " and ".join({"output_kl": "divergence of the next-token distributions",
+                         "loss_change": "change of the loss"}[column] for column, _ in shown)  # fmt: skip
+    return captioned(
+        figure_,
+        f"Keys masked before the softmax in every layer and head of the model: {what}, mean over samples "
+        "with 95 % intervals.",
+        "The control masks as many other keys." if "control" in kinds else "",
+    )
 
 
 @figure
@@ -154,9 +197,8 @@ def alignment(results: Tables) -> Figure:
         "alignment_hidden",
         "alignment_hidden_without_sinks",
     )
-    there = [name for name in wanted if name in heads and heads[name].notna().any()]
-    if not there or heads["layer"].nunique() < 2:
-        raise NotDrawable(f"the heads table has none of {', '.join(wanted)} over several layers")
+    there = with_values(last_step(heads), "heads", wanted)
+    over_layers(heads)
     colors = series_colors(list(heads["series"]))
     drawn: list[tuple[str, str, pd.DataFrame]] = []
     for space, title in (("value", "values"), ("hidden", "states")):
@@ -166,7 +208,7 @@ def alignment(results: Tables) -> Figure:
     whole = stored(results, "heads")
     if "protocol" in whole and (whole["protocol"] == "ruscio2025").any():
         published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
-        if "alignment_hidden" in published and published["alignment_hidden"].notna().any():
+        if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
             drawn.append(
                 ("alignment_hidden", "as published", with_groups(published, optional(results, "samples")))
             )
@@ -186,19 +228,33 @@ def alignment(results: Tables) -> Figure:
     room = 0.06 * float(np.nanmax(ends) - np.nanmin(ends)) or 0.1
     axes[0][0].set_ylim(float(np.nanmin(ends)) - room, float(np.nanmax(ends)) + room)
     legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
-    return figure_
+    spaces = [
+        words
+        for space, words in (
+            ("value", "their own value vectors"),
+            ("hidden", "the states that enter the layer"),
+        )
+        if any(name.startswith(f"alignment_{space}") for name in there)
+    ]
+    without = ", with and without the head's sink tokens" if any("without" in name for name in there) else ""
+    return captioned(
+        figure_,
+        f"Alignment by layer: single heads with {' and with '.join(spaces)}{without}"
+        + (", and as published (head mean, states, all ordered pairs)." if len(drawn) > len(there) else "."),
+        compared_with(figure_),
+    )
 
 
 @figure
 def spectra(results: Tables) -> Figure:
     """Spectra against their null law over depth: directions, distance, largest value over the law's edge."""
     heads = measured_heads(results)
-    if heads["layer"].nunique() < 2:
-        raise NotDrawable("the run has one layer; a profile over depth needs several")
+    over_layers(heads)
     if {"mp_largest", "mp_edge"} <= set(heads):
-        heads = heads.assign(mp_over_edge=heads["mp_largest"] / heads["mp_edge"])
+        edge = heads["mp_edge"].where(heads["mp_edge"] > 0)
+        heads = heads.assign(mp_over_edge=heads["mp_largest"] / edge)
     wanted = ("participation_ratio", "effective_rank", "mp_ks", "mp_over_edge", "mp_outlier_energy")
-    there = [name for name in wanted if name in heads and heads[name].notna().any()]
+    there = with_values(last_step(heads), "heads", wanted)
     if len(there) < 2:
         raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
     there = there[:4] if len(there) > 4 else there
@@ -212,7 +268,13 @@ def spectra(results: Tables) -> Figure:
             ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
             ax.set_ylim(0, 1.06 * max(1.0, drawn_range(ax)[1]))
     legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
-    return figure_
+    beside = compared_with(figure_)
+    return captioned(
+        figure_,
+        f"By layer, mean over heads: {', '.join(quantity(column).label for column in there)}.",
+        beside,
+        "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
+    )
 
 
 @figure
@@ -224,16 +286,15 @@ def reference(results: Tables) -> Figure:
         "reference_directional": "its direction",
         "reference_information": "turn without them",
     }
-    there = [name for name in titles if name in heads and heads[name].notna().any()]
-    if not there or heads["layer"].nunique() < 2:
-        raise NotDrawable(f"the heads table has none of {', '.join(titles)} over several layers")
+    there = with_values(last_step(heads), "heads", list(titles))
+    over_layers(heads)
     colors = series_colors(list(heads["series"]))
     whole = stored(results, "heads")
     published = pd.DataFrame()
     if "protocol" in whole:
         published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
     rows = [heads]
-    if len(published) and published[there].notna().any(axis=None):
+    if len(published) and last_step(published)[there].notna().any(axis=None):
         rows.append(with_groups(published, optional(results, "samples")))
     figure_, axes = panels(len(rows), len(there), height=1.75 * len(rows) + 0.4)
     for number, (axes_row, table) in enumerate(zip(axes, rows, strict=True)):
@@ -249,7 +310,14 @@ def reference(results: Tables) -> Figure:
         figure_, [ax for row in axes for ax in row], colors,
         untrained="before training" if is_series(heads) else None,
     )  # fmt: skip
-    return figure_
+    if len(rows) > 1:
+        words = (
+            "By layer: single heads with their value vectors (top), and the published computation on the "
+            "head mean and hidden states (bottom); its scales differ."
+        )
+    else:
+        words = "By layer: single heads with their value vectors."
+    return captioned(figure_, words, compared_with(figure_))
 
 
 GROUPS = ("attention", "mlp", "norm", "embedding")
@@ -324,10 +392,12 @@ def power(value: float) -> str:
 def fisher(results: Tables) -> Figure:
     """Fisher information by block and kind of parameters: as published, exact, and per parameter."""
     table = last_step(
-        with_groups(stored(results, "fisher").rename(columns={"group": "part"}), optional(results, "samples"))
+        with_groups(
+            stored(results, "fisher", "protocol").rename(columns={"group": "part"}),
+            optional(results, "samples"),
+        )
     )
     table = table.rename(columns={"group": "input", "part": "group"})
-    names = list(dict.fromkeys(table["series"]))[:3]
     wanted = [
         ("exact", "trace", "labels as written"),
         ("exact", "trace_sampled", "labels drawn"),
@@ -339,7 +409,8 @@ def fisher(results: Tables) -> Figure:
         if column in table and table[table["protocol"] == protocol][column].gt(0).any()
     ]  # fmt: skip
     if not shown:
-        raise NotDrawable("the fisher table has no value")
+        raise NotDrawable("the fisher table has no value above 0")
+    names = list(dict.fromkeys(table["series"]))[:3]
     figure_, axes = panels(len(names), len(shown), height=1.85 * len(names) + 0.35)
     for number, (axes_row, name) in enumerate(zip(axes, names, strict=True)):
         own = table[table["series"] == name]
@@ -351,7 +422,15 @@ def fisher(results: Tables) -> Figure:
                 ax.set_xlabel("")
         axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
     legend_row(figure_, [ax for row in axes for ax in row])
-    return figure_
+    ids = [str(line.get_gid()) for row in axes for ax in row for line in ax.get_lines()]
+    return captioned(
+        figure_,
+        "Trace by block on a logarithmic scale, mean over samples.",
+        "Dashed levels: what lies outside the blocks."
+        if any(one.startswith("outside:") for one in ids)
+        else "",
+        compared_with(figure_),
+    )
 
 
 @styled
@@ -367,7 +446,7 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """
     ax = axes_or_new(ax)
     thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
-    shares = evidence.pivot_table(index="third", columns="kind", values="top_1").reindex(thirds)
+    shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)
     # of two names at one place the higher share's stands above
     above = [
         "token" if one.get("token", 0) > one.get("position", 0) else "position"
@@ -380,7 +459,7 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
             linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
         )  # fmt: skip
         for x, (_, row) in enumerate(rows.iterrows()):
-            if isinstance(row["top"], str):
+            if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
                 name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
                 ax.annotate(
                     name, (x, row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
@@ -400,8 +479,10 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 @figure
 def frames(results: Tables) -> Figure:
     """Reference frames: share of the commonest sink in each third, by position and by token; the verdict."""
-    evidence, verdicts = stored(results, "frame_evidence"), stored(results, "frames")
+    evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
+    verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
     evidence, verdicts = last_step(evidence), last_step(verdicts)
+    evidence = evidence[evidence["top_1"].notna()]
     whole = [
         frame[frame["group"] == "all"] if (frame["group"] == "all").any() else frame
         for frame in (evidence, verdicts)
@@ -411,8 +492,13 @@ def frames(results: Tables) -> Figure:
         (model, protocol)
         for model in list(dict.fromkeys(verdicts["model"]))[:3]
         for protocol in ("exact", "ruscio2025")
-        if ((verdicts["model"] == model) & (verdicts["protocol"] == protocol)).any()
+        if all(
+            ((table["model"] == model) & (table["protocol"] == protocol)).any()
+            for table in (verdicts, evidence)
+        )
     ]
+    if not cases:
+        raise NotDrawable("no verdict on a frame has its evidence stored")
     several = verdicts["model"].nunique() > 1
     columns = min(len(cases), 4)
     rows = -(-len(cases) // columns)
@@ -422,13 +508,27 @@ def frames(results: Tables) -> Figure:
         own = evidence[(evidence["model"] == model) & (evidence["protocol"] == protocol)]
         frame_shares(own, ax=ax)
         row = verdicts[(verdicts["model"] == model) & (verdicts["protocol"] == protocol)].iloc[0]
-        ax.set_title(f"{model}, {PROTOCOL_NAMES[protocol]}" if several else PROTOCOL_NAMES[protocol])
-        certain = f", {row['probability']:.0%}" if np.isfinite(row["probability"]) else ""
-        ax.set_xlabel(f"position: {row['frame']}{certain}\ntoken: {row['token_frame']}", color=INK)
+        both = len({protocol for _, protocol in cases}) > 1
+        if both:
+            ax.set_title(f"{model}, {PROTOCOL_NAMES[protocol]}" if several else PROTOCOL_NAMES[protocol])
+        else:
+            ax.set_title(str(model))
+        probability = row.get("probability", np.nan)
+        certain = f", {probability:.0%}" if pd.notna(probability) else ""
+        frame, of_tokens = (
+            row[name] if isinstance(row[name], str) else "unknown" for name in ("frame", "token_frame")
+        )
+        ax.set_xlabel(f"position: {frame}{certain}\ntoken: {of_tokens}", color=INK)
     for ax in flat[len(cases) :]:
         ax.set_axis_off()
     for place, ax in enumerate(flat[: len(cases)]):
         if place % columns:
             ax.set_ylabel("")
-    legend_row(figure_, flat[:1])
-    return figure_
+    legend_row(figure_, flat[: len(cases)])
+    return captioned(
+        figure_,
+        "Share of the commonest sink by position and by token; dotted: the bound of a centralized frame.",
+        "The published computation stands beside the exact one."
+        if len({protocol for _, protocol in cases}) > 1
+        else "",
+    )

@@ -13,9 +13,18 @@ from matplotlib.ticker import MaxNLocator
 
 from attnscope.figures.lines import depth_axis, draw_curve, drawn_range
 from attnscope.figures.quantities import quantity
-from attnscope.figures.registry import NotDrawable, Tables, figure, optional, stored
+from attnscope.figures.registry import NotDrawable, Tables, defined, figure, optional, stored
 from attnscope.figures.selection import estimate, last_step, with_groups
-from attnscope.figures.style import MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.figures.style import (
+    MUTED,
+    PALETTE,
+    axes_or_new,
+    captioned,
+    compared_with,
+    legend_row,
+    panels,
+    styled,
+)
 
 #: Under which colour a protocol is drawn wherever the two stand side by side.
 PROTOCOL_COLORS = {"exact": PALETTE[0], "ruscio2025": PALETTE[1]}
@@ -92,14 +101,15 @@ def published_bound(samples_n: Any) -> float:
 @figure
 def protocols(results: Tables) -> Figure:
     """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
-    heads = stored(results, "heads")
-    if "protocol" not in heads or set(heads["protocol"]) < {"exact", "ruscio2025"}:
+    heads = stored(results, "heads", "protocol")
+    if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
-    heads = last_step(with_groups(heads[heads["head"] == -1], optional(results, "samples")))
+    heads = defined(last_step(with_groups(heads[heads["head"] == -1], optional(results, "samples"))))
+    names = list(dict.fromkeys(heads["series"]))[:3]
+    heads = heads[heads["series"].isin(names)]
     there = [pair for pair in PAIRS if _has_both(heads, pair)]
     if not there:
         raise NotDrawable("no quantity was measured under both protocols")
-    names = list(dict.fromkeys(heads["series"]))[:3]
     columns = 4
     each = -(-len(there) // columns)
     figure_, axes = panels(each * len(names), columns, height=1.6 * each * len(names) + 0.35)
@@ -117,8 +127,18 @@ def protocols(results: Tables) -> Figure:
             ax.set_xlabel("")
         if len(names) > 1:
             flat[0].set_ylabel(series)
-    legend_row(figure_, [ax for row in axes for ax in row])
-    return figure_
+    drawn = [ax for row in axes for ax in row]
+    legend_row(figure_, drawn)
+    bound = any(line.get_gid() == "bound" for ax in drawn for line in ax.get_lines())
+    return captioned(
+        figure_,
+        "Each published quantity over depth beside the exact one, both on the head mean of the same maps.",
+        "Dotted: min(n, 30), the published β₀ of every causal model whose tokens all give themselves some "
+        "attention."
+        if bound
+        else "",
+        compared_with(figure_),
+    )
 
 
 def _has_both(heads: pd.DataFrame, pair: Pair) -> bool:
@@ -131,11 +151,14 @@ def _has_both(heads: pd.DataFrame, pair: Pair) -> bool:
 def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
     """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
     bottom, top = drawn_range(ax)
+    if not np.isfinite(top):
+        ax.set_axis_off()
+        return
     if pair.column.startswith("bar_count"):
         ax.set_ylim(-0.04 * max(top, 1), 1.12 * max(top, 1))
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     elif bottom >= 0:
-        ax.set_ylim(0, 1.1 * top)
+        ax.set_ylim(0, 1.1 * top if top > 0 else 1)
     else:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     causal = "causal" not in own or bool(own["causal"].astype(bool).all())

@@ -221,6 +221,56 @@ def panels(
     return figure, [list(row) for row in axes]
 
 
+def captioned(figure: Figure, *sentences: str) -> Figure:
+    """Says what a figure shows; the words stay with it.
+
+    Args:
+        figure: as it was drawn.
+        sentences: of the caption; empty ones are left out.
+
+    Returns:
+        The same figure.
+    """
+    figure.set_label(" ".join(sentence for sentence in sentences if sentence))
+    return figure
+
+
+def caption_of(figure: Figure) -> str:
+    """What `captioned` said of a figure.
+
+    Args:
+        figure: of a study.
+
+    Returns:
+        Plain text.
+    """
+    return str(figure.get_label())
+
+
+#: What stands beside the measured values, by the start of its artists' ids.
+_BESIDE = {
+    "interval": "bands: 95 % intervals over samples",
+    "uniform": "dashed: uniform attention of the same lengths",
+    "untrained": "dotted: before training",
+    "random_weights": "dash-dotted: a copy of the model with random weights",
+    "row_permutation": "short grey dashes: the same maps with shuffled rows",
+}
+
+
+def compared_with(figure: Figure) -> str:
+    """The intervals and baselines that a figure shows, in words.
+
+    Args:
+        figure: as it was drawn.
+
+    Returns:
+        A sentence; empty when it shows none.
+    """
+    ids = {str(artist.get_gid()).partition(":")[0] for ax in figure.axes for artist in ax.get_children()}
+    words = "; ".join(text for start, text in _BESIDE.items() if start in ids)
+    return f"{words[0].upper()}{words[1:]}." if words else ""
+
+
 @styled
 def settled(figure: Figure) -> Figure:
     """Lays a figure out once and for all: every format saved afterwards would do it again.

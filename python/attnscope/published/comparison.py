@@ -13,8 +13,10 @@ import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.inference import bootstrap
-from attnscope.published.numbers import published_numbers, same_model
-from attnscope.schema import MissingError
+from attnscope.published.numbers import PAPERS, published_numbers, publishes, same_model, study_of
+from attnscope.published.phases import PAPER as OF_PHASES
+from attnscope.published.phases import compared_phases
+from attnscope.schema import MissingError, ResultsError
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -120,7 +122,8 @@ def compare_published(
     Every number is computed from the run's rows of protocol "ruscio2025" in the way it was published (mean,
     median or spread over sentences and layers), and from its rows of protocol "exact" where the quantity
     exists there. A checkpoint series is taken at its last step. Layers of a model of another depth are
-    matched by place: first, quarters, last.
+    matched by place: first, quarters, last. Numbers of a wavelet study have one protocol: `measured` is the
+    study's own, and `step` says of which checkpoint.
 
     Args:
         results: what `attnscope.load` returns.
@@ -134,10 +137,15 @@ def compare_published(
         The table and the statements above it.
 
     Raises:
-        MissingError: an unknown paper or model, or a run without `heads`.
+        MissingError: an unknown paper or model, or a run without `heads` (`phases` for a wavelet study).
+        ResultsError: the paper's numbers are of another study.
     """
     numbers = published_numbers(paper)
-    if "heads" not in results.tables():
+    if not publishes(results, paper):
+        raise ResultsError(
+            f"compare: {paper} publishes numbers of {PAPERS[paper]}; this run is a {study_of(results)}"
+        )
+    if paper != OF_PHASES and "heads" not in results.tables():
         raise MissingError("compare: the run has no table 'heads'")
     known = list(dict.fromkeys(numbers["model"]))
     chosen = None
@@ -145,6 +153,8 @@ def compare_published(
         chosen = next((name for name in known if same_model(name, against)), None)
         if chosen is None:
             raise MissingError(f"compare: {against!r} was not published{nearest(against, known)}")
+    if paper == OF_PHASES:
+        return Compared(*compared_phases(results, known, chosen))
     run = _Run(results, draws, seed)
     rows: list[dict[str, Any]] = []
     statements: list[str] = []

@@ -13,8 +13,8 @@ import pandas as pd
 from attnscope._nearest import nearest
 from attnscope.schema import MissingError
 
-#: Papers whose numbers are stored.
-PAPERS = ("ruscio2025", "ruscio2024")
+#: Papers whose numbers are stored, and the study whose quantities they are.
+PAPERS = {"ruscio2025": "sink_study", "ruscio2024": "wavelet_study"}
 
 #: Letters of names that stand for one family: its other spellings.
 _SPELLINGS = {"xlmroberta": "xlmr"}
@@ -55,6 +55,25 @@ def _read(paper: str) -> pd.DataFrame:
     for column in ("token", "printed"):
         table[column] = table[column].fillna("")
     return table
+
+
+def publishes(results: Any, paper: str) -> bool:
+    """Whether a paper's numbers are of the study that made some results; results may not say which.
+
+    Args:
+        results: what `attnscope.load` returns.
+        paper: one of `PAPERS`.
+    """
+    return study_of(results) in ("", PAPERS[paper])
+
+
+def study_of(results: Any) -> str:
+    """Name of the study that made some results, "" when they do not say.
+
+    Args:
+        results: what `attnscope.load` returns.
+    """
+    return str(dict(getattr(results, "study", None) or {}).get("study") or "")
 
 
 def same_model(one: str, other: str) -> bool:

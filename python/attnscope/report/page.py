@@ -89,10 +89,14 @@ def render(results: Tables, title: str) -> str:
     from attnscope.figures import draw
     from attnscope.figures.registry import NotDrawable, measured_heads, optional
     from attnscope.figures.selection import series_are, with_groups
+    from attnscope.figures.style import caption_of
+    from attnscope.published import publishes
     from attnscope.report.small_tables import SMALL_TABLES
 
+    left_out: list[Any] = []
     drawn = {
-        name: (_data_uri(figure), float(figure.get_figwidth())) for name, figure in draw(results).items()
+        name: (_data_uri(figure), float(figure.get_figwidth()), caption_of(figure))
+        for name, figure in draw(results, left_out=left_out).items()
     }
     try:
         heads = measured_heads(results)
@@ -116,11 +120,7 @@ def render(results: Tables, title: str) -> str:
     sections = []
     for section in words.SECTIONS:
         rows = [] if heads is None else number_rows(heads, baselines, section.metrics)
-        figures = [
-            (name, *drawn[name], Markup(section.captions.get(name, "")))
-            for name in section.figures
-            if name in drawn
-        ]
+        figures = [(name, *drawn[name]) for name in section.figures if name in drawn]
         pairs = pair_rows(named, section.pairs) if followed else []
         table = SMALL_TABLES[section.table](tables) if section.table else None
         told = (*(section.published_causal if causal else ()), *section.published) if followed else ()
@@ -165,10 +165,9 @@ def render(results: Tables, title: str) -> str:
         findings=words.findings(results) if hasattr(words, "findings") else _findings(heads),
         skipped=[str(item) for item in _provenance(results).get("skipped") or []],
         sections=sections,
-        protocols=[
-            (name, *drawn[name], Markup(PROTOCOL_CAPTION)) for name in ("protocols",) if name in drawn
-        ],
-        comparison=_comparison(results) if followed else None,
+        protocols=[(name, *drawn[name]) for name in ("protocols",) if name in drawn],
+        left_out=[(one.name, one.reason) for one in left_out],
+        comparison=_comparison(results) if followed and publishes(results, "ruscio2025") else None,
         questions=questions(tables, heads),
         published=published_rows(tables),
         published_words=[Markup(line) for line in RUSCIO2025],
@@ -181,13 +180,6 @@ def render(results: Tables, title: str) -> str:
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
     return page
-
-
-PROTOCOL_CAPTION = (
-    "Each published quantity over depth (orange) beside the exact one (blue), both on the head mean of the "
-    "same maps, mean and 95 % interval over sentences. Dotted: min(<i>n</i>, 30), the published β₀ of every "
-    "causal model whose tokens all give themselves some attention."
-)
 
 
 def has_text(cell: str) -> bool:

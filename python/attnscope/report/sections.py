@@ -6,7 +6,7 @@ The texts are our own HTML; nothing that comes from a run is put into them.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,6 @@ class Section:
     figures: tuple[str, ...] = ()
     metrics: tuple[str, ...] = ()
     caveats: tuple[str, ...] = ()
-    captions: dict[str, str] = field(default_factory=dict)
     #: Quantities shown under both protocols, as `numbers.pair_rows` takes them.
     pairs: tuple[tuple[str, ...], ...] = ()
     #: What the published protocol computes here; shown when the run followed it.
@@ -60,22 +59,6 @@ SECTIONS: tuple[Section, ...] = (
             "Uniform causal attention already gives a tenth of the keys 0.31 to 0.32 (n = 20 to 40), so "
             "“sinks take 30 to 40 %” is close to what no sink at all gives.",
         ),
-        captions={
-            "ablation": (
-                "Sink keys masked before the softmax in every layer and head of the model: "
-                "divergence of the next-token distributions and change of the loss, per sentence, "
-                "with 95 % intervals; the control masks as many other keys."
-            ),
-            "sink_emergence": (
-                "Attention to the first key over training, one line per head, coloured by layer. The "
-                "strongest heads are bold, with their 95 % interval over samples; the dashed line is "
-                "uniform attention."
-            ),
-            "sink_maps": (
-                "Attention to the first key per layer and head, one row per model or input set. The mark "
-                "on the colour scale is uniform attention."
-            ),
-        },
     ),
     Section(
         id="information",
@@ -92,17 +75,6 @@ SECTIONS: tuple[Section, ...] = (
         ),
         figures=("sink_removal", "divergence"),
         metrics=("entropy", "entropy_normalized", "head_divergence"),
-        captions={
-            "divergence": (
-                "By layer: how much heads differ from their mean, and the correlation over tokens of entropy "
-                "with how far the block moves the token."
-            ),
-            "sink_removal": (
-                "How much closer heads come to their mean when sink keys are removed and rows "
-                "renormalised, over the percentile that makes a key a sink (mean over layers) and by "
-                "layer at the 90th. Positive: heads differ less without sinks."
-            ),
-        },
         pairs=(
             ("layers", "kl_reduction_80", "KL reduction, 80th percentile"),
             ("layers", "kl_reduction_90", "KL reduction, 90th percentile"),
@@ -158,13 +130,6 @@ SECTIONS: tuple[Section, ...] = (
             "Uniform attention of a causal model sits at the cap already. A falling λ₂ over training says "
             "that attention becomes selective, not that it becomes disconnected by meaning.",
         ),
-        captions={
-            "thresholds": (
-                "The graph over its threshold at the last checkpoint: mean over layers and heads, 95 % "
-                "interval over samples; dashed: uniform attention of the same lengths. λ₂ here belongs to "
-                "the unweighted thresholded graph and reaches <i>n</i> for the complete one."
-            )
-        },
     ),
     Section(
         id="random-matrices",
@@ -181,13 +146,6 @@ SECTIONS: tuple[Section, ...] = (
             "law (full maps) or the triangular law of Dykema and Haagerup (causal maps, support [0, e])."
         ),
         figures=("spectra",),
-        captions={
-            "spectra": (
-                "Directions that carry a map, distance of its spectrum from the null law, and its largest "
-                "eigenvalue over the law's edge, by layer, mean over heads. Shuffled rows keep each row's "
-                "values and break their columns."
-            )
-        },
         pairs=(
             ("heads", "participation_ratio", "participation ratio"),
             ("heads", "spectral_ratio", "first over second value"),
@@ -235,12 +193,6 @@ SECTIONS: tuple[Section, ...] = (
             "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}."
         ),
         figures=("persistence",),
-        captions={
-            "persistence": (
-                "The heads that rest most and least on the first key, on one sentence: births and deaths of "
-                "components and loops, and Betti numbers while the threshold falls."
-            )
-        },
         metrics=(
             "bar_count_1",
             "total_persistence_0",
@@ -284,13 +236,6 @@ SECTIONS: tuple[Section, ...] = (
             "<i>s<sub>j</sub></i>) over visible pairs <i>i</i> ≠ <i>j</i>."
         ),
         figures=("alignment",),
-        captions={
-            "alignment": (
-                "Alignment by layer: single heads with their own value vectors and with the states "
-                "that enter the layer, with and without the head's sink tokens, and the published "
-                "one (head mean, states, all ordered pairs)."
-            ),
-        },
         metrics=(
             "alignment_value",
             "alignment_value_without_sinks",
@@ -332,12 +277,6 @@ SECTIONS: tuple[Section, ...] = (
             "<i>c<sub>R</sub></i>), for queries outside R, the head's sink tokens."
         ),
         figures=("reference",),
-        captions={
-            "reference": (
-                "By layer: single heads with their value vectors (top), and the published "
-                "computation on the head mean and hidden states (bottom); its three scales differ."
-            )
-        },
         metrics=("reference_magnitude", "reference_directional", "reference_information"),
         pairs=(
             ("heads", "reference_magnitude", "magnitude"),
@@ -364,7 +303,6 @@ SECTIONS: tuple[Section, ...] = (
             "true one."
         ),
         figures=("fisher",),
-        captions={"fisher": "Trace by block on a logarithmic scale, mean over sentences, 95 % intervals."},
         table="fisher",
         published=(
             "The published loss counts the padding to the longest sentence, so that a sentence's number "
@@ -389,12 +327,6 @@ SECTIONS: tuple[Section, ...] = (
             "least 30 % of the sentences."
         ),
         figures=("frames",),
-        captions={
-            "frames": (
-                "The commonest sink's share by position and by token; dotted: the bound of a "
-                "centralized frame."
-            )
-        },
         table="frames",
         published=(
             "The published reading is by token string: a tokenizer that prepends no BOS puts another "
@@ -405,22 +337,13 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         id="training",
         title="Over training",
-        words=(
-            "Every quantity at every checkpoint, averaged over heads, one line per input set or "
-            "model. Dashed is uniform attention, dotted the model before training."
-        ),
+        words=("Every quantity at every checkpoint, averaged over heads, one line per input set or model."),
         definition=(
             "Points are means over samples of the mean over layers and heads; bands are 95 % bootstrap "
             "intervals over samples, which are the unit of replication. Steps are sorted as numbers on an "
             "axis that starts with 0 and is logarithmic from 1."
         ),
         figures=("emergence",),
-        captions={
-            "emergence": (
-                "Emergence of every metric; the mean over heads hides single strong heads. Beside uniform "
-                "attention: a copy of the model with random weights, and the same maps with shuffled rows."
-            )
-        },
         table="emergence",
         published=(
             "The published change is the last step minus the first in the order of the steps' names "
@@ -430,24 +353,16 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         id="depth",
         title="Over depth",
-        words=(
-            "The same quantities by layer at the last checkpoint. The dotted profile is the "
-            "untrained model, where the run has one."
-        ),
+        words=("The same quantities by layer at the last checkpoint."),
         definition="Means over a layer's heads, then over samples; 95 % bootstrap intervals over samples.",
         figures=("depth",),
-        captions={"depth": "Depth profiles at the last checkpoint."},
     ),
     Section(
         id="maps",
         title="By layer and head",
-        words=(
-            "Every quantity for every head at the last checkpoint, mean over samples. The mark on each "
-            "colour scale is uniform attention."
-        ),
+        words=("Every quantity for every head at the last checkpoint, mean over samples."),
         definition="Columns share the colour scale of their row, so input sets can be compared.",
         figures=("metric_maps",),
-        captions={"metric_maps": "Layer by head, one column per model or input set."},
     ),
     Section(
         id="examples",
@@ -462,7 +377,6 @@ SECTIONS: tuple[Section, ...] = (
             "threshold falls."
         ),
         figures=("examples",),
-        captions={"examples": "Each row a head; attention on a log scale, white under 0.001."},
     ),
 )
 

@@ -116,14 +116,14 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> SmallTable | None:
             )  # fmt: skip
     if not rows:
         return None
-    return SmallTable(
-        (
-            "model", "quantity", "first step", "last step", "half-way", "95 % interval",
-            "head that changes most", "published change",
-        ),
-        (False, False, True, True, True, True, False, True),
-        tuple(rows),
+    columns = (
+        "model", "quantity", "first step", "last step", "half-way", "95 % interval",
+        "head that changes most", "published change",
     )  # fmt: skip
+    numeric = (False, False, True, True, True, True, False, True)
+    # without the published protocol its column has nothing to say
+    shown = len(columns) if any(row[-1] for row in rows) else len(columns) - 1
+    return SmallTable(columns[:shown], numeric[:shown], tuple(row[:shown] for row in rows))
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> SmallTable | None:

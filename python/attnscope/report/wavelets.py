@@ -45,10 +45,6 @@ SECTIONS: tuple[Section, ...] = (
             "it attends to.",
             "A sink column is an impulse at key 0; <code>options.drop_first</code> leaves it out.",
         ),
-        captions={
-            "power_spectra": "Mean over heads, 95 % interval over samples; dotted verticals bound the bands.",
-            "band_shares": "Over depth at the last checkpoint, beside uniform attention and shuffled rows.",
-        },
     ),
     Section(
         id="wavelets",
@@ -66,19 +62,13 @@ SECTIONS: tuple[Section, ...] = (
         figures=("scalograms",),
         metrics=(
             *("wavelet_energy_0", "wavelet_energy_1", "wavelet_energy_2", "wavelet_energy_3"),
-            *("wavelet_entropy", "reconstruction_error", "local_global_ratio"),
+            *("wavelet_entropy", "reconstruction_error", "local_share"),
         ),
         caveats=(
             "The reconstruction error of an orthogonal wavelet is rounding for every signal, random ones "
             "included "
             "(1e-16 in float64, 1e-7 in float32). It tests the transform and says nothing about attention.",
         ),
-        captions={
-            "scalograms": (
-                "Attention of the last query and its Morlet power; pale where the edges of the signal are "
-                "felt."
-            )
-        },
     ),
     Section(
         id="uncertainty",
@@ -105,7 +95,6 @@ SECTIONS: tuple[Section, ...] = (
             "it with "
             "shuffled rows and random weights, in the table <code>nulls</code>.",
         ),
-        captions={"uncertainty": "Each point a head, mean over samples; grey is where no signal can be."},
     ),
     Section(
         id="scale-sensitivity",
@@ -118,15 +107,13 @@ SECTIONS: tuple[Section, ...] = (
             "whole "
             "map, and <i>S</i> compares a map's queries with its own first ones.",
         ),
-        captions={"scale_sensitivity": "Left: energies of the common scales; right: coefficients resampled."},
     ),
     Section(
         id="phases",
         title="Over training",
-        words="Every number at every checkpoint; dashed: uniform attention, dotted: before training.",
+        words="Every number at every checkpoint.",
         definition="Means over heads, then over samples; 95 % bootstrap intervals over samples.",
         figures=("phases",),
-        captions={"phases": "Phases of training."},
     ),
     Section(
         id="harmonics",
@@ -146,13 +133,6 @@ SECTIONS: tuple[Section, ...] = (
             "ones are "
             "rounding and leakage, in every model.",
         ),
-        captions={
-            "harmonics": (
-                "Means over frequencies that make four cycles, over heads and both inputs. Half a turn "
-                "apart, two "
-                "rotations cancel: small activations, and attention near uniform."
-            )
-        },
     ),
 )
 

@@ -120,8 +120,10 @@ def head_columns(
         ratio = local_global_ratio(
             maps, window=options.window, drop_first=options.drop_first, lengths=lengths
         )
-        # a map that holds nothing beyond the window has no ratio that could enter a mean
+        # a map that holds nothing beyond the window has no ratio that could enter a mean, and one that holds
+        # next to nothing would rule it; the share has a mean
         columns["local_global_ratio"] = ratio.masked_fill(ratio.isinf(), math.nan)
+        columns["local_share"] = torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio))
     return {name: values.flatten().numpy() for name, values in columns.items()}, more
 
 

@@ -164,11 +164,14 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
 
     from attnscope.published import published_numbers
     from attnscope.published.numbers import same_model
+    from attnscope.published.phases import step_belongs
 
     rows = []
     for _, number in published_numbers("ruscio2024").iterrows():
         for _, row in table[table["metric"] == number["quantity"]].iterrows():
-            if same_model(str(row["model"]), str(number["model"])) and _at(number["table"], int(row["step"])):
+            if same_model(str(row["model"]), str(number["model"])) and step_belongs(
+                number["table"], int(row["step"])
+            ):
                 rows.append(
                     {
                         "model": row["model"],
@@ -185,11 +188,3 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
                 )
     found: pd.DataFrame = pd.DataFrame(rows)
     return found
-
-
-def _at(place: str, step: int) -> bool:
-    """Whether a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint."""
-    words = [int(word) for word in place.split() if word.isdigit()]
-    if not words:
-        return step < 0 or step >= 143000
-    return words[0] <= step <= words[-1]
