@@ -3,7 +3,7 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
-.PHONY: demo test test-cpp test-all sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
+.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -14,6 +14,9 @@ test: test-cpp  ## everything that is quick
 
 test-all: test-cpp  ## everything
 	@$(BIN)/python -m pytest
+
+test-isas: test-cpp  ## GoogleTest and the kernels' tests in Python on every instruction set this processor runs
+	@.ci/isas tests
 
 test-cpp:       ## GoogleTest, every instruction set this processor runs
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure

@@ -39,8 +39,8 @@ struct ShiftedSums {
 
   static constexpr double kOnes[8] = {1, 1, 1, 1, 1, 1, 1, 1};
 
-  // Entries [begin, end) of a row of n, and of cosines and weights (1 or 0 for each key, or null),
-  // of which a whole vector may be read from any of them.
+  // Entries [begin, end) of a row of n, none where begin >= end, and of cosines and weights (1 or 0 for each
+  // key, or null), of which a whole vector may be read from any of them.
   template <class WideType>
   void add(const WideType* row, const double* cosines, const double* weights, Index begin,
            Index end, Index n) {
@@ -48,7 +48,7 @@ struct ShiftedSums {
     if (weights == nullptr) {
       for (; j + kPackWidth <= end; j += kPackWidth)
         add(load(row + j) - a0, load(cosines + j) - c0);
-      if (j == end) return;
+      if (j >= end) return;
       const Lanes inside = load_head(kOnes, end - j, kPackWidth);
       add((load_head(row + j, end - j, n - j) - a0) * inside,
           (load_head(cosines + j, end - j, kPackWidth) - c0) * inside);

@@ -109,6 +109,44 @@ TEST(Alignment, EverySizeBesideAPanelOfTokensAndOfNumbers) {
   }
 }
 
+// Numbers of NumPy, for a full map whose entries are exact:
+//   for n in (3, 8, 100):
+//       i, j = np.indices((n, n))
+//       attention = ((7 * i + 3 * j + i * j) % 11 + 1) / 16
+//       i, k = np.indices((n, 5))
+//       states = (5 * i + 3 * k + i * i * k) % 13 - 6.0
+//       unit = states / np.linalg.norm(states, axis=1, keepdims=True)
+//       pairs = ~np.eye(n, dtype=bool)
+//       print(n, repr(np.corrcoef(attention[pairs], (unit @ unit.T)[pairs])[0, 1]))
+TEST(Alignment, AFullMapHasTheCorrelationThatNumPyFinds) {
+  constexpr Index kStates = 5;
+  for (const auto& [n, expected] : {std::pair<Index, double>{3, -0.31776697908449564},
+                                    {8, 0.1347175546109461},
+                                    {100, 0.0012979051143905687}}) {
+    RowMatrix<double> a(n, n), states(n, kStates), unit(n, kStates);
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < n; ++j) {
+        a(i, j) = static_cast<double>((7 * i + 3 * j + i * j) % 11 + 1) / 16.0;
+      }
+      for (Index k = 0; k < kStates; ++k) {
+        states(i, k) = static_cast<double>((5 * i + 3 * k + i * i * k) % 13) - 6.0;
+      }
+    }
+    ASSERT_TRUE(widen_states(states.data(), kStates, 1, kStates, 0, n, true, unit.data()));
+    for (const Index rows : {1, 7, 64}) {
+      EXPECT_NEAR(aligned({view(a), {}}, unit, rows), expected, 1e-14) << n << " tokens, rows by " << rows;
+    }
+    // A column-major map of float32 is read through the panel of a RowReader.
+    const Eigen::MatrixXf columns = a.cast<float>();
+    const AlignedHead<float> head{matrix_view(columns.data(), n, Index{1}, n), {}};
+    PairMoments moments;
+    AlignmentWorkspace workspace;
+    alignment_moments(std::span<const AlignedHead<float>>(&head, 1), unit.data(), kStates, 0, n, &moments,
+                      workspace);
+    EXPECT_NEAR(alignment_of(std::span<const PairMoments>(&moments, 1)), expected, 1e-14) << n;
+  }
+}
+
 TEST(Alignment, AnOutlierDoesNotDrownTheRest) {
   // One pair a thousand times the others: rows are summed from a first pair of their own.
   constexpr Index n = 64;

@@ -20,7 +20,7 @@ THROUGH = {
     "base/radix_sort.h": "base/edge_order.cpp",
     "base/row_logs.h": "base/row_statistics.cpp",
     "base/row_products.h": "alignment.cpp",
-    "base/rows.h": "locality.cpp",
+    "base/rows.h": "lanes/counts_test.cpp",
     "base/shifted_lanczos.h": "lanes/shifted_lanczos_test.cpp",
     "base/signal_reader.h": "wavelet.cpp",
     "base/standard_rows.h": "marchenko_pastur.cpp",
@@ -273,6 +273,10 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("std::any_of(row, row + end, [](WideType x) { return x < 0; })", "false"),
         Mutant("store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);", ""),
         Mutant("if (left > kPackWidth) {", "if (left > kPackWidth + 1) {"),
+    ],
+    "base/rows.h": [
+        Mutant("return lane < count - LaneMask{};", "return lane <= count - LaneMask{};"),
+        Mutant("if (readable >= kPackWidth) {", "if (readable >= kPackWidth - 1) {"),
     ],
     "base/row_products.h": [
         Mutant("sums[r][2] += factor * c;", "sums[r][2] += factor * b;"),

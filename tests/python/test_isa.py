@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from attnscope import _build, _isa
@@ -43,6 +44,47 @@ def test_every_build_that_runs_here_gives_the_same_answers(isa):
     assert live == isa
     here = python(script).stdout.split()[1:]
     assert [float(x) for x in numbers] == pytest.approx([float(x) for x in here], rel=1e-9)
+
+
+def answers(isa, folder):
+    path = folder / f"{isa}.npz"
+    script = Path(__file__).with_name("isa_answers.py")
+    done = subprocess.run(
+        [sys.executable, script, path],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "ATTNSCOPE_ISA": isa},
+    )
+    assert done.returncode == 0, done.stderr
+    return np.load(path)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(len(_isa.runnable()) < 2, reason="one build runs here, and has nothing to differ from")
+def test_every_metric_agrees_on_every_build_that_runs_here(tmp_path):
+    best, *others = _isa.runnable()
+    expected = answers(best, tmp_path)
+    assert len(expected.files) > 10_000
+    for isa in others:
+        found = answers(isa, tmp_path)
+        assert found.files == expected.files
+        apart = [name for name in expected.files if not agree(name, found[name], expected[name])]
+        assert not apart, f"{isa} is not {best} in {len(apart)} of {len(found.files)}, e.g. {apart[:20]}"
+
+
+def agree(name, a, b):
+    """The same whole numbers; the same float64 numbers to what rounding in another order leaves."""
+    if a.shape != b.shape:
+        return False
+    if not np.issubdtype(a.dtype, np.floating):
+        return np.array_equal(a, b)
+    if name.startswith("fiedler_vector"):  # of either sign
+        return all(
+            np.allclose(x, y, rtol=0, atol=1e-7, equal_nan=True) or np.allclose(x, -y, rtol=0, atol=1e-7)
+            for x, y in zip(a.reshape(-1, a.shape[-1]), b.reshape(-1, b.shape[-1]), strict=True)
+        )
+    return np.allclose(a, b, rtol=1e-9, atol=1e-11, equal_nan=True)
 
 
 def test_a_build_that_is_not_there_is_named():

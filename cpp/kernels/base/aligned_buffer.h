@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cassert>
 #include <cstddef>
 #include <memory>
 #include <new>
@@ -14,6 +15,7 @@ namespace attnscope {
 class AlignedBuffer {
  public:
   double* resize(Index size) {
+    assert(size >= 0);
     if (size > capacity_) {
       data_.reset(static_cast<double*>(
           ::operator new(static_cast<std::size_t>(size) * sizeof(double), std::align_val_t{64})));

@@ -18,7 +18,9 @@ inline constexpr Index kPanel = 16;
 // One lane of a pack as a strided array of its own.
 class Lane {
  public:
-  Lane(Lanes* pack, Index lane) : data_(reinterpret_cast<double*>(pack) + lane) {}
+  Lane(Lanes* pack, Index lane) : data_(reinterpret_cast<double*>(pack) + lane) {
+    assert(0 <= lane && lane < kPackWidth);
+  }
   double& operator[](Index entry) const { return data_[entry * kPackWidth]; }
 
  private:

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cassert>
 #include <cmath>
 
 #include "kernels/base/aligned_buffer.h"
@@ -16,12 +17,26 @@
 #endif
 namespace attnscope {
 
-#if defined(__AVX512F__)
+// A build may ask for a width of its own: eight lanes on a processor without AVX-512 take the same way through
+// every kernel as with it, which is how that way is tested on any machine. What an intrinsic does has a portable
+// form beside it, in namespace `portable`, for widths that no instruction has.
+#if defined(ATTNSCOPE_PACK_WIDTH)
+inline constexpr Index kPackWidth = ATTNSCOPE_PACK_WIDTH;
+#elif defined(__AVX512F__)
+#define ATTNSCOPE_PACK_WIDTH 8
 inline constexpr Index kPackWidth = 8;
 #elif defined(__AVX__)
+#define ATTNSCOPE_PACK_WIDTH 4
 inline constexpr Index kPackWidth = 4;
 #else
+#define ATTNSCOPE_PACK_WIDTH 2
 inline constexpr Index kPackWidth = 2;
+#endif
+// Which instructions work on whole packs.
+#if defined(__AVX512F__) && defined(__AVX512DQ__) && ATTNSCOPE_PACK_WIDTH == 8
+#define ATTNSCOPE_AVX512_PACKS
+#elif defined(__AVX__) && ATTNSCOPE_PACK_WIDTH == 4
+#define ATTNSCOPE_AVX_PACKS
 #endif
 
 // One float64 entry of every matrix of a pack, and the mask that comparing two of them gives: all bits
@@ -39,7 +54,8 @@ inline Lanes square_root(Lanes x) {
   return root;
 }
 
-// a·b + c, rounded once where the instruction set does that in one step, in every copy of the code.
+// a·b + c, rounded once where the instruction set does that in one step, in every copy of the code: which of
+// two products a compiler fuses with their sum may differ from place to place.
 inline Lanes multiply_add(Lanes a, Lanes b, Lanes c) {
 #if defined(__FMA__) || defined(__ARM_FEATURE_FMA)
   Lanes result;

@@ -1,10 +1,6 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#if defined(__AVX__)
-#include <immintrin.h>
-#endif
-
 #include <cstdint>
 
 #include "kernels/base/lanes.h"
@@ -12,37 +8,21 @@
 // The logarithm of a vector of entries. Only kernel sources include it.
 namespace attnscope {
 
-// a·b + c, rounded once where the processor can. Which of two products a compiler fuses with their sum
-// may differ from place to place, and the logarithm of one number must not.
-inline Lanes fused(Lanes a, Lanes b, Lanes c) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Lanes>(_mm512_fmadd_pd(reinterpret_cast<__m512d>(a),
-                                                 reinterpret_cast<__m512d>(b),
-                                                 reinterpret_cast<__m512d>(c)));
-#elif defined(__FMA__)
-  return reinterpret_cast<Lanes>(_mm256_fmadd_pd(reinterpret_cast<__m256d>(a),
-                                                 reinterpret_cast<__m256d>(b),
-                                                 reinterpret_cast<__m256d>(c)));
-#else
-  return a * b + c;
-#endif
-}
-
-// log of numbers >= 2^-1022 to 2 ulp; some finite number of anything smaller, 0 and negative numbers too,
-// so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The argument reduction and the
+// log of numbers >= 2^-1022 to 2 ulp; some finite number of anything else, 0 and negative numbers, infinity
+// and NaN too, so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The argument reduction and the
 // coefficients are those of fdlibm's e_log.c (Sun Microsystems, 1993): x = 2^k·m, sqrt(1/2) <= m <
 // sqrt(2), s = (m−1)/(m+1), log m = s·(2 + R(s²)).
 inline Lanes bounded_log(Lanes x) {
-  constexpr std::int64_t kOne = 0x3ff0000000000000;
-  constexpr std::int64_t kRootHalf = 0x3fe6a09e667f3bcd;
-  const LaneMask shifted = reinterpret_cast<LaneMask>(x) + (kOne - kRootHalf);
+  constexpr std::uint64_t kOne = 0x3ff0000000000000;
+  constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
+  // Without a sign, because the bits of a NaN or of a negative number run over.
+  typedef std::uint64_t Unsigned __attribute__((vector_size(kPackWidth * sizeof(std::uint64_t))));
+  const Unsigned shifted = reinterpret_cast<Unsigned>(x) + (kOne - kRootHalf);
   // The exponent is made a double by planting it in the mantissa of 2^52: AVX2 converts no 64-bit
   // integer.
-  typedef std::uint64_t Unsigned __attribute__((vector_size(kPackWidth * sizeof(std::uint64_t))));
-  const LaneMask exponent =
-      reinterpret_cast<LaneMask>(reinterpret_cast<Unsigned>(shifted) >> 52) | 0x4330000000000000;
+  const Unsigned exponent = (shifted >> 52) | std::uint64_t{0x4330000000000000};
   const Lanes k = reinterpret_cast<Lanes>(exponent) - (4503599627370496.0 + 1023.0);
-  const Lanes m = reinterpret_cast<Lanes>((shifted & 0x000fffffffffffff) + kRootHalf);
+  const Lanes m = reinterpret_cast<Lanes>((shifted & std::uint64_t{0x000fffffffffffff}) + kRootHalf);
   const Lanes f = m - 1.0;
   const Lanes s = f / (m + 1.0);
   const Lanes z = s * s;
@@ -54,7 +34,7 @@ inline Lanes bounded_log(Lanes x) {
   r = r * z + 3.999999999940941908e-01;
   r = r * z + 6.666666666666735130e-01;
   r = r * z + 2.0;
-  return fused(s, r, k * 6.93147180559945286227e-01);
+  return multiply_add(s, r, k * 6.93147180559945286227e-01);
 }
 
 }  // namespace attnscope

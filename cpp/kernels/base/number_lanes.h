@@ -48,27 +48,32 @@ void put(T* to, Vector vector) {
   std::memcpy(to, &vector, sizeof(vector));
 }
 
+namespace portable {
+template <class Vector>
+unsigned lane_bits(Vector mask) {
+  unsigned bits = 0;
+  for (std::size_t k = 0; k < sizeof(mask) / sizeof(mask[0]); ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
+  return bits;
+}
+}  // namespace portable
+
 // Bit k is set where lane k of a comparison holds.
 inline unsigned lane_bits(IntVector mask) {
-#if defined(__AVX512DQ__)
+#if defined(ATTNSCOPE_AVX512_PACKS)
   return _mm512_movepi32_mask(reinterpret_cast<__m512i>(mask));
-#elif defined(__AVX__)
+#elif defined(ATTNSCOPE_AVX_PACKS)
   return static_cast<unsigned>(_mm256_movemask_ps(reinterpret_cast<__m256>(mask)));
 #else
-  unsigned bits = 0;
-  for (std::size_t k = 0; k < kLanes<float>; ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
-  return bits;
+  return portable::lane_bits(mask);
 #endif
 }
 inline unsigned lane_bits(LongVector mask) {
-#if defined(__AVX512DQ__)
+#if defined(ATTNSCOPE_AVX512_PACKS)
   return _mm512_movepi64_mask(reinterpret_cast<__m512i>(mask));
-#elif defined(__AVX__)
+#elif defined(ATTNSCOPE_AVX_PACKS)
   return static_cast<unsigned>(_mm256_movemask_pd(reinterpret_cast<__m256d>(mask)));
 #else
-  unsigned bits = 0;
-  for (std::size_t k = 0; k < kLanes<double>; ++k) bits |= (mask[k] < 0 ? 1u : 0u) << k;
-  return bits;
+  return portable::lane_bits(mask);
 #endif
 }
 

@@ -65,6 +65,7 @@ template <Index kRows>
 // reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
 // Loan, Matrix Computations, 2013, section 8.3.1).
 inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Lanes* scratch) {
+  assert(n >= 1);
   Lanes* v = scratch;            // last reflection
   Lanes* w = scratch + n;        // a -= v wᵀ + w vᵀ is still to be done
   Lanes* u = scratch + 2 * n;    // this step's reflection
@@ -163,6 +164,7 @@ inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index
 // Reference: Parlett, Laguerre's method applied to the matrix eigenvalue problem, 1964.
 inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, Index n, Lanes low,
                                  Lanes norm) {
+  assert(n >= 1);
   const double order = static_cast<double>(n);
   const Lanes noise = 4.0 * std::numeric_limits<double>::epsilon() * norm;
   Lanes high = broadcast(std::numeric_limits<double>::infinity());

@@ -14,6 +14,7 @@ inline double sum_of_lanes(Lanes x) {
 }
 
 inline double inner_product(const double* x, const double* y, Index padded) {
+  assert(padded >= 0 && padded % kPackWidth == 0);
   const Lanes* a = reinterpret_cast<const Lanes*>(x);
   const Lanes* b = reinterpret_cast<const Lanes*>(y);
   Lanes sums[4] = {};
@@ -28,6 +29,7 @@ inline double inner_product(const double* x, const double* y, Index padded) {
 
 // x += factor · y.
 inline void add_multiple(double* x, double factor, const double* y, Index padded) {
+  assert(padded >= 0 && padded % kPackWidth == 0);
   Lanes* to = reinterpret_cast<Lanes*>(x);
   const Lanes* from = reinterpret_cast<const Lanes*>(y);
   for (Index i = 0; i < padded / kPackWidth; ++i) to[i] += factor * from[i];
@@ -40,6 +42,7 @@ inline void scale_vector(double* x, double factor, Index padded) {
 // Removes from x its part along each of the `count` orthonormal vectors in `basis`, four at a time so
 // that x is read once for four.
 inline void remove_parts(const double* basis, Index count, Index padded, double* x) {
+  assert(padded >= 0 && padded % kPackWidth == 0);
   Lanes* to = reinterpret_cast<Lanes*>(x);
   const Index size = padded / kPackWidth;
   Index c = 0;

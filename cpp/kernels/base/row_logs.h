@@ -10,15 +10,15 @@
 // Sums of entries times logarithms along a row. Only kernel sources include it.
 namespace attnscope {
 
-// visit(lanes of the row at j, those at j + kPackWidth, j) for j = 0, 2·kPackWidth, … up to end,
-// with zeros from end on. `n` entries may be read.
+// visit(lanes of the row at j, those at j + kPackWidth, j) for j = 0, 2·kPackWidth, … up to end <= n,
+// with zeros from end on; nothing where end <= 0. `n` entries may be read.
 template <class WideType, class Visit>
 void for_each_two_lanes(const WideType* row, Index end, Index n, Visit&& visit) {
   Index j = 0;
   for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
     visit(load(row + j), load(row + j + kPackWidth), j);
   }
-  if (j == end) return;
+  if (j >= end) return;
   const Index left = end - j;
   const Lanes first = left >= kPackWidth ? load(row + j) : load_head(row + j, left, n - j);
   Lanes second{};
@@ -41,8 +41,8 @@ double row_entropy(const WideType* row, Index end, Index n, double* mass) {
       store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);
     }
     signs |= reinterpret_cast<LaneMask>(a) | reinterpret_cast<LaneMask>(b);
-    even = fused(a, bounded_log(a), even);
-    odd = fused(b, bounded_log(b), odd);
+    even = multiply_add(a, bounded_log(a), even);
+    odd = multiply_add(b, bounded_log(b), odd);
   });
   // −0 has a sign too, and is no negative entry.
   if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
@@ -58,8 +58,8 @@ double row_cross(const WideType* row, Index end, Index n, const double* logs) {
   Lanes even{};
   Lanes odd{};
   for_each_two_lanes(row, end, n, [&](Lanes a, Lanes b, Index j) {
-    even = fused(a, load(logs + j), even);
-    odd = fused(b, load(logs + j + kPackWidth), odd);
+    even = multiply_add(a, load(logs + j), even);
+    odd = multiply_add(b, load(logs + j + kPackWidth), odd);
   });
   return sum(even + odd);
 }

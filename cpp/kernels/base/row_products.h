@@ -21,6 +21,7 @@ inline constexpr Index kPanelWidth = kPanelVectors * kPackWidth;
 inline constexpr Index kPanelDepth = 192;
 
 inline Index whole_panels(Index columns) {
+  assert(columns >= 0);
   return (columns + kPanelWidth - 1) / kPanelWidth * kPanelWidth;
 }
 
@@ -60,6 +61,7 @@ void multiply_panel(const double* rows, Index row_stride, const double* panel, I
 // The same for 1 to kPanelRows rows.
 inline void multiply_panel(const double* rows, Index count, Index row_stride, const double* panel,
                            Index depth, bool add, double* out, Index ld) {
+  assert(1 <= count && count <= kPanelRows);
   switch (count) {
     case 1:
       return multiply_panel<1>(rows, row_stride, panel, depth, add, out, ld);
@@ -72,12 +74,13 @@ inline void multiply_panel(const double* rows, Index count, Index row_stride, co
   }
 }
 
-// Panel of rows as columns: panel[k·kPanelWidth + c] = rows[c·row_stride + k] for c < count, 0
-// beyond.
+// Panel of rows as columns: panel[k·kPanelWidth + c] = rows[c·row_stride + k] for c < count, 0 beyond;
+// count <= kPanelWidth.
 inline void pack_rows(const double* rows, Index count, Index row_stride, Index depth,
                       double* panel) {
+  assert(0 <= count && count <= kPanelWidth);
   Index c = 0;
-#if defined(__AVX__) && !defined(__AVX512F__)
+#if defined(ATTNSCOPE_AVX_PACKS)
   for (; c + 4 <= count; c += 4) {
     const double* from = rows + c * row_stride;
     Index k = 0;
@@ -112,6 +115,7 @@ inline void pack_rows(const double* rows, Index count, Index row_stride, Index d
 // Panel of columns: panel[k·kPanelWidth + c] = matrix[k·row_stride + c] for c < count, 0 beyond.
 inline void pack_columns(const double* matrix, Index count, Index row_stride, Index depth,
                          double* panel) {
+  assert(count >= 0);
   if (count >= kPanelWidth) {
     for (Index k = 0; k < depth; ++k) {
       for (Index v = 0; v < kPanelVectors; ++v) {

@@ -6,6 +6,7 @@
 #endif
 
 #include <algorithm>
+#include <cassert>
 #include <cmath>
 #include <cstring>
 #include <limits>
@@ -25,29 +26,41 @@ inline Lanes load(const double* from) {
   return lanes;
 }
 
-// GCC 12 splits __builtin_convertvector through memory where one instruction does it.
+namespace portable {
 inline Lanes load(const float* from) {
-#if defined(__AVX512F__)
-  return reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm256_loadu_ps(from)));
-#elif defined(__AVX__)
-  return reinterpret_cast<Lanes>(_mm256_cvtps_pd(_mm_loadu_ps(from)));
-#else
   typedef float Floats __attribute__((vector_size(kPackWidth * sizeof(float))));
   Floats lanes;
   std::memcpy(&lanes, from, sizeof(lanes));
   return __builtin_convertvector(lanes, Lanes);
+}
+}  // namespace portable
+
+// GCC 12 splits __builtin_convertvector through memory where one instruction does it.
+inline Lanes load(const float* from) {
+#if defined(ATTNSCOPE_AVX512_PACKS)
+  return reinterpret_cast<Lanes>(_mm512_cvtps_pd(_mm256_loadu_ps(from)));
+#elif defined(ATTNSCOPE_AVX_PACKS)
+  return reinterpret_cast<Lanes>(_mm256_cvtps_pd(_mm_loadu_ps(from)));
+#else
+  return portable::load(from);
 #endif
 }
 
-// The first `count` < kPackWidth entries, then zeros. `readable` entries may be read: where that is
-// a whole vector the rest is masked, which costs a tenth of gathering entries one by one.
+// All bits set in the first `count` lanes: in none where count <= 0, in all from kPackWidth on.
+inline LaneMask first_lanes(Index count) {
+  LaneMask lane;
+  for (Index k = 0; k < kPackWidth; ++k) lane[k] = k;
+  return lane < count - LaneMask{};
+}
+
+// The first `count` entries and zeros behind them: zeros alone where count <= 0, from kPackWidth on a whole
+// vector. `readable` entries may be read, no fewer than count: where that is a whole vector the rest is masked,
+// which costs a tenth of gathering entries one by one.
 template <class WideType>
 Lanes load_head(const WideType* from, Index count, Index readable) {
+  assert(count <= std::max<Index>(readable, 0));
   if (readable >= kPackWidth) {
-    static constexpr long kMask[16] = {-1, -1, -1, -1, -1, -1, -1, -1};
-    LaneMask mask;
-    std::memcpy(&mask, kMask + 8 - count, sizeof(mask));
-    return reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(load(from)) & mask);
+    return reinterpret_cast<Lanes>(reinterpret_cast<LaneMask>(load(from)) & first_lanes(count));
   }
   Lanes lanes{};
   for (Index k = 0; k < count; ++k) lanes[k] = static_cast<double>(from[k]);
@@ -62,9 +75,10 @@ inline double sum(Lanes lanes) {
   return total;
 }
 
-// A run of `count` contiguous entries, widened.
+// A run of `count` >= 0 contiguous entries, widened.
 template <class Scalar>
 void widen(const Scalar* from, Index count, Wide<Scalar>* to) {
+  assert(count >= 0);
   if constexpr (std::is_same_v<Scalar, Eigen::bfloat16>) {
     for (Index j = 0; j < count; ++j) {
       std::uint16_t half;
@@ -102,6 +116,7 @@ class RowReader {
   }
 
   const Wide<Scalar>* row(Index i) {
+    assert(0 <= i && i < matrix_.rows());
     if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
       if (in_place_) return matrix_.data() + i * matrix_.outerStride();
     }

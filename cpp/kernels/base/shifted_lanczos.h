@@ -26,6 +26,7 @@ inline double start_entry(Index i) {
 // off-diagonal entries are positive, by Laguerre's iteration on the characteristic polynomial, which
 // falls on its largest root cubically from above. All eigenvalues are positive.
 inline double largest_eigenvalue(const double* alpha, const double* beta, Index size) {
+  assert(size <= kMostLanczosSteps);
   double top = 0.0;
   for (Index k = 0; k < size; ++k) {
     const double radius = (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0);

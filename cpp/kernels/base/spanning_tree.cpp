@@ -11,48 +11,13 @@
 #include "kernels/base/hellinger.h"
 #include "kernels/base/number_lanes.h"
 #include "kernels/base/radix_sort.h"
+#include "kernels/base/transpose_tile.h"
 
 namespace attnscope {
 namespace {
 
-constexpr std::size_t kTile = 8;
-
 // Edges up to which counting beats a radix sort.
 constexpr std::size_t kFew = 96;
-
-// to[j·to_stride + i] = from[i·from_stride + j] for a square tile of kTile.
-inline void transpose_tile(const float* from, std::size_t from_stride, float* to,
-                           std::size_t to_stride) {
-#if defined(__AVX__)
-  __m256 r[8];
-  for (std::size_t i = 0; i < 8; ++i) r[i] = _mm256_loadu_ps(from + i * from_stride);
-  __m256 t[8];
-  for (std::size_t i = 0; i < 8; i += 2) {
-    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-  }
-  for (std::size_t i = 0; i < 8; i += 4) {
-    r[i] = _mm256_shuffle_ps(t[i], t[i + 2], 0x44);
-    r[i + 1] = _mm256_shuffle_ps(t[i], t[i + 2], 0xee);
-    r[i + 2] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0x44);
-    r[i + 3] = _mm256_shuffle_ps(t[i + 1], t[i + 3], 0xee);
-  }
-  for (std::size_t i = 0; i < 4; ++i) {
-    _mm256_storeu_ps(to + i * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x20));
-    _mm256_storeu_ps(to + (i + 4) * to_stride, _mm256_permute2f128_ps(r[i], r[i + 4], 0x31));
-  }
-#else
-  for (std::size_t i = 0; i < kTile; ++i) {
-    for (std::size_t j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
-  }
-#endif
-}
-inline void transpose_tile(const double* from, std::size_t from_stride, double* to,
-                           std::size_t to_stride) {
-  for (std::size_t i = 0; i < kTile; ++i) {
-    for (std::size_t j = 0; j < kTile; ++j) to[j * to_stride + i] = from[i * from_stride + j];
-  }
-}
 
 constexpr std::size_t whole_tiles(std::size_t n) { return (n + kTile - 1) / kTile * kTile; }
 

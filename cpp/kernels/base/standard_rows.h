@@ -98,6 +98,7 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
 template <class Scalar, class Place>
 Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal, const Place& place,
                        Lanes* rows, double* lines) {
+  assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
   const Index n = matrices.front().rows();
   std::fill(lines, lines + kPackWidth * n, 0.0);
   Lanes kept{};

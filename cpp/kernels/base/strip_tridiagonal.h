@@ -70,6 +70,7 @@ inline void strip_update(double* a, Index count, Index terms, const double* left
 // x −= Σ_k factors[k] · basis_k, four at a time so that x is read once for four.
 inline void subtract_multiples(const double* basis, const double* factors, Index count, Index padded,
                                Index size, double* x) {
+  assert(size >= 0 && size % kPackWidth == 0);
   Lanes* to = lanes_at(x);
   for (Index c = 0; c < count; c += 4) {
     const Lanes* q[4];
@@ -88,6 +89,7 @@ inline void subtract_multiples(const double* basis, const double* factors, Index
 // products[k] = basis_k · x, four at a time.
 inline void inner_products(const double* basis, Index count, Index padded, Index size, const double* x,
                            double* products) {
+  assert(size >= 0 && size % kPackWidth == 0);
   const Lanes* from = lanes_at(x);
   for (Index c = 0; c < count; c += 4) {
     const Lanes* q[4];

@@ -11,22 +11,23 @@ namespace attnscope {
 inline constexpr Index kStripVectors = 3;
 inline constexpr Index kStrip = kStripVectors * kPackWidth;
 // Rows of accumulators beside the three vectors of a strip that the registers hold; divides kStrip.
-#if defined(__AVX512F__)
-inline constexpr Index kStripRows = 8;
-#elif defined(__AVX__)
-inline constexpr Index kStripRows = 4;
-#else
-inline constexpr Index kStripRows = 3;
-#endif
+inline constexpr Index kStripRows = kPackWidth == 2 ? 3 : kPackWidth;
 static_assert(kStrip % kStripRows == 0);
 
-inline Index strips_of(Index n) { return (n + kStrip - 1) / kStrip; }
+inline Index strips_of(Index n) {
+  assert(n >= 0);
+  return (n + kStrip - 1) / kStrip;
+}
 
 // Numbers before strip s.
-inline Index strip_offset(Index s) { return kStrip * kStrip * (s * (s + 1) / 2); }
+inline Index strip_offset(Index s) {
+  assert(s >= 0);
+  return kStrip * kStrip * (s * (s + 1) / 2);
+}
 
 // Where entry (row, column), row <= column, stands.
 inline Index strip_entry(Index row, Index column) {
+  assert(0 <= row && row <= column);
   const Index s = column / kStrip;
   return strip_offset(s) + row * kStrip + (column - s * kStrip);
 }
@@ -74,7 +75,7 @@ inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
 
 // The sum of each of kPackWidth vectors, in one.
 inline Lanes row_sums(const Lanes* p) {
-#if defined(__AVX512F__)
+#if ATTNSCOPE_PACK_WIDTH == 8
   constexpr LaneMask kEven = {0, 8, 2, 10, 4, 12, 6, 14}, kOdd = {1, 9, 3, 11, 5, 13, 7, 15};
   constexpr LaneMask kLow = {0, 1, 8, 9, 4, 5, 12, 13}, kHigh = {2, 3, 10, 11, 6, 7, 14, 15};
   constexpr LaneMask kFirst = {0, 1, 2, 3, 8, 9, 10, 11}, kLast = {4, 5, 6, 7, 12, 13, 14, 15};
@@ -88,7 +89,7 @@ inline Lanes row_sums(const Lanes* p) {
                picked(pairs[2 * k], pairs[2 * k + 1], kHigh);
   }
   return picked(fours[0], fours[1], kFirst) + picked(fours[0], fours[1], kLast);
-#elif defined(__AVX__)
+#elif ATTNSCOPE_PACK_WIDTH == 4
   constexpr LaneMask kEven = {0, 4, 2, 6}, kOdd = {1, 5, 3, 7};
   constexpr LaneMask kFirst = {0, 1, 4, 5}, kLast = {2, 3, 6, 7};
   const Lanes low = picked(p[0], p[1], kEven) + picked(p[0], p[1], kOdd);

@@ -46,6 +46,7 @@ struct SturmMinors {
 // and are left in units of n. Two searches run side by side, since each step waits for the last.
 inline void two_smallest_eigenvalues(Lanes* diagonal, Lanes* beside, Index n, Lanes high, Lanes& first,
                                      Lanes& second) {
+  assert(n >= 1);
   constexpr Index kStride = 8;
   const double norm = static_cast<double>(std::bit_ceil(static_cast<std::uint64_t>(n)));
   const double unit = 1.0 / norm;
