@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <vector>
 
-#include "kernels/base/matrix_view.h"
-#include "kernels/base/support.h"
+#include "matrix/matrix_view.h"
+#include "matrix/support.h"
 
 // What the bindings know of tensors. Only tensors.cpp and batched.cpp include torch, so the other files
 // here compile in seconds.

@@ -6,8 +6,8 @@
 #include <cstdint>
 #include <random>
 
-#include "kernels/base/matrix_view.h"
-#include "kernels/base/support.h"
+#include "matrix/matrix_view.h"
+#include "matrix/support.h"
 
 // Small matrices with known answers, and seeded random attention maps, for the kernel tests.
 namespace attnscope::testing {

@@ -10,25 +10,25 @@
 #include <thread>
 #include <vector>
 
-#include "kernels/alignment.h"
-#include "kernels/base/states.h"
-#include "kernels/betti.h"
-#include "kernels/divergence.h"
-#include "kernels/entropy.h"
-#include "kernels/fiedler.h"
-#include "kernels/graph_statistics.h"
-#include "kernels/laplacian.h"
-#include "kernels/locality.h"
-#include "kernels/marchenko_pastur.h"
-#include "kernels/participation_ratio.h"
-#include "kernels/persistence.h"
-#include "kernels/power_spectrum.h"
-#include "kernels/reference_influence.h"
-#include "kernels/singular_values.h"
-#include "kernels/sinks.h"
-#include "kernels/uncertainty.h"
-#include "kernels/wavelet.h"
+#include "kernels/graphs/fiedler.h"
+#include "kernels/graphs/graph_statistics.h"
+#include "kernels/graphs/laplacian.h"
+#include "kernels/homology/betti.h"
+#include "kernels/homology/persistence.h"
+#include "kernels/information/divergence.h"
+#include "kernels/information/entropy.h"
+#include "kernels/information/sinks.h"
+#include "kernels/signals/locality.h"
+#include "kernels/signals/power_spectrum.h"
+#include "kernels/signals/uncertainty.h"
+#include "kernels/signals/wavelet.h"
+#include "kernels/spectra/marchenko_pastur.h"
+#include "kernels/spectra/participation_ratio.h"
+#include "kernels/spectra/singular_values.h"
+#include "kernels/states/alignment.h"
+#include "kernels/states/reference_influence.h"
 #include "matrices.h"
+#include "matrix/states.h"
 
 namespace attnscope {
 namespace {
@@ -70,7 +70,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   attention_entropy(view, true, judged, true, numbers.data(), entropy);
   write(numbers);
   SinkWorkspace sinks;
-  SinkQuestions questions;
+  SinkRequest questions;
   questions.position = true;
   questions.first = 1;
   questions.queries = n;

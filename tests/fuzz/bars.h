@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/laplacian.h"
+#include "kernels/graphs/laplacian.h"
 #include "reader.h"
 
 // Persistent homology the slow way.

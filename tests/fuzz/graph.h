@@ -4,7 +4,7 @@
 #include <numeric>
 #include <vector>
 
-#include "kernels/laplacian.h"
+#include "kernels/graphs/laplacian.h"
 #include "reader.h"
 
 // The graph of a head, formed the slow way.

@@ -13,8 +13,8 @@
 #include <memory>
 #include <vector>
 
-#include "kernels/base/matrix_view.h"
-#include "kernels/base/support.h"
+#include "matrix/matrix_view.h"
+#include "matrix/support.h"
 
 // Bytes read as inputs of kernels: sizes, element types, strides, masks and values, hostile ones
 // included.

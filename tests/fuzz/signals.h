@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "kernels/base/signal.h"
 #include "reader.h"
+#include "signals/signal.h"
 
 // Which signals of a map are read, and results that a kernel may leave as they are.
 namespace attnscope::fuzz {

@@ -24,10 +24,10 @@ THROUGH = {
     "base/shifted_lanczos.h": "lanes/shifted_lanczos_test.cpp",
     "base/signal_reader.h": "wavelet.cpp",
     "base/standard_rows.h": "marchenko_pastur.cpp",
-    "base/strip_cholesky.h": "lanes/strip_cholesky_test.cpp",
-    "base/strip_gram.h": "lanes/strip_tridiagonal_test.cpp",
-    "base/strip_tridiagonal.h": "lanes/strip_tridiagonal_test.cpp",
-    "base/tridiagonal_pair.h": "base/simple_graph_spectrum.cpp",
+    "base/panel_cholesky.h": "lanes/panel_cholesky_test.cpp",
+    "base/panel_gram.h": "lanes/panel_tridiagonal_test.cpp",
+    "base/panel_tridiagonal.h": "lanes/panel_tridiagonal_test.cpp",
+    "base/sturm_bisection.h": "base/simple_graph_spectrum.cpp",
 }
 
 MUTANTS: dict[str, list[Mutant]] = {
@@ -40,7 +40,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         ),
         Mutant("to.ac += part.ac + da * dc * cross;", "to.ac += part.ac;"),
         Mutant("if (directed[i] == 0.0) continue;", ""),
-        Mutant("width, panel, depth, k > 0,", "width, panel, depth, false,"),
+        Mutant("width, tile, depth, k > 0,", "width, tile, depth, false,"),
         Mutant("if (causal && first >= i + rows) continue;", "if (causal && first >= i) continue;"),
         Mutant("weights[j] = 0.0;\n      }", "weights[j] = 1.0;\n      }"),
         Mutant("last - first - (i >= first && i < last ? 1 : 0)", "last - first - 1"),
@@ -100,8 +100,8 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "participation_ratio.cpp": [
         Mutant("return sum * sum / sum_of_squares;", "return sum / sum_of_squares;"),
-        Mutant("squares += 2.0 * inner_product(strip,", "squares += inner_product(strip,"),
-        Mutant("std::min(ld, end + kStrip)", "end"),
+        Mutant("squares += 2.0 * inner_product(panel,", "squares += inner_product(panel,"),
+        Mutant("std::min(ld, end + kPanel)", "end"),
         Mutant("squares += degree * degree;", ";"),
     ],
     "persistence.cpp": [
@@ -312,7 +312,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("begin += 255)", "begin += 510)"),
         Mutant("for (Index t = 0; t < most; ++t)", "for (Index t = 1; t < most; ++t)"),
     ],
-    "base/inverse_pair.cpp": [
+    "base/block_inverse_lanczos.cpp": [
         Mutant(
             "if (!(beta[1][1] > none)) {",
             "if (false) {",
@@ -322,7 +322,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("steps.locked = 2;\n  }", "}"),
         Mutant("beta[0][1] = inner_product(w[0], w[1], padded);", ";"),
     ],
-    "base/tridiagonal_pair.h": [
+    "base/sturm_bisection.h": [
         Mutant("minors2.changes <= -2", "minors2.changes <= -1"),
         Mutant(
             "p = p == 0.0 ? 1e-20 * q : p;",
@@ -346,7 +346,7 @@ MUTANTS: dict[str, list[Mutant]] = {
         Mutant("if (!(largest > 0.0)) continue;", ""),
         Mutant("if (!unit) continue;", ""),
     ],
-    "base/strip_cholesky.h": [
+    "base/panel_cholesky.h": [
         Mutant("if (!(pivot > 0.0)) return false;", "if (pivot < -1.0) return false;"),
     ],
     "base/row_spectrum.cpp": [
@@ -356,14 +356,14 @@ MUTANTS: dict[str, list[Mutant]] = {
     "base/standard_rows.h": [
         Mutant("std::sqrt(size / variance)", "std::sqrt((size - 1) / variance)"),
     ],
-    "base/strip_gram.h": [
+    "base/panel_gram.h": [
         Mutant("terms, from > 0,", "terms, false,"),
         Mutant("std::min(depth, i + size - from)", "std::min(depth, i - from)"),
-        Mutant("std::fill(strip + end * kStrip, strip + (first + kStrip) * kStrip, 0.0);", ";"),
+        Mutant("std::fill(panel + end * kPanel, panel + (first + kPanel) * kPanel, 0.0);", ";"),
         Mutant("(causal ? end : n) - from", "end - from"),
-        Mutant("causal ? from / kStrip : 0", "from / kStrip"),
+        Mutant("causal ? from / kPanel : 0", "from / kPanel"),
     ],
-    "base/strip_tridiagonal.h": [
+    "base/panel_tridiagonal.h": [
         Mutant("sum2 += f * rows[2];", "sum2 += f * rows[1];"),
         Mutant("to[k] += row_sums(part);", ""),
         Mutant("std::fill(w + k, w + padded, 0.0);", ""),

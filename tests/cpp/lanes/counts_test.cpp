@@ -8,16 +8,16 @@
 #include <limits>
 #include <vector>
 
-#include "kernels/base/graph_rows.h"
-#include "kernels/base/number_lanes.h"
-#include "kernels/base/packed_tridiagonal.h"
-#include "kernels/base/row_logs.h"
-#include "kernels/base/row_products.h"
-#include "kernels/base/shifted_lanczos.h"
-#include "kernels/base/standard_rows.h"
-#include "kernels/base/strip_gram.h"
-#include "kernels/base/strip_tridiagonal.h"
-#include "kernels/base/tridiagonal_pair.h"
+#include "graphs/graph_rows.h"
+#include "linalg/packed_tridiagonal.h"
+#include "linalg/panel_gram.h"
+#include "linalg/panel_tridiagonal.h"
+#include "linalg/shifted_lanczos.h"
+#include "linalg/sturm_bisection.h"
+#include "matrix/row_logs.h"
+#include "matrix/row_products.h"
+#include "random_matrices/standard_rows.h"
+#include "simd/number_lanes.h"
 
 namespace attnscope {
 namespace {
@@ -145,46 +145,46 @@ TEST(Counts, LanesAreStandardised) {
   }
 }
 
-// Panels of rows and of columns against their definition, of every size up to one panel and past it.
+// Tiles of rows and of columns against their definition, of every size up to one tile and past it.
 TEST(Counts, PanelsHoldRowsOrColumnsAndThenZeros) {
   for (const Index depth : {-kPackWidth, Index{0}, Index{1}, Index{3}, Index{4}, Index{9}}) {
     const Index deep = std::max<Index>(depth, 0);
-    for (Index count = 0; count <= kPanelWidth + kMost; ++count) {
+    for (Index count = 0; count <= kTileWidth + kMost; ++count) {
       const auto matrix = row_of<double>(count * deep);
       const auto at = [&](Index k) { return matrix[static_cast<std::size_t>(k)]; };
-      std::vector<double> panel(static_cast<std::size_t>(deep * kPanelWidth), -1.0);
-      const auto entry = [&](Index k, Index c) { return panel[static_cast<std::size_t>(k * kPanelWidth + c)]; };
-      if (count <= kPanelWidth) {
-        pack_rows(matrix.data(), count, deep, depth, panel.data());
+      std::vector<double> tile(static_cast<std::size_t>(deep * kTileWidth), -1.0);
+      const auto entry = [&](Index k, Index c) { return tile[static_cast<std::size_t>(k * kTileWidth + c)]; };
+      if (count <= kTileWidth) {
+        pack_rows(matrix.data(), count, deep, depth, tile.data());
         for (Index k = 0; k < deep; ++k) {
-          for (Index c = 0; c < kPanelWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(c * deep + k) : 0.0);
+          for (Index c = 0; c < kTileWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(c * deep + k) : 0.0);
         }
       }
-      std::fill(panel.begin(), panel.end(), -1.0);
-      pack_columns(matrix.data(), count, count, depth, panel.data());
+      std::fill(tile.begin(), tile.end(), -1.0);
+      pack_columns(matrix.data(), count, count, depth, tile.data());
       for (Index k = 0; k < deep; ++k) {
-        for (Index c = 0; c < kPanelWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(k * count + c) : 0.0);
+        for (Index c = 0; c < kTileWidth; ++c) ASSERT_EQ(entry(k, c), c < count ? at(k * count + c) : 0.0);
       }
     }
   }
 }
 
 TEST(Counts, ProductsOfOneToFourRows) {
-  for (Index count = 1; count <= kPanelRows; ++count) {
+  for (Index count = 1; count <= kTileRows; ++count) {
     for (Index depth = -kMost; depth <= kMost; ++depth) {
       const Index deep = std::max<Index>(depth, 0);
       const auto rows = row_of<double>(count * deep);
-      const auto panel = row_of<double>(deep * kPanelWidth);
+      const auto tile = row_of<double>(deep * kTileWidth);
       for (const bool add : {false, true}) {
-        std::vector<double> out(static_cast<std::size_t>(count * kPanelWidth), 0.5);
-        multiply_panel(rows.data(), count, deep, panel.data(), depth, add, out.data(), kPanelWidth);
+        std::vector<double> out(static_cast<std::size_t>(count * kTileWidth), 0.5);
+        multiply_tile(rows.data(), count, deep, tile.data(), depth, add, out.data(), kTileWidth);
         for (Index r = 0; r < count; ++r) {
-          for (Index c = 0; c < kPanelWidth; ++c) {
+          for (Index c = 0; c < kTileWidth; ++c) {
             double expected = add ? 0.5 : 0.0;
             for (Index k = 0; k < deep; ++k) {
-              expected += static_cast<double>(r * deep + k + 1) * static_cast<double>(k * kPanelWidth + c + 1);
+              expected += static_cast<double>(r * deep + k + 1) * static_cast<double>(k * kTileWidth + c + 1);
             }
-            ASSERT_EQ(out[static_cast<std::size_t>(r * kPanelWidth + c)], expected);
+            ASSERT_EQ(out[static_cast<std::size_t>(r * kTileWidth + c)], expected);
           }
         }
       }
@@ -193,10 +193,10 @@ TEST(Counts, ProductsOfOneToFourRows) {
 }
 
 TEST(Counts, WholePanelsAndStrips) {
-  for (Index n = 0; n <= 3 * kStrip; ++n) {
-    EXPECT_EQ(whole_panels(n), strips_of(n) * kStrip);
-    EXPECT_GE(whole_panels(n), n);
-    EXPECT_LT(whole_panels(n), n + kPanelWidth);
+  for (Index n = 0; n <= 3 * kPanel; ++n) {
+    EXPECT_EQ(whole_tiles(n), strips_of(n) * kPanel);
+    EXPECT_GE(whole_tiles(n), n);
+    EXPECT_LT(whole_tiles(n), n + kTileWidth);
   }
 }
 
@@ -246,18 +246,18 @@ TEST(Counts, TheLogarithmOfWhatIsNoNumberIsSomeNumber) {
 // What no caller may ask for ends in words where assertions are on.
 TEST(CountsDeathTest, CountsThatMeanNothingAreRefused) {
   ::testing::GTEST_FLAG(death_test_style) = "threadsafe";
-  double row[2 * kPanelWidth] = {};
+  double row[2 * kTileWidth] = {};
   AlignedBuffer buffer;
   Lanes* lanes = lane_buffer(buffer, 8);
   EXPECT_DEATH(load_head(row, 3, 2), "count <= ");
-  EXPECT_DEATH(multiply_panel(row, 0, 1, row, 1, false, row, 1), "1 <= count");
-  EXPECT_DEATH(multiply_panel(row, kPanelRows + 1, 1, row, 1, false, row, 1), "count <= kPanelRows");
+  EXPECT_DEATH(multiply_tile(row, 0, 1, row, 1, false, row, 1), "1 <= count");
+  EXPECT_DEATH(multiply_tile(row, kTileRows + 1, 1, row, 1, false, row, 1), "count <= kTileRows");
   EXPECT_DEATH(pack_rows(row, -1, 1, 1, row), "0 <= count");
-  EXPECT_DEATH(pack_rows(row, kPanelWidth + 1, 1, 1, row), "count <= kPanelWidth");
+  EXPECT_DEATH(pack_rows(row, kTileWidth + 1, 1, 1, row), "count <= kTileWidth");
   EXPECT_DEATH(pack_columns(row, -1, 1, 1, row), "count >= 0");
-  EXPECT_DEATH(whole_panels(-1), "columns >= 0");
+  EXPECT_DEATH(whole_tiles(-1), "columns >= 0");
   EXPECT_DEATH(strips_of(-1), "n >= 0");
-  EXPECT_DEATH(strip_entry(2, 1), "row <= column");
+  EXPECT_DEATH(panel_entry(2, 1), "row <= column");
   EXPECT_DEATH(inner_product(row, row, kPackWidth + 1), "padded");
   EXPECT_DEATH(add_multiple(row, 1.0, row, -kPackWidth), "padded");
   EXPECT_DEATH(buffer.resize(-1), "size >= 0");

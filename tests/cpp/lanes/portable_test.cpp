@@ -9,12 +9,12 @@
 #include <random>
 #include <vector>
 
-#include "kernels/base/bit_row.h"
-#include "kernels/base/number_lanes.h"
-#include "kernels/base/row_products.h"
-#include "kernels/base/rows.h"
-#include "kernels/base/threshold_levels.h"
-#include "kernels/base/transpose_tile.h"
+#include "graphs/threshold_levels.h"
+#include "homology/bit_row.h"
+#include "matrix/row_products.h"
+#include "matrix/rows.h"
+#include "simd/number_lanes.h"
+#include "simd/transpose_tile.h"
 
 namespace attnscope {
 namespace {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/base/shifted_lanczos.h"
+#include "linalg/shifted_lanczos.h"
 
 #include <gtest/gtest.h>
 

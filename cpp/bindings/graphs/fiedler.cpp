@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/graphs/fiedler.h"
+
+#include "bindings/batched.h"
+#include "bindings/graphs/graph_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple value(const py::object& attention, const py::object& lengths,
+                const std::string& symmetrize, std::optional<double> threshold, bool normalized,
+                const std::string& precision) {
+  const Batch batch = make_batch(attention, lengths);
+  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Precision wanted = precision == "fast" ? Precision::fast : Precision::exact;
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  Index smallest = batch.n;
+  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
+  const Index spoiled = per_pack<FiedlerWorkspace>(
+      batch, fiedler_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
+        double values[kWidestPack];
+        fiedler_values(views, options, wanted, values, workspace);
+        for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+py::tuple vector(const py::object& attention, const py::object& lengths,
+                 const std::string& symmetrize, std::optional<double> threshold, bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
+  const Index spoiled =
+      per_matrix<FiedlerWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+        fiedler_vector(view, options, result.data + index * batch.n, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_fiedler(py::module_& module) {
+  module.def("fiedler_value", &value, py::arg("attention"), py::arg("lengths"),
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"),
+             py::arg("precision"));
+  module.def("fiedler_vector", &vector, py::arg("attention"), py::arg("lengths"),
+             py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/graphs/laplacian.h"
+
+#include "bindings/batched.h"
+#include "bindings/graphs/graph_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple eigenvalues(const py::object& attention, const py::object& lengths, Index k,
+                      const std::string& symmetrize, std::optional<double> threshold,
+                      bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const GraphOptions options = graph_options(symmetrize, threshold, normalized);
+  const Result<double> result = make_result(batch.sizes, {k}, kNaN);
+  Index smallest = batch.n;
+  for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
+  const Index spoiled = per_pack<LaplacianWorkspace>(
+      batch, laplacian_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
+        double* out[kWidestPack];
+        for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
+        laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
+                          std::span<double* const>(out, indices.size()), workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_laplacian(py::module_& module) {
+  module.def("laplacian_eigenvalues", &eigenvalues, py::arg("attention"), py::arg("lengths"),
+             py::arg("k"), py::arg("symmetrize"), py::arg("threshold"), py::arg("normalized"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/homology/betti.h"
+
+#include "bindings/batched.h"
+#include "bindings/graphs/graph_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple numbers(const py::object& attention, const py::object& lengths,
+                  const py::object& thresholds, const std::string& symmetrize) {
+  const Batch batch = make_batch(attention, lengths);
+  const Thresholds levels = make_thresholds(batch, thresholds);
+  const Symmetrize rule = symmetrize_from(symmetrize);
+  const Result<std::int64_t> result =
+      make_result(batch.sizes, {levels.size, 2}, std::int64_t{-1});
+  std::vector<BettiWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const Index spoiled =
+      per_matrix(batch, workers, 1, [&](const auto& view, Index index, auto& workspace) {
+        betti_numbers(view, rule, levels.of(index), levels.size,
+                      result.data + index * levels.size * 2, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_betti(py::module_& module) {
+  module.def("betti_numbers", &numbers, py::arg("attention"), py::arg("lengths"),
+             py::arg("thresholds"), py::arg("symmetrize"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/homology/persistence.h"
+
+#include "bindings/batched.h"
+#include "bindings/graphs/graph_options.h"
+
+namespace attnscope {
+namespace {
+
+// The bars that one worker has found, and where those of each matrix lie.
+struct Found {
+  PersistenceWorkspace workspace;
+  std::vector<Bar> bars;
+};
+
+struct Slice {
+  const Found* found = nullptr;
+  std::size_t begin = 0;
+  std::size_t end = 0;
+};
+
+Metric metric_from(const std::string& name) {
+  if (name == "attention") return Metric::attention;
+  if (name == "hellinger") return Metric::hellinger;
+  throw py::value_error("metric must be 'attention' or 'hellinger', got '" + name + "'");
+}
+
+py::tuple bars(const py::object& attention, const py::object& lengths, int max_dimension,
+               const std::string& symmetrize, const std::string& metric) {
+  const Batch batch = make_batch(attention, lengths);
+  PersistenceOptions options;
+  options.max_dimension = max_dimension;
+  options.symmetrize = symmetrize_from(symmetrize);
+  options.metric = metric_from(metric);
+  std::vector<Slice> slices(static_cast<std::size_t>(batch.count));
+  std::vector<Found> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  // Heads of one size differ in cost by a hundred, so they are handed out one by one.
+  const Index spoiled =
+      per_matrix(batch, workers, 1, [&](const auto& view, Index index, Found& found) {
+        Slice& slice = slices[static_cast<std::size_t>(index)];
+        slice.found = &found;
+        slice.begin = found.bars.size();
+        persistence(view, options, found.workspace, found.bars);
+        slice.end = found.bars.size();
+      });
+
+  // Stitched in the order of the matrices, so the result does not depend on which worker had which.
+  std::vector<std::int64_t> offsets(slices.size() + 1, 0);
+  for (std::size_t i = 0; i < slices.size(); ++i) {
+    offsets[i + 1] = offsets[i] + static_cast<std::int64_t>(slices[i].end - slices[i].begin);
+  }
+  const std::vector<Index> total{offsets.back()};
+  const std::vector<Index> ends{2};
+  const Result<double> birth = make_empty<double>(total, {});
+  const Result<double> death = make_empty<double>(total, {});
+  const Result<std::int8_t> dimension = make_empty<std::int8_t>(total, {});
+  const Result<std::int32_t> birth_edge = make_empty<std::int32_t>(total, ends);
+  const Result<std::int32_t> death_edge = make_empty<std::int32_t>(total, ends);
+  std::size_t at = 0;
+  for (const Slice& slice : slices) {
+    for (std::size_t k = slice.begin; k < slice.end; ++k, ++at) {
+      const Bar& bar = slice.found->bars[k];
+      birth.data[at] = bar.birth;
+      death.data[at] = bar.death;
+      dimension.data[at] = bar.dimension;
+      std::copy(bar.birth_edge, bar.birth_edge + 2, birth_edge.data + 2 * at);
+      std::copy(bar.death_edge, bar.death_edge + 2, death_edge.data + 2 * at);
+    }
+  }
+  return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,
+                        death_edge.tensor, to_tensor(offsets), spoiled);
+}
+
+}  // namespace
+
+void bind_persistence(py::module_& module) {
+  module.def("persistence", &bars, py::arg("attention"), py::arg("lengths"),
+             py::arg("max_dimension"), py::arg("symmetrize"), py::arg("metric"));
+  module.attr("max_vertices") = kMaxVertices;
+}
+
+}  // namespace attnscope

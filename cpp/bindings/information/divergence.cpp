@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/information/divergence.h"
+
+#include <numeric>
+
+#include "bindings/layers.h"
+
+namespace attnscope {
+namespace {
+
+// Each head's divergence, the mean over its queries [..., h]. `entropy`: None, or that of every query
+// [..., h, n], float64 and contiguous.
+py::tuple divergence(const py::object& heads, const py::object& lengths, const py::object& support,
+                     const py::object& entropy) {
+  const Batch batch = make_batch(heads, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const double* known = entropy.is_none() ? nullptr : numbers_of(entropy, batch.count * batch.n);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  std::vector<double> rows(static_cast<std::size_t>(batch.count * batch.n), kNaN);
+  const Index block = batch.sizes.back() * batch.n;
+  const Index spoiled = per_layer<DivergenceWorkspace>(
+      batch, supports,
+      [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
+        const Index at = layer * block;
+        head_divergence(views, own, begin, end, rows.data() + at, batch.n, workspace,
+                        known == nullptr ? nullptr : known + at);
+      });
+  for (Index index = 0; index < batch.count; ++index) {
+    const double* row = rows.data() + index * batch.n;
+    result.data[index] = std::accumulate(row, row + batch.length(index), 0.0) /
+                         static_cast<double>(batch.length(index));
+  }
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+// Every query's divergence before and after, whether it was excluded, and the rescaled maps or
+// None.
+py::tuple removal(const py::object& heads, const py::object& lengths, const py::object& support,
+                  const py::object& keys, bool keep_attention) {
+  const Batch batch = make_batch(heads, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const std::vector<Index> layers(batch.sizes.begin(), batch.sizes.end() - 1);
+  const FlagBatch removed = make_flags(layers, batch.n, keys);
+  const Result<double> before = make_result(batch.sizes, {batch.n}, kNaN);
+  const Result<double> after = make_result(batch.sizes, {batch.n}, kNaN);
+  const Result<bool> excluded = make_result(batch.sizes, {batch.n}, false);
+  Result<double> attention;
+  if (keep_attention) attention = make_result(batch.sizes, {batch.n, batch.n}, kNaN);
+  const Index block = batch.sizes.back() * batch.n;
+  const Index spoiled = per_layer<DivergenceWorkspace>(
+      batch, supports,
+      [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
+        const Index at = layer * block;
+        const RemovalRows out{before.data + at, after.data + at, excluded.data + at,
+                              keep_attention ? attention.data + at * batch.n : nullptr, batch.n};
+        sink_removal(views, own, removed.at(layer), removed.stride, begin, end, out, workspace);
+      });
+  return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
+                        keep_attention ? attention.tensor : py::none(), spoiled);
+}
+
+}  // namespace
+
+void bind_divergence(py::module_& module) {
+  module.def("head_divergence", &divergence, py::arg("heads"), py::arg("lengths"),
+             py::arg("support"), py::arg("entropy"));
+  module.def("sink_removal", &removal, py::arg("heads"), py::arg("lengths"), py::arg("support"),
+             py::arg("keys").none(false), py::arg("keep_attention"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,30 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/information/entropy.h"
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple entropy(const py::object& attention, const py::object& lengths, const py::object& support,
+                  bool normalized) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
+  const Index spoiled = per_matrix_that_looks<EntropyWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        Support own = supports.given(index);
+        return attention_entropy(view, supports.automatic, own, normalized,
+                                 result.data + index * batch.n, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_entropy(py::module_& module) {
+  module.def("attention_entropy", &entropy, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("normalized"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/information/sinks.h"
+
+#include <pybind11/stl.h>
+
+#include <tuple>
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+// (incoming, entropy, position, share, uniform share, top mass, spoiled), None for what is not asked for.
+py::tuple statistics(const py::object& attention, const py::object& lengths,
+                     const py::object& support, bool incoming, bool entropy,
+                     std::optional<double> min_visibility,
+                     std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  SinkRequest asked;
+  asked.position = min_visibility.has_value();
+  asked.min_visibility = min_visibility.value_or(0.0);
+  if (first_and_queries) std::tie(asked.first, asked.queries) = *first_and_queries;
+  asked.top = top;
+  const auto numbers = [&](bool wanted, const std::vector<Index>& trailing) {
+    return wanted ? make_result(batch.sizes, trailing, kNaN) : Result<double>{py::none()};
+  };
+  const Result<double> incomings = numbers(incoming, {batch.n});
+  const Result<double> entropies = numbers(entropy, {batch.n});
+  const Result<double> shares = numbers(asked.first > 0, {});
+  const Result<double> uniforms = numbers(asked.first > 0, {});
+  const Result<double> tops = numbers(top > 0, {});
+  Result<std::int64_t> positions{py::none()};
+  if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
+  const Index spoiled = per_matrix_that_looks<SinkWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        SinkAnswers answers;
+        if (incoming) answers.incoming = incomings.data + index * batch.n;
+        if (entropy) answers.entropy = entropies.data + index * batch.n;
+        Support own = supports.given(index);
+        if (!sink_statistics(view, supports.automatic, own, asked, answers, workspace)) return false;
+        if (asked.position) positions.data[index] = answers.position;
+        if (asked.first > 0) {
+          shares.data[index] = answers.share.share;
+          uniforms.data[index] = answers.share.uniform;
+        }
+        if (top > 0) tops.data[index] = answers.top_mass;
+        return true;
+      });
+  return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
+                        uniforms.tensor, tops.tensor, spoiled);
+}
+
+py::tuple tokens(const py::object& attention, const py::object& lengths, const py::object& support,
+                 std::optional<double> tau, double gamma, double min_visibility) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const SinkRule rule{tau, gamma, min_visibility};
+  const Result<bool> result = make_result(batch.sizes, {batch.n}, false);
+  const Index spoiled =
+      per_matrix<SinkWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+        sink_tokens(view, supports.of(index, view), rule, result.data + index * batch.n, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_sinks(py::module_& module) {
+  module.def("sink_statistics", &statistics, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("incoming"), py::arg("entropy"), py::arg("min_visibility"),
+             py::arg("first_and_queries"), py::arg("top"));
+  module.def("sink_tokens", &tokens, py::arg("attention"), py::arg("lengths"), py::arg("support"),
+             py::arg("tau"), py::arg("gamma"), py::arg("min_visibility"));
+}
+
+}  // namespace attnscope

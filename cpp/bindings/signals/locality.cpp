@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/signals/locality.h"
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+// A `window` below 1 is a fraction of each map's own number of tokens.
+py::tuple ratio(const py::object& attention, const py::object& lengths, const py::object& support,
+                double window, bool drop_first) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  const Index spoiled =
+      per_matrix<RowScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
+        const double width = window < 1.0 ? window * static_cast<double>(view.rows()) : window;
+        result.data[index] = local_global_ratio(view, supports.of(index, view),
+                                                static_cast<Index>(width), drop_first, scratch);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_locality(py::module_& module) {
+  module.def("local_global_ratio", &ratio, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("window"), py::arg("drop_first"));
+}
+
+}  // namespace attnscope

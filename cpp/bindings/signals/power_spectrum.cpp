@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/signals/power_spectrum.h"
+
+#include "bindings/batched.h"
+#include "bindings/signals/signal_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple spectrum(const py::object& attention, const py::object& lengths,
+                   const py::object& support, const std::string& signal, bool drop_first,
+                   bool detrend, Index min_keys, bool hann, double padding, Index bands) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  SpectrumOptions options;
+  options.signal = signal_options(signal, drop_first, detrend, min_keys);
+  options.hann = hann;
+  options.padding = padding;
+  options.bands = bands;
+  const Index fields = kSpectrumFields + bands;
+  const Index each = signal_count(options.signal, batch.n) * fields;
+  const Result<double> result =
+      make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
+  const Index spoiled = per_matrix<SpectrumScratch>(batch, [&](const auto& view, Index index,
+                                                               auto& scratch) {
+    power_spectrum(view, supports.of(index, view), options, result.data + index * each, scratch);
+  });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_power_spectrum(py::module_& module) {
+  module.def("power_spectrum", &spectrum, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
+             py::arg("min_keys"), py::arg("hann"), py::arg("padding"), py::arg("bands"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,33 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <string>
+
+#include "bindings/tensors.h"
+#include "signals/signal.h"
+
+namespace attnscope {
+
+// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics._signals sees to it.
+inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
+                                    Index min_keys) {
+  using Kind = SignalOptions::Kind;
+  SignalOptions options;
+  options.kind = signal == "last"   ? Kind::last
+                 : signal == "mean" ? Kind::mean
+                 : signal == "rows" ? Kind::rows
+                                    : Kind::offset;
+  options.drop_first = drop_first;
+  options.detrend = detrend;
+  options.min_keys = min_keys;
+  return options;
+}
+
+// The axes of a result behind the batch's: a query axis where each query is a signal, then
+// `fields`.
+inline std::vector<Index> signal_axes(const SignalOptions& options, Index n, Index fields) {
+  if (options.kind == SignalOptions::Kind::rows) return {n, fields};
+  return {fields};
+}
+
+}  // namespace attnscope

@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/signals/uncertainty.h"
+
+#include "bindings/batched.h"
+#include "bindings/signals/signal_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple spectral(const py::object& attention, const py::object& lengths,
+                   const py::object& support, const std::string& signal, bool drop_first,
+                   Index min_keys, bool root) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const SignalOptions options = signal_options(signal, drop_first, false, min_keys);
+  const Index each = signal_count(options, batch.n) * kUncertaintyFields;
+  const Result<double> result =
+      make_result(batch.sizes, signal_axes(options, batch.n, kUncertaintyFields), kNaN);
+  const Index spoiled = per_matrix<UncertaintyScratch>(batch, [&](const auto& view, Index index,
+                                                                  auto& scratch) {
+    uncertainty(view, supports.of(index, view), options, root, result.data + index * each, scratch);
+  });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_uncertainty(py::module_& module) {
+  module.def("spectral_uncertainty", &spectral, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("min_keys"),
+             py::arg("root"));
+}
+
+}  // namespace attnscope

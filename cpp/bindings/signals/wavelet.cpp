@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/signals/wavelet.h"
+
+#include "bindings/batched.h"
+#include "bindings/signals/signal_options.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple transform(const py::object& attention, const py::object& lengths,
+                    const py::object& support, const std::string& signal, bool drop_first,
+                    bool detrend, Index min_keys, Index levels, Index resample) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  WaveletOptions options;
+  options.signal = signal_options(signal, drop_first, detrend, min_keys);
+  options.levels = levels;
+  options.resample = resample;
+  const Index fields = wavelet_fields(levels);
+  const Index each = signal_count(options.signal, batch.n) * fields;
+  const Result<double> result =
+      make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
+  const Result<double> profile = make_result(batch.sizes, {levels + 1, resample}, kNaN);
+  const Index spoiled =
+      per_matrix<WaveletScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
+        wavelet_transform(view, supports.of(index, view), options, result.data + index * each,
+                          profile.data + index * (levels + 1) * resample, scratch);
+      });
+  return py::make_tuple(result.tensor, profile.tensor, spoiled);
+}
+
+// `scales`: a contiguous float64 tensor.
+py::tuple scalogram(const py::object& attention, const py::object& lengths,
+                    const py::object& support, const std::string& signal, bool drop_first,
+                    bool detrend, Index min_keys, const py::object& scales, double omega) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const SignalOptions options = signal_options(signal, drop_first, detrend, min_keys);
+  const Thresholds list = make_thresholds(batch, scales);
+  const Result<double> result = make_result(batch.sizes, {list.size, batch.n}, kNaN);
+  std::vector<WaveletScratch> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const Index spoiled =
+      per_matrix(batch, workers, 1, [&](const auto& view, Index index, WaveletScratch& scratch) {
+        std::vector<double> own(static_cast<std::size_t>(list.size * view.rows()), kNaN);
+        morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
+                         own.data(), scratch);
+        for (Index s = 0; s < list.size; ++s) {
+          std::copy_n(own.begin() + s * view.rows(), view.rows(),
+                      result.data + (index * list.size + s) * batch.n);
+        }
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_wavelet(py::module_& module) {
+  module.def("wavelet_levels", &wavelet_levels, py::arg("n"));
+  module.def("wavelet_transform", &transform, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
+             py::arg("min_keys"), py::arg("levels"), py::arg("resample"));
+  module.def("morlet_scalogram", &scalogram, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("signal"), py::arg("drop_first"), py::arg("detrend"),
+             py::arg("min_keys"), py::arg("scales"), py::arg("omega"));
+}
+
+}  // namespace attnscope

@@ -1,0 +1,35 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/spectra/participation_ratio.h"
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple participation_ratio(const py::object& attention, const py::object& lengths,
+                              const std::string& spectrum) {
+  if (spectrum != "singular" && spectrum != "eigen" && spectrum != "laplacian") {
+    throw py::value_error("spectrum must be 'singular', 'eigen' or 'laplacian', got '" + spectrum +
+                          "'");
+  }
+  const bool singular = spectrum == "singular";
+  const bool eigen = spectrum == "eigen";
+  const Batch batch = make_batch(attention, lengths);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  const Index spoiled = per_matrix<ParticipationRatioWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        result.data[index] = singular ? participation_ratio_singular(view, workspace)
+                             : eigen  ? participation_ratio_eigen(view, workspace)
+                                      : participation_ratio_laplacian(view, workspace);
+      });
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_participation_ratio(py::module_& module) {
+  module.def("participation_ratio", &participation_ratio, py::arg("attention"), py::arg("lengths"),
+             py::arg("spectrum"));
+}
+
+}  // namespace attnscope

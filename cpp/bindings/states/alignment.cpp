@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/states/alignment.h"
+
+#include "bindings/states/states.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple alignment(const py::object& attention, const py::object& lengths,
+                    const py::object& support, const py::object& states,
+                    const py::object& without) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const StateBatch beside = make_states(batch, states);
+  const FlagBatch left_out = make_flags(batch.sizes, batch.n, without);
+  const Judged judged = judge(batch, supports);
+  const Result<double> result = make_result(batch.sizes, {}, kNaN);
+  const Index rows = alignment_rows(batch.n);
+  const Index blocks = (batch.n + rows - 1) / rows;
+  std::vector<PairMoments> parts(static_cast<std::size_t>(batch.count * blocks));
+  const Index spoiled = per_state<AlignmentWorkspace>(
+      batch, judged, beside, true, rows,
+      [&](std::span<const Index> group, const double* unit, Index begin, Index end, Index block,
+          auto& workspace) {
+        visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
+          std::vector<AlignedHead<Scalar>> heads;
+          for (const Index index : group) {
+            heads.push_back({view_of(batch, data, index), judged.supports[index],
+                             left_out.at(index), left_out.stride});
+          }
+          std::vector<PairMoments> found(heads.size());
+          alignment_moments(std::span<const AlignedHead<Scalar>>(heads), unit, beside.width, begin,
+                            end, found.data(), workspace);
+          for (std::size_t h = 0; h < heads.size(); ++h)
+            parts[group[h] * blocks + block] = found[h];
+        });
+      });
+  for (Index index = 0; index < batch.count; ++index) {
+    result.data[index] = alignment_of(std::span<const PairMoments>(
+        parts.data() + index * blocks, static_cast<std::size_t>(blocks)));
+  }
+  return py::make_tuple(result.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_alignment(py::module_& module) {
+  module.def("geometric_semantic_alignment", &alignment, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("states"), py::arg("without"));
+}
+
+}  // namespace attnscope

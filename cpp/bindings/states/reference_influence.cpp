@@ -1,0 +1,46 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/states/reference_influence.h"
+
+#include "bindings/states/states.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple influence(const py::object& attention, const py::object& lengths,
+                    const py::object& support, const py::object& states,
+                    const py::object& reference) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  const StateBatch beside = make_states(batch, states);
+  const FlagBatch marked = make_flags(batch.sizes, batch.n, reference);
+  const Judged judged = judge(batch, supports);
+  const Result<double> magnitude = make_result(batch.sizes, {batch.n}, kNaN);
+  const Result<double> directional = make_result(batch.sizes, {batch.n}, kNaN);
+  const Result<double> change = make_result(batch.sizes, {batch.n}, kNaN);
+  const Index spoiled = per_state<InfluenceWorkspace>(
+      batch, judged, beside, false, influence_rows(batch.n),
+      [&](std::span<const Index> group, const double* wide, Index begin, Index end, Index,
+          auto& workspace) {
+        visit_scalar(batch, [&](const auto* data) {
+          for (const Index index : group) {
+            const auto view = view_of(batch, data, index);
+            const Index last = std::min<Index>(end, view.rows());
+            if (begin >= last) continue;
+            const Index at = index * batch.n;
+            const Influence out{magnitude.data + at, directional.data + at, change.data + at};
+            reference_influence(view, judged.supports[index], wide, beside.width, marked.at(index),
+                                marked.stride, begin, last, out, workspace);
+          }
+        });
+      });
+  return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, spoiled);
+}
+
+}  // namespace
+
+void bind_reference_influence(py::module_& module) {
+  module.def("reference_influence", &influence, py::arg("attention"), py::arg("lengths"),
+             py::arg("support"), py::arg("states"), py::arg("reference").none(false));
+}
+
+}  // namespace attnscope

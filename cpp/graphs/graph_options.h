@@ -1,0 +1,29 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <optional>
+#include <vector>
+
+#include "simd/index.h"
+
+namespace attnscope {
+
+enum class Symmetrize { mean, max, min };
+
+// How a head becomes an undirected graph. Without a threshold the graph is weighted, W = (A + Aᵀ)/2 or
+// max(A, Aᵀ); with one it is simple, W_ij = 1[max(A_ij, A_ji) >= threshold], whatever `symmetrize`
+// says. The diagonal is dropped. `normalized`: I − D^{-1/2} W D^{-1/2}, an isolated node's row being 0.
+struct GraphOptions {
+  Symmetrize symmetrize = Symmetrize::mean;
+  std::optional<double> threshold;
+  bool normalized = false;
+};
+
+// Scratch of reading a graph's weights row by row.
+struct GraphRows {
+  std::vector<Index> queue;
+  std::vector<double> row;
+  std::vector<double> degree;
+};
+
+}  // namespace attnscope

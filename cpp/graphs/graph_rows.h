@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <vector>
+
+#include "graphs/graph_options.h"
+#include "linalg/shifted_lanczos.h"
+#include "matrix/rows.h"
+#include "simd/lanes.h"
+
+// The weights of a matrix's graph, row by row, for those that fill their own layout of the Laplacian.
+namespace attnscope {
+
+// Rows of a symmetric matrix that are gathered from its columns at once, a cache line of each.
+inline constexpr Index kColumnBlock = 16;
+
+// One lane of a pack as a strided array of its own.
+class Lane {
+ public:
+  Lane(Lanes* pack, Index lane) : data_(reinterpret_cast<double*>(pack) + lane) {
+    assert(0 <= lane && lane < kPackWidth);
+  }
+  double& operator[](Index entry) const { return data_[entry * kPackWidth]; }
+
+ private:
+  double* data_;
+};
+
+// Breadth-first search from node 0 through positive weights; weight(i, j) needs i > j.
+template <class Weight>
+bool is_connected(Index n, std::vector<Index>& queue, Weight&& weight) {
+  Index direct = 1;
+  while (direct < n && weight(direct, 0) > 0.0) ++direct;
+  if (direct == n) return true;  // node 0 touches all: every map with a sink, and most others
+  queue.resize(static_cast<std::size_t>(n));
+  for (Index i = 0; i < n; ++i) queue[i] = i;
+  Index reached = 1;  // queue[0, reached) is reached, the rest is not
+  for (Index head = 0; head < reached && reached < n; ++head) {
+    for (Index k = reached; k < n; ++k) {
+      const Index a = std::max(queue[head], queue[k]);
+      const Index b = std::min(queue[head], queue[k]);
+      if (weight(a, b) > 0.0) std::swap(queue[k], queue[reached++]);
+    }
+  }
+  return reached == n;
+}
+
+// How many components the graph of the positive weights has; weight(i, j) needs i > j.
+template <class Weight>
+Index count_graph_components(Index n, std::vector<Index>& queue, Weight&& weight) {
+  Index direct = 1;
+  while (direct < n && weight(direct, 0) > 0.0) ++direct;
+  if (direct == n) return 1;  // node 0 touches all: every map with a sink, and most others
+  queue.resize(static_cast<std::size_t>(n));
+  for (Index i = 0; i < n; ++i) queue[i] = i;
+  // queue[0, reached) is reached, the rest is not; where the search ends, the next node begins another.
+  Index components = 1;
+  Index reached = 1;
+  for (Index head = 0; reached < n; ++head) {
+    if (head == reached) {
+      ++components;
+      ++reached;
+    }
+    for (Index k = reached; k < n; ++k) {
+      const Index a = std::max(queue[head], queue[k]);
+      const Index b = std::min(queue[head], queue[k]);
+      if (weight(a, b) > 0.0) std::swap(queue[k], queue[reached++]);
+    }
+  }
+  return components;
+}
+
+// Calls visit(i, w) with the weights w[j] = W_ij, j < i, of every row of one matrix and writes the
+// degrees to workspace.degree. Returns whether all weights are >= 0.
+template <class Scalar, class Visit>
+bool read_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                  GraphRows& workspace, Visit&& visit) {
+  const Index n = attention.rows();
+  const bool causal = is_causal(attention);
+  const Scalar* data = attention.data();
+  const Index down = attention.outerStride();
+  const Index right = attention.innerStride();
+  const Index room = (n + kPackWidth - 1) / kPackWidth * kPackWidth;
+  workspace.row.resize(static_cast<std::size_t>((causal ? 1 : 1 + kColumnBlock) * room));
+  workspace.degree.assign(static_cast<std::size_t>(n), 0.0);
+  double* forward = workspace.row.data();
+  double* block = forward + room;  // columns i of the matrix, as rows
+  double* degree = workspace.degree.data();
+  Lanes smallest{};
+  for (Index i = 0; i < n; ++i) {
+    const Scalar* row = data + i * down;
+    if (right == 1) {
+      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j]);
+    } else {
+      for (Index j = 0; j < i; ++j) forward[j] = static_cast<double>(row[j * right]);
+    }
+    if (!causal && i % kColumnBlock == 0) {
+      const Index columns = std::min(kColumnBlock, n - i);
+      for (Index j = 0; j < std::min(n, i + kColumnBlock); ++j) {
+        const Scalar* from = data + j * down + i * right;
+        for (Index c = 0; c < columns; ++c) {
+          block[c * room + j] = static_cast<double>(from[c * right]);
+        }
+      }
+    }
+    const double* backward = block + i % kColumnBlock * room;
+    const auto combine = [&](auto&& weight) {
+      if (causal) {
+        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], 0.0);
+      } else {
+        for (Index j = 0; j < i; ++j) forward[j] = weight(forward[j], backward[j]);
+      }
+    };
+    if (options.threshold) {
+      const double threshold = *options.threshold;
+      combine([=](double a, double b) { return (a > b ? a : b) >= threshold ? 1.0 : 0.0; });
+    } else if (options.symmetrize == Symmetrize::mean) {
+      combine([](double a, double b) { return 0.5 * (a + b); });
+    } else if (options.symmetrize == Symmetrize::max) {
+      combine([](double a, double b) { return a > b ? a : b; });
+    } else {
+      combine([](double a, double b) { return a < b ? a : b; });
+    }
+    Lanes sums{};
+    Index j = 0;
+    for (; j + kPackWidth <= i; j += kPackWidth) {
+      const Lanes w = load(forward + j);
+      smallest = smaller(smallest, w);
+      sums += w;
+      store(degree + j, load(degree + j) + w);
+    }
+    double sum = sum_of_lanes(sums);
+    for (; j < i; ++j) {
+      smallest[0] = std::min(smallest[0], forward[j]);
+      sum += forward[j];
+      degree[j] += forward[j];
+    }
+    degree[i] = sum;
+    visit(i, forward);
+  }
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    if (!(smallest[lane] >= 0.0)) return false;
+  }
+  return true;
+}
+
+}  // namespace attnscope

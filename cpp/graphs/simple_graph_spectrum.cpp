@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+#include "graphs/simple_graph_spectrum.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+
+#include "linalg/packed_tridiagonal.h"
+#include "linalg/sturm_bisection.h"
+
+namespace attnscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+Index words_of(Index size) { return (size + 63) / 64; }
+
+// Up to this size the tridiagonal form of a pack costs less than a factor and the steps with it.
+constexpr Index kLargestPacked = 256;
+
+// The size that a graph on m of n nodes is solved in, from itself alone, so that its bits do not depend on
+// what it is packed with.
+Index packed_size(Index m, Index n) { return m == n ? n : std::min(n, (m + 3) / 4 * 4); }
+
+}  // namespace
+
+void SimpleGraphSpectra::add(const LevelTable& level, Level above, const std::int64_t* degree,
+                             std::int64_t components, double* fiedler_value, double* gap) {
+  const Index n = level.n;
+  *gap = n < 3 ? kNaN : 0.0;
+  rest_.clear();
+  for (Index i = 0; i < n; ++i) {
+    if (degree[i] != n - 1) rest_.push_back(i);
+  }
+  const Index m = static_cast<Index>(rest_.size());
+  const double base = static_cast<double>(n - m);
+  if (n == 1 || components >= 3) {
+    *fiedler_value = 0.0;
+  } else if (m == 0) {
+    *fiedler_value = base;
+  } else if (m == 2) {
+    // Two nodes that do not touch: the third eigenvalue is n.
+    *fiedler_value = base;
+    if (n >= 3) *gap = 2.0;
+  } else {
+    // A large graph in two pieces is solved beside the vector that tells them apart.
+    const bool large = m > kLargestPacked;
+    const Index in_pieces =
+        m == n && !(large && components == 2) ? components : pieces(level, above);
+    *fiedler_value = base;
+    if (in_pieces >= 3) return;
+    if (large && solve_alone(level, above, degree, in_pieces, fiedler_value, gap)) return;
+    const Index size = packed_size(m, n);
+    if (size >= static_cast<Index>(queues_.size())) queues_.resize(static_cast<std::size_t>(size + 1));
+    Queue& queue = queues_[static_cast<std::size_t>(size)];
+    queue.pending.push_back({fiedler_value, gap, base, m, in_pieces == 2});
+    store(level, above, degree, size, queue);
+    if (static_cast<Index>(queue.pending.size()) == kPackWidth) solve(size, queue);
+  }
+}
+
+bool SimpleGraphSpectra::solve_alone(const LevelTable& level, Level above, const std::int64_t* degree,
+                                     Index in_pieces, double* fiedler_value, double* gap) {
+  const Index m = static_cast<Index>(rest_.size());
+  const auto base = static_cast<double>(level.n - m);
+  degree_.resize(rest_.size());
+  for (Index i = 0; i < m; ++i) degree_[i] = static_cast<double>(degree[rest_[i]]) - base;
+  piece_.clear();
+  if (in_pieces == 2) {
+    for (Index k = 0; k < first_piece_; ++k) {
+      piece_.push_back(std::lower_bound(rest_.begin(), rest_.end(), line_[k]) - rest_.begin());
+    }
+  }
+  double mu2 = 0.0, mu3 = 0.0;
+  if (!block_inverse_lanczos({level, above, rest_, degree_, piece_}, pair_, &mu2, &mu3)) return false;
+  *fiedler_value = base + mu2;
+  *gap = std::max(0.0, mu3 - mu2);
+  return true;
+}
+
+// Number of connected components of the graph on rest_, at most 3. The first first_piece_ nodes of line_
+// are one of them.
+Index SimpleGraphSpectra::pieces(const LevelTable& level, Level above) {
+  line_ = rest_;
+  const Index m = static_cast<Index>(line_.size());
+  Index found = 0;
+  Index reached = 0;  // line_[0, reached) is reached, the rest is not
+  Index head = 0;
+  while (reached < m && found < 3) {
+    ++found;
+    ++reached;
+    for (; head < reached && reached < m; ++head) {
+      const Level* row = level.row(line_[head]);
+      for (Index k = reached; k < m; ++k) {
+        if (row[line_[k]] > above) std::swap(line_[k], line_[reached++]);
+      }
+    }
+    head = reached;
+    if (found == 1) first_piece_ = reached;
+  }
+  return found;
+}
+
+// The edges and degrees of H behind the queue's last graph.
+void SimpleGraphSpectra::store(const LevelTable& level, Level above, const std::int64_t* degree,
+                               Index size, Queue& queue) {
+  const Index n = level.n;
+  const Index m = static_cast<Index>(rest_.size());
+  const Index words = words_of(size);
+  const std::size_t edges = queue.edges.size(), degrees = queue.degree.size();
+  queue.edges.resize(edges + static_cast<std::size_t>(size * words));
+  queue.degree.resize(degrees + static_cast<std::size_t>(size));
+  row_.resize(static_cast<std::size_t>(level.stride));
+  for (Index i = 0; i < m; ++i) {
+    queue.degree[degrees + static_cast<std::size_t>(i)] =
+        static_cast<double>(degree[rest_[i]] - (n - m));
+    const Level* from = level.row(rest_[i]);
+    if (m < n) {
+      for (Index j = 0; j < i; ++j) row_[j] = from[rest_[j]];
+      from = row_.data();
+    }
+    std::uint64_t* row = queue.edges.data() + edges + i * words;
+    for (Index begin = 0; begin < i; begin += 64) row[begin / 64] = bits_above(from + begin, above);
+  }
+}
+
+void SimpleGraphSpectra::flush() {
+  for (std::size_t size = 0; size < queues_.size(); ++size) {
+    if (!queues_[size].pending.empty()) solve(static_cast<Index>(size), queues_[size]);
+  }
+}
+
+// The lower triangles of L(H) + 11ᵀ: 1 where H has no edge, 0 where it has. The rows behind those of H, and
+// the lanes without a graph, are eigenvalues far above.
+void SimpleGraphSpectra::solve(Index size, Queue& queue) {
+  const Index count = static_cast<Index>(queue.pending.size());
+  const Index words = words_of(size);
+  const double far = 2.0 * static_cast<double>(size);
+  Lanes* a = lane_buffer(matrices_, triangle_row(size));
+  const LaneMask one = std::bit_cast<LaneMask>(broadcast(1.0));
+  for (Index i = 0; i < size; ++i) {
+    Lanes* row = a + triangle_row(i);
+    Lanes own = broadcast(far);
+    LaneMask inside{};
+    for (Index lane = 0; lane < count; ++lane) {
+      if (i >= queue.pending[lane].nodes) continue;
+      own[lane] = queue.degree[lane * size + i] + 1.0;
+      inside[lane] = -1;
+    }
+    for (Index begin = 0; begin < i; begin += 64) {
+      LaneMask bits = ~LaneMask{};
+      for (Index lane = 0; lane < count; ++lane) {
+        if (inside[lane] != 0) {
+          bits[lane] = static_cast<long>(queue.edges[(lane * size + i) * words + begin / 64]);
+        }
+      }
+      const Index end = std::min(begin + 64, i);
+      for (Index j = begin; j < end; ++j) {
+        row[j] = std::bit_cast<Lanes>(((bits & 1) - 1) & one);
+        bits >>= 1;
+      }
+    }
+    row[i] = own;
+  }
+  Lanes* diagonal = lane_buffer(vectors_, 6 * size);
+  Lanes* beside = diagonal + size;
+  tridiagonalize(a, size, diagonal, beside, diagonal + 2 * size);
+  Lanes high{};
+  for (Index lane = 0; lane < count; ++lane) {
+    high[lane] = static_cast<double>(queue.pending[lane].nodes) * (1.0 + 1e-12);
+  }
+  Lanes first, second;
+  two_smallest_eigenvalues(diagonal, beside, size, high, first, second);
+  for (Index lane = 0; lane < count; ++lane) {
+    const Pending& one_graph = queue.pending[lane];
+    const double mu2 = one_graph.in_two ? 0.0 : first[lane];
+    *one_graph.fiedler_value = one_graph.base + mu2;
+    *one_graph.gap = second[lane] - mu2;
+  }
+  queue.pending.clear();
+  queue.edges.clear();
+  queue.degree.clear();
+}
+
+}  // namespace attnscope

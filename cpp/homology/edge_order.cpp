@@ -1,0 +1,327 @@
+// SPDX-License-Identifier: MIT
+#include "homology/edge_order.h"
+
+#include <algorithm>
+#include <bit>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+#include <utility>
+
+#include "homology/hellinger.h"
+#include "matrix/radix_sort.h"
+
+namespace attnscope {
+namespace {
+
+// The float type whose bits make a key of this width.
+template <class Key>
+using FloatOf = std::conditional_t<std::is_same_v<Key, std::uint64_t>, double, float>;
+
+template <class Key>
+inline constexpr Key kOne = std::bit_cast<Key>(FloatOf<Key>(1));
+
+// Keys grow as weights fall: 0 for every weight >= 1. Bits of floats of one sign are in the order of the
+// floats; both zeros give the same key.
+template <class Key>
+Key key_of_weight(FloatOf<Key> weight) {
+  using Signed = std::make_signed_t<Key>;
+  const auto bits = std::bit_cast<Signed>(weight);
+  const Signed magnitude = bits & std::numeric_limits<Signed>::max();
+  const Signed ordered = bits < 0 ? -magnitude : magnitude;
+  const Signed one = static_cast<Signed>(kOne<Key>);
+  return kOne<Key> - static_cast<Key>(ordered < one ? ordered : one);
+}
+
+template <class Key>
+FloatOf<Key> weight_of_key(Key key) {
+  if (key <= kOne<Key>) return std::bit_cast<FloatOf<Key>>(static_cast<Key>(kOne<Key> - key));
+  return -std::bit_cast<FloatOf<Key>>(static_cast<Key>(key - kOne<Key>));
+}
+
+// True when everything above the diagonal is a zero of either sign; columns are contiguous in a row.
+template <class Scalar>
+bool is_lower(const Scalar* data, Index n, Index row_stride) {
+  using Bits = std::conditional_t<
+      sizeof(Scalar) == 8, std::uint64_t,
+      std::conditional_t<sizeof(Scalar) == 4, std::uint32_t, std::uint16_t>>;
+  constexpr Bits kMagnitude = std::numeric_limits<std::make_signed_t<Bits>>::max();
+  for (Index i = 0; i < n; ++i) {
+    Bits seen = 0;
+    for (Index j = i + 1; j < n; ++j) {
+      seen = static_cast<Bits>(seen | std::bit_cast<Bits>(data[i * row_stride + j]));
+    }
+    if ((seen & kMagnitude) != 0) return false;
+  }
+  return true;
+}
+
+// An entry is an edge with its key.
+std::uint32_t key_of(std::uint64_t entry) { return static_cast<std::uint32_t>(entry >> 32); }
+Edge edge_of(std::uint64_t entry) { return static_cast<Edge>(entry); }
+void put(std::uint64_t& entry, std::uint32_t key, Edge edge) {
+  entry = std::uint64_t{key} << 32 | edge;
+}
+std::uint64_t key_of(const WideEntry& entry) { return entry.key; }
+Edge edge_of(const WideEntry& entry) { return entry.edge; }
+void put(WideEntry& entry, std::uint64_t key, Edge edge) { entry = {key, edge}; }
+
+// Rows of a tile of the transpose that are read together: a cache line of float32.
+constexpr Index kTile = 16;
+
+// The first batch aims at kFirst sixteenths of all pairs and later ones at kLater; keys are sampled to know
+// where that is. Few pairs are one batch.
+constexpr std::size_t kFirst = 5;
+constexpr std::size_t kLater = 3;
+constexpr std::size_t kSample = 128;
+constexpr std::size_t kOneBatch = 1024;
+
+}  // namespace
+
+// Stores the keys of `row` to all smaller columns, and what they say about both ends.
+template <class S, class Key>
+void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys) {
+  constexpr int kCoarse = std::numeric_limits<Key>::digits - 16;
+  Key* __restrict__ triangle = sorter.triangle.data() + row * (row - 1) / 2;
+  Key* __restrict__ farthest = sorter.farthest.data();
+  std::uint32_t* __restrict__ remoteness = remoteness_.data();
+  Key largest = 0;
+  std::uint32_t sum = 0;
+  for (Index j = 0; j < row; ++j) {
+    const Key key = row_keys[j];
+    triangle[j] = key;
+    largest = std::max(largest, key);
+    farthest[j] = std::max(farthest[j], key);
+    const auto coarse = static_cast<std::uint32_t>(key >> kCoarse);
+    remoteness[j] += coarse;
+    sum += coarse;
+  }
+  farthest[row] = largest;
+  remoteness[row] = sum;
+}
+
+template <class S, class Scalar, class Combine>
+void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine) {
+  using Key = typename decltype(sorter.triangle)::value_type;
+  using Float = FloatOf<Key>;
+  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
+  const bool by_rows = attention.innerStride() <= attention.outerStride();
+  const Index outer = by_rows ? attention.outerStride() : attention.innerStride();
+  const Index inner = by_rows ? attention.innerStride() : attention.outerStride();
+  const Scalar* data = attention.data();
+  sorter.row.resize(static_cast<std::size_t>(n_));
+  Key* __restrict__ row = sorter.row.data();
+  if (inner == 1 && is_lower(data, n_, outer)) {
+    for (Index i = 1; i < n_; ++i) {
+      const Scalar* source = data + i * outer;
+      for (Index j = 0; j < i; ++j) {
+        row[j] = key_of_weight<Key>(combine(static_cast<Float>(source[j]), Float(0)));
+      }
+      take_row(sorter, i, row);
+    }
+    return;
+  }
+  sorter.columns.resize(static_cast<std::size_t>(n_ * kTile));
+  for (Index first = 0; first < n_; first += kTile) {
+    const Index last = std::min(first + kTile, n_);
+    for (Index j = 0; j + 1 < last; ++j) {
+      const Scalar* source = data + j * outer;
+      for (Index i = std::max(first, j + 1); i < last; ++i) {
+        sorter.columns[(i - first) * n_ + j] =
+            std::bit_cast<Key>(static_cast<Float>(source[i * inner]));
+      }
+    }
+    for (Index i = std::max<Index>(first, 1); i < last; ++i) {
+      const Scalar* source = data + i * outer;
+      const Key* column = sorter.columns.data() + (i - first) * n_;
+      for (Index j = 0; j < i; ++j) {
+        const Float a = static_cast<Float>(source[j * inner]);
+        row[j] = key_of_weight<Key>(combine(a, std::bit_cast<Float>(column[j])));
+      }
+      take_row(sorter, i, row);
+    }
+  }
+}
+
+template <class Scalar>
+void EdgeOrder::fill_hellinger(const MatrixView<Scalar>& attention) {
+  take_roots(attention, roots_);
+  broad_.row.resize(static_cast<std::size_t>(n_));
+  for (Index i = 1; i < n_; ++i) {
+    for (Index j = 0; j < i; ++j) {
+      broad_.row[j] = std::bit_cast<std::uint64_t>(hellinger_distance(roots_, n_, i, j));
+    }
+    take_row(broad_, i, broad_.row.data());
+  }
+}
+
+template <class S>
+void EdgeOrder::prepare(S& sorter) {
+  // One place more than there are pairs, for the write that is not kept.
+  const std::size_t pairs = sorter.triangle.size();
+  if (sorter.sorted.size() <= pairs) {
+    sorter.sorted.resize(pairs + 1);
+    sorter.scratch.resize(pairs + 1);
+  }
+  sorter.radius = *std::min_element(sorter.farthest.begin(), sorter.farthest.begin() + n_);
+  sorter.sample.clear();
+  const std::size_t step = std::max<std::size_t>(32, pairs / kSample);
+  for (std::size_t k = step / 2; k < pairs; k += step) sorter.sample.push_back(sorter.triangle[k]);
+  std::sort(sorter.sample.begin(), sorter.sample.end());
+}
+
+// Sorts entries [before, before + count) and writes their edges. They come in (row, column) order and the
+// sort is stable, so it need not look at the edges.
+template <class S>
+void EdgeOrder::sort_into_edges(S& sorter, std::size_t before, std::size_t count) {
+  using Key = typename decltype(sorter.triangle)::value_type;
+  auto* const batch = sorter.sorted.data() + before;
+  Key lowest = std::numeric_limits<Key>::max();
+  Key ones = 0;
+  for (std::size_t k = 0; k < count; ++k) {
+    lowest = std::min(lowest, key_of(batch[k]));
+    ones |= key_of(batch[k]);
+  }
+  radix_sort(batch, sorter.scratch.data(), count, lowest, ones,
+             [](const auto& entry) { return key_of(entry); }, counts_);
+  edges_.resize(before + count);
+  for (std::size_t k = 0; k < count; ++k) edges_[before + k] = edge_of(batch[k]);
+}
+
+template <class S>
+bool EdgeOrder::append(S& sorter) {
+  using Key = typename decltype(sorter.triangle)::value_type;
+  if (batches_ > 0 && sorter.taken == sorter.radius) return false;
+  // Keys in [from, to] make the batch.
+  const Key from = batches_ > 0 ? sorter.taken + 1 : 0;
+  const std::size_t part = (kFirst + kLater * batches_) * sorter.sample.size() / 16;
+  Key to = part < sorter.sample.size() ? sorter.sample[part] : sorter.radius;
+  if (sorter.triangle.size() < kOneBatch) to = sorter.radius;
+  to = std::clamp(to, from, sorter.radius);
+  ++batches_;
+  sorter.taken = to;
+
+  const std::size_t before = edges_.size();
+  auto* const batch = sorter.sorted.data() + before;
+  auto* out = batch;
+  const Key* key = sorter.triangle.data();
+  const Key width = to - from;
+  for (Index i = 1; i < n_; ++i) {
+    for (Index j = 0; j < i; ++j, ++key) {
+      const auto edge = static_cast<Edge>(i << 16 | j);
+      put(*out, *key, edge);
+      out += static_cast<Key>(*key - from) <= width ? 1 : 0;
+    }
+  }
+  const auto count = static_cast<std::size_t>(out - batch);
+  sort_into_edges(sorter, before, count);
+  radius_begin_ = static_cast<std::uint32_t>(before + count);
+  if (to == sorter.radius) {
+    while (radius_begin_ > before && key_of(sorter.sorted[radius_begin_ - 1]) == to) {
+      --radius_begin_;
+    }
+  }
+  return true;
+}
+
+template <class S>
+bool EdgeOrder::has_earlier_path(const S& sorter, Edge edge) const {
+  const std::size_t u = edge_row(edge);
+  const std::size_t w = edge_column(edge);
+  const auto own = entry(sorter, u, w);
+  for (const std::size_t k : vertices_) {
+    if (k == u || k == w) continue;
+    if (entry(sorter, u, k) < own && entry(sorter, w, k) < own) return true;
+  }
+  return false;
+}
+
+template <class Scalar>
+void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
+  n_ = attention.rows();
+  metric_ = metric;
+  wide_ = std::is_same_v<Scalar, double> || symmetrize == Symmetrize::mean ||
+          metric == Metric::hellinger;
+  remoteness_.assign(static_cast<std::size_t>(n_), 0);
+  edges_.clear();
+  radius_begin_ = 0;
+  batches_ = 0;
+  if (n_ < 2) return;
+
+  const auto size = static_cast<std::size_t>(n_);
+  const auto ready = [size](auto& sorter) {
+    sorter.triangle.resize(size * (size - 1) / 2);
+    sorter.farthest.assign(size, 0);
+  };
+  if (wide_) {
+    ready(broad_);
+  } else {
+    ready(narrow_);
+  }
+  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+  if (metric == Metric::hellinger) {
+    fill_hellinger(attention);
+  } else if (symmetrize == Symmetrize::mean) {
+    fill(broad_, attention, [](double a, double b) { return 0.5 * (a + b); });
+  } else {
+    const auto fill_one = [&](auto& sorter) {
+      if (symmetrize == Symmetrize::max) {
+        fill(sorter, attention, larger);
+      } else {
+        fill(sorter, attention, smaller);
+      }
+    };
+    if constexpr (std::is_same_v<Scalar, double>) {
+      fill_one(broad_);
+    } else {
+      fill_one(narrow_);
+    }
+  }
+}
+
+void EdgeOrder::start() {
+  if (n_ >= 2) {
+    if (wide_) {
+      prepare(broad_);
+    } else {
+      prepare(narrow_);
+    }
+  }
+  vertices_.resize(static_cast<std::size_t>(n_));
+  std::iota(vertices_.begin(), vertices_.end(), std::uint16_t{0});
+  std::sort(vertices_.begin(), vertices_.end(), [&](std::uint16_t a, std::uint16_t b) {
+    return remoteness_[a] != remoteness_[b] ? remoteness_[a] < remoteness_[b] : a < b;
+  });
+}
+
+bool EdgeOrder::next() {
+  if (n_ < 2) return false;
+  return wide_ ? append(broad_) : append(narrow_);
+}
+
+bool EdgeOrder::precedes(Edge a, Edge b) const {
+  const auto before = [=](const auto& sorter) {
+    return entry(sorter, edge_row(a), edge_column(a)) < entry(sorter, edge_row(b), edge_column(b));
+  };
+  return wide_ ? before(broad_) : before(narrow_);
+}
+
+bool EdgeOrder::enters_with_triangle(Edge edge) const {
+  return wide_ ? has_earlier_path(broad_, edge) : has_earlier_path(narrow_, edge);
+}
+
+double EdgeOrder::dissimilarity(std::uint32_t index) const {
+  if (!wide_) {
+    return 1.0 - static_cast<double>(weight_of_key(key_of(narrow_.sorted[index])));
+  }
+  const std::uint64_t key = broad_.sorted[index].key;
+  return metric_ == Metric::hellinger ? std::bit_cast<double>(key) : 1.0 - weight_of_key(key);
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar) \
+  template void EdgeOrder::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

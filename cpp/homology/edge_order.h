@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "graphs/graph_options.h"
+#include "homology/edge.h"
+#include "matrix/matrix_view.h"
+
+// The edges of a dense weighted graph in the order in which a Rips filtration takes them in.
+namespace attnscope {
+
+// What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never above
+// 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0.
+enum class Metric { attention, hellinger };
+
+struct WideEntry {
+  std::uint64_t key;
+  Edge edge;
+};
+
+// The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties by
+// (row, column). From r on one vertex is joined to all others, so no later edge can matter. The order is
+// that of the weights in the input's own precision (1 − w in float32 would lose most of it); means and
+// Hellinger distances are formed in float64.
+//
+// Edges come in batches, each sorted when it is asked for, because most filtrations have nothing left to
+// tell long before r. Scratch is kept from matrix to matrix.
+class EdgeOrder {
+ public:
+  // Reads the matrix. Cost O(n²), with hellinger O(n³).
+  template <class Scalar>
+  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
+
+  // Gets ready for next(): ranks the vertices and looks where the keys lie.
+  void start();
+
+  // Appends the next batch to edges(); false when all edges up to r are there.
+  bool next();
+
+  // The edges so far.
+  const std::vector<Edge>& edges() const { return edges_; }
+  // Index of the first edge at the enclosing radius itself, as far as it is there, else edges().size().
+  std::uint32_t radius_begin() const { return radius_begin_; }
+  // The dissimilarity of edge `index` of edges(), 1.0 − double(w) or the Hellinger distance.
+  double dissimilarity(std::uint32_t index) const;
+  // After start(): all vertices, the best connected first.
+  const std::vector<std::uint16_t>& vertices() const { return vertices_; }
+  // Whether edge a comes before edge b.
+  bool precedes(Edge a, Edge b) const;
+  // Whether some vertex is joined to both ends of `edge` by edges that come before it: then it enters
+  // with a common neighbour.
+  bool enters_with_triangle(Edge edge) const;
+
+ private:
+  // Everything whose type depends on the width of a key.
+  template <class Key, class Entry>
+  struct Sorter {
+    std::vector<Key> triangle;   // keys of the lower triangle, row by row
+    std::vector<Key> farthest;   // the largest key at each vertex
+    std::vector<Key> row;        // scratch
+    std::vector<Key> columns;    // scratch
+    std::vector<Key> sample;     // some keys, sorted
+    std::vector<Entry> sorted;   // edges() with their keys
+    std::vector<Entry> scratch;
+    Key radius = 0;
+    Key taken = 0;               // edges with keys up to this one are in edges()
+  };
+  using Narrow = Sorter<std::uint32_t, std::uint64_t>;  // entry: key << 32 | edge
+  using Broad = Sorter<std::uint64_t, WideEntry>;
+
+  template <class S, class Scalar, class Combine>
+  void fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine);
+  template <class Scalar>
+  void fill_hellinger(const MatrixView<Scalar>& attention);
+  template <class S, class Key>
+  void take_row(S& sorter, Index row, const Key* keys);
+  template <class S>
+  void prepare(S& sorter);
+  template <class S>
+  bool append(S& sorter);
+  template <class S>
+  void sort_into_edges(S& sorter, std::size_t before, std::size_t count);
+  template <class S>
+  static auto entry(const S& sorter, std::size_t a, std::size_t b) {
+    if (a < b) std::swap(a, b);
+    return std::pair(sorter.triangle[a * (a - 1) / 2 + b], static_cast<Edge>(a << 16 | b));
+  }
+  template <class S>
+  bool has_earlier_path(const S& sorter, Edge edge) const;
+
+  Index n_ = 0;
+  bool wide_ = false;
+  Metric metric_ = Metric::attention;
+  Narrow narrow_;
+  Broad broad_;
+  std::size_t batches_ = 0;
+  std::vector<std::uint32_t> counts_;
+  std::vector<double> roots_;
+  std::vector<std::uint32_t> remoteness_;
+  std::vector<std::uint16_t> vertices_;
+  std::vector<Edge> edges_;
+  std::uint32_t radius_begin_ = 0;
+};
+
+}  // namespace attnscope

@@ -1,0 +1,220 @@
+// SPDX-License-Identifier: MIT
+#include "homology/flag_homology.h"
+
+#include <algorithm>
+#include <bit>
+#include <numeric>
+
+#include "homology/bit_row.h"
+
+namespace attnscope {
+namespace {
+
+using bits::Word;
+
+constexpr std::uint32_t kLabelled = 0x80000000u;
+
+}  // namespace
+
+void FlagHomology::reset(const std::vector<std::uint16_t>& by_connection) {
+  const std::size_t n = by_connection.size();
+  n_ = static_cast<Index>(n);
+  words_ = (n + 63) / 64;
+  if (words_ > 2) words_ = (words_ + 3) / 4 * 4;
+  components_ = n_;
+  old_cycles_ = 0;
+  vertex_ = by_connection;
+  bit_.resize(n);
+  for (std::size_t k = 0; k < n; ++k) bit_[vertex_[k]] = static_cast<std::uint16_t>(k);
+  rows_.lines.clear();
+  rows_.resize(n * words_);
+  for (std::size_t k = 0; k < n; ++k) bits::insert(row(k), k);
+  reached_.resize(words_);
+  rest_.resize(words_);
+  cells_.assign(n * (n - 1) / 2, 0);
+  parent_.resize(n);
+  std::iota(parent_.begin(), parent_.end(), std::uint16_t{0});
+  merges_.clear();
+  classes_.clear();
+  labels_.reset();
+}
+
+std::uint32_t FlagHomology::root(std::uint32_t vertex) {
+  while (parent_[vertex] != vertex) {
+    parent_[vertex] = parent_[parent_[vertex]];
+    vertex = parent_[vertex];
+  }
+  return vertex;
+}
+
+// The label of an edge: that of a triangle's third side is the sum of the other two, and the cell names a
+// triangle that the edge completed when it entered, so both other edges are older.
+CycleLabels::Id FlagHomology::label(std::uint32_t u, std::uint32_t w) {
+  const auto known = [](std::uint32_t entry) { return entry == 0 || (entry & kLabelled) != 0; };
+  const std::uint32_t wanted = cells_[cell_of_bits(u, w)];
+  if (known(wanted)) return wanted & ~kLabelled;
+  pending_.assign(1, {u, w});
+  CycleLabels::Id result = CycleLabels::kZero;
+  while (!pending_.empty()) {
+    const auto [a, b] = pending_.back();
+    std::uint32_t& entry = cells_[cell_of_bits(a, b)];
+    if (known(entry)) {
+      pending_.pop_back();
+      continue;
+    }
+    const std::uint32_t apex = entry - 1;
+    const std::uint32_t first = cells_[cell_of_bits(a, apex)];
+    const std::uint32_t second = cells_[cell_of_bits(b, apex)];
+    if (!known(first)) pending_.push_back({a, apex});
+    if (!known(second)) pending_.push_back({b, apex});
+    if (!known(first) || !known(second)) continue;
+    result = labels_.sum(first & ~kLabelled, second & ~kLabelled);
+    entry = result == CycleLabels::kZero ? 0 : kLabelled | result;
+    pending_.pop_back();
+  }
+  return result;
+}
+
+template <int kWords>
+void FlagHomology::close(std::uint32_t u, std::uint32_t w, std::uint32_t apex,
+                         std::uint32_t position) {
+  const std::size_t words = bits::count<kWords>(words_);
+  // The lune, split into the vertices known to be joined to the components found so far and the others.
+  Word* reached = reached_.words();
+  Word* rest = rest_.words();
+  bits::split<kWords>(row(u), row(w), row(apex), reached, rest, words);
+  for (;;) {
+    bool left = true;
+    for (bool grew = true; grew && left;) {
+      grew = false;
+      for (std::size_t k = 0; k < words && left; ++k) {
+        for (Word open = rest[k]; open != 0 && left; open &= rest[k]) {
+          const auto vertex = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+          open &= open - 1;
+          if (!bits::meet<kWords>(row(vertex), reached, words)) continue;
+          grew = true;
+          left = bits::move<kWords>(row(vertex), rest, reached, words);
+        }
+      }
+    }
+    if (!left) return;
+    std::size_t k = 0;
+    while (rest[k] == 0) ++k;
+    const auto vertex =
+        static_cast<std::uint32_t>(k * 64 + static_cast<std::size_t>(std::countr_zero(rest[k])));
+    const CycleLabels::Class gone =
+        labels_.close(label(u, apex), label(w, apex), label(u, vertex), label(w, vertex));
+    if (gone != CycleLabels::kNone) {
+      if (classes_[gone].birth < last_group_) --old_cycles_;
+      classes_[gone].death = position;
+      if (labels_.alive() == 0) return;
+    }
+    if (!bits::move<kWords>(row(vertex), rest, reached, words)) return;
+  }
+}
+
+template <int kWords>
+void FlagHomology::add_words(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
+                             std::uint32_t last_group) {
+  const std::size_t words = bits::count<kWords>(words_);
+  Word* const rows = rows_.words();
+  for (std::uint32_t e = begin; e < end; ++e) {
+    if (e >= last_group && components_ == 1 && old_cycles_ == 0) return;
+    const std::uint32_t u = bit_[edge_row(edges[e])];
+    const std::uint32_t w = bit_[edge_column(edges[e])];
+    Word* const row_u = rows + u * words;
+    Word* const row_w = rows + w * words;
+    const std::uint32_t apex = bits::first_common<kWords>(row_u, row_w, words);
+    if (apex == bits::kNone) {
+      const std::uint32_t a = components_ > 1 ? root(u) : 0;
+      const std::uint32_t b = components_ > 1 ? root(w) : 0;
+      if (a != b) {
+        parent_[a] = static_cast<std::uint16_t>(b);
+        --components_;
+        merges_.push_back(e);
+      } else {
+        cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = kLabelled | labels_.open();
+        classes_.push_back({e, kOpen});
+        if (e < last_group) ++old_cycles_;
+      }
+    } else if (labels_.alive() != 0) {
+      cells_[cell(edge_row(edges[e]), edge_column(edges[e]))] = apex + 1;
+      if (bits::meet_outside<kWords>(row_u, row_w, rows + apex * words, words)) {
+        close<kWords>(u, w, apex, e);
+      }
+    }
+    bits::insert(row_u, w);
+    bits::insert(row_w, u);
+  }
+}
+
+// Calls work<kWords>() for the row length at hand.
+template <class Work>
+auto FlagHomology::unrolled(Work work) {
+  switch (words_) {
+    case 1:
+      return work.template operator()<1>();
+    case 2:
+      return work.template operator()<2>();
+    case 4:
+      return work.template operator()<4>();
+    case 8:
+      return work.template operator()<8>();
+    case 16:
+      return work.template operator()<16>();
+    default:
+      return work.template operator()<0>();
+  }
+}
+
+template <int kWords>
+FlagHomology::Rest FlagHomology::look_ahead_words(const EdgeOrder& order, Edge& awaited) {
+  const std::size_t words = bits::count<kWords>(words_);
+  Word* const beyond = rest_.words();
+  Rest rest = Rest::nothing;
+  Index patience = 2 * n_;
+  // Badly connected vertices come first: they are the ones with something left.
+  for (auto u = static_cast<std::size_t>(n_ - 1); u > 0; --u) {
+    const Word* const own = rows_.words() + u * words;
+    // `beyond`: vertices before u that are not yet seen within two steps of it. Well connected
+    // neighbours come first, so it is soon empty.
+    for (std::size_t k = 0; k < words; ++k) {
+      const Word before = k * 64 + 64 <= u ? ~Word{0} : k * 64 > u ? 0 : (Word{1} << (u & 63)) - 1;
+      beyond[k] = before & ~own[k];
+    }
+    bool left = true;
+    for (std::size_t k = 0; k < words && left; ++k) {
+      for (Word open = own[k]; open != 0 && left; open &= open - 1) {
+        const auto via = k * 64 + static_cast<std::size_t>(std::countr_zero(open));
+        left = bits::remove<kWords>(rows_.words() + via * words, beyond, words);
+      }
+    }
+    for (std::size_t k = 0; k < words && left; ++k) {
+      for (Word open = beyond[k]; open != 0; open &= open - 1) {
+        const std::uint32_t a = vertex_[u];
+        const std::uint32_t b = vertex_[k * 64 + static_cast<std::size_t>(std::countr_zero(open))];
+        const Edge edge = make_edge(a, b);
+        if (--patience == 0) return rest == Rest::opens ? rest : Rest::unknown;
+        // Of the edges that will open a class the last is the one worth waiting for.
+        if (rest == Rest::opens && order.precedes(edge, awaited)) continue;
+        if (order.enters_with_triangle(edge)) continue;
+        rest = Rest::opens;
+        awaited = edge;
+      }
+    }
+  }
+  return rest;
+}
+
+FlagHomology::Rest FlagHomology::look_ahead(const EdgeOrder& order, Edge& awaited) {
+  if (components_ > 1 || cycles() > 0) return Rest::unknown;
+  return unrolled([&]<int kWords>() { return look_ahead_words<kWords>(order, awaited); });
+}
+
+void FlagHomology::add(const std::vector<Edge>& edges, std::uint32_t begin, std::uint32_t end,
+                       std::uint32_t last_group) {
+  last_group_ = last_group;
+  unrolled([&]<int kWords>() { add_words<kWords>(edges, begin, end, last_group); });
+}
+
+}  // namespace attnscope

@@ -1,0 +1,276 @@
+// SPDX-License-Identifier: MIT
+#include "homology/spanning_tree.h"
+
+#include <algorithm>
+#include <bit>
+#include <cstring>
+#include <limits>
+#include <numeric>
+#include <type_traits>
+
+#include "homology/hellinger.h"
+#include "matrix/radix_sort.h"
+#include "simd/number_lanes.h"
+#include "simd/transpose_tile.h"
+
+namespace attnscope {
+namespace {
+
+// Edges up to which counting beats a radix sort.
+constexpr std::size_t kFew = 96;
+
+constexpr std::size_t whole_tiles(std::size_t n) { return (n + kTile - 1) / kTile * kTile; }
+
+// Sorts few numbers by counting those below each, which has no branches to guess.
+void rank_sort(std::uint64_t* keys, std::size_t count, std::vector<std::uint64_t>& scratch) {
+  constexpr std::size_t kWidth = kLanes<double>;
+  constexpr auto kSign = std::uint64_t{1} << 63;
+  const std::size_t padded = (count + kWidth - 1) / kWidth * kWidth;
+  scratch.resize(padded);
+  for (std::size_t k = 0; k < count; ++k) scratch[k] = keys[k] ^ kSign;
+  std::fill(scratch.begin() + static_cast<std::ptrdiff_t>(count), scratch.end(), ~kSign);
+  for (std::size_t k = 0; k < count; ++k) {
+    const LongVector own = static_cast<std::int64_t>(scratch[k]) - LongVector{};
+    LongVector below{};
+    for (std::size_t j = 0; j < padded; j += kWidth) {
+      below += vector_at<LongVector>(scratch.data() + j) < own;  // −1 where it is
+    }
+    std::int64_t rank = 0;
+    for (std::size_t lane = 0; lane < kWidth; ++lane) rank -= below[lane];
+    keys[rank] = scratch[k] ^ kSign;
+  }
+}
+
+// The order of floats as whole numbers; both zeros give the same.
+std::uint32_t ordered(float value) {
+  const auto bits = std::bit_cast<std::int32_t>(value + 0.0f);
+  return static_cast<std::uint32_t>(bits < 0 ? ~bits
+                                             : bits | std::numeric_limits<std::int32_t>::min());
+}
+
+}  // namespace
+
+template <class Float, class Number, class Scalar, class Combine>
+void SpanningTree::fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention,
+                        Combine combine) {
+  // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
+  // Beyond n whole tiles hold what no vertex outside reads.
+  const bool by_rows = attention.innerStride() <= attention.outerStride();
+  const auto outer =
+      static_cast<std::size_t>(by_rows ? attention.outerStride() : attention.innerStride());
+  const auto inner =
+      static_cast<std::size_t>(by_rows ? attention.innerStride() : attention.outerStride());
+  const Scalar* data = attention.data();
+  const Float* rows = nullptr;
+  std::size_t ld = outer;
+  if constexpr (std::is_same_v<Scalar, Float>) {
+    if (inner == 1) rows = data;
+  }
+  if (rows == nullptr) {
+    ld = stride_;
+    growth.widened.resize(n_ * stride_);
+    for (std::size_t i = 0; i < n_; ++i) {
+      Float* to = growth.widened.data() + i * stride_;
+      const Scalar* from = data + i * outer;
+      for (std::size_t j = 0; j < n_; ++j) to[j] = static_cast<Float>(from[j * inner]);
+    }
+    rows = growth.widened.data();
+  }
+  bool lower = true;
+  for (std::size_t i = 0; lower && i < n_; ++i) {
+    lower = !any_nonzero(rows + i * ld + i + 1, static_cast<Index>(n_ - i - 1), 1);
+  }
+  growth.square.resize(whole_tiles(n_) * stride_);
+  Float* square = growth.square.data();
+  alignas(64) Float own[kTile * kTile] = {};
+  alignas(64) Float other[kTile * kTile] = {};
+  alignas(64) Float across[kTile * kTile] = {};
+  // The tile of rows from i and columns from j: in place, or copied where it is not whole.
+  const auto tile_at = [&](std::size_t i, std::size_t j, Float* copy) {
+    if (i + kTile <= n_ && j + kTile <= n_) return std::pair(rows + i * ld + j, ld);
+    std::fill(copy, copy + kTile * kTile, Float(0));
+    for (std::size_t r = i; r < std::min(i + kTile, n_); ++r) {
+      const std::size_t end = std::min(j + kTile, n_);
+      std::copy(rows + r * ld + j, rows + r * ld + end, copy + (r - i) * kTile);
+    }
+    return std::pair(static_cast<const Float*>(copy), kTile);
+  };
+  for (std::size_t i = 0; i < n_; i += kTile) {
+    for (std::size_t j = 0; j <= i; j += kTile) {
+      const auto [from, from_ld] = tile_at(i, j, own);
+      if (!lower || i == j) {
+        const auto [above, above_ld] = tile_at(j, i, other);
+        transpose_tile(above, above_ld, across, kTile);
+      } else if (j == 0) {
+        std::fill(across, across + kTile * kTile, Float(0));
+      }
+      Float* to = square + i * stride_ + j;
+      for (std::size_t r = 0; r < kTile; ++r) {
+        for (std::size_t c = 0; c < kTile; ++c) {
+          const Float weight = combine(from[r * from_ld + c], across[r * kTile + c]);
+          to[r * stride_ + c] = weight < Float(1) ? weight : Float(1);
+        }
+      }
+      if (j < i) transpose_tile(to, stride_, square + j * stride_ + i, stride_);
+    }
+  }
+}
+
+template <class Scalar>
+void SpanningTree::fill_hellinger(const MatrixView<Scalar>& attention) {
+  take_roots(attention, roots_);
+  wide_.square.assign(n_ * stride_, 0.0);
+  for (std::size_t i = 1; i < n_; ++i) {
+    for (std::size_t j = 0; j < i; ++j) {
+      const double distance = hellinger_distance(roots_, static_cast<Index>(n_),
+                                                 static_cast<Index>(i), static_cast<Index>(j));
+      wide_.square[i * stride_ + j] = -distance;
+      wide_.square[j * stride_ + i] = -distance;
+    }
+  }
+}
+
+template <class Float, class Number>
+void SpanningTree::grow(Growth<Float, Number>& growth) {
+  using Floats = typename VectorOf<Float>::Floats;
+  using Numbers = typename VectorOf<Float>::Numbers;
+  constexpr std::size_t kWidth = kLanes<Float>;
+  constexpr Float kInfinity = std::numeric_limits<Float>::infinity();
+  const std::size_t width = (n_ + kWidth - 1) / kWidth * kWidth;
+  growth.best.assign(width, -kInfinity);
+  growth.cap.assign(width, -kInfinity);
+  std::fill_n(growth.cap.begin(), n_, kInfinity);
+  growth.from.assign(width, std::numeric_limits<Number>::max());
+  growth.found.clear();
+  grown_.clear();
+  Float* best = growth.best.data();
+  Float* cap = growth.cap.data();
+  Number* from = growth.from.data();
+  std::size_t vertex = 0;
+  for (std::size_t step = 1; step < n_; ++step) {
+    cap[vertex] = -kInfinity;
+    best[vertex] = -kInfinity;
+    const Float* row = growth.square.data() + vertex * stride_;
+    const Numbers self = static_cast<Number>(vertex) - Numbers{};
+    Floats largest = -kInfinity - Floats{};
+    for (std::size_t j = 0; j < width; j += kWidth) {
+      const Floats limit = vector_at<Floats>(cap + j);
+      const Floats read = vector_at<Floats>(row + j);
+      const Floats similarity = read < limit ? read : limit;
+      const Floats old = vector_at<Floats>(best + j);
+      const Numbers other = vector_at<Numbers>(from + j);
+      // Of two edges to one vertex the one from the smaller vertex comes first in (row, column).
+      const Numbers takes = (similarity > old) | ((similarity == old) & (self < other));
+      const Floats better = similarity > old ? similarity : old;
+      put(from + j, takes ? self : other);
+      put(best + j, better);
+      largest = better > largest ? better : largest;
+    }
+    Float nearest = largest[0];
+    for (std::size_t k = 1; k < kWidth; ++k) nearest = std::max(nearest, Float(largest[k]));
+    int places = 0;
+    std::size_t next = 0;
+    for (std::size_t j = 0; j < width; j += kWidth) {
+      // Named, because clang's comparison of doubles gives a vector of another whole number.
+      const Numbers equal = vector_at<Floats>(best + j) == nearest;
+      const unsigned bits = lane_bits(equal);
+      if (bits == 0) continue;
+      places += std::popcount(bits);
+      next = j + static_cast<std::size_t>(std::countr_zero(bits));
+    }
+    const auto edge_to = [&](std::size_t j) {
+      return make_edge(static_cast<std::uint32_t>(j), static_cast<std::uint32_t>(from[j]));
+    };
+    Edge edge = edge_to(next);
+    if (places > 1) {
+      for (std::size_t j = 0; j < n_; ++j) {
+        if (best[j] != nearest || edge_to(j) >= edge) continue;
+        edge = edge_to(j);
+        next = j;
+      }
+    }
+    grown_.push_back(edge);
+    growth.found.push_back(nearest);
+    vertex = next;
+  }
+
+  const std::size_t count = grown_.size();
+  edges_.resize(count);
+  lengths_.resize(count);
+  if constexpr (std::is_same_v<Float, float>) {
+    keys_.resize(count);
+    std::uint64_t lowest = ~std::uint64_t{0};
+    std::uint64_t ones = 0;
+    for (std::size_t k = 0; k < count; ++k) {
+      keys_[k] = std::uint64_t{~ordered(growth.found[k])} << 32 | grown_[k];
+      lowest = std::min(lowest, keys_[k]);
+      ones |= keys_[k];
+    }
+    if (count <= kFew) {
+      rank_sort(keys_.data(), count, scratch_);
+    } else {
+      scratch_.resize(count);
+      radix_sort(
+          keys_.data(), scratch_.data(), count, lowest, ones, [](std::uint64_t key) { return key; },
+          counts_);
+    }
+    for (std::size_t k = 0; k < count; ++k) {
+      const auto bits = ~static_cast<std::uint32_t>(keys_[k] >> 32);
+      const auto value = static_cast<std::int32_t>(bits);
+      const auto weight = std::bit_cast<float>(
+          value < 0 ? value & std::numeric_limits<std::int32_t>::max() : ~value);
+      edges_[k] = static_cast<Edge>(keys_[k]);
+      lengths_[k] = 1.0 - static_cast<double>(weight);
+    }
+  } else {
+    order_.resize(count);
+    std::iota(order_.begin(), order_.end(), std::uint32_t{0});
+    std::sort(order_.begin(), order_.end(), [&](std::uint32_t a, std::uint32_t b) {
+      return growth.found[a] != growth.found[b] ? growth.found[a] > growth.found[b]
+                                                : grown_[a] < grown_[b];
+    });
+    for (std::size_t k = 0; k < count; ++k) {
+      edges_[k] = grown_[order_[k]];
+      lengths_[k] = growth.found[order_[k]];
+    }
+  }
+}
+
+template <class Scalar>
+void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize,
+                          Metric metric) {
+  n_ = static_cast<std::size_t>(attention.rows());
+  // Whole cache lines, an odd number of them: rows a power of two apart fall on the same cache
+  // sets.
+  constexpr std::size_t kLine = 16;
+  stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
+  if (metric == Metric::hellinger) {
+    fill_hellinger(attention);
+    grow(wide_);
+    for (double& length : lengths_) length = -length;
+    return;
+  }
+  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+  if (symmetrize == Symmetrize::mean) {
+    fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });
+    grow(wide_);
+  } else if constexpr (std::is_same_v<Scalar, double>) {
+    symmetrize == Symmetrize::max ? fill(wide_, attention, larger)
+                                  : fill(wide_, attention, smaller);
+    grow(wide_);
+  } else {
+    symmetrize == Symmetrize::max ? fill(narrow_, attention, larger)
+                                  : fill(narrow_, attention, smaller);
+    grow(narrow_);
+    return;
+  }
+  for (double& length : lengths_) length = 1.0 - length;
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar) \
+  template void SpanningTree::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "homology/edge_order.h"
+
+namespace attnscope {
+
+// The minimum spanning tree of the dense graph whose edges EdgeOrder puts in order, by Prim's
+// algorithm: no edge outside the tree is ever sorted. Ties are decided as that order decides them,
+// by (row, column). Scratch is kept from matrix to matrix.
+class SpanningTree {
+ public:
+  // Reads a matrix of n >= 2 rows. Cost O(n²) in vector passes, with hellinger O(n³).
+  template <class Scalar>
+  void assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric);
+
+  // The n − 1 edges, from near to far.
+  const std::vector<Edge>& edges() const { return edges_; }
+  // The dissimilarity of edge `index` of edges(), 1.0 − double(w) or the Hellinger distance.
+  double dissimilarity(std::uint32_t index) const { return lengths_[index]; }
+
+ private:
+  // Everything whose type depends on the width of a weight.
+  template <class Float, class Number>
+  struct Growth {
+    std::vector<Float> widened;  // the matrix, where it is not contiguous rows of this type
+    std::vector<Float> square;   // similarities of all pairs, rows stride_ apart
+    std::vector<Float> best;     // the largest from the tree to each vertex outside; −∞ inside
+    std::vector<Float> cap;      // ∞ outside, −∞ inside
+    std::vector<Number> from;    // the vertex of the tree that has it, the smallest on ties
+    std::vector<Float> found;    // similarity of each edge of the tree
+  };
+
+  template <class Float, class Number, class Scalar, class Combine>
+  void fill(Growth<Float, Number>& growth, const MatrixView<Scalar>& attention, Combine combine);
+  template <class Scalar>
+  void fill_hellinger(const MatrixView<Scalar>& attention);
+  template <class Float, class Number>
+  void grow(Growth<Float, Number>& growth);
+
+  std::size_t n_ = 0;
+  std::size_t stride_ = 0;
+  Growth<float, std::int32_t> narrow_;
+  Growth<double, std::int64_t> wide_;
+  std::vector<double> roots_;
+  std::vector<Edge> grown_;  // in the order of growth
+  std::vector<std::uint64_t> keys_;
+  std::vector<std::uint64_t> scratch_;
+  std::vector<std::uint32_t> counts_;
+  std::vector<std::uint32_t> order_;
+  std::vector<Edge> edges_;
+  std::vector<double> lengths_;
+};
+
+}  // namespace attnscope

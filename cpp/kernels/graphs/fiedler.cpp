@@ -1,0 +1,374 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/graphs/fiedler.h"
+
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <cmath>
+#include <limits>
+
+#include "graphs/graph_rows.h"
+#include "linalg/packed_tridiagonal.h"
+#include "linalg/panel_cholesky.h"
+#include "linalg/shifted_lanczos.h"
+
+namespace attnscope {
+namespace {
+
+constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
+
+// Up to this size the tridiagonal form costs less than a factor and the steps with it.
+constexpr Index kLargestTridiagonal = 96;
+// What a matrix turned out to be while it was read.
+enum class Kind { connected, disconnected, signed_weights };
+
+// M = L + s·uuᵀ of a pack in the lower triangles `a`, its unit null vectors u in
+// `null`, and the shift s in every lane. Lanes without a connected graph hold the unit matrix.
+template <class Scalar>
+void read_pack(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, double shift,
+               Lanes* a, Lanes* null, Kind* kinds, FiedlerWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    const Lane weights(a, lane);
+    const Lane degree(null, lane);
+    Kind kind = Kind::disconnected;
+    if (lane < static_cast<Index>(pack.size())) {
+      const bool graph =
+          read_weights(pack[lane], options, workspace.graph, [&](Index i, const double* row) {
+            for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+          });
+      for (Index i = 0; i < n; ++i) degree[i] = workspace.graph.degree[static_cast<std::size_t>(i)];
+      kind = !graph ? Kind::signed_weights
+             : is_connected(n, workspace.graph.queue,
+                            [&](Index i, Index j) { return weights[triangle_row(i) + j]; })
+                 ? Kind::connected
+                 : Kind::disconnected;
+      kinds[lane] = kind;
+    }
+    if (kind == Kind::connected) continue;
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 1.0;
+      degree[i] = static_cast<double>(n - 1);
+    }
+  }
+  Lanes sum{};
+  for (Index i = 0; i < n; ++i) sum += null[i];
+  if (options.normalized) {
+    for (Index i = 0; i < n; ++i) null[i] = 1.0 / square_root(null[i]);  // D^{-1/2}
+    const Lanes unit = shift / sum;
+    for (Index i = 0; i < n; ++i) {
+      const Lanes scale = -null[i];
+      const Lanes lift = unit / null[i];
+      for (Index j = 0; j < i; ++j) {
+        Lanes& entry = a[triangle_row(i) + j];
+        entry = entry * scale * null[j] + lift / null[j];
+      }
+      a[triangle_row(i) + i] = 1.0 + lift / null[i];
+    }
+    const Lanes length = 1.0 / square_root(sum);
+    for (Index i = 0; i < n; ++i) null[i] = length / null[i];
+    return;
+  }
+  const double nodes = static_cast<double>(n);
+  const Lanes lift = shift * sum / (nodes * nodes);  // u_i² s, u constant
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < i; ++j) a[triangle_row(i) + j] = lift - a[triangle_row(i) + j];
+    a[triangle_row(i) + i] = null[i] + lift;
+  }
+  for (Index i = 0; i < n; ++i) null[i] = broadcast(1.0 / std::sqrt(nodes));
+}
+
+// λ2 of a pack from the tridiagonal form of L + s·uuᵀ, with s above λ2 so that λ2 is its smallest
+// eigenvalue: λ2 <= n/(n−1)·min degree < 2·mean degree, and <= 2 when normalized.
+template <class Scalar>
+Lanes by_tridiagonal(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Kind* kinds,
+                     FiedlerWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  Lanes* a = lane_buffer(workspace.matrix, triangle_row(n));
+  Lanes* diagonal = lane_buffer(workspace.vectors, 7 * n);
+  Lanes* beside = diagonal + n;
+  Lanes* null = diagonal + 2 * n;
+  read_pack(pack, options, 2.0, a, null, kinds, workspace);
+  tridiagonalize(a, n, diagonal, beside, diagonal + 3 * n);
+  Lanes norm{};
+  for (Index i = 0; i < n; ++i) norm = larger(norm, diagonal[i]);
+  for (Index i = 0; i + 1 < n; ++i) beside[i] *= beside[i];
+  return smallest_eigenvalue(diagonal, beside, n, Lanes{}, norm);
+}
+
+// The panels of M = L + s·uuᵀ − σ·1 of one matrix, its unit null vector u in `null` [kPanel · panels],
+// s twice the mean degree (2 when normalized) so that λ2 − σ stays below the null vector's eigenvalue.
+template <class Scalar>
+Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
+                 double* panels, double* null, FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index count = strips_of(n);
+  const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
+    double* to = panels + panel_entry(0, i);
+    for (Index j = 0; j < i; ++j) to[j * kPanel] = -row[j];
+  });
+  if (!graph) return Kind::signed_weights;
+  // Shifted matrices have been looked at before.
+  if (sigma == 0.0 && !is_connected(n, workspace.graph.queue, [&](Index i, Index j) {
+        return -panels[panel_entry(j, i)];
+      })) {
+    return Kind::disconnected;
+  }
+  const double* degree = workspace.graph.degree.data();
+  double sum = 0.0;
+  for (Index i = 0; i < n; ++i) sum += degree[i];
+  // Every entry is multiplied by the scales of its row and column, and lifted by a product of two.
+  double* scales = workspace.vectors.resize(2 * count * kPanel);
+  double* lifts = scales + count * kPanel;
+  for (Index i = 0; i < count * kPanel; ++i) {
+    const bool within = i < n;
+    scales[i] = !within ? 0.0 : options.normalized ? 1.0 / std::sqrt(degree[i]) : 1.0;
+    lifts[i] = !within               ? 0.0
+               : options.normalized ? std::sqrt(2.0 * degree[i] / sum)
+                                    : std::sqrt(2.0 * sum) / static_cast<double>(n);
+    null[i] = !within               ? 0.0
+              : options.normalized ? std::sqrt(degree[i] / sum)
+                                   : 1.0 / std::sqrt(static_cast<double>(n));
+  }
+  for (Index s = 0; s < count; ++s) {
+    Lanes* rows = lanes_at(panels + panel_offset(s));
+    const Lanes* scale = lanes_at(scales + s * kPanel);
+    const Lanes* lift = lanes_at(lifts + s * kPanel);
+    if (!options.normalized) {
+      const Lanes level = broadcast(lifts[0] * lifts[0]);
+      for (Index k = 0; k < (s + 1) * kPanel * kPanelVectors; ++k) rows[k] += level;
+      continue;
+    }
+    for (Index k = 0; k < (s + 1) * kPanel; ++k) {
+      for (Index v = 0; v < kPanelVectors; ++v) {
+        rows[v] = rows[v] * scale[v] * scales[k] + lift[v] * lifts[k];
+      }
+      rows += kPanelVectors;
+    }
+  }
+  for (Index i = 0; i < n; ++i) {
+    panels[panel_entry(i, i)] =
+        (options.normalized ? 1.0 : degree[i]) + lifts[i] * lifts[i] - sigma;
+  }
+  for (Index i = n; i < count * kPanel; ++i) {
+    double* column = panels + panel_entry(0, i);
+    for (Index k = 0; k < i; ++k) column[k * kPanel] = 0.0;
+    column[i * kPanel] = 1.0;
+  }
+  return Kind::connected;
+}
+
+// A new factor, and the first steps with it, cost as much as so many steps.
+double steps_worth_a_shift(Index n) { return n < 192 ? 12.0 : n < 384 ? 16.0 : 24.0; }
+
+// λ2 of one matrix from Lanczos steps with the inverse of L − σ, σ = 0 at first. Where eigenvalues crowd
+// above λ2 and the steps crawl, the shift moves up to just below λ2, as far as the residual allows: the
+// new factor exists only if σ < λ2.
+template <class Scalar>
+double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
+                 FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index count = strips_of(n);
+  const Index padded = count * kPanel;
+  double* panels = workspace.matrix.resize(panel_offset(count));
+  double* inverses = workspace.inverses.resize(panel_inverses(n));
+  double* basis = workspace.basis.resize((kMostLanczosSteps + 2) * padded);
+  double sigma = 0.0;
+  double below = 0.0;  // the last shift that had a factor
+  for (int round = 0; round < 6; ++round) {
+    if (round == 0) std::fill(panels, panels + panel_offset(count), 0.0);
+    const Kind kind = read_panels(attention, options, sigma, panels, basis, workspace);
+    if (kind == Kind::disconnected) return 0.0;
+    if (kind == Kind::signed_weights) break;
+    if (!panel_factorize(panels, count, inverses)) {
+      if (round == 0) break;
+      sigma = below + 0.25 * (sigma - below);
+      continue;
+    }
+    below = sigma;
+    if (round == 0) {
+      double* start = basis + padded;
+      for (Index i = 0; i < padded; ++i) start[i] = i < n ? start_entry(i) : 0.0;
+      remove_parts(basis, 1, padded, start);
+      scale_vector(start, 1.0 / std::sqrt(inner_product(start, start, padded)), padded);
+    }
+    const LanczosRound found = lanczos_round(
+        padded, n - 1, steps_worth_a_shift(n), basis,
+        // λ2 = σ + 1/θ: what the shift brings in is exact.
+        [&](double theta) { return std::min(1e-3, tolerance * (1.0 + sigma * theta)); },
+        [&](double* x) { panel_solve(panels, count, inverses, x); });
+    if (!(found.theta > 0.0)) break;
+    if (found.converged) return sigma + 1.0 / found.theta;
+    sigma += 1.0 / (found.theta + 1.5 * found.residual);
+  }
+  return fiedler_value_direct(attention, options, workspace.laplacian);
+}
+
+// The vector of an eigenvalue λ2 > 0 that is known, from solves with the factor of L − σ, σ just below λ2.
+// False where the residual does not fall to the rounding of the weights: others crowd around λ2.
+template <class Scalar>
+bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double value,
+                      double* out, FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index count = strips_of(n);
+  const Index padded = count * kPanel;
+  double* panels = workspace.matrix.resize(panel_offset(count));
+  double* inverses = workspace.inverses.resize(panel_inverses(n));
+  double* null = workspace.basis.resize(3 * padded);
+  double* x = null + padded;
+  double* y = null + 2 * padded;
+  double spread = value;
+  double below = 1e-7 * value;
+  for (int attempt = 0; attempt < 3; ++attempt) {
+    // The start is orthogonal to the null vector as soon as the first read has given it.
+    std::fill(panels, panels + panel_offset(count), 0.0);
+    if (read_panels(attention, options, value - below, panels, null, workspace) != Kind::connected) {
+      return false;
+    }
+    if (!options.normalized) {
+      const std::vector<double>& degree = workspace.graph.degree;
+      spread = 2.0 * *std::max_element(degree.begin(), degree.end());
+    } else {
+      spread = 2.0;
+    }
+    if (!(spread > 1e-100 && spread < 1e100)) return false;
+    if (below < 1e-14 * spread || !panel_factorize(panels, count, inverses)) {
+      below = std::max(1e3 * below, 1e-13 * spread);
+      continue;
+    }
+    for (Index i = 0; i < padded; ++i) x[i] = i < n ? start_entry(i) : 0.0;
+    remove_parts(null, 1, padded, x);
+    scale_vector(x, 1.0 / std::sqrt(inner_product(x, x, padded)), padded);
+    for (int step = 0; step < 12; ++step) {
+      std::copy(x, x + padded, y);
+      panel_solve(panels, count, inverses, y);
+      remove_parts(null, 1, padded, y);
+      const double length = std::sqrt(inner_product(y, y, padded));
+      if (!(length > 0.0)) return false;
+      scale_vector(y, 1.0 / length, padded);
+      // (L − σ) y is x / length, so that its part across y is the residual.
+      const double along = inner_product(x, y, padded);
+      add_multiple(x, -along, y, padded);
+      const double residual = std::sqrt(inner_product(x, x, padded)) / length;
+      std::swap(x, y);
+      if (step > 0 && residual <= 2e-15 * spread) {
+        std::copy(x, x + n, out);
+        return true;
+      }
+    }
+    return false;
+  }
+  return false;
+}
+
+// Entries that tie in exact arithmetic differ by rounding; the first within rounding of the largest
+// decides the sign.
+void choose_sign(double* vector, Index n) {
+  double largest = 0.0;
+  for (Index i = 0; i < n; ++i) largest = std::max(largest, std::abs(vector[i]));
+  for (Index i = 0; i < n; ++i) {
+    if (std::abs(vector[i]) < largest * (1.0 - 1e-9)) continue;
+    if (vector[i] < 0.0) scale_vector(vector, -1.0, n);
+    return;
+  }
+}
+
+// The vector from all eigenvectors of a dense symmetric solver.
+template <class Scalar>
+void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
+                   LaplacianWorkspace& workspace) {
+  const Index n = attention.rows();
+  Eigen::Map<Eigen::VectorXd> vector(out, n);
+  const bool graph = graph_weights(attention, options, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    vector.setConstant(kNaN);
+    return;
+  }
+  Eigen::VectorXd null = options.normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
+                                            : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
+  if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
+  null.normalize();
+  laplacian_from_weights(options.normalized, workspace);
+  // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
+  // vector is orthogonal to the null vector even where λ2 is 0 too.
+  // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
+  // Not higher than it takes, or weights far below 1 would drown in its rounding.
+  const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
+  const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
+  if (graph) workspace.weights += lift * null * null.transpose();
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
+  vector = solver.eigenvectors().col(graph ? 0 : 1);
+  if (graph) vector -= null.dot(vector) * null;
+  vector.normalize();
+}
+
+}  // namespace
+
+Index fiedler_pack_width(Index smallest) { return smallest <= kLargestTridiagonal ? kPackWidth : 1; }
+
+template <class Scalar>
+double fiedler_value_direct(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                            LaplacianWorkspace& workspace) {
+  if (attention.rows() == 1) return 0.0;
+  double smallest[2];
+  laplacian_eigenvalues(attention, options, 2, smallest, workspace);
+  return smallest[1];
+}
+
+template <class Scalar>
+void fiedler_values(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options,
+                    Precision precision, double* out, FiedlerWorkspace& workspace) {
+  // A hundredth of what is promised: where λ2 and λ3 look like one eigenvalue, a Ritz value is off by
+  // its residual times the ratio of the start vector's parts along their two vectors.
+  const double tolerance = precision == Precision::exact ? 1e-11 : 1e-8;
+  const Index n = pack.front().rows();
+  const Index count = static_cast<Index>(pack.size());
+  if (n < 3) {
+    for (Index k = 0; k < count; ++k) {
+      out[k] = fiedler_value_direct(pack[k], options, workspace.laplacian);
+    }
+    return;
+  }
+  if (n > kLargestTridiagonal) {
+    for (Index k = 0; k < count; ++k) out[k] = by_factor(pack[k], options, tolerance, workspace);
+    return;
+  }
+  Kind kinds[kPackWidth];
+  const Lanes values = by_tridiagonal(pack, options, kinds, workspace);
+  for (Index k = 0; k < count; ++k) {
+    if (kinds[k] == Kind::disconnected) {
+      out[k] = 0.0;
+    } else if (kinds[k] == Kind::signed_weights || !(values[k] >= 0.0)) {
+      out[k] = fiedler_value_direct(pack[k], options, workspace.laplacian);
+    } else {
+      out[k] = values[k];
+    }
+  }
+}
+
+template <class Scalar>
+void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
+                    FiedlerWorkspace& workspace) {
+  const Index n = attention.rows();
+  if (n == 1) {
+    out[0] = kNaN;
+    return;
+  }
+  // One matrix alone has nothing to share a pack with.
+  const double value = n < 3 ? 0.0 : by_factor(attention, options, 1e-10, workspace);
+  if (!(value > 0.0) || !vector_by_factor(attention, options, value, out, workspace)) {
+    vector_direct(attention, options, out, workspace.laplacian);
+  }
+  choose_sign(out, n);
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
+  template void fiedler_values<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&,  \
+                                       Precision, double*, FiedlerWorkspace&);                    \
+  template double fiedler_value_direct<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,    \
+                                               LaplacianWorkspace&);                              \
+  template void fiedler_vector<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, double*,   \
+                                       FiedlerWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,274 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/graphs/laplacian.h"
+
+#include <Eigen/Eigenvalues>
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <numeric>
+
+#include "graphs/graph_rows.h"
+#include "linalg/packed_tridiagonal.h"
+#include "linalg/panel_tridiagonal.h"
+
+namespace attnscope {
+namespace {
+
+Index find_root(std::vector<Index>& parent, Index node) {
+  while (parent[node] != node) {
+    parent[node] = parent[parent[node]];
+    node = parent[node];
+  }
+  return node;
+}
+
+double edge_weight(double a, double b, const GraphOptions& options) {
+  if (options.threshold) return std::max(a, b) >= *options.threshold ? 1.0 : 0.0;
+  switch (options.symmetrize) {
+    case Symmetrize::mean:
+      return 0.5 * (a + b);
+    case Symmetrize::max:
+      return std::max(a, b);
+    case Symmetrize::min:
+      return std::min(a, b);
+  }
+  return 0.0;
+}
+
+// No instruction set works on more matrices at once.
+constexpr std::size_t kMostTogether = 32;
+// Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
+constexpr Index kLargestPacked = 256;
+
+// How many components a graph has whose weights and degrees were just read: 0 where a weight is negative,
+// or where squares of the weights leave float64's range.
+template <class Weight>
+Index components_of(bool graph, Index n, GraphRows& rows, Weight&& weight) {
+  const double largest = *std::max_element(rows.degree.begin(), rows.degree.end());
+  const bool in_range = largest == 0.0 || (largest > 1e-100 && largest < 1e100);
+  return graph && in_range ? count_graph_components(n, rows.queue, weight) : 0;
+}
+
+// The Laplacians of up to kPackWidth matrices in the lower triangles `a`, zeros in lanes without one, and
+// the components_of each.
+template <class Scalar>
+void read_laplacians(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Lanes* a,
+                     Lanes* degrees, Index* components, GraphRows& workspace) {
+  const Index n = pack.front().rows();
+  if (pack.size() < kPackWidth) {
+    std::fill(a, a + triangle_row(n), Lanes{});
+    std::fill(degrees, degrees + n, Lanes{});
+  }
+  for (std::size_t m = 0; m < pack.size(); ++m) {
+    const auto lane = static_cast<Index>(m);
+    const Lane weights(a, lane);
+    const bool graph = read_weights(pack[m], options, workspace, [&](Index i, const double* row) {
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = row[j];
+    });
+    components[m] = components_of(graph, n, workspace, [&](Index i, Index j) {
+      return weights[triangle_row(i) + j];
+    });
+    for (Index i = 0; i < n; ++i) {
+      const double d = components[m] == 0 ? 0.0 : workspace.degree[static_cast<std::size_t>(i)];
+      Lane(degrees, lane)[i] = d;
+      weights[triangle_row(i) + i] = options.normalized && d > 0.0 ? 1.0 : d;
+      if (components[m] > 0) continue;
+      for (Index j = 0; j < i; ++j) weights[triangle_row(i) + j] = 0.0;
+    }
+  }
+  if (options.normalized) {
+    const Lanes one = broadcast(1.0);
+    for (Index i = 0; i < n; ++i) {
+      degrees[i] = degrees[i] > 0.0 ? one / square_root(degrees[i]) : Lanes{};
+    }
+  }
+  for (Index i = 0; i < n; ++i) {
+    Lanes* row = a + triangle_row(i);
+    if (options.normalized) {
+      for (Index j = 0; j < i; ++j) row[j] = -row[j] * degrees[i] * degrees[j];
+    } else {
+      for (Index j = 0; j < i; ++j) row[j] = -row[j];
+    }
+  }
+}
+
+// The Laplacian of one matrix in panels, as panel_tridiagonalize takes it; returns components_of it. Without
+// any the panels are not a Laplacian.
+template <class Scalar>
+Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
+                     GraphRows& workspace) {
+  const Index n = matrix.rows();
+  std::fill(panels, panels + panel_offset(strips_of(n)), 0.0);
+  const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
+    double* column = panels + panel_entry(0, i);
+    for (Index j = 0; j < i; ++j) column[j * kPanel] = -row[j];
+    const Index first = i / kPanel * kPanel;
+    double* own = panels + panel_offset(i / kPanel) + i * kPanel;
+    for (Index j = first; j < i; ++j) own[j - first] = -row[j];
+  });
+  const Index components = components_of(
+      graph, n, workspace, [&](Index i, Index j) { return -panels[panel_entry(j, i)]; });
+  std::vector<double>& degree = workspace.degree;
+  for (Index i = 0; i < n; ++i) {
+    const double d = degree[static_cast<std::size_t>(i)];
+    panels[panel_entry(i, i)] = options.normalized && d > 0.0 ? 1.0 : d;
+  }
+  if (components == 0 || !options.normalized) return components;
+  for (double& d : degree) d = d > 0.0 ? 1.0 / std::sqrt(d) : 0.0;
+  for (Index s = 0; s < strips_of(n); ++s) {
+    const Index first = s * kPanel;
+    const Index end = std::min(n, first + kPanel);
+    double* row = panels + panel_offset(s);
+    for (Index i = 0; i < end; ++i, row += kPanel) {
+      for (Index j = first; j < end; ++j) {
+        if (i != j) row[j - first] *= degree[static_cast<std::size_t>(i)] * degree[static_cast<std::size_t>(j)];
+      }
+    }
+  }
+  return components;
+}
+
+}  // namespace
+
+template <class Scalar>
+bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& options,
+                   LaplacianWorkspace& workspace) {
+  const Index n = attention.rows();
+  Eigen::MatrixXd& w = workspace.weights;
+  w.resize(n, n);
+  for (Index i = 0; i < n; ++i) {
+    w(i, i) = 0.0;
+    for (Index j = 0; j < i; ++j) {
+      const double weight = edge_weight(static_cast<double>(attention(i, j)),
+                                        static_cast<double>(attention(j, i)), options);
+      w(i, j) = weight;
+      w(j, i) = weight;
+    }
+  }
+  workspace.degree = w.colwise().sum().transpose();
+  return w.minCoeff() >= 0.0;
+}
+
+void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
+  Eigen::MatrixXd& w = workspace.weights;
+  const Eigen::VectorXd& degree = workspace.degree;
+  const Index n = w.rows();
+  if (!normalized) {
+    w = -w;
+    w.diagonal() = degree;
+    return;
+  }
+  const Eigen::VectorXd scale =
+      degree.unaryExpr([](double d) { return d == 0.0 ? 0.0 : 1.0 / std::sqrt(d); });
+  w = -(scale.asDiagonal() * w * scale.asDiagonal());
+  for (Index i = 0; i < n; ++i) w(i, i) = degree[i] == 0.0 ? 0.0 : 1.0;
+}
+
+Index count_components(LaplacianWorkspace& workspace) {
+  const Eigen::MatrixXd& w = workspace.weights;
+  const Index n = w.rows();
+  std::vector<Index>& parent = workspace.parent;
+  parent.resize(static_cast<std::size_t>(n));
+  std::iota(parent.begin(), parent.end(), Index{0});
+  Index components = n;
+  for (Index j = 0; j < n && components > 1; ++j) {
+    for (Index i = j + 1; i < n; ++i) {
+      if (w(i, j) <= 0.0) continue;
+      const Index a = find_root(parent, i);
+      const Index b = find_root(parent, j);
+      if (a == b) continue;
+      parent[a] = b;
+      --components;
+    }
+  }
+  return components;
+}
+
+template <class Scalar>
+void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
+                           double* out, LaplacianWorkspace& workspace) {
+  const bool graph = graph_weights(attention, options, workspace);
+  const Index components = graph ? count_components(workspace) : 0;
+  laplacian_from_weights(options.normalized, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
+  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights,
+                                                              Eigen::EigenvaluesOnly);
+  for (Index i = 0; i < k; ++i) {
+    const double value = solver.eigenvalues()[i];
+    // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
+    out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
+  }
+}
+
+Index laplacian_pack_width(Index smallest) {
+  // More of large ones would leave other threads without work.
+  return smallest > 128 ? kPackWidth : dqds_width();
+}
+
+template <class Scalar>
+void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOptions& options, Index k,
+                       std::span<double* const> out, LaplacianWorkspace& workspace) {
+  const Index n = pack.front().rows();
+  const auto count = static_cast<Index>(pack.size());
+  if (n < 3) {
+    for (std::size_t m = 0; m < pack.size(); ++m) {
+      laplacian_eigenvalues(pack[m], options, k, out[m], workspace);
+    }
+    return;
+  }
+  const Index width = dqds_width();
+  double* diagonal = workspace.tridiagonals.resize(2 * n * width);
+  double* beside = diagonal + n * width;
+  std::fill(diagonal, diagonal + 2 * n * width, 0.0);
+  Index components[kMostTogether];
+  for (Index first = 0; first < count && n <= kLargestPacked; first += kPackWidth) {
+    Lanes* a = lane_buffer(workspace.pack, triangle_row(n));
+    Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
+    const auto part = pack.subspan(static_cast<std::size_t>(first),
+                                   static_cast<std::size_t>(std::min(kPackWidth, count - first)));
+    read_laplacians(part, options, a, vectors, components + first, workspace.graph);
+    tridiagonalize(a, n, vectors, vectors + n, vectors + 2 * n);
+    for (Index i = 0; i < n; ++i) {
+      std::memcpy(diagonal + i * width + first, vectors + i, sizeof(Lanes));
+      if (i + 1 < n) std::memcpy(beside + i * width + first, vectors + n + i, sizeof(Lanes));
+    }
+  }
+  for (Index m = 0; m < count && n > kLargestPacked; ++m) {
+    double* panels = workspace.pack.resize(panel_offset(strips_of(n)));
+    components[m] = read_laplacian(pack[static_cast<std::size_t>(m)], options, panels, workspace.graph);
+    if (components[m] == 0) continue;
+    panel_tridiagonalize(panels, n, diagonal + m, beside + m, width, workspace.vectors);
+  }
+  workspace.values.resize(static_cast<std::size_t>(count * n));
+  double* values[kMostTogether];
+  for (Index m = 0; m < count; ++m) values[m] = workspace.values.data() + m * n;
+  tridiagonal_eigenvalues(diagonal, beside, n,
+                          std::span<double* const>(values, static_cast<std::size_t>(count)),
+                          workspace.dqds);
+  for (Index m = 0; m < count; ++m) {
+    const auto at = static_cast<std::size_t>(m);
+    if (components[m] == 0) {
+      laplacian_eigenvalues(pack[at], options, k, out[at], workspace);
+      continue;
+    }
+    for (Index i = 0; i < k; ++i) {
+      out[at][i] = i < components[m] ? 0.0 : std::max(0.0, values[m][n - 1 - i]);
+    }
+  }
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                              \
+  template bool graph_weights<Scalar>(const MatrixView<Scalar>&, const GraphOptions&,              \
+                                      LaplacianWorkspace&);                                        \
+  template void laplacian_eigenvalues<Scalar>(const MatrixView<Scalar>&, const GraphOptions&, Index, \
+                                              double*, LaplacianWorkspace&);                       \
+  template void laplacian_spectra<Scalar>(std::span<const MatrixView<Scalar>>, const GraphOptions&, \
+                                          Index, std::span<double* const>, LaplacianWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

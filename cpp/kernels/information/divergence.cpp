@@ -1,0 +1,177 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/information/divergence.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "matrix/row_logs.h"
+
+namespace attnscope {
+namespace {
+
+// `visit(lanes of the row at j, j)` over [0, end), the last lanes padded with zeros.
+template <class WideType, class Visit>
+void for_each_lane(const WideType* row, Index end, Index n, Visit&& visit) {
+  Index j = 0;
+  for (; j + kPackWidth <= end; j += kPackWidth) visit(load(row + j), j);
+  if (j < end) visit(load_head(row + j, end - j, n - j), j);
+}
+
+// The rows of all heads for one query.
+template <class Scalar>
+class LayerRows {
+ public:
+  LayerRows(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
+            std::vector<RowScratch>& scratch) {
+    if (scratch.size() < heads.size()) scratch.resize(heads.size());
+    readers_.reserve(heads.size());
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      readers_.emplace_back(heads[h], supports[h], scratch[h]);
+    }
+    rows_.resize(heads.size());
+    n_ = heads.front().rows();
+  }
+
+  void read(Index i) {
+    end_ = 0;
+    for (std::size_t h = 0; h < rows_.size(); ++h) {
+      rows_[h] = readers_[h].row(i);
+      end_ = std::max(end_, readers_[h].end(i));
+    }
+  }
+
+  const Wide<Scalar>* operator[](std::size_t h) const { return rows_[h]; }
+  Index end(std::size_t h, Index i) const { return readers_[h].end(i); }
+  Index end() const { return end_; }
+  Index size() const { return n_; }
+  std::size_t heads() const { return rows_.size(); }
+
+ private:
+  std::vector<RowReader<Scalar>> readers_;
+  std::vector<const Wide<Scalar>*> rows_;
+  Index end_ = 0;
+  Index n_ = 0;
+};
+
+// log of the mean over heads, to `out`, whole lanes.
+template <class Scalar>
+void log_mean(const LayerRows<Scalar>& rows, double* out) {
+  const double scale = static_cast<double>(rows.heads());
+  const Index end = rows.end();
+  for (Index j = 0; j < end; j += kPackWidth) {
+    Lanes total{};
+    for (std::size_t h = 0; h < rows.heads(); ++h) {
+      total += j + kPackWidth <= end ? load(rows[h] + j)
+                                     : load_head(rows[h] + j, end - j, rows.size() - j);
+    }
+    store(out + j, bounded_log(total / scale));
+  }
+}
+
+// Σ_j x_j (log x_j − log_mean_j) of a row whose entropy is known; NaN where that is.
+template <class WideType>
+double row_divergence(double entropy, const WideType* row, Index end, Index n,
+                      const double* log_of_mean) {
+  return -entropy - row_cross(row, end, n, log_of_mean);
+}
+
+Index padded(Index n) { return (n + 2 * kPackWidth - 1) / (2 * kPackWidth) * (2 * kPackWidth); }
+
+}  // namespace
+
+template <class Scalar>
+void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
+                     Index begin, Index end, double* out, Index stride,
+                     DivergenceWorkspace& workspace, const double* entropy) {
+  LayerRows<Scalar> rows(heads, supports, workspace.rows);
+  const Index n = heads.front().rows();
+  double* log_of_mean = workspace.mean.resize(padded(n));
+  std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
+  for (Index i = begin; i < end; ++i) {
+    rows.read(i);
+    log_mean(rows, log_of_mean);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const Index at = static_cast<Index>(h) * stride + i;
+      const Index seen = rows.end(h, i);
+      const double own = entropy != nullptr ? entropy[at] : row_entropy(rows[h], seen, n, nullptr);
+      out[at] = row_divergence(own, rows[h], seen, n, log_of_mean);
+    }
+  }
+}
+
+template <class Scalar>
+void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
+                  const bool* removed, Index key_stride, Index begin, Index end,
+                  const RemovalRows& out, DivergenceWorkspace& workspace) {
+  const Index n = heads.front().rows();
+  LayerRows<Scalar> rows(heads, supports, workspace.rows);
+  double* log_of_mean = workspace.mean.resize(padded(n));
+  double* log_of_removed_mean = workspace.removed_mean.resize(padded(n));
+  std::fill(log_of_mean, log_of_mean + padded(n), 0.0);
+  // 1 for the keys that stay, and one row of rescaled entries.
+  double* kept = workspace.kept.resize(2 * padded(n));
+  double* rescaled = kept + padded(n);
+  for (Index j = 0; j < padded(n); ++j) kept[j] = j < n && !removed[j * key_stride] ? 1.0 : 0.0;
+  std::vector<double> left(heads.size());
+
+  for (Index i = begin; i < end; ++i) {
+    rows.read(i);
+    log_mean(rows, log_of_mean);
+    double survivors = 0.0;
+    std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end()), 0.0);
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      Lanes mass{};
+      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
+      left[h] = sum(mass);
+      if (!(left[h] > 0.0)) continue;
+      survivors += 1.0;
+      for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
+        double* at = log_of_removed_mean + j;
+        store(at, load(at) + x * load(kept + j) / left[h]);
+      });
+    }
+    for (Index j = 0; j < rows.end(); j += kPackWidth) {
+      double* at = log_of_removed_mean + j;
+      store(at, bounded_log(load(at) / survivors));
+    }
+    for (std::size_t h = 0; h < heads.size(); ++h) {
+      const Index at = static_cast<Index>(h) * out.stride + i;
+      out.excluded[at] = !(left[h] > 0.0);
+      if (out.excluded[at]) {
+        out.before[at] = 0.0;
+        out.after[at] = 0.0;
+        std::fill(rescaled, rescaled + n, 0.0);
+      } else {
+        std::fill(rescaled + rows.end(), rescaled + n, 0.0);
+        for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
+          const Lanes entry = x * load(kept + j) / left[h];
+          if (j + kPackWidth <= rows.end()) {
+            store(rescaled + j, entry);
+          } else {
+            for (Index k = j; k < rows.end(); ++k) rescaled[k] = entry[k - j];
+          }
+        });
+        const Index seen = rows.end();
+        out.before[at] =
+            row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);
+        out.after[at] = row_divergence(row_entropy(rescaled, seen, n, nullptr), rescaled, seen, n,
+                                       log_of_removed_mean);
+      }
+      if (out.attention != nullptr) {
+        std::copy(rescaled, rescaled + n, out.attention + at * out.stride);
+      }
+    }
+  }
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                            \
+  template void head_divergence<Scalar>(std::span<const MatrixView<Scalar>>,                     \
+                                        std::span<const Support>, Index, Index, double*, Index,  \
+                                        DivergenceWorkspace&, const double*);                    \
+  template void sink_removal<Scalar>(std::span<const MatrixView<Scalar>>,                        \
+                                     std::span<const Support>, const bool*, Index, Index, Index, \
+                                     const RemovalRows&, DivergenceWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "matrix/matrix_view.h"
+#include "matrix/row_scratch.h"
+#include "matrix/support.h"
+#include "simd/aligned_buffer.h"
+
+// How far the heads of one layer are from their mean. Rows are independent, so a layer can be
+// worked off in blocks of rows [begin, end); nothing here holds more than a few rows a head.
+namespace attnscope {
+
+struct DivergenceWorkspace {
+  std::vector<RowScratch> rows;
+  AlignedBuffer mean;
+  AlignedBuffer removed_mean;
+  AlignedBuffer kept;
+};
+
+// KL(A^h_i ‖ Ā_i) = Σ_j A^h_ij (log A^h_ij − log Ā_ij) in nats, over the keys that head h lets
+// query i see, with Ā the mean over heads, to out[h·stride + i] for begin <= i < end. Rows are
+// taken as they are. Range [0, log h] for rows that sum to 1; exactly 0 for one head. A negative
+// entry makes its row NaN, and so does one above 1e305, whose x log x is no number. `entropy`,
+// where it is not null, holds −Σ x log x of the rows (of row_statistics) at the same places, and
+// only the mean's logarithms are left. Kullback and Leibler 1951.
+template <class Scalar>
+void head_divergence(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
+                     Index begin, Index end, double* out, Index stride,
+                     DivergenceWorkspace& workspace, const double* entropy = nullptr);
+
+// Where the rows of sink_removal go: entry h·stride + i of each, entry (h·stride + i)·stride + j of
+// `attention`, which may be null.
+struct RemovalRows {
+  double* before;
+  double* after;
+  bool* excluded;
+  double* attention;
+  Index stride;
+};
+
+// Takes the keys with removed[j·key_stride] out of every row and rescales what is left to sum 1. A
+// row with nothing left is excluded: 0 in `before`, `after` and `attention`. `before` is the
+// divergence of the row as it was, `after` that of the rescaled row from the mean over the heads
+// whose row survives.
+template <class Scalar>
+void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Support> supports,
+                  const bool* removed, Index key_stride, Index begin, Index end,
+                  const RemovalRows& out, DivergenceWorkspace& workspace);
+
+}  // namespace attnscope

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <limits>
+#include <optional>
+#include <vector>
+
+#include "matrix/matrix_view.h"
+#include "matrix/quantile.h"
+#include "matrix/row_scratch.h"
+#include "matrix/support.h"
+
+// Attention sinks: keys on which a head rests. N_j is the number of queries that can see key j.
+// Nothing here holds more than a few rows beside the matrix.
+namespace attnscope {
+
+struct SinkWorkspace {
+  RowScratch rows;
+  QuantileWorkspace quantile;
+  std::vector<double> mass;
+  std::vector<Index> queries;
+  std::vector<Index> counts;
+};
+
+// When a key counts as a sink: at least the share `gamma` of the queries that see it give it `tau`
+// or more, and at least ⌈min_visibility·n⌉ queries see it. Without tau: the 90th percentile of the
+// visible entries.
+struct SinkRule {
+  std::optional<double> tau;
+  double gamma = 0.4;
+  double min_visibility = 0.3;
+};
+
+template <class Scalar>
+void sink_tokens(const MatrixView<Scalar>& attention, const Support& support, const SinkRule& rule,
+                 bool* out, SinkWorkspace& workspace);
+
+// Mean over the last `queries` queries that see a key of the mass on the first `first` keys, and
+// the same mean under uniform attention on the visible keys. NaN when none of them sees a key.
+// Reads those entries only.
+struct SinkShare {
+  double share;
+  double uniform;
+};
+
+template <class Scalar>
+SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support, Index first,
+                     Index queries);
+
+// What `sink_statistics` is asked for besides the arrays that its answers point to.
+struct SinkRequest {
+  bool position = false;
+  double min_visibility = 0.3;
+  Index first = 0;    // of sink_share; 0: not asked for
+  Index queries = 0;  // of sink_share
+  Index top = 0;      // of top_mass; 0: not asked for
+};
+
+//  incoming   α_j = (1/N_j) Σ_{i sees j} A_ij [n], the mean attention that a key receives from the
+//             queries that can see it; in [0, 1]; a key that no query sees is NaN
+//  entropy    −Σ_j A_ij log A_ij of every query [n]; see attention_entropy
+//  position   the key of largest α_j among those that at least ⌈min_visibility·n⌉ queries see, the
+//             first on ties; −1 when there is none
+//  top_mass   share of the total visible mass that the keys of largest incoming mass hold; NaN
+//             without mass
+struct SinkAnswers {
+  double* incoming = nullptr;
+  double* entropy = nullptr;
+  Index position = -1;
+  double top_mass = std::numeric_limits<double>::quiet_NaN();
+  SinkShare share{std::numeric_limits<double>::quiet_NaN(),
+                  std::numeric_limits<double>::quiet_NaN()};
+};
+
+// All answers from one read of the matrix. With `judge` that read also finds out the support, otherwise
+// `support` is taken as it is. Returns whether all entries are finite; where not, nothing is answered.
+template <class Scalar>
+bool sink_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support,
+                     const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace);
+
+}  // namespace attnscope

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/signals/power_spectrum.h"
+
+#include <cmath>
+#include <numbers>
+
+#include "matrix/rows.h"
+#include "signals/signal_reader.h"
+#include "simd/logarithm.h"
+
+namespace attnscope {
+namespace {
+
+constexpr double kRounding = 1e-28;
+
+// The periodic Hann window, its cosine by rotation: an angle addition is a quarter of a cosine's
+// price.
+void windowed(const double* x, Index count, double* out) {
+  const double step = 2.0 * std::numbers::pi / static_cast<double>(count);
+  const double step_cos = std::cos(step);
+  const double step_sin = std::sin(step);
+  double c = 1.0;
+  double s = 0.0;
+  for (Index t = 0; t < count; ++t) {
+    if (t % 64 == 0) {  // the rotation's error grows with every step
+      c = std::cos(step * static_cast<double>(t));
+      s = std::sin(step * static_cast<double>(t));
+    }
+    out[t] = x[t] * (0.5 - 0.5 * c);
+    const double next = c * step_cos - s * step_sin;
+    s = s * step_cos + c * step_sin;
+    c = next;
+  }
+}
+
+// Power of each bin spread evenly over the frequencies nearest to it, cut into equal bands.
+void band_shares(const double* power, Index bins, double total, Index bands, double* out) {
+  std::fill(out, out + bands, 0.0);
+  const auto width =
+      static_cast<double>(bands) / static_cast<double>(bins - 1);  // of a bin, in bands
+  for (Index k = 0; k < bins; ++k) {
+    const double low = std::max(0.0, (static_cast<double>(k) - 0.5) * width);
+    const double high =
+        std::min(static_cast<double>(bands), (static_cast<double>(k) + 0.5) * width);
+    for (Index b = static_cast<Index>(low); b < bands && static_cast<double>(b) < high; ++b) {
+      const double part =
+          std::min(high, static_cast<double>(b + 1)) - std::max(low, static_cast<double>(b));
+      out[b] += power[k] / total * part / (high - low);
+    }
+  }
+}
+
+// `power` [bins] of the two-sided spectrum, bins - 1 being the Nyquist frequency.
+void describe(double* power, Index bins, Index bands, double* out) {
+  const double nyquist = static_cast<double>(bins - 1);
+  double total = 0.0;
+  Index peak = 0;
+  for (Index k = 0; k < bins; ++k) {
+    if (k > 0 && k < bins - 1) power[k] *= 2.0;
+    total += power[k];
+    if (power[k] > power[peak]) peak = k;
+  }
+  if (!(total > 0.0)) return;
+  double share[3] = {0.0, 0.0, 0.0};
+  bool gap = false;
+  for (Index k = 0; k < bins; ++k) {
+    if (power[k] <= kRounding * total) {
+      power[k] = 0.0;
+      gap = true;
+    }
+    const Index band = 4 * k < bins - 1 ? 0 : 4 * k < 3 * (bins - 1) ? 1 : 2;
+    share[band] += power[k];
+  }
+  Lanes sum_of_logs{};
+  Lanes sum_of_p_logs{};
+  for (Index k = 0; k < bins; k += kPackWidth) {
+    const Index count = std::min(kPackWidth, bins - k);
+    Lanes p = count == kPackWidth ? load(power + k) : load_head(power + k, count, count);
+    p = p * broadcast(1.0 / total);
+    for (Index lane = count; lane < kPackWidth; ++lane) p[lane] = 1.0;  // log 1 = 0
+    const Lanes log_p = bounded_log(p);
+    sum_of_logs += log_p;
+    sum_of_p_logs += p * log_p;
+  }
+  const double mean_log = sum(sum_of_logs) / static_cast<double>(bins);
+  for (Index band = 0; band < 3; ++band) out[band] = share[band] / total;
+  out[3] = power[peak] / total;
+  out[4] = static_cast<double>(peak) / nyquist;
+  out[5] = gap ? 0.0 : std::min(1.0, std::exp(mean_log) * static_cast<double>(bins));
+  out[6] = std::max(0.0, -sum(sum_of_p_logs) / std::numbers::ln2);
+  if (bands > 0) band_shares(power, bins, total, bands, out + kSpectrumFields);
+}
+
+}  // namespace
+
+template <class Scalar>
+void power_spectrum(const MatrixView<Scalar>& attention, const Support& support,
+                    const SpectrumOptions& options, double* out, SpectrumScratch& scratch) {
+  const Index width = kSpectrumFields + options.bands;
+  for_each_signal(attention, support, options.signal, scratch.signal,
+                  [&](Index index, const double* x, Index count, int) {
+                    const auto wanted =
+                        static_cast<Index>(std::ceil(options.padding * static_cast<double>(count)));
+                    const Index size = fast_length(std::max(count, wanted));
+                    scratch.power.resize(static_cast<std::size_t>(size / 2 + 1));
+                    if (options.hann) {
+                      scratch.windowed.resize(static_cast<std::size_t>(count));
+                      windowed(x, count, scratch.windowed.data());
+                      // The window is 0 where it begins, and what is there may have been all.
+                      rescale(scratch.windowed.data(), count);
+                      x = scratch.windowed.data();
+                    }
+                    scratch.fourier.power(x, count, size, scratch.power.data());
+                    describe(scratch.power.data(), size / 2 + 1, options.bands,
+                             out + index * width);
+                  });
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                             \
+  template void power_spectrum<Scalar>(const MatrixView<Scalar>&, const Support&, \
+                                       const SpectrumOptions&, double*, SpectrumScratch&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

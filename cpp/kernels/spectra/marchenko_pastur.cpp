@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/spectra/marchenko_pastur.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+
+#include "random_matrices/spectral_distance.h"
+#include "random_matrices/standard_rows.h"
+
+namespace attnscope {
+namespace {
+
+// What the error of an eigenvalue may move ks by.
+constexpr double kKsError = 1e-10;
+// No instruction set works on more maps at once.
+constexpr std::size_t kMostTogether = 32;
+
+// The finaliser of SplitMix64 (Steele, Lea and Flood 2014): a bijection that mixes every bit.
+std::uint64_t mixed(std::uint64_t x) {
+  x += 0x9e3779b97f4a7c15ULL;
+  x = (x ^ (x >> 30)) * 0xbf58476d1ce4e5b9ULL;
+  x = (x ^ (x >> 27)) * 0x94d049bb133111ebULL;
+  return x ^ (x >> 31);
+}
+
+// Uniform in [0, bound), by the high half of a product.
+Index below(std::uint64_t random, Index bound) {
+  return static_cast<Index>(
+      (static_cast<unsigned __int128>(random) * static_cast<unsigned __int128>(bound)) >> 64);
+}
+
+// Lists the keys that `query` sees.
+void visible_keys(const Support& support, Index query, Index n, std::vector<Index>& keys) {
+  keys.clear();
+  const Index end = support.end(query, n);
+  for (Index key = 0; key < end; ++key) {
+    if (support.visible(query, key)) keys.push_back(key);
+  }
+}
+
+// Overwrites the float64 matrix in rows.standardized by X and lists the kept rows.
+void standardize(const Support& support, Index n, MarchenkoPasturWorkspace::Rows& rows,
+                 MarchenkoPasturWorkspace& workspace) {
+  rows.kept.clear();
+  for (Index i = 0; i < n; ++i) {
+    double* x = rows.standardized.data() + i * n;
+    Index count = support.end(i, n);
+    double* row = x;
+    if (support.kind == Support::Kind::mask) {
+      visible_keys(support, i, n, workspace.columns);
+      count = static_cast<Index>(workspace.columns.size());
+      workspace.row.resize(static_cast<std::size_t>(n));
+      row = workspace.row.data();
+      for (Index j = 0; j < count; ++j) row[j] = x[workspace.columns[j]];
+      std::fill(x, x + n, 0.0);
+    } else {
+      std::fill(x + count, x + n, 0.0);
+    }
+    if (count < 2 || !standardize_row(row, count)) {
+      std::fill(x, x + n, 0.0);
+      continue;
+    }
+    rows.kept.push_back(i);
+    if (row == x) continue;
+    for (Index j = 0; j < count; ++j) x[workspace.columns[j]] = row[j];
+  }
+}
+
+// The k largest squared singular values over n, ascending.
+void spectrum_of(std::span<const double> sigma, Index n, std::span<double> spectrum) {
+  const std::size_t k = spectrum.size();
+  for (std::size_t i = 0; i < k; ++i) {
+    spectrum[i] = sigma[k - 1 - i] * sigma[k - 1 - i] / static_cast<double>(n);
+  }
+}
+
+// Shuffles the visible entries of each kept row of `x`.
+void shuffle(const Support& support, const std::vector<Index>& kept, Index n, std::uint64_t key,
+             double* x, std::vector<Index>& columns) {
+  for (const Index i : kept) {
+    double* row = x + i * n;
+    visible_keys(support, i, n, columns);
+    std::uint64_t counter = mixed(key ^ mixed(static_cast<std::uint64_t>(i)));
+    for (auto left = static_cast<Index>(columns.size()); left > 1; --left) {
+      const Index pick = below(mixed(counter++), left);
+      std::swap(row[columns[left - 1]], row[columns[pick]]);
+    }
+  }
+}
+
+// True when the mask hides exactly what the rule hides.
+bool same_support(const Support& mask, Support::Kind kind, Index n) {
+  Support rule;
+  rule.kind = kind;
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      if (mask.visible(i, j) != rule.visible(i, j)) return false;
+    }
+  }
+  return true;
+}
+
+// The rule that a mask spells out, where it is one.
+Support simplified(const Support& support, Index n) {
+  for (const Support::Kind kind : {Support::Kind::causal, Support::Kind::full}) {
+    if (support.kind != Support::Kind::mask || !same_support(support, kind, n)) continue;
+    Support rule;
+    rule.kind = kind;
+    return rule;
+  }
+  return support;
+}
+
+SpectralNull resolved(SpectralNull null, const Support& support) {
+  if (null != SpectralNull::automatic) return null;
+  if (support.kind == Support::Kind::causal) return SpectralNull::causal;
+  if (support.kind == Support::Kind::full) return SpectralNull::full;
+  return SpectralNull::permutation;
+}
+
+// The spectra of the shuffled copies of one map, ascending, one after another, to workspace.null.
+void draw_spectra(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
+                  Index draws, MarchenkoPasturWorkspace& workspace) {
+  const Index k = static_cast<Index>(rows.kept.size());
+  const Index width = singular_values_width();
+  workspace.null.resize(static_cast<std::size_t>(draws * k));
+  workspace.shuffled.resize(static_cast<std::size_t>(width * n * n));
+  workspace.sigma.resize(static_cast<std::size_t>(width * n));
+  std::vector<MatrixView<double>> views;
+  std::vector<double*> out;
+  for (Index first = 0; first < draws; first += width) {
+    views.clear();
+    out.clear();
+    for (Index lane = 0; lane < std::min(width, draws - first); ++lane) {
+      double* x = workspace.shuffled.data() + lane * n * n;
+      std::copy(rows.standardized.begin(), rows.standardized.begin() + n * n, x);
+      shuffle(support, rows.kept, n, mixed(rows.key + static_cast<std::uint64_t>(first + lane)), x,
+              workspace.columns);
+      views.push_back(matrix_view(static_cast<const double*>(x), n, n, Index{1}));
+      out.push_back(workspace.sigma.data() + lane * n);
+    }
+    singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
+                    workspace.singular_values);
+    for (std::size_t lane = 0; lane < views.size(); ++lane) {
+      double* values = workspace.null.data() + (first + static_cast<Index>(lane)) * k;
+      spectrum_of({out[lane], static_cast<std::size_t>(n)}, n,
+                  {values, static_cast<std::size_t>(k)});
+    }
+  }
+}
+
+void compare_with_draws(const MarchenkoPasturWorkspace::Rows& rows, const Support& support, Index n,
+                        const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace& workspace,
+                        MarchenkoPastur& result) {
+  const Index draws = options.draws;
+  const std::vector<double>& spectrum = workspace.spectrum;
+  const auto k = static_cast<Index>(spectrum.size());
+  draw_spectra(rows, support, n, draws, workspace);
+  workspace.pool.clear();
+  for (const double value : spectrum) workspace.pool.emplace_back(value, 0);
+  for (Index draw = 0; draw < draws; ++draw) {
+    for (Index i = 0; i < k; ++i) {
+      workspace.pool.emplace_back(workspace.null[static_cast<std::size_t>(draw * k + i)], draw + 1);
+    }
+  }
+  std::sort(workspace.null.begin(), workspace.null.end());
+  result.edge = workspace.null.back();
+  leave_one_out_deviations(workspace.pool, draws + 1, k, kResolvedShare * result.edge,
+                           workspace.seen, workspace.deviations);
+  result.ks = workspace.deviations.front();
+  if (options.wasserstein) {
+    result.wasserstein = wasserstein(spectrum, std::span<const double>(workspace.null));
+  }
+  Index at_least = 0;
+  for (Index draw = 1; draw <= draws; ++draw) {
+    // The sums behind two equal deviations are the same integers over the same weights: no
+    // tolerance.
+    if (workspace.deviations[static_cast<std::size_t>(draw)] >= result.ks) ++at_least;
+  }
+  result.p_value = static_cast<double>(1 + at_least) / static_cast<double>(1 + draws);
+}
+
+NullLaw law_of(bool causal, Index kept, Index n, const MarchenkoPasturOptions& options) {
+  return causal ? NullLaw::triangular(options.triangular)
+                : NullLaw::marchenko_pastur(static_cast<double>(kept) / static_cast<double>(n));
+}
+
+void compare_with_law(const MarchenkoPasturWorkspace::Rows& rows, Index n,
+                      const MarchenkoPasturOptions& options, const std::vector<double>& spectrum,
+                      MarchenkoPastur& result) {
+  const bool causal = rows.null == SpectralNull::causal;
+  const NullLaw law = law_of(causal, static_cast<Index>(rows.kept.size()), n, options);
+  result.edge = law.edge();
+  const double floor = kResolvedShare * law.edge();
+  result.ks = causal && options.triangular != nullptr
+                  ? kolmogorov_smirnov(spectrum, law, floor, *options.triangular)
+                  : kolmogorov_smirnov(spectrum, law, floor);
+  if (options.wasserstein) result.wasserstein = wasserstein(std::span<const double>(spectrum), law);
+}
+
+// Reads one matrix, resolves its null and standardises its rows.
+template <class Scalar>
+void prepare(const MatrixView<Scalar>& matrix, const Support& support,
+             const MarchenkoPasturOptions& options, MarchenkoPasturWorkspace::Rows& rows,
+             MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrix.rows();
+  rows.standardized.resize(static_cast<std::size_t>(n * n));
+  rows.sigma.resize(static_cast<std::size_t>(n));
+  widen(matrix, rows.standardized.data(), n);
+  rows.null = resolved(options.null, support);
+  if (rows.null == SpectralNull::permutation) {
+    rows.key = mixed(options.seed);
+    for (const double entry : rows.standardized) {
+      rows.key = mixed(rows.key ^ std::bit_cast<std::uint64_t>(entry + 0.0));  // −0 counts as 0
+    }
+  }
+  standardize(support, n, rows, workspace);
+}
+
+// What is counted and summed over the spectrum once its law's edge is known.
+void sum_up(std::span<const double> spectrum, Index n, MarchenkoPastur& result) {
+  const double margin = 1.0 + std::pow(static_cast<double>(n), -2.0 / 3.0);
+  double total = 0.0;
+  double outside = 0.0;
+  result.outliers = 0;
+  for (const double value : spectrum) {
+    total += value;
+    if (value <= result.edge * margin) continue;
+    ++result.outliers;
+    outside += value;
+  }
+  result.outlier_energy = outside / total;
+  result.largest = spectrum.back();
+}
+
+// From the singular values of X: any support, any null.
+template <class Scalar>
+void by_singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                        const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                        MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const std::size_t count = matrices.size();
+  if (workspace.maps.size() < count) workspace.maps.resize(count);
+  std::vector<MatrixView<double>> views;
+  std::vector<double*> out;
+  for (std::size_t at = 0; at < count; ++at) {
+    MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
+    prepare(matrices[at], supports[at], options, rows, workspace);
+    const double* x = rows.standardized.data();
+    views.push_back(matrix_view(x, n, n, Index{1}));
+    out.push_back(rows.sigma.data());
+  }
+  singular_values(std::span<const MatrixView<double>>(views), std::span<double* const>(out),
+                  workspace.singular_values);
+  for (std::size_t at = 0; at < count; ++at) {
+    const MarchenkoPasturWorkspace::Rows& rows = workspace.maps[at];
+    if (rows.kept.empty()) continue;
+    MarchenkoPastur& result = results[at];
+    workspace.spectrum.resize(rows.kept.size());
+    spectrum_of(rows.sigma, n, workspace.spectrum);
+    if (rows.null == SpectralNull::permutation) {
+      compare_with_draws(rows, supports[at], n, options, workspace, result);
+    } else {
+      compare_with_law(rows, n, options, workspace.spectrum, result);
+    }
+    sum_up(workspace.spectrum, n, result);
+  }
+}
+
+// Against the law of the support that all matrices share. Where the error of an eigenvalue might show in
+// ks, from the map's singular values.
+template <class Scalar>
+void by_row_spectra(std::span<const MatrixView<Scalar>> matrices, std::span<const Support> supports,
+                    const MarchenkoPasturOptions& options, std::span<MarchenkoPastur> results,
+                    MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const bool causal = supports.front().kind == Support::Kind::causal;
+  std::vector<MatrixView<Scalar>> doubted;
+  std::vector<std::size_t> places;
+  row_spectra(matrices, causal, workspace.row_spectrum);
+  for (std::size_t at = 0; at < matrices.size(); ++at) {
+    const Index kept = workspace.row_spectrum.kept[at];
+    if (kept == 0) continue;
+    const std::span<const double> all(
+        workspace.row_spectrum.values.data() + at * static_cast<std::size_t>(n),
+        static_cast<std::size_t>(n));
+    const std::span<const double> spectrum = all.last(static_cast<std::size_t>(kept));
+    MarchenkoPastur& result = results[at];
+    const NullLaw law = law_of(causal, kept, n, options);
+    result.edge = law.edge();
+    const CertifiedDistance found = kolmogorov_smirnov_within(
+        spectrum, law, kResolvedShare * law.edge(), kRowSpectrumError * spectrum.back(),
+        causal ? options.triangular : nullptr);
+    if (!(found.uncertain <= kKsError)) {
+      doubted.push_back(matrices[at]);
+      places.push_back(at);
+      continue;
+    }
+    result.ks = found.distance;
+    if (options.wasserstein) result.wasserstein = wasserstein(spectrum, law);
+    sum_up(spectrum, n, result);
+  }
+  if (doubted.empty()) return;
+  std::vector<MarchenkoPastur> exact(doubted.size());
+  by_singular_values(std::span<const MatrixView<Scalar>>(doubted), supports.first(doubted.size()), options,
+                     std::span<MarchenkoPastur>(exact), workspace);
+  for (std::size_t k = 0; k < places.size(); ++k) results[places[k]] = exact[k];
+}
+
+// Whether a map's law is that of its support, so that its spectrum may come from XXᵀ.
+bool has_own_law(const Support& support, SpectralNull null) {
+  return (support.kind == Support::Kind::causal &&
+          (null == SpectralNull::automatic || null == SpectralNull::causal)) ||
+         (support.kind == Support::Kind::full &&
+          (null == SpectralNull::automatic || null == SpectralNull::full));
+}
+
+}  // namespace
+
+template <class Scalar>
+void marchenko_pastur(std::span<const MatrixView<Scalar>> matrices,
+                      std::span<const Support> supports, const MarchenkoPasturOptions& options,
+                      std::span<MarchenkoPastur> results, MarchenkoPasturWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  std::fill(results.begin(), results.end(), MarchenkoPastur{});
+  if (n < kFewestTokens) return;
+  Support rules[kMostTogether];
+  for (std::size_t at = 0; at < supports.size(); ++at) rules[at] = simplified(supports[at], n);
+  const auto by_gram = [&](const Support& support) { return has_own_law(support, options.null); };
+  // Runs of maps of one kind are worked on together.
+  for (std::size_t begin = 0, end = 0; begin < matrices.size(); begin = end) {
+    const bool gram = by_gram(rules[begin]);
+    while (end < matrices.size() && by_gram(rules[end]) == gram &&
+           (!gram || rules[end].kind == rules[begin].kind)) {
+      ++end;
+    }
+    const auto maps = matrices.subspan(begin, end - begin);
+    const std::span<const Support> seen(rules + begin, end - begin);
+    const auto found = results.subspan(begin, end - begin);
+    if (gram) {
+      by_row_spectra(maps, seen, options, found, workspace);
+    } else {
+      by_singular_values(maps, seen, options, found, workspace);
+    }
+  }
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                             \
+  template void marchenko_pastur<Scalar>(std::span<const MatrixView<Scalar>>,                     \
+                                         std::span<const Support>, const MarchenkoPasturOptions&, \
+                                         std::span<MarchenkoPastur>, MarchenkoPasturWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

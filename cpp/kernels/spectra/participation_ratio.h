@@ -1,0 +1,34 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "matrix/matrix_view.h"
+#include "simd/aligned_buffer.h"
+
+namespace attnscope {
+
+struct ParticipationRatioWorkspace {
+  AlignedBuffer matrix;
+  AlignedBuffer gram;
+  AlignedBuffer tile;
+};
+
+// (Σe)²/Σe² over the energies e = σ² of one matrix, as ‖A‖_F⁴/‖AAᵀ‖_F²: no decomposition. Range [1,
+// n]; NaN for a matrix of zeros. Cost n³ operations, n³/3 when A is causal.
+template <class Scalar>
+double participation_ratio_singular(const MatrixView<Scalar>& matrix,
+                                    ParticipationRatioWorkspace& workspace);
+
+// (Σ|λ|)²/Σ|λ|² over the eigenvalues of one matrix: its diagonal when it is causal, a general
+// solver otherwise. Range [1, n]; NaN where every eigenvalue is 0. Cost O(n) or O(n³). Throws
+// std::runtime_error when the solver does not converge.
+template <class Scalar>
+double participation_ratio_eigen(const MatrixView<Scalar>& matrix,
+                                 ParticipationRatioWorkspace& workspace);
+
+// tr(L)²/‖L‖_F² of the Laplacian of W = (A + Aᵀ)/2 without its diagonal. Range [1, n − 1]; NaN for
+// a graph without edges (n = 1). Cost O(n²).
+template <class Scalar>
+double participation_ratio_laplacian(const MatrixView<Scalar>& matrix,
+                                     ParticipationRatioWorkspace& workspace);
+
+}  // namespace attnscope

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/spectra/singular_values.h"
+
+#include <algorithm>
+#include <cmath>
+
+#include "linalg/bidiagonal.h"
+#include "matrix/widen.h"
+#include "simd/lanes.h"
+
+namespace attnscope {
+namespace {
+
+// Up to this size a pack of matrices stays in the second-level cache; beyond, one matrix does.
+constexpr Index kLargestPacked = 128;
+
+// Copies up to kPackWidth matrices side by side and returns the scale of each; lanes without a
+// matrix are 0.
+template <class Scalar>
+void interleave(std::span<const MatrixView<Scalar>> matrices, double* pack, double* scales,
+                AlignedBuffer& rows) {
+  const Index n = matrices.front().rows();
+  const Index row = bidiagonal_pack_row(n);
+  double* lines = rows.resize(kPackWidth * n);
+  std::fill(lines, lines + kPackWidth * n, 0.0);
+  Lanes largest{};
+  for (Index i = 0; i < n; ++i) {
+    for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
+      widen_row(matrices[lane], i, lines + static_cast<Index>(lane) * n);
+    }
+    double* to = pack + i * row;
+    for (Index j = 0; j < n; ++j) {
+      for (Index lane = 0; lane < kPackWidth; ++lane)
+        to[j * kPackWidth + lane] = lines[lane * n + j];
+    }
+    const Lanes* entries = reinterpret_cast<const Lanes*>(to);
+    for (Index j = 0; j < n; ++j) largest = larger(largest, magnitude(entries[j]));
+  }
+  Lanes factor;
+  for (Index lane = 0; lane < kPackWidth; ++lane) {
+    scales[lane] = safe_scale(largest[lane]);
+    factor[lane] = scales[lane];
+  }
+  if (!any(factor != 1.0)) return;
+  for (Index i = 0; i < n; ++i) {
+    Lanes* entries = reinterpret_cast<Lanes*>(pack + i * row);
+    for (Index j = 0; j < n; ++j) entries[j] *= factor;
+  }
+}
+
+}  // namespace
+
+Index singular_values_width() { return dqds_width(); }
+
+template <class Scalar>
+void singular_values(std::span<const MatrixView<Scalar>> matrices, std::span<double* const> out,
+                     SingularValuesWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const Index width = dqds_width();
+  double* diagonal = workspace.bidiagonals.resize(2 * n * width);
+  double* superdiagonal = diagonal + n * width;
+  std::fill(diagonal, diagonal + 2 * n * width, 0.0);
+  alignas(64) double scales[64];
+  const auto count = static_cast<Index>(matrices.size());
+  if (n <= kLargestPacked) {
+    double* pack = workspace.matrices.resize(n * bidiagonal_pack_row(n));
+    for (Index first = 0; first < count; first += kPackWidth) {
+      const auto part =
+          matrices.subspan(static_cast<std::size_t>(first),
+                           static_cast<std::size_t>(std::min(kPackWidth, count - first)));
+      interleave(part, pack, scales + first, workspace.rows);
+      bidiagonalize_pack(pack, n, diagonal + first, superdiagonal + first, width,
+                         workspace.vectors);
+    }
+  } else {
+    const Index row = bidiagonal_row(n);
+    double* matrix = workspace.matrices.resize(n * row);
+    for (Index lane = 0; lane < count; ++lane) {
+      for (Index i = 0; i < n; ++i) std::fill(matrix + i * row + n, matrix + (i + 1) * row, 0.0);
+      scales[lane] = widen(matrices[static_cast<std::size_t>(lane)], matrix, row);
+      bidiagonalize(matrix, n, diagonal + lane, superdiagonal + lane, width, workspace.vectors);
+    }
+  }
+  bidiagonal_singular_values(diagonal, superdiagonal, n, out, workspace.dqds);
+  for (Index lane = 0; lane < count; ++lane) {
+    if (scales[lane] == 1.0) continue;
+    double* values = out[static_cast<std::size_t>(lane)];
+    for (Index i = 0; i < n; ++i) values[i] /= scales[lane];
+  }
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                        \
+  template void singular_values<Scalar>(std::span<const MatrixView<Scalar>>, \
+                                        std::span<double* const>, SingularValuesWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

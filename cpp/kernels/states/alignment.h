@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "matrix/matrix_view.h"
+#include "matrix/row_scratch.h"
+#include "matrix/support.h"
+#include "simd/aligned_buffer.h"
+
+// Does attention follow the geometry of the states? Pearson correlation between A_ij and the cosine
+// of tokens i and j, over visible pairs i ≠ j.
+namespace attnscope {
+
+// Means and centred second moments of (attention, cosine) pairs: additive over disjoint sets of
+// pairs, and exactly 0 where a variable is constant.
+struct PairMoments {
+  double count = 0.0;
+  double mean_a = 0.0;
+  double mean_c = 0.0;
+  double aa = 0.0;
+  double ac = 0.0;
+  double cc = 0.0;
+};
+
+struct AlignmentWorkspace {
+  RowScratch rows;
+  AlignedBuffer cosines;
+  std::vector<double> weights;
+  std::vector<double> row_weights;
+  std::vector<double> directed;
+  std::vector<PairMoments> row_moments;
+};
+
+// One head's map, what its queries see, and the keys to leave out (null: none).
+template <class Scalar>
+struct AlignedHead {
+  MatrixView<Scalar> attention;
+  Support support;
+  const bool* without = nullptr;
+  Index without_stride = 0;
+};
+
+// How many rows [begin, end) a call takes at most: their cosines with all tokens are held at once.
+Index alignment_rows(Index n);
+
+// Moments of the pairs of queries [begin, end) for heads that share one state: `unit_states` [n,
+// width], rows of norm 1 (widen_states), a row of zeros having no direction and no pairs. The
+// cosines are computed once for all heads; a head's moments do not depend on the others. Cost
+// O(rows·n·(width + heads)), half of it where all are causal, no n x n memory.
+template <class Scalar>
+void alignment_moments(std::span<const AlignedHead<Scalar>> heads, const double* unit_states,
+                       Index width, Index begin, Index end, PairMoments* out,
+                       AlignmentWorkspace& workspace);
+
+// The correlation of all pairs, in [−1, 1]; NaN for fewer than two pairs, or where attention or the
+// cosines do not vary (the cosines of float64 states are known to 1e-15).
+double alignment_of(std::span<const PairMoments> parts);
+
+}  // namespace attnscope

@@ -1,0 +1,31 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "matrix/matrix_view.h"
+#include "simd/aligned_buffer.h"
+
+namespace attnscope {
+
+// Householder reduction of square matrices to upper bidiagonal form, UᵀAV = B (Golub and Kahan
+// 1965), in two passes over the trailing matrix a column: one updates it and multiplies it from the
+// left, one multiplies it from the right. Cost 8n³/3.
+
+// Matrices in a pack of `bidiagonalize_pack`.
+Index bidiagonal_pack_width();
+
+// Numbers from one row of a pack, or of one matrix, to the next.
+Index bidiagonal_pack_row(Index n);
+Index bidiagonal_row(Index n);
+
+// A pack: entry (i, j) of its bidiagonal_pack_width() matrices stands side by side at
+// pack + i·bidiagonal_pack_row(n) + j·width, on a 64-byte boundary. Overwrites the pack; entry i of
+// the diagonals and superdiagonals goes to diagonal + i·stride (width numbers).
+void bidiagonalize_pack(double* pack, Index n, double* diagonal, double* superdiagonal,
+                        Index stride, AlignedBuffer& scratch);
+
+// One matrix with rows bidiagonal_row(n) apart on 64-byte boundaries, zero beyond column n.
+// Overwrites it; entry i goes to diagonal[i·stride].
+void bidiagonalize(double* matrix, Index n, double* diagonal, double* superdiagonal, Index stride,
+                   AlignedBuffer& scratch);
+
+}  // namespace attnscope

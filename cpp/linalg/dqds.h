@@ -1,0 +1,44 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <span>
+#include <vector>
+
+#include "matrix/matrix_view.h"
+#include "simd/aligned_buffer.h"
+
+namespace attnscope {
+
+// Bidiagonal matrices that `bidiagonal_singular_values` solves side by side.
+Index dqds_width();
+
+struct DqdsWorkspace {
+  AlignedBuffer arrays;
+  AlignedBuffer factors;
+  std::vector<double> values;
+};
+
+// Singular values, descending, of dqds_width() upper bidiagonal matrices: row i of `diagonal` and
+// of `superdiagonal` holds entry i of every matrix (dqds_width() numbers; row n − 1 of
+// `superdiagonal` is not read). out[lane] receives n values; a null pointer leaves the lane out.
+// Absolute error below 1e-14·σ1, and a lane's values do not depend on the others.
+//
+// Shifted differential quotient-difference sweeps (Fernando and Parlett 1994; Parlett and Marques
+// 2000). A lane that has not converged after `most_sweeps` sweeps (0: 60·n) is solved by bisection
+// instead. Cost O(n²).
+void bidiagonal_singular_values(const double* diagonal, const double* superdiagonal, Index n,
+                                std::span<double* const> out, DqdsWorkspace& workspace,
+                                Index most_sweeps = 0);
+
+// Eigenvalues, descending, of dqds_width() symmetric tridiagonal matrices, stored in the same way; those
+// below 0 are as good as the others. Absolute error below 1e-13 of the largest row sum. A matrix that is
+// positive semidefinite to rounding loses nothing to a shift.
+void tridiagonal_eigenvalues(const double* diagonal, const double* beside, Index n,
+                             std::span<double* const> out, DqdsWorkspace& workspace);
+
+// The same as bidiagonal_singular_values for one bidiagonal matrix by bisection on the number of values below a point, which
+// cannot fail. Cost about 60·n².
+void bidiagonal_singular_values_by_bisection(const double* diagonal, const double* superdiagonal,
+                                             Index n, Index stride, double* out);
+
+}  // namespace attnscope

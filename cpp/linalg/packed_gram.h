@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+
+#include "linalg/packed_tridiagonal.h"
+
+// XXᵀ of a pack of square matrices, into the lower triangles that tridiagonalize takes.
+namespace attnscope {
+
+inline constexpr Index kGramColumns = 4;
+inline constexpr Index kGramRows = 3;
+
+// Where row i of a pack begins of whose rows only the first i + 1 entries count, each row being padded by
+// zeros to a multiple of kGramColumns; row n is the end.
+inline Index padded_triangle_row(Index i) {
+  const Index whole = i / kGramColumns;
+  return kGramColumns * (kGramColumns * (whole * (whole + 1) / 2) +
+                         (i - whole * kGramColumns) * (whole + 1));
+}
+
+// Entries [row, row + kRows) x [column, column + 4) of XXᵀ from the first `count` entries of the rows;
+// those below and on the diagonal go to `gram`.
+template <Index kRows, class Row>
+void gram_tile(const Row& row_at, Index row, Index column, Index count, Index n, Lanes* gram) {
+  const Lanes* left[kRows];
+  const Lanes* right[kGramColumns];
+  for (Index r = 0; r < kRows; ++r) left[r] = row_at(row + r);
+  // Columns past the matrix repeat the last one and are dropped.
+  for (Index c = 0; c < kGramColumns; ++c) right[c] = row_at(std::min(column + c, n - 1));
+  Lanes sums[kRows][kGramColumns] = {};
+  for (Index t = 0; t < count; ++t) {
+    Lanes factor[kRows];
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) factor[r] = left[r][t];
+#pragma GCC unroll 4
+    for (Index c = 0; c < kGramColumns; ++c) {
+      const Lanes x = right[c][t];
+#pragma GCC unroll 4
+      for (Index r = 0; r < kRows; ++r) sums[r][c] += factor[r] * x;
+    }
+  }
+  for (Index r = 0; r < kRows; ++r) {
+    for (Index c = 0; c < kGramColumns && column + c <= row + r; ++c) {
+      gram[triangle_row(row + r) + column + c] = sums[r][c];
+    }
+  }
+}
+
+// XXᵀ of the rows at row_at(i), of which the first count(i) entries are not 0, a number that does not
+// fall. Cost n³ operations a lane, n³/3 for lower triangles.
+template <class Row, class Count>
+void packed_gram(Index n, const Row& row_at, const Count& count, Lanes* gram) {
+  for (Index column = 0; column < n; column += kGramColumns) {
+    const Index terms = count(std::min(column + kGramColumns, n) - 1);
+    Index row = column;
+    for (; row + kGramRows <= n; row += kGramRows) {
+      gram_tile<kGramRows>(row_at, row, column, terms, n, gram);
+    }
+    for (; row < n; ++row) gram_tile<1>(row_at, row, column, terms, n, gram);
+  }
+}
+
+}  // namespace attnscope

@@ -1,0 +1,205 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "simd/lanes.h"
+
+// Symmetric matrices of a pack made tridiagonal, and the smallest eigenvalue of positive definite
+// tridiagonal ones. Every step is done in all lanes with the same operations, so that a lane's result
+// does not depend on its neighbours.
+namespace attnscope {
+
+// Where row i of a lower triangle begins that is stored without the upper one: half the room, and no two
+// rows a power of two apart.
+inline Index triangle_row(Index i) { return i * (i + 1) / 2; }
+
+// Rows that share the reading of v, w, u and p: three, which is what sixteen registers hold.
+inline constexpr Index kTridiagonalRows = 3;
+
+// Rows [i, i + kRows) of a −= v wᵀ + w vᵀ, from column `first` to the diagonal, and their part of p = a u:
+// the rows' own entries are set, those of earlier rows are added to.
+template <Index kRows>
+[[gnu::always_inline]] inline void update_rows(Lanes* a, Index i, Index first, const Lanes* v,
+                                               const Lanes* w, const Lanes* u, Lanes* p) {
+  Lanes* row[kRows];
+  Lanes own_v[kRows], own_w[kRows], own_u[kRows], sum[kRows];
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+    row[r] = a + triangle_row(i + r);
+    own_v[r] = v[i + r];
+    own_w[r] = w[i + r];
+    own_u[r] = u[i + r];
+    sum[r] = Lanes{};
+  }
+  for (Index j = first; j < i; ++j) {
+    const Lanes vj = v[j], wj = w[j], uj = u[j];
+    Lanes pj = p[j];
+#pragma GCC unroll 4
+    for (Index r = 0; r < kRows; ++r) {
+      const Lanes x = row[r][j] - own_v[r] * wj - own_w[r] * vj;
+      row[r][j] = x;
+      sum[r] += x * uj;
+      pj += x * own_u[r];
+    }
+    p[j] = pj;
+  }
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) {
+#pragma GCC unroll 4
+    for (Index c = 0; c <= r; ++c) {
+      const Lanes x = row[r][i + c] - own_v[r] * own_w[c] - own_w[r] * own_v[c];
+      row[r][i + c] = x;
+      sum[r] += x * own_u[c];
+      if (c < r) sum[c] += x * own_u[r];
+    }
+  }
+#pragma GCC unroll 4
+  for (Index r = 0; r < kRows; ++r) p[i + r] = sum[r];
+}
+
+// Reduces the symmetric matrices in the lower triangles `a` (see triangle_row) to tridiagonal form
+// by Householder reflections: `diagonal` [n] and `beside` [n − 1]. Destroys `a`; `scratch` holds 4 n.
+// The rank-two update of one step and the product of the next share one sweep over the matrix, since
+// reading and writing it costs more than the arithmetic. Cost 4/3 n³ operations per lane (Golub and Van
+// Loan, Matrix Computations, 2013, section 8.3.1).
+inline void tridiagonalize(Lanes* a, Index n, Lanes* diagonal, Lanes* beside, Lanes* scratch) {
+  assert(n >= 1);
+  Lanes* v = scratch;            // last reflection
+  Lanes* w = scratch + n;        // a -= v wᵀ + w vᵀ is still to be done
+  Lanes* u = scratch + 2 * n;    // this step's reflection
+  Lanes* p = scratch + 3 * n;    // a u
+  for (Index i = 0; i < n; ++i) v[i] = w[i] = Lanes{};
+  for (Index k = 0; k + 1 < n; ++k) {
+    // Column k, which nothing reads again.
+    const Lanes vk = v[k], wk = w[k];
+    const auto entry = [&](Index i) { return a[triangle_row(i) + k] - v[i] * wk - w[i] * vk; };
+    diagonal[k] = entry(k);
+    const Lanes head = entry(k + 1);
+    Lanes even{}, odd{};
+    Index below = k + 2;
+    for (; below + 1 < n; below += 2) {
+      const Lanes x = entry(below), y = entry(below + 1);
+      u[below] = x;
+      u[below + 1] = y;
+      even += x * x;
+      odd += y * y;
+    }
+    if (below < n) {
+      u[below] = entry(below);
+      even += u[below] * u[below];
+    }
+    const Lanes tail = even + odd;
+    const Lanes norm = square_root(head * head + tail);
+    // A column that is already zero below its head, or whose square cannot be told from zero, stays.
+    const LaneMask turn = tail > broadcast(1e-280);
+    const Lanes alpha = turn ? (head > 0.0 ? -norm : norm) : head;
+    beside[k] = alpha;
+    const Lanes one = broadcast(1.0);
+    const Lanes scale = turn ? one / (head - alpha) : Lanes{};
+    const Lanes tau = turn ? (alpha - head) / alpha : Lanes{};
+    u[k + 1] = one;
+    for (Index i = k + 2; i < n; ++i) u[i] *= scale;
+
+    // Rows that make no whole block come first, where they are short.
+    Index i = k + 1;
+    for (; (n - i) % kTridiagonalRows != 0; ++i) update_rows<1>(a, i, k + 1, v, w, u, p);
+    for (; i < n; i += kTridiagonalRows) {
+      update_rows<kTridiagonalRows>(a, i, k + 1, v, w, u, p);
+    }
+
+    Lanes dots[2] = {};
+    for (Index r = k + 1; r < n; ++r) dots[r % 2] += p[r] * u[r];
+    const Lanes half = -0.5 * tau * tau * (dots[0] + dots[1]);
+    for (Index r = k + 1; r < n; ++r) w[r] = tau * p[r] + half * u[r];
+    std::swap(u, v);
+  }
+  const Index last = n - 1;
+  diagonal[last] = a[triangle_row(last) + last] - 2.0 * v[last] * w[last];
+}
+
+// What the characteristic polynomial f of a tridiagonal matrix says at x: −f'/f, −(f'/f)', and whether
+// no eigenvalue lies at or below x.
+struct TridiagonalProbe {
+  Lanes first;   // Σ 1/(λ_i − x)
+  Lanes second;  // Σ 1/(λ_i − x)²
+  Lanes last;    // 1 / (last component of the eigenvector)² where x is an eigenvalue
+  LaneMask below;
+};
+
+inline TridiagonalProbe probe(const Lanes* diagonal, const Lanes* squares, Index n, Lanes x) {
+  const Lanes one = broadcast(1.0);
+  Lanes pivot = diagonal[0] - x;
+  LaneMask below = pivot > 0.0;
+  Lanes inverse = one / pivot;
+  Lanes slope = -one;         // derivative of the pivot
+  Lanes log_slope = -inverse;  // of its logarithm
+  Lanes bend = -log_slope * log_slope;
+  Lanes first = -log_slope;
+  Lanes second = -bend;
+  for (Index i = 1; i < n; ++i) {
+    const Lanes ratio = squares[i - 1] * inverse;
+    pivot = diagonal[i] - x - ratio;
+    below &= pivot > 0.0;
+    const Lanes curve = ratio * (bend - log_slope * log_slope);
+    inverse = one / pivot;
+    slope = ratio * log_slope - one;
+    log_slope = slope * inverse;
+    bend = curve * inverse - log_slope * log_slope;
+    first -= log_slope;
+    second -= bend;
+  }
+  return {first, second, -slope, below};
+}
+
+// The smallest eigenvalue of each positive definite tridiagonal matrix (`squares`: the off-diagonal
+// entries squared), to 2e-14 of itself or to the rounding of the matrix's norm, whichever is larger.
+//
+// For x below the spectrum, with S1 = Σ 1/(λ_i − x) and S2 = Σ 1/(λ_i − x)², Laguerre's step
+// x + n / (S1 + sqrt((n − 1)(n S2 − S1²))) stays below the smallest eigenvalue and x + S1/S2, a mean of
+// the λ_i with positive weights, stays above: a bracket that closes cubically at a simple eigenvalue,
+// and from above quadratically at a multiple one. `low` is where the search starts, and must lie below
+// the spectrum. Lanes that do not converge (never seen) are NaN.
+// Reference: Parlett, Laguerre's method applied to the matrix eigenvalue problem, 1964.
+inline Lanes smallest_eigenvalue(const Lanes* diagonal, const Lanes* squares, Index n, Lanes low,
+                                 Lanes norm) {
+  assert(n >= 1);
+  const double order = static_cast<double>(n);
+  const Lanes noise = 4.0 * std::numeric_limits<double>::epsilon() * norm;
+  Lanes high = broadcast(std::numeric_limits<double>::infinity());
+  for (Index i = 0; i < n; ++i) high = smaller(high, diagonal[i]);
+  Lanes x = low;
+  Lanes safe = low;
+  Lanes ceiling = high;
+  Lanes found = broadcast(std::numeric_limits<double>::quiet_NaN());
+  LaneMask searching = found != found;
+  for (int round = 0; round < 200; ++round) {
+    const TridiagonalProbe at = probe(diagonal, squares, n, x);
+    const Lanes spread = order * at.second - at.first * at.first;
+    const Lanes laguerre =
+        x + order / (at.first + square_root((order - 1.0) * larger(spread, Lanes{})));
+    const Lanes mean = x + at.first / at.second;
+    low = at.below ? larger(low, x) : low;
+    high = at.below ? high : smaller(high, x);
+    safe = at.below ? larger(safe, laguerre) : safe;
+    const Lanes upper = at.below ? smaller(ceiling, mean) : ceiling;
+    const Lanes moved = ceiling - upper;
+    ceiling = upper;
+    high = smaller(high, ceiling);
+    safe = smaller(safe, high);
+    const Lanes tolerance = larger(2e-14 * high, noise);
+    const LaneMask done = searching & (high - safe <= tolerance);
+    found = done ? 0.5 * (high + safe) : found;
+    searching &= ~done;
+    if (!any(searching)) break;
+    // Below the ceiling by twice the distance it last fell is nearly always still below the spectrum.
+    // Where it is not, the next step is Laguerre's.
+    const Lanes bold = ceiling - larger(2.0 * moved, 0.5 * tolerance);
+    x = (at.below & (bold > safe) & (bold < high)) ? bold : safe;
+    x = x > low ? x : 0.5 * (low + high);
+  }
+  return found;
+}
+
+}  // namespace attnscope

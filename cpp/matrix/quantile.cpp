@@ -1,0 +1,185 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/quantile.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <limits>
+
+#include "matrix/rows.h"
+
+namespace attnscope {
+namespace {
+
+using Key = std::uint64_t;
+constexpr Key kSign = Key{1} << 63;
+constexpr Key kNone = std::numeric_limits<Key>::max();
+constexpr int kDigitBits = 14;
+constexpr std::size_t kFew = std::size_t{1} << 16;
+
+// Unsigned order of keys = order of the numbers.
+Key key_of(double x) {
+  const Key bits = std::bit_cast<Key>(x);
+  return (bits & kSign) != 0 ? ~bits : bits | kSign;
+}
+
+double value_of(Key key) { return std::bit_cast<double>((key & kSign) != 0 ? key & ~kSign : ~key); }
+
+template <class Scalar, class Visit>
+void for_each_visible(const MatrixView<Scalar>& attention, const Support& support,
+                      RowScratch& scratch, Visit&& visit) {
+  const bool masked = support.kind == Support::Kind::mask;
+  for_each_row(attention, support, scratch, [&](Index i, const Wide<Scalar>* row, Index end) {
+    for (Index j = 0; j < end; ++j) {
+      if (!masked || support.visible(i, j)) visit(key_of(static_cast<double>(row[j])));
+    }
+  });
+}
+
+struct Neighbours {
+  Key at = kNone;
+  Key next = kNone;
+};
+
+// The entries of rank `rank` and rank + 1 (from 0), the latter kNone past the end.
+template <class Scalar>
+Neighbours order_statistics(const MatrixView<Scalar>& attention, const Support& support,
+                            std::uint64_t count, std::uint64_t rank, QuantileWorkspace& workspace) {
+  Key low = 0;  // every candidate lies in [low, high]
+  Key high = kNone;
+  std::uint64_t below = 0;  // entries before the candidates
+  std::uint64_t inside = count;
+  for (int shift = 64 - kDigitBits; inside > (low == 0 ? 4096 : kFew) && low != high;
+       shift = std::max(0, shift - kDigitBits)) {
+    auto& histogram = workspace.histogram;
+    histogram.assign(static_cast<std::size_t>(((high - low) >> shift) + 1), 0);
+    for_each_visible(attention, support, workspace.rows, [&](Key key) {
+      if (key >= low && key <= high) ++histogram[static_cast<std::size_t>((key - low) >> shift)];
+    });
+    std::size_t digit = 0;
+    while (below + histogram[digit] <= rank) below += histogram[digit++];
+    inside = histogram[digit];
+    low += static_cast<Key>(digit) << shift;
+    high = low + ((Key{1} << shift) - 1);
+  }
+  Neighbours result;
+  auto& candidates = workspace.candidates;
+  candidates.clear();
+  const bool all_equal = low == high;
+  Key above = kNone;
+  for_each_visible(attention, support, workspace.rows, [&](Key key) {
+    if (key > high) {
+      above = std::min(above, key);
+    } else if (key >= low && !all_equal) {
+      candidates.push_back(key);
+    }
+  });
+  const bool next_inside = rank + 1 < below + inside;
+  if (all_equal) {
+    result.at = low;
+    result.next = next_inside ? low : above;
+    return result;
+  }
+  const auto at = candidates.begin() + static_cast<std::ptrdiff_t>(rank - below);
+  std::nth_element(candidates.begin(), at, candidates.end());
+  result.at = *at;
+  result.next = next_inside ? *std::min_element(at + 1, candidates.end()) : above;
+  return result;
+}
+
+constexpr Index kSample = 256;
+
+// The same from a sample of entries: two of them bracket the rank almost always, and one read
+// counts what lies below and keeps what lies between. False where the bracket misses or holds too
+// much.
+template <class Scalar>
+bool bracketed(const MatrixView<Scalar>& attention, const Support& support, std::uint64_t count,
+               std::uint64_t rank, QuantileWorkspace& workspace, double* at, double* next) {
+  const Index n = attention.rows();
+  const bool causal = support.kind == Support::Kind::causal;
+  if (support.kind == Support::Kind::mask || count <= 4096) return false;
+  auto& sample = workspace.sample;
+  sample.clear();
+  const double step = static_cast<double>(count) / kSample;
+  for (Index k = 0; k < kSample; ++k) {
+    // The visible entry of this number, counted row by row.
+    const double number = (static_cast<double>(k) + 0.5) * step;
+    const Index i =
+        std::min(n - 1, causal ? static_cast<Index>((std::sqrt(8.0 * number + 1.0) - 1.0) / 2.0)
+                               : static_cast<Index>(number) / n);
+    const Index first = causal ? i * (i + 1) / 2 : i * n;
+    const Index j = std::clamp<Index>(static_cast<Index>(number) - first, 0, support.end(i, n) - 1);
+    sample.push_back(static_cast<double>(attention(i, j)));
+  }
+  std::sort(sample.begin(), sample.end());
+  const double share = static_cast<double>(rank) / static_cast<double>(count);
+  // Four standard deviations of a share in a sample of this size.
+  const double width = 4.0 * std::sqrt(share * (1.0 - share) / kSample) + 1.0 / kSample;
+  const auto place_of = [](double at_share) {
+    return static_cast<std::size_t>(
+        std::clamp<Index>(static_cast<Index>(at_share * kSample), 0, kSample - 1));
+  };
+  const double infinity = std::numeric_limits<double>::infinity();
+  const double low = share > width ? sample[place_of(share - width)] : -infinity;
+  const double high = share + width < 1.0 ? sample[place_of(share + width)] : infinity;
+
+  auto& between = workspace.between;
+  between.resize(std::max(between.size(), kFew + static_cast<std::size_t>(n)));
+  std::uint64_t below = 0;
+  std::size_t kept = 0;
+  RowReader<Scalar> reader(attention, support, workspace.rows);
+  for (Index i = 0; i < n; ++i) {
+    const Wide<Scalar>* row = reader.row(i);
+    const Index end = reader.end(i);
+    double* to = between.data();
+    // Every entry is written, and the place moves on behind those that stay: no branch to
+    // mispredict.
+    for (Index j = 0; j < end; ++j) {
+      const double x = static_cast<double>(row[j]);
+      const int over = x >= low;
+      below += static_cast<std::uint64_t>(1 - over);
+      to[kept] = x;
+      kept += static_cast<std::size_t>(over & static_cast<int>(x <= high));
+    }
+    if (kept > kFew) return false;
+  }
+  if (rank < below || rank + 1 >= below + kept) return false;
+  const auto begin = between.begin();
+  const auto place = begin + static_cast<std::ptrdiff_t>(rank - below);
+  const auto stop = begin + static_cast<std::ptrdiff_t>(kept);
+  std::nth_element(begin, place, stop);
+  *at = *place;
+  *next = *std::min_element(place + 1, stop);
+  return true;
+}
+
+}  // namespace
+
+template <class Scalar>
+double visible_quantile(const MatrixView<Scalar>& attention, const Support& support, double q,
+                        QuantileWorkspace& workspace) {
+  const Index n = attention.rows();
+  Index count = 0;
+  for (Index i = 0; i < n; ++i) count += visible_keys(support, i, n);
+  if (count == 0) return std::numeric_limits<double>::quiet_NaN();
+  const double position = q * static_cast<double>(count - 1);
+  const double rank = std::floor(position);
+  double at = 0.0;
+  double next = 0.0;
+  if (!bracketed(attention, support, static_cast<std::uint64_t>(count),
+                 static_cast<std::uint64_t>(rank), workspace, &at, &next)) {
+    const Neighbours found = order_statistics(attention, support, static_cast<std::uint64_t>(count),
+                                              static_cast<std::uint64_t>(rank), workspace);
+    at = value_of(found.at);
+    next = found.next == kNone ? at : value_of(found.next);
+  }
+  return position == rank ? at : at + (next - at) * (position - rank);
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                         \
+  template double visible_quantile<Scalar>(const MatrixView<Scalar>&, const Support&, double, \
+                                           QuantileWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,67 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <limits>
+
+#include "matrix/rows.h"
+#include "simd/logarithm.h"
+
+// Sums of entries times logarithms along a row. Only kernel sources include it.
+namespace attnscope {
+
+// visit(lanes of the row at j, those at j + kPackWidth, j) for j = 0, 2·kPackWidth, … up to end <= n,
+// with zeros from end on; nothing where end <= 0. `n` entries may be read.
+template <class WideType, class Visit>
+void for_each_two_lanes(const WideType* row, Index end, Index n, Visit&& visit) {
+  Index j = 0;
+  for (; j + 2 * kPackWidth <= end; j += 2 * kPackWidth) {
+    visit(load(row + j), load(row + j + kPackWidth), j);
+  }
+  if (j >= end) return;
+  const Index left = end - j;
+  const Lanes first = left >= kPackWidth ? load(row + j) : load_head(row + j, left, n - j);
+  Lanes second{};
+  if (left > kPackWidth) {
+    second = load_head(row + j + kPackWidth, left - kPackWidth, n - j - kPackWidth);
+  }
+  visit(first, second, j);
+}
+
+// −Σ x log x; NaN where an entry is negative. Unless `mass` is null the row is added to it, of
+// which whole vectors are touched.
+template <class WideType>
+double row_entropy(const WideType* row, Index end, Index n, double* mass) {
+  Lanes even{};
+  Lanes odd{};
+  LaneMask signs{};  // the sign bit of every lane that met one
+  for_each_two_lanes(row, end, n, [&](Lanes a, Lanes b, Index j) {
+    if (mass != nullptr) {
+      store(mass + j, load(mass + j) + a);
+      store(mass + j + kPackWidth, load(mass + j + kPackWidth) + b);
+    }
+    signs |= reinterpret_cast<LaneMask>(a) | reinterpret_cast<LaneMask>(b);
+    even = multiply_add(a, bounded_log(a), even);
+    odd = multiply_add(b, bounded_log(b), odd);
+  });
+  // −0 has a sign too, and is no negative entry.
+  if (any(signs < 0) && std::any_of(row, row + end, [](WideType x) { return x < 0; })) {
+    return std::numeric_limits<double>::quiet_NaN();
+  }
+  return 0.0 - sum(even + odd);
+}
+
+// Σ x·logs, summed as row_entropy sums: where `logs` are the logarithms of the row itself the two
+// are opposite to the last bit. Whole vectors of `logs` are read.
+template <class WideType>
+double row_cross(const WideType* row, Index end, Index n, const double* logs) {
+  Lanes even{};
+  Lanes odd{};
+  for_each_two_lanes(row, end, n, [&](Lanes a, Lanes b, Index j) {
+    even = multiply_add(a, load(logs + j), even);
+    odd = multiply_add(b, load(logs + j + kPackWidth), odd);
+  });
+  return sum(even + odd);
+}
+
+}  // namespace attnscope

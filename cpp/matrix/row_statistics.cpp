@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/row_statistics.h"
+
+#include <algorithm>
+
+#include "matrix/row_logs.h"
+
+namespace attnscope {
+namespace {
+
+// mass += rows, each added in turn, so that the sum is the same whatever rows are taken together;
+// row r sees ends[r] keys, no fewer than the row before. Whole vectors of `mass` are touched.
+template <Index kRows, class WideType>
+void add(const WideType* const* rows, const Index* ends, Index n, double* mass) {
+  Index j = 0;
+  for (; j + kPackWidth <= ends[0]; j += kPackWidth) {
+    Lanes total = load(mass + j);
+    for (Index r = 0; r < kRows; ++r) total += load(rows[r] + j);
+    store(mass + j, total);
+  }
+  for (; j < ends[kRows - 1]; j += kPackWidth) {
+    Lanes total = load(mass + j);
+    for (Index r = 0; r < kRows; ++r) {
+      const Index left = ends[r] - j;
+      if (left <= 0) continue;
+      total += left >= kPackWidth ? load(rows[r] + j) : load_head(rows[r] + j, left, n - j);
+    }
+    store(mass + j, total);
+  }
+}
+
+// The pass under one support; false where `judge` and an entry behind the support is not 0.
+template <class Scalar>
+bool pass(const MatrixView<Scalar>& attention, bool judge, const Support& support, double* mass,
+          double* entropy, RowScratch& scratch) {
+  const Index n = attention.rows();
+  auto& sums = scratch.sums;
+  sums.assign(static_cast<std::size_t>(n + 2 * kPackWidth), 0.0);
+  Support read = support;
+  if (judge) read.kind = Support::Kind::full;  // the reader blanks what its support hides
+  RowReader<Scalar> reader(attention, read, scratch);
+  const bool causal = support.kind == Support::Kind::causal;
+  const auto hidden = [&](Index i, const Wide<Scalar>* row) {
+    return judge && causal && any_nonzero(row + i + 1, n - i - 1, 1);
+  };
+  Index i = 0;
+  if (entropy == nullptr && reader.in_place()) {
+    for (; i + 4 <= n; i += 4) {
+      const Wide<Scalar>* rows[4];
+      Index ends[4];
+      for (Index r = 0; r < 4; ++r) {
+        rows[r] = reader.row(i + r);
+        ends[r] = support.end(i + r, n);
+        if (hidden(i + r, rows[r])) return false;
+      }
+      add<4>(rows, ends, n, sums.data());
+    }
+  }
+  for (; i < n; ++i) {
+    const Wide<Scalar>* row = reader.row(i);
+    if (hidden(i, row)) return false;
+    const Index end = support.end(i, n);
+    if (entropy == nullptr) {
+      add<1>(&row, &end, n, sums.data());
+    } else {
+      entropy[i] = row_entropy(row, end, n, sums.data());
+    }
+  }
+  std::copy_n(sums.data(), n, mass);
+  return true;
+}
+
+}  // namespace
+
+template <class Scalar>
+bool row_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support, double* mass,
+                    double* entropy, RowScratch& scratch) {
+  const Index n = attention.rows();
+  if (!judge) {
+    if (!all_finite(attention)) return false;
+    pass(attention, false, support, mass, entropy, scratch);
+    return true;
+  }
+  support = Support{};
+  support.kind = n >= 2 ? Support::Kind::causal : Support::Kind::full;
+  if (!pass(attention, true, support, mass, entropy, scratch)) {
+    support.kind = Support::Kind::full;
+    pass(attention, true, support, mass, entropy, scratch);
+  }
+  // Every entry is 0 or in a sum.
+  Lanes spoiled{};
+  Index j = 0;
+  for (; j + kPackWidth <= n; j += kPackWidth) spoiled += load(mass + j) * 0.0;
+  double rest = sum(spoiled);
+  for (; j < n; ++j) rest += mass[j] * 0.0;
+  // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
+  return rest == 0.0 || (std::is_same_v<Scalar, double> && all_finite(attention));
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                      \
+  template bool row_statistics<Scalar>(const MatrixView<Scalar>&, bool, Support&, double*, \
+                                       double*, RowScratch&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

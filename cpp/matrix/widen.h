@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include "matrix/matrix_view.h"
+
+namespace attnscope {
+
+// Copies a matrix to float64 rows `ld` apart (ld >= n) and returns the power of two it multiplied
+// by: 1 unless the largest magnitude is so large or small that fourth powers of the entries would
+// leave float64's range. Entries between n and ld are not touched.
+template <class Scalar>
+double widen(const MatrixView<Scalar>& matrix, double* out, Index ld);
+
+// Copies row i of a matrix to float64 as it is.
+template <class Scalar>
+void widen_row(const MatrixView<Scalar>& matrix, Index i, double* out);
+
+// The largest |x| of `count` numbers; 0 when there is none.
+double largest_magnitude(const double* values, Index count);
+
+// The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
+double safe_scale(double largest);
+
+}  // namespace attnscope

@@ -1,0 +1,270 @@
+// SPDX-License-Identifier: MIT
+#include "random_matrices/null_law.h"
+
+#include <algorithm>
+#include <bit>
+#include <cmath>
+#include <complex>
+#include <numbers>
+
+namespace attnscope {
+namespace {
+
+using std::numbers::e;
+using std::numbers::pi;
+
+// sin t / t
+double sinc(double t) { return t < 1e-8 ? 1.0 : std::sin(t) / t; }
+
+// t cot t, which is 1 at 0 and falls to −∞ at π.
+double t_cot(double t) { return t < 1e-8 ? 1.0 : t * std::cos(t) / std::sin(t); }
+
+// ln x(t) of the triangular law.
+double log_triangular(double t) { return std::log(sinc(t)) + t_cot(t); }
+
+// d ln x/dt = −(t² − 2t·sin t·cos t + sin²t)/(t·sin²t), which tends to −0 at t = 0 as −t.
+double log_triangular_slope(double t) {
+  if (t < 1e-3) return -t;
+  const double s = std::sin(t);
+  return -(t * t - 2.0 * t * s * std::cos(t) + s * s) / (t * s * s);
+}
+
+// The root of the decreasing function f on [low, high]: Newton, with bisection where a step leaves
+// the bracket, so it ends for every target.
+template <class F, class Slope>
+double decreasing_root(F&& f, Slope&& slope, double target, double low, double high, double guess) {
+  double t = guess;
+  for (int step = 0; step < 200; ++step) {
+    const double difference = f(t) - target;
+    if (difference > 0.0) {
+      low = t;
+    } else {
+      high = t;
+    }
+    double next = t - difference / slope(t);
+    const bool inside = next > low && next < high;
+    if (!inside) next = 0.5 * (low + high);
+    const double move = std::abs(next - t);
+    t = next;
+    // A Newton step this small leaves an error of its square.
+    if ((inside && move <= 1e-9 * t) || high - low <= 4e-16 * high) break;
+  }
+  return t;
+}
+
+// Im E1(z), |z| >= 1, −π < Im z <= 0, away from the negative axis except where |z| is small enough
+// for the series (Abramowitz and Stegun 5.1.11, 5.1.22).
+double imaginary_e1(std::complex<double> z) {
+  if (std::abs(z) <= 5.0) {
+    // −γ − ln z − Σ (−z)^k/(k·k!); the first is real.
+    std::complex<double> term = 1.0;
+    double sum = 0.0;
+    for (int k = 1; k < 80; ++k) {
+      term *= -z / static_cast<double>(k);
+      sum += term.imag() / k;
+      if (std::abs(term) < 1e-18 * k) break;
+    }
+    return -std::arg(z) - sum;
+  }
+  // e^{−z}/(z + 1 − 1/(z + 3 − 4/(z + 5 − …))), by Lentz's method.
+  std::complex<double> b = z + 1.0;
+  std::complex<double> c = 1e300;
+  std::complex<double> d = 1.0 / b;
+  std::complex<double> h = d;
+  for (int k = 1; k < 200; ++k) {
+    const double a = -static_cast<double>(k) * k;
+    b += 2.0;
+    d = 1.0 / (a * d + b);
+    c = b + a / c;
+    const std::complex<double> factor = c * d;
+    h *= factor;
+    if (std::abs(factor - 1.0) < 1e-16) break;
+  }
+  return (h * std::exp(-z)).imag();
+}
+
+}  // namespace
+
+NullLaw NullLaw::marchenko_pastur(double gamma) { return {Kind::marchenko_pastur, gamma, nullptr}; }
+
+NullLaw NullLaw::triangular(const TriangularTable* table) { return {Kind::triangular, 1.0, table}; }
+
+double NullLaw::edge() const {
+  if (kind_ == Kind::triangular) return e;
+  const double root = 1.0 + std::sqrt(gamma_);
+  return root * root;
+}
+
+double NullLaw::value_at(double t) const {
+  if (kind_ == Kind::triangular) return t >= pi ? 0.0 : sinc(t) * std::exp(t_cot(t));
+  const double gap = 1.0 - std::sqrt(gamma_);
+  const double half = std::cos(0.5 * t);
+  return gap * gap + 4.0 * std::sqrt(gamma_) * half * half;
+}
+
+double NullLaw::angle(double x) const {
+  if (kind_ == Kind::triangular) {
+    if (x <= 0.0) return pi;
+    if (x >= e) return 0.0;
+    const double target = std::log(x);
+    // Near the upper edge ln x = 1 − t²/2 + …, near 0 ln x ≈ −π/(π − t).
+    if (table_ != nullptr) {
+      return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
+                             table_->angle_near(x));
+    }
+    const double guess = target > -1.0 ? std::sqrt(2.0 * (1.0 - target)) * 0.95
+                                       : pi - pi / (2.0 - target + std::log(1.0 - target));
+    return decreasing_root(log_triangular, log_triangular_slope, target, 0.0, pi,
+                           std::clamp(guess, 1e-12, pi - 1e-3));
+  }
+  const double root = std::sqrt(gamma_);
+  const double low = (1.0 - root) * (1.0 - root);
+  const double high = (1.0 + root) * (1.0 + root);
+  if (x <= low) return pi;
+  if (x >= high) return 0.0;
+  return 2.0 * std::atan2(std::sqrt(high - x), std::sqrt(x - low));
+}
+
+double NullLaw::cdf_at(double t) const {
+  if (kind_ == Kind::triangular) {
+    const double s = std::sin(t);
+    return t < 1e-8 ? 1.0 : 1.0 - t / pi + s * s / (pi * t);
+  }
+  const double root = std::sqrt(gamma_);
+  const double q = (1.0 - root) / (1.0 + root);
+  // (2/π)∫_t^π sin²s/(1 + γ + 2√γ cos s) ds
+  const double atom = 2.0 * (1.0 - gamma_) * std::atan2(std::cos(0.5 * t), q * std::sin(0.5 * t));
+  const double bulk = (1.0 + gamma_) * (pi - t) + 2.0 * root * std::sin(t);
+  return std::clamp((bulk - atom) / (2.0 * pi * gamma_), 0.0, 1.0);
+}
+
+double NullLaw::cdf(double x) const {
+  if (x <= 0.0) return 0.0;
+  if (x >= edge()) return 1.0;
+  return cdf_at(angle(x));
+}
+
+double NullLaw::integral_at(double x, double t) const {
+  if (kind_ == Kind::triangular) {
+    if (table_ != nullptr) return table_->integral_at(t);
+    // With ζ = t cot t + it, 1/x = ζ·e^{−ζ} and F = 1 − Im(ζ + 1/ζ)/π, so F dx has the
+    // antiderivative x − Im[e^ζ − e^ζ/(2ζ) + e^ζ/(2ζ²) − Ei(ζ)/2]/π.
+    const double s = std::sin(t);
+    const double tail = imaginary_e1({-t_cot(t), -t});
+    return x - x * (t - s * s / (2.0 * t)) / pi - tail / (2.0 * pi);
+  }
+  const double moment = (pi - t + std::sin(t) * std::cos(t)) / pi;
+  return x * cdf_at(t) - moment;
+}
+
+NullLaw::Point NullLaw::at(double x) const {
+  if (x <= 0.0) return {x, 0.0, 0.0};
+  // Both laws have mean E; past the edge ∫_0^x F = x − E.
+  if (x >= edge()) return {x, 1.0, x - (kind_ == Kind::triangular ? 0.5 : 1.0)};
+  const double t = angle(x);
+  return {x, cdf_at(t), integral_at(x, t)};
+}
+
+double NullLaw::angle_of_cdf(double u, double low, double high, double guess) const {
+  const auto slope = [&](double t) {
+    const double s = std::sin(t);
+    if (kind_ == Kind::triangular) {
+      return -(1.0 - 2.0 * s * std::cos(t) / t + s * s / (t * t)) / pi;
+    }
+    return -2.0 * s * s / (pi * value_at(t));
+  };
+  return decreasing_root([&](double t) { return cdf_at(t); }, slope, u, low, high, guess);
+}
+
+NullLaw::Point NullLaw::crossing(double u, const Point& left, const Point& right) const {
+  const double high = angle(left.x);
+  const double low = angle(right.x);
+  const double share = (u - left.cdf) / (right.cdf - left.cdf);
+  const double guess = std::clamp(high + share * (low - high), 1e-12, pi - 1e-12);
+  const double t = angle_of_cdf(u, low, high, guess);
+  const double x = std::clamp(value_at(t), left.x, right.x);
+  return {x, u, integral_at(x, t)};
+}
+
+double NullLaw::quantile(double u) const {
+  if (u <= 0.0) return value_at(pi);
+  if (u >= 1.0) return edge();
+  return value_at(angle_of_cdf(u, 0.0, pi, std::clamp(pi * (1.0 - u), 1e-3, pi - 1e-3)));
+}
+
+namespace {
+
+constexpr Index kSteps = 1024;
+constexpr double kStep = pi / kSteps;
+// A slot is a 64th of an octave; the first begins at 2^-44, and below it the points are few.
+constexpr int kSlotShift = 46;
+constexpr auto kFirstSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(0x1p-44) >> kSlotShift);
+constexpr auto kLastSlot = static_cast<Index>(std::bit_cast<std::uint64_t>(e) >> kSlotShift);
+
+}  // namespace
+
+TriangularTable::TriangularTable() {
+  // F changes by at most 0.5 a radian.
+  const NullLaw law = NullLaw::triangular();
+  for (Index step = 0; step <= kSteps; ++step) {
+    const double t = pi - kStep * static_cast<double>(step);
+    const bool upper = step == kSteps;
+    const double x = upper ? e : law.value_at(t);
+    points_.push_back(x);
+    logarithms_.push_back(upper ? 1.0 : log_triangular(t));
+    cdf_.push_back(upper ? 1.0 : step == 0 ? 0.0 : law.cdf_at(t));
+    integrals_.push_back(upper ? e - 0.5 : x == 0.0 ? 0.0 : law.integral_at(x, t));
+    // dI/dt = F·x·d ln x/dt
+    slopes_.push_back(upper || x == 0.0 ? 0.0 : cdf_.back() * x * log_triangular_slope(t));
+  }
+  for (Index slot = kFirstSlot; slot <= kLastSlot; ++slot) {
+    const auto from = std::bit_cast<double>(static_cast<std::uint64_t>(slot) << kSlotShift);
+    const auto above = std::upper_bound(points_.begin(), points_.end(), from) - points_.begin();
+    starts_.push_back(static_cast<std::uint16_t>(above));
+  }
+}
+
+Index TriangularTable::above(double x) const {
+  const auto slot = static_cast<Index>(std::bit_cast<std::uint64_t>(x) >> kSlotShift) - kFirstSlot;
+  Index point = slot < 0 ? 0 : starts_[static_cast<std::size_t>(slot)];
+  while (points_[point] <= x) ++point;
+  return point;
+}
+
+TriangularTable::Bracket TriangularTable::cdf(double from, double to) const {
+  if (to <= 0.0) return {0.0, 0.0};
+  if (from >= e) return {1.0, 1.0};
+  const Index first = from <= 0.0 ? 1 : above(from);
+  Index last = first;
+  if (to >= e) {
+    last = kSteps;
+  } else {
+    while (points_[last] <= to) ++last;
+  }
+  return {cdf_[first - 1], cdf_[last]};
+}
+
+double TriangularTable::angle_near(double x) const {
+  const Index above = this->above(x);
+  // In the last cells before either end ln x is far from straight; their middles start the solver.
+  double share = 0.5;
+  if (above > 3 && above < kSteps - 1) {
+    share = (std::log(x) - logarithms_[above - 1]) / (logarithms_[above] - logarithms_[above - 1]);
+  }
+  return pi - kStep * (static_cast<double>(above - 1) + share);
+}
+
+double TriangularTable::integral_at(double angle) const {
+  const double place = (pi - angle) / kStep;
+  const auto cell = std::clamp<Index>(static_cast<Index>(place), 0, kSteps - 1);
+  const double s = place - static_cast<double>(cell);
+  // Cubic Hermite interpolation in −angle; both ends' slopes are exact.
+  const double from = integrals_[cell];
+  const double to = integrals_[cell + 1];
+  const double out = -kStep * slopes_[cell];
+  const double in = -kStep * slopes_[cell + 1];
+  const double rise = to - from;
+  return from + s * (out + s * ((3.0 * rise - 2.0 * out - in) + s * (out + in - 2.0 * rise)));
+}
+
+}  // namespace attnscope

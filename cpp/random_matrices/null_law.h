@@ -1,0 +1,92 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "matrix/matrix_view.h"
+
+namespace attnscope {
+
+// The limit law F of the eigenvalues of XXᵀ/n for X with independent entries of variance 1 on its
+// support. Both laws are followed by an angle t in [0, π] that falls as x rises: t = π is the lower
+// edge and t = 0 the upper edge.
+//
+//  * Marchenko–Pastur, full support, 0 < γ = rows/columns <= 1 (Marčenko and Pastur 1967):
+//    x(t) = 1 + γ + 2√γ cos t, on [(1−√γ)², (1+√γ)²].
+//  * triangular, causal support (Dykema and Haagerup, DT-operators and decomposability of
+//  Voiculescu's
+//    circular operator, 2004): x(t) = (sin t/t)·exp(t cot t), F = 1 − t/π + sin²t/(πt), on [0, e].
+class TriangularTable;
+
+class NullLaw {
+ public:
+  static NullLaw marchenko_pastur(double gamma);
+  // With a table, which must outlive the law, values come several times sooner.
+  static NullLaw triangular(const TriangularTable* table = nullptr);
+
+  // A place on the axis: F(x), and ∫_0^x F, which goes on past the edge.
+  struct Point {
+    double x, cdf, integral;
+  };
+  Point at(double x) const;
+  // The point between `left` and `right` where F reaches u, left.cdf < u < right.cdf.
+  Point crossing(double u, const Point& left, const Point& right) const;
+
+  // Upper end of the support.
+  double edge() const;
+  // F(x), to 1e-14; 0 below the support and 1 above.
+  double cdf(double x) const;
+  // ∫_0^x F, to 1e-13 (5e-12 with a table); x above the edge is allowed.
+  double integral(double x) const { return at(x).integral; }
+  // The x with F(x) = u, 0 <= u <= 1.
+  double quantile(double u) const;
+
+ private:
+  friend class TriangularTable;
+  enum class Kind { marchenko_pastur, triangular };
+  NullLaw(Kind kind, double gamma, const TriangularTable* table)
+      : kind_(kind), gamma_(gamma), table_(table) {}
+
+  double angle(double x) const;
+  double value_at(double angle) const;
+  double cdf_at(double angle) const;
+  double integral_at(double x, double angle) const;
+  double angle_of_cdf(double u, double low, double high, double guess) const;
+
+  Kind kind_;
+  double gamma_;
+  const TriangularTable* table_;
+};
+
+// The triangular law at equal steps of its angle. It brackets F without solving for the angle, to
+// decide at which points the exact value is worth its cost, and starts the solver where it is worth
+// it.
+class TriangularTable {
+ public:
+  TriangularTable();
+  struct Bracket {
+    double low, high;  // at most 0.0016 apart
+  };
+  Bracket cdf(double x) const { return cdf(x, x); }
+  // Of F over [from, to], which is short.
+  Bracket cdf(double from, double to) const;
+
+ private:
+  friend class NullLaw;
+  double angle_near(double x) const;       // to about 1e-5, 0 < x < e
+  double integral_at(double angle) const;  // ∫_0^{x(angle)} F, to 5e-12
+
+  Index above(double x) const;  // the first point above x, 0 < x < e
+
+  // By the leading bits of x: where the search for the first point above begins.
+  std::vector<std::uint16_t> starts_;
+  // by rising x
+  std::vector<double> points_;
+  std::vector<double> logarithms_;
+  std::vector<double> cdf_;
+  std::vector<double> integrals_;
+  std::vector<double> slopes_;  // of the integral by the angle
+};
+
+}  // namespace attnscope

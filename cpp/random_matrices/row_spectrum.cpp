@@ -1,0 +1,105 @@
+// SPDX-License-Identifier: MIT
+#include "random_matrices/row_spectrum.h"
+
+#include <cstring>
+
+#include "linalg/packed_gram.h"
+#include "linalg/panel_gram.h"
+#include "linalg/panel_tridiagonal.h"
+#include "random_matrices/standard_rows.h"
+
+namespace attnscope {
+namespace {
+
+// No instruction set works on more matrices at once.
+constexpr std::size_t kMostTogether = 32;
+// Up to this size a pack stays near the second-level cache; beyond, one matrix at a time does.
+constexpr Index kLargestPacked = 256;
+
+// XXᵀ of up to kPackWidth matrices, tridiagonal in the lanes from `diagonal` and `beside` on.
+template <class Scalar>
+void reduce_pack(std::span<const MatrixView<Scalar>> part, bool causal, double* diagonal, double* beside,
+                 Index stride, Index* kept, RowSpectrumWorkspace& workspace) {
+  const Index n = part.front().rows();
+  const auto place = [=](Index i) { return causal ? padded_triangle_row(i) : i * n; };
+  Lanes* rows = lane_buffer(workspace.rows, place(n));
+  Lanes* gram = lane_buffer(workspace.gram, triangle_row(n));
+  Lanes* vectors = lane_buffer(workspace.vectors, 6 * n);
+  const Lanes varying =
+      standardize_pack(part, causal, place, rows, workspace.lines.resize(kPackWidth * n));
+  for (std::size_t lane = 0; lane < part.size(); ++lane) {
+    kept[lane] = static_cast<Index>(varying[static_cast<Index>(lane)]);
+  }
+  packed_gram(
+      n, [&](Index i) { return rows + place(i); },
+      [=](Index i) { return causal ? std::min(n, i + 1) : n; }, gram);
+  tridiagonalize(gram, n, vectors, vectors + n, vectors + 2 * n);
+  for (Index i = 0; i < n; ++i) {
+    std::memcpy(diagonal + i * stride, vectors + i, sizeof(Lanes));
+    if (i + 1 < n) std::memcpy(beside + i * stride, vectors + n + i, sizeof(Lanes));
+  }
+}
+
+// The same of one matrix; returns how many rows vary.
+template <class Scalar>
+Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal, double* beside,
+                 Index stride, RowSpectrumWorkspace& workspace) {
+  const Index n = matrix.rows();
+  double* rows = workspace.rows.resize(n * n);
+  Index kept = 0;
+  for (Index i = 0; i < n; ++i) {
+    double* row = rows + i * n;
+    const Index count = causal ? i + 1 : n;
+    widen_row(matrix, i, row);
+    const bool varies = standardize_row(row, count);
+    std::fill(row + (varies ? count : 0), row + n, 0.0);
+    kept += varies ? 1 : 0;
+  }
+  double* gram = workspace.gram.resize(panel_offset(strips_of(n)));
+  panel_gram(rows, n, n, causal, gram, workspace.lines);
+  panel_tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
+  return kept;
+}
+
+}  // namespace
+
+template <class Scalar>
+void row_spectra(std::span<const MatrixView<Scalar>> matrices, bool causal,
+                 RowSpectrumWorkspace& workspace) {
+  const Index n = matrices.front().rows();
+  const auto count = static_cast<Index>(matrices.size());
+  const Index width = dqds_width();
+  double* diagonal = workspace.tridiagonals.resize(2 * n * width);
+  double* beside = diagonal + n * width;
+  std::fill(diagonal, diagonal + 2 * n * width, 0.0);
+  workspace.kept.resize(static_cast<std::size_t>(width));
+  Index* kept = workspace.kept.data();
+  if (n <= kLargestPacked) {
+    for (Index first = 0; first < count; first += kPackWidth) {
+      const auto size = static_cast<std::size_t>(std::min(kPackWidth, count - first));
+      reduce_pack(matrices.subspan(static_cast<std::size_t>(first), size), causal, diagonal + first,
+                  beside + first, width, kept + first, workspace);
+    }
+  } else {
+    for (Index lane = 0; lane < count; ++lane) {
+      kept[lane] = reduce_one(matrices[static_cast<std::size_t>(lane)], causal, diagonal + lane,
+                              beside + lane, width, workspace);
+    }
+  }
+  const double scale = 1.0 / static_cast<double>(n);
+  for (Index i = 0; i < 2 * n * width; ++i) diagonal[i] *= scale;
+  workspace.values.resize(static_cast<std::size_t>(count * n));
+  double* out[kMostTogether];
+  for (Index lane = 0; lane < count; ++lane) out[lane] = workspace.values.data() + lane * n;
+  tridiagonal_eigenvalues(diagonal, beside, n,
+                          std::span<double* const>(out, static_cast<std::size_t>(count)), workspace.dqds);
+  for (Index lane = 0; lane < count; ++lane) std::reverse(out[lane], out[lane] + n);
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                              \
+  template void row_spectra<Scalar>(std::span<const MatrixView<Scalar>>, bool,     \
+                                    RowSpectrumWorkspace&);
+ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
+#undef ATTNSCOPE_INSTANTIATE
+
+}  // namespace attnscope

@@ -1,0 +1,167 @@
+// SPDX-License-Identifier: MIT
+#include "random_matrices/spectral_distance.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace attnscope {
+
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor) {
+  const double k = static_cast<double>(values.size());
+  const auto first = std::lower_bound(values.begin(), values.end(), floor);
+  Index below = first - values.begin();
+  double distance = std::abs(static_cast<double>(below) / k - law.cdf(floor));
+  for (auto value = first; value != values.end(); ++value, ++below) {
+    const double at = law.cdf(*value);
+    distance = std::max({distance, std::abs(static_cast<double>(below) / k - at),
+                         std::abs(static_cast<double>(below + 1) / k - at)});
+  }
+  return distance;
+}
+
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
+                          const TriangularTable& table) {
+  const double k = static_cast<double>(values.size());
+  const auto first = std::lower_bound(values.begin(), values.end(), floor);
+  const auto below = first - values.begin();
+  // The largest difference is at least `certain`; a point matters if its own can reach that.
+  double certain = 0.0;
+  const auto bracket = [&](std::size_t i) {
+    const auto [low, high] = table.cdf(values[i]);
+    const double before = static_cast<double>(i) / k;
+    const double after = static_cast<double>(i + 1) / k;
+    const double least = std::max({0.0, low - before, after - high});
+    const double most = std::max(high - before, after - low);
+    return std::pair(least, most);
+  };
+  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
+    certain = std::max(certain, bracket(i).first);
+  }
+  double distance = std::abs(static_cast<double>(below) / k - triangular.cdf(floor));
+  for (auto i = static_cast<std::size_t>(below); i < values.size(); ++i) {
+    if (bracket(i).second < certain || bracket(i).second <= distance) continue;
+    const double at = triangular.cdf(values[i]);
+    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
+                         std::abs(static_cast<double>(i + 1) / k - at)});
+  }
+  return distance;
+}
+
+CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
+                                            double floor, double error, const TriangularTable* table) {
+  const double k = static_cast<double>(values.size());
+  const std::size_t below =
+      static_cast<std::size_t>(std::lower_bound(values.begin(), values.end(), floor) - values.begin());
+  const auto differences = [&](std::size_t i, double low, double high) {
+    // |F_emp − F| on either side of value i, F between low and high: at least and at most.
+    const double before = static_cast<double>(i) / k;
+    const double after = static_cast<double>(i + 1) / k;
+    return std::pair(std::max({0.0, low - before, after - high}), std::max(high - before, after - low));
+  };
+  const auto coarse = [&](std::size_t i) {
+    const double from = std::max(values[i] - error, floor);
+    const double to = std::max(values[i] + error, floor);
+    if (table == nullptr) return differences(i, law.cdf(from), law.cdf(to));
+    const auto [low, high] = table->cdf(from, to);
+    return differences(i, low, high);
+  };
+  // Values within the error of the floor may lie on either side.
+  const auto first_sure = std::lower_bound(values.begin(), values.end(), floor + error);
+  const auto first_maybe = std::lower_bound(values.begin(), values.end(), floor - error);
+  const double at_floor = law.cdf(floor);
+  const double fewest = static_cast<double>(first_maybe - values.begin()) / k;
+  const double most = static_cast<double>(first_sure - values.begin()) / k;
+  double distance = std::abs(static_cast<double>(below) / k - at_floor);
+  double highest = std::max(std::abs(fewest - at_floor), std::abs(most - at_floor));
+  double certain = fewest == most ? distance : 0.0;
+  const auto start = static_cast<std::size_t>(first_maybe - values.begin());
+  const auto sure = static_cast<std::size_t>(first_sure - values.begin());
+  for (std::size_t i = sure; i < values.size(); ++i) certain = std::max(certain, coarse(i).first);
+  double lowest = fewest == most ? distance : 0.0;
+  for (std::size_t i = start; i < values.size(); ++i) {
+    if (coarse(i).second < certain) continue;
+    const double low = law.cdf(std::max(values[i] - error, floor));
+    const double high = law.cdf(std::max(values[i] + error, floor));
+    const auto [least, greatest] = differences(i, low, high);
+    highest = std::max(highest, greatest);
+    if (i >= sure) lowest = std::max(lowest, least);
+    if (i < below) continue;
+    const double at = law.cdf(values[i]);
+    distance = std::max({distance, std::abs(static_cast<double>(i) / k - at),
+                         std::abs(static_cast<double>(i + 1) / k - at)});
+  }
+  return {distance, highest - lowest};
+}
+
+double wasserstein(std::span<const double> values, const NullLaw& law) {
+  const double k = static_cast<double>(values.size());
+  double distance = 0.0;
+  NullLaw::Point left{0.0, 0.0, 0.0};
+  for (std::size_t i = 0; i <= values.size(); ++i) {
+    // F_emp is `level` between `left` and `right`.
+    const double level = static_cast<double>(i) / k;
+    const NullLaw::Point right =
+        law.at(i < values.size() ? values[i] : std::max(left.x, law.edge()));
+    const auto above = [&](const NullLaw::Point& from, const NullLaw::Point& to) {
+      return level * (to.x - from.x) - (to.integral - from.integral);  // ∫ (F_emp − F)
+    };
+    if (right.cdf <= level) {
+      distance += above(left, right);
+    } else if (left.cdf >= level) {
+      distance -= above(left, right);
+    } else {
+      const NullLaw::Point middle = law.crossing(level, left, right);
+      distance += above(left, middle) - above(middle, right);
+    }
+    left = right;
+  }
+  return distance;
+}
+
+double wasserstein(std::span<const double> a, std::span<const double> b) {
+  double distance = 0.0;
+  double left = 0.0;
+  std::size_t i = 0;
+  std::size_t j = 0;
+  while (i < a.size() || j < b.size()) {
+    const bool from_a = j == b.size() || (i < a.size() && a[i] <= b[j]);
+    const double right = from_a ? a[i] : b[j];
+    const double gap = static_cast<double>(i) / static_cast<double>(a.size()) -
+                       static_cast<double>(j) / static_cast<double>(b.size());
+    distance += std::abs(gap) * (right - left);
+    left = right;
+    ++(from_a ? i : j);
+  }
+  return distance;
+}
+
+void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
+                              double floor, std::vector<Index>& seen,
+                              std::vector<double>& deviations) {
+  std::sort(pool.begin(), pool.end());
+  seen.assign(static_cast<std::size_t>(count), 0);
+  deviations.assign(static_cast<std::size_t>(count), 0.0);
+  const double own_weight = 1.0 / static_cast<double>(size);
+  const double others_weight = 1.0 / static_cast<double>(size * (count - 1));
+  const auto note = [&](Index sample, Index total) {
+    const auto at = static_cast<std::size_t>(sample);
+    const double own = static_cast<double>(seen[at]) * own_weight;
+    const double others = static_cast<double>(total - seen[at]) * others_weight;
+    deviations[at] = std::max(deviations[at], std::abs(own - others));
+  };
+  std::size_t end = 0;
+  while (end < pool.size() && pool[end].first < floor) ++seen[pool[end++].second];
+  for (Index sample = 0; sample < count; ++sample) note(sample, static_cast<Index>(end));
+  while (end < pool.size()) {
+    const std::size_t begin = end;
+    do {
+      ++end;
+    } while (end < pool.size() && pool[end].first - pool[end - 1].first <= floor);
+    // Between two of a sample's own values the difference is monotone, so its ends are enough.
+    for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(begin));
+    for (std::size_t i = begin; i < end; ++i) ++seen[pool[i].second];
+    for (std::size_t i = begin; i < end; ++i) note(pool[i].second, static_cast<Index>(end));
+  }
+}
+
+}  // namespace attnscope

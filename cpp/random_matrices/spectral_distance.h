@@ -1,0 +1,48 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <span>
+#include <utility>
+#include <vector>
+
+#include "random_matrices/null_law.h"
+
+// Distances between an empirical spectrum (ascending values, each of weight 1/k) and a null.
+namespace attnscope {
+
+// Values below this share of the upper edge are beyond what float64 resolves and only count as
+// below.
+inline constexpr double kResolvedShare = 1e-12;
+
+// sup |F_emp(x) − F(x)| over x >= floor.
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& law, double floor);
+
+// The same for the triangular law: a table brackets every difference, and only those that can be
+// the largest are computed.
+double kolmogorov_smirnov(std::span<const double> values, const NullLaw& triangular, double floor,
+                          const TriangularTable& table);
+
+// The same for values that are only known to ±error. `uncertain`: the largest difference may be as far
+// from `distance` as that. A table, where there is one, belongs to the law.
+struct CertifiedDistance {
+  double distance, uncertain;
+};
+CertifiedDistance kolmogorov_smirnov_within(std::span<const double> values, const NullLaw& law,
+                                            double floor, double error, const TriangularTable* table);
+
+// ∫ |F_emp − F| dx over [0, ∞).
+double wasserstein(std::span<const double> values, const NullLaw& law);
+
+// ∫ |F_a − F_b| dx of two empirical spectra.
+double wasserstein(std::span<const double> a, std::span<const double> b);
+
+// For each of `pool`'s samples (labelled 0 … count − 1, `size` values each): the sup over x >=
+// floor of the difference between its own distribution and that of all other samples together, to
+// `deviations`. Every sample is treated alike, so samples that are exchangeable have exchangeable
+// deviations. Values within floor of their neighbour count as tied: rounding must not split an
+// atom. `pool` is sorted; `seen` is scratch.
+void leave_one_out_deviations(std::vector<std::pair<double, Index>>& pool, Index count, Index size,
+                              double floor, std::vector<Index>& seen,
+                              std::vector<double>& deviations);
+
+}  // namespace attnscope

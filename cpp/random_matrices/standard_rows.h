@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <span>
+
+#include "matrix/widen.h"
+#include "simd/lanes.h"
+
+namespace attnscope {
+
+// Sums of a row in four strands, which keep the adder busy and round the same everywhere.
+template <class Term>
+double strand_sum(Index count, Term&& term) {
+  double sums[4] = {};
+  Index j = 0;
+  for (; j + 4 <= count; j += 4) {
+    for (Index strand = 0; strand < 4; ++strand) sums[strand] += term(j + strand);
+  }
+  for (; j < count; ++j) sums[0] += term(j);
+  return (sums[0] + sums[1]) + (sums[2] + sums[3]);
+}
+
+// Standardises the entries of one row: mean 0 and mean square 1; false when they are all equal. A computed
+// deviation of equal entries is not always 0, so the entries themselves are compared.
+inline bool standardize_row(double* row, Index count) {
+  bool varies = false;
+  for (Index j = 1; j < count && !varies; ++j) varies = row[j] != row[0];
+  if (!varies) return false;
+  const auto size = static_cast<double>(count);
+  // Means of subnormal numbers are no numbers and squares below 1e-308 vanish; powers of two are exact.
+  const double largest = largest_magnitude(row, count);
+  if (largest < 0x1p-400 || largest > 0x1p400) {
+    const double unit = largest < 1.0 ? 0x1p600 : 0x1p-600;
+    for (Index j = 0; j < count; ++j) row[j] *= unit;
+  }
+  // Twice: where the entries differ in their last digits only, the first mean's rounding is not
+  // small.
+  for (int time = 0; time < 2; ++time) {
+    const double mean = strand_sum(count, [&](Index j) { return row[j]; }) / size;
+    for (Index j = 0; j < count; ++j) row[j] -= mean;
+  }
+  const double variance = strand_sum(count, [&](Index j) { return row[j] * row[j]; });
+  const double scale = std::sqrt(size / variance);
+  for (Index j = 0; j < count; ++j) row[j] *= scale;
+  return true;
+}
+
+// The same of the first `count` entries of a row in every lane by itself; zeros in a lane whose entries are
+// all equal. Returns the lanes that vary.
+inline LaneMask standardize_lanes(Lanes* row, Index count) {
+  LaneMask varies = {};
+  Lanes sums[4] = {};
+  const auto total = [&] { return (sums[0] + sums[1]) + (sums[2] + sums[3]); };
+  Lanes largest{};
+  for (Index j = 0; j < count; ++j) {
+    varies |= row[j] != row[0];
+    largest = larger(largest, magnitude(row[j]));
+    sums[j % 4] += row[j];
+  }
+  if (!any(varies)) {
+    std::fill(row, row + count, Lanes{});
+    return varies;
+  }
+  const Lanes one = broadcast(1.0);
+  const LaneMask tiny = largest < 0x1p-400;
+  const LaneMask huge = largest > 0x1p400;
+  if (any((tiny | huge) & varies)) {
+    const Lanes unit = tiny ? broadcast(0x1p600) : (huge ? broadcast(0x1p-600) : one);
+    for (Lanes& sum : sums) sum = Lanes{};
+    for (Index j = 0; j < count; ++j) {
+      row[j] *= unit;
+      sums[j % 4] += row[j];
+    }
+  }
+  const double size = static_cast<double>(count);
+  const Lanes first = total() / size;
+  for (Lanes& sum : sums) sum = Lanes{};
+  for (Index j = 0; j < count; ++j) {
+    row[j] -= first;
+    sums[j % 4] += row[j];
+  }
+  const Lanes second = total() / size;
+  for (Lanes& sum : sums) sum = Lanes{};
+  for (Index j = 0; j < count; ++j) {
+    row[j] -= second;
+    sums[j % 4] += row[j] * row[j];
+  }
+  const Lanes scale = varies ? square_root(size / (varies ? total() : one)) : Lanes{};
+  for (Index j = 0; j < count; ++j) row[j] *= scale;
+  return varies;
+}
+
+// Standardises the rows of up to kPackWidth matrices of one size side by side, over the entries on and
+// below the diagonal (`causal`) or all: row i to rows + place(i), zeros behind its own entries up to
+// rows + place(i + 1). Returns how many rows of each matrix vary. `lines`: scratch of kPackWidth · n numbers.
+template <class Scalar, class Place>
+Lanes standardize_pack(std::span<const MatrixView<Scalar>> matrices, bool causal, const Place& place,
+                       Lanes* rows, double* lines) {
+  assert(1 <= matrices.size() && static_cast<Index>(matrices.size()) <= kPackWidth);
+  const Index n = matrices.front().rows();
+  std::fill(lines, lines + kPackWidth * n, 0.0);
+  Lanes kept{};
+  for (Index i = 0; i < n; ++i) {
+    for (std::size_t lane = 0; lane < matrices.size(); ++lane) {
+      widen_row(matrices[lane], i, lines + static_cast<Index>(lane) * n);
+    }
+    const Index count = causal ? i + 1 : n;
+    Lanes* row = rows + place(i);
+    double* to = reinterpret_cast<double*>(row);
+    for (Index j = 0; j < count; ++j) {
+      for (Index lane = 0; lane < kPackWidth; ++lane) to[j * kPackWidth + lane] = lines[lane * n + j];
+    }
+    std::fill(row + count, rows + place(i + 1), Lanes{});
+    kept += standardize_lanes(row, count) ? broadcast(1.0) : Lanes{};
+  }
+  return kept;
+}
+
+}  // namespace attnscope

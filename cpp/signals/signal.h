@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <vector>
+
+#include "matrix/matrix_view.h"
+#include "matrix/row_scratch.h"
+#include "matrix/support.h"
+
+namespace attnscope {
+
+// Which one-dimensional signals are read off a map. `rows`: every query's attention over the keys
+// that it sees; `last`: that of the last query; `mean`: the mean over queries by key, invisible
+// keys counting 0; `offset`: the mean over visible pairs by distance |i − j|.
+struct SignalOptions {
+  enum class Kind { rows, last, mean, offset };
+  Kind kind = Kind::rows;
+  // Without key 0, each row divided by what is left of it; a row with nothing left has no signal.
+  bool drop_first = false;
+  // Minus its mean; a signal of equal entries becomes exactly 0.
+  bool detrend = false;
+  // Shorter signals are passed over, and so are shorter rows in a mean.
+  Index min_keys = 32;
+};
+
+struct SignalScratch {
+  RowScratch rows;
+  std::vector<double> signal;
+  std::vector<double> pairs;
+};
+
+// How many signals a map of n tokens has room for: n for rows, else 1.
+inline Index signal_count(const SignalOptions& options, Index n) {
+  return options.kind == SignalOptions::Kind::rows ? n : 1;
+}
+
+}  // namespace attnscope

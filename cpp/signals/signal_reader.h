@@ -1,0 +1,130 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
+#include "matrix/rows.h"
+#include "signals/signal.h"
+
+// Hands out the signals of a map one by one. Only kernel sources include it.
+namespace attnscope {
+
+inline void detrend(std::vector<double>& x) {
+  if (x.empty()) return;
+  const auto [low, high] = std::minmax_element(x.begin(), x.end());
+  const double mean =
+      *low == *high ? *low
+                    : std::accumulate(x.begin(), x.end(), 0.0) / static_cast<double>(x.size());
+  for (double& value : x) value -= mean;
+}
+
+// Squares of entries below 2^-537 vanish and those above 2^512 overflow: far from 1, x is brought
+// there by a power of two, whose exponent is returned (x was 2^exponent times what it is now).
+inline int rescale(double* x, Index count) {
+  double largest = 0.0;
+  for (Index t = 0; t < count; ++t) largest = std::max(largest, std::abs(x[t]));
+  if ((largest > 0x1p-400 && largest < 0x1p400) || largest == 0.0) return 0;
+  int exponent = 0;
+  std::frexp(largest, &exponent);
+  for (Index t = 0; t < count; ++t) x[t] = std::ldexp(x[t], -exponent);
+  return exponent;
+}
+
+// The visible entries of row i in the order of their keys, to `signal`; false where nothing is left
+// without key 0.
+template <class WideType>
+bool row_signal(const WideType* row, Index i, Index end, const Support& support,
+                const SignalOptions& options, std::vector<double>& signal) {
+  const Index first = options.drop_first ? 1 : 0;
+  if (support.kind == Support::Kind::mask) {
+    signal.clear();
+    for (Index j = first; j < end; ++j) {
+      if (support.visible(i, j)) signal.push_back(static_cast<double>(row[j]));
+    }
+  } else {
+    signal.assign(row + std::min(first, end), row + end);
+  }
+  if (!options.drop_first) return true;
+  const double rest = std::accumulate(signal.begin(), signal.end(), 0.0);
+  if (!(rest > 0.0)) return false;
+  for (double& value : signal) value /= rest;
+  return true;
+}
+
+// Calls visit(index, x, count, exponent) for every signal of at least min_keys entries, which is x
+// times 2^exponent; index is the query for `rows`, else 0.
+template <class Scalar, class Visit>
+void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
+                     const SignalOptions& options, SignalScratch& scratch, Visit&& visit) {
+  using Kind = SignalOptions::Kind;
+  const Index n = matrix.rows();
+  std::vector<double>& signal = scratch.signal;
+  // `per` [signal.size()] divides the signal, which is a sum of so many entries.
+  const auto give = [&](Index index, const double* per) {
+    const auto count = static_cast<Index>(signal.size());
+    if (count < std::max<Index>(options.min_keys, 1)) return;
+    // Before the division, because a mean of subnormal numbers need not be a number.
+    const int exponent = rescale(signal.data(), count);
+    for (std::size_t t = 0; per != nullptr && t < signal.size(); ++t) signal[t] /= per[t];
+    if (options.detrend) detrend(signal);
+    visit(index, signal.data(), count, exponent);
+  };
+  RowReader<Scalar> reader(matrix, support, scratch.rows);
+  if (options.kind == Kind::rows || options.kind == Kind::last) {
+    const bool all = options.kind == Kind::rows;
+    for (Index i = all ? 0 : n - 1; i < n; ++i) {
+      if (row_signal(reader.row(i), i, reader.end(i), support, options, signal))
+        give(all ? i : 0, nullptr);
+    }
+    return;
+  }
+  const Index first = options.drop_first ? 1 : 0;
+  std::vector<double> total(static_cast<std::size_t>(n), 0.0);
+  std::vector<double>& pairs = scratch.pairs;
+  pairs.assign(static_cast<std::size_t>(n), 0.0);
+  Index rows = 0;
+  for (Index i = 0; i < n; ++i) {
+    const auto* row = reader.row(i);
+    const Index end = reader.end(i);
+    double rest = 1.0;
+    if (options.drop_first) {
+      rest = 0.0;
+      for (Index j = 1; j < end; ++j) rest += static_cast<double>(row[j]);
+      if (!(rest > 0.0)) continue;
+    }
+    // 1 / rest may be infinite.
+    const auto entry = [&](Index j) {
+      const auto x = static_cast<double>(row[j]);
+      return options.drop_first ? x / rest : x;
+    };
+    if (options.kind == Kind::mean) {
+      if (visible_keys(support, i, n) - first < options.min_keys) continue;
+      for (Index j = first; j < end; ++j) {
+        total[static_cast<std::size_t>(j - first)] += entry(j);
+      }
+      ++rows;
+      continue;
+    }
+    for (Index j = first; j < end; ++j) {
+      if (support.kind == Support::Kind::mask && !support.visible(i, j)) continue;
+      const auto distance = static_cast<std::size_t>(i < j ? j - i : i - j);
+      total[distance] += entry(j);
+      pairs[distance] += 1.0;
+    }
+  }
+  if (options.kind == Kind::mean) {
+    if (rows == 0) return;
+    signal.assign(total.begin(), total.end() - first);
+    pairs.assign(signal.size(), static_cast<double>(rows));
+  } else {
+    std::size_t farthest = pairs.size();
+    while (farthest > 0 && pairs[farthest - 1] == 0.0) --farthest;
+    signal.assign(total.begin(), total.begin() + static_cast<std::ptrdiff_t>(farthest));
+    for (double& count : pairs) count = std::max(count, 1.0);
+  }
+  give(0, pairs.data());
+}
+
+}  // namespace attnscope

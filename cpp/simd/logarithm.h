@@ -1,0 +1,40 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cstdint>
+
+#include "simd/lanes.h"
+
+// The logarithm of a vector of entries. Only kernel sources include it.
+namespace attnscope {
+
+// log of numbers >= 2^-1022 to 2 ulp; some finite number of anything else, 0 and negative numbers, infinity
+// and NaN too, so that x·log x is 0 at 0 and off by less than 1e-304 at a subnormal. The argument reduction and the
+// coefficients are those of fdlibm's e_log.c (Sun Microsystems, 1993): x = 2^k·m, sqrt(1/2) <= m <
+// sqrt(2), s = (m−1)/(m+1), log m = s·(2 + R(s²)).
+inline Lanes bounded_log(Lanes x) {
+  constexpr std::uint64_t kOne = 0x3ff0000000000000;
+  constexpr std::uint64_t kRootHalf = 0x3fe6a09e667f3bcd;
+  // Without a sign, because the bits of a NaN or of a negative number run over.
+  typedef std::uint64_t Unsigned __attribute__((vector_size(kPackWidth * sizeof(std::uint64_t))));
+  const Unsigned shifted = reinterpret_cast<Unsigned>(x) + (kOne - kRootHalf);
+  // The exponent is made a double by planting it in the mantissa of 2^52: AVX2 converts no 64-bit
+  // integer.
+  const Unsigned exponent = (shifted >> 52) | std::uint64_t{0x4330000000000000};
+  const Lanes k = reinterpret_cast<Lanes>(exponent) - (4503599627370496.0 + 1023.0);
+  const Lanes m = reinterpret_cast<Lanes>((shifted & std::uint64_t{0x000fffffffffffff}) + kRootHalf);
+  const Lanes f = m - 1.0;
+  const Lanes s = f / (m + 1.0);
+  const Lanes z = s * s;
+  Lanes r = broadcast(1.479819860511658591e-01);
+  r = r * z + 1.531383769920937332e-01;
+  r = r * z + 1.818357216161805012e-01;
+  r = r * z + 2.222219843214978396e-01;
+  r = r * z + 2.857142874366239149e-01;
+  r = r * z + 3.999999999940941908e-01;
+  r = r * z + 6.666666666666735130e-01;
+  r = r * z + 2.0;
+  return multiply_add(s, r, k * 6.93147180559945286227e-01);
+}
+
+}  // namespace attnscope

@@ -1,0 +1,193 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/information/sinks.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+Support causal() {
+  Support support;
+  support.kind = Support::Kind::causal;
+  return support;
+}
+
+SinkAnswers answers_of(const RowMatrix<double>& a, Support support, double min_visibility) {
+  SinkWorkspace workspace;
+  SinkRequest asked;
+  asked.position = true;
+  asked.min_visibility = min_visibility;
+  asked.top = 1;
+  SinkAnswers answers;
+  EXPECT_TRUE(sink_statistics(view(a), false, support, asked, answers, workspace));
+  return answers;
+}
+
+std::vector<double> incoming_of(const RowMatrix<double>& a, Support support) {
+  SinkWorkspace workspace;
+  std::vector<double> alpha(static_cast<std::size_t>(a.rows()));
+  SinkAnswers answers;
+  answers.incoming = alpha.data();
+  EXPECT_TRUE(sink_statistics(view(a), false, support, SinkRequest{}, answers, workspace));
+  return alpha;
+}
+
+TEST(Sinks, UniformCausalGivesHarmonicNumbers) {
+  constexpr Index n = 11;
+  const std::vector<double> alpha = incoming_of(testing::uniform_causal(n), causal());
+  for (Index j = 0; j < n; ++j) {
+    double tail = 0.0;
+    for (Index i = j; i < n; ++i) tail += 1.0 / double(i + 1);
+    EXPECT_NEAR(alpha[j], tail / double(n - j), 1e-15);
+  }
+}
+
+TEST(Sinks, TheStarHasOneSinkThatHoldsEverything) {
+  RowMatrix<double> star = RowMatrix<double>::Zero(10, 10);
+  star.col(0).setOnes();
+  SinkWorkspace workspace;
+  bool tokens[10];
+  sink_tokens(view(star), causal(), SinkRule{}, tokens, workspace);
+  EXPECT_TRUE(tokens[0]);
+  EXPECT_EQ(std::count(tokens, tokens + 10, true), 1);
+  EXPECT_EQ(answers_of(star, causal(), 0.3).position, 0);
+  EXPECT_EQ(answers_of(star, causal(), 0.3).top_mass, 1.0);
+  const SinkShare share = sink_share(view(star), causal(), 1, 10);
+  EXPECT_EQ(share.share, 1.0);
+  double uniform = 0.0;
+  for (Index i = 0; i < 10; ++i) uniform += 1.0 / double(i + 1);
+  EXPECT_NEAR(share.uniform, uniform / 10.0, 1e-15);
+}
+
+TEST(Sinks, VisibilityDecidesAtTheExactCount) {
+  // Key 7 of 10 is seen by three queries, which is ⌈0.3·10⌉; key 8 by two.
+  RowMatrix<double> a = RowMatrix<double>::Identity(10, 10);
+  SinkWorkspace workspace;
+  bool tokens[10];
+  sink_tokens(view(a), causal(), SinkRule{0.5, 0.3, 0.3}, tokens, workspace);
+  EXPECT_TRUE(tokens[7]);
+  EXPECT_FALSE(tokens[8]);
+  EXPECT_FALSE(tokens[6]);  // one of four queries
+  EXPECT_EQ(answers_of(a, causal(), 0.3).position, 7);
+}
+
+TEST(Sinks, TheShareOfQueriesMayEqualGamma) {
+  const RowMatrix<double> a = RowMatrix<double>::Identity(4, 4);
+  SinkWorkspace workspace;
+  bool tokens[4];
+  sink_tokens(view(a), Support{}, SinkRule{0.5, 0.25, 0.3}, tokens, workspace);
+  EXPECT_EQ(std::count(tokens, tokens + 4, true), 4);
+}
+
+TEST(Sinks, TheFirstOfEqualKeysIsTheSink) {
+  const RowMatrix<double> a = RowMatrix<double>::Identity(4, 4);
+  SinkWorkspace workspace;
+  SinkRequest questions;
+  questions.position = true;
+  SinkAnswers answers;
+  Support full;
+  EXPECT_TRUE(sink_statistics(view(a), false, full, questions, answers, workspace));
+  EXPECT_EQ(answers.position, 0);
+}
+
+TEST(Sinks, QuantileEqualsSortingEveryVisibleEntry) {
+  QuantileWorkspace workspace;
+  for (Index n : {1, 2, 9, 64, 150, 300}) {
+    for (bool is_causal : {false, true}) {
+      for (int levels : {0, 3}) {
+        RowMatrix<double> a = testing::random_attention(n, is_causal, unsigned(n));
+        // Few levels make long runs of ties.
+        if (levels > 0) a = (a * levels).array().round() / levels;
+        std::vector<double> visible;
+        for (Index i = 0; i < n; ++i) {
+          for (Index j = 0; j < (is_causal ? i + 1 : n); ++j) visible.push_back(a(i, j));
+        }
+        std::sort(visible.begin(), visible.end());
+        for (double q : {0.0, 0.25, 0.9, 1.0}) {
+          const double position = q * double(visible.size() - 1);
+          const auto low = std::size_t(position);
+          const std::size_t high = std::min(low + 1, visible.size() - 1);
+          const double expected =
+              visible[low] + (visible[high] - visible[low]) * (position - double(low));
+          EXPECT_EQ(visible_quantile(view(a), is_causal ? causal() : Support{}, q, workspace),
+                    expected)
+              << "n " << n << " q " << q << " levels " << levels;
+        }
+      }
+    }
+  }
+}
+
+TEST(Sinks, QuantileInterpolatesAcrossAGap) {
+  // The lower half lies near 0.25 and the upper half is 0.75; the median is between them.
+  for (double spread : {0.0, 1e-12, 1e-7}) {
+    for (Index n : {10, 100, 300}) {
+      RowMatrix<double> a(n, n);
+      const Index half = n * n / 2;
+      for (Index k = 0; k < n * n; ++k) {
+        a.data()[(k * 7919) % (n * n)] = k < half ? 0.25 - spread * double(k) : 0.75;
+      }
+      QuantileWorkspace workspace;
+      EXPECT_NEAR(visible_quantile(view(a), Support{}, 0.5, workspace), 0.5, 1e-15)
+          << "n " << n << " spread " << spread;
+    }
+  }
+}
+
+TEST(Sinks, QuantileIsExactWhereItsSampleMisleads) {
+  // The entries that the sample reads are all 0; the others are distinct.
+  constexpr Index n = 100;
+  RowMatrix<double> a(n, n);
+  for (Index k = 0; k < n * n; ++k) a.data()[k] = 1e-4 * double((k * 7919) % (n * n) + 1);
+  for (Index k = 0; k < 256; ++k) a.data()[Index((double(k) + 0.5) * double(n * n) / 256.0)] = 0.0;
+  std::vector<double> sorted(a.data(), a.data() + n * n);
+  std::sort(sorted.begin(), sorted.end());
+  QuantileWorkspace workspace;
+  for (Index rank : {0, 255, 256, 5000, 9999}) {
+    const double q = double(rank) / double(n * n - 1);
+    EXPECT_NEAR(visible_quantile(view(a), Support{}, q, workspace), sorted[std::size_t(rank)],
+                1e-12);
+  }
+}
+
+TEST(Sinks, QuantileOrdersNegativeNumbersAndZeros) {
+  RowMatrix<double> a(2, 2);
+  a << -1.0, 0.0, -0.0, 2.0;
+  QuantileWorkspace workspace;
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 0.0, workspace), -1.0);
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 0.5, workspace), 0.0);
+  EXPECT_EQ(visible_quantile(view(a), Support{}, 1.0, workspace), 2.0);
+}
+
+TEST(Sinks, AThresholdBetweenFloatsDecidesAsInDoubles) {
+  RowMatrix<float> a = RowMatrix<float>::Constant(4, 4, 0.1f);
+  SinkWorkspace workspace;
+  bool tokens[4];
+  sink_tokens(view(a), Support{}, SinkRule{static_cast<double>(0.1f), 0.4, 0.3}, tokens, workspace);
+  EXPECT_TRUE(tokens[0]);
+  sink_tokens(view(a), Support{}, SinkRule{std::nextafter(double(0.1f), 1.0), 0.4, 0.3}, tokens,
+              workspace);
+  EXPECT_FALSE(tokens[0]);
+}
+
+TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
+  const RowMatrix<double> zero = RowMatrix<double>::Zero(3, 3);
+  EXPECT_TRUE(std::isnan(answers_of(zero, Support{}, 0.3).top_mass));
+  const bool nothing[9] = {};
+  const Support support = testing::masked(nothing, 3);
+  EXPECT_TRUE(std::isnan(incoming_of(zero, support)[0]));
+  EXPECT_EQ(answers_of(zero, support, 0.0).position, -1);
+  EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
+}
+
+}  // namespace
+}  // namespace attnscope

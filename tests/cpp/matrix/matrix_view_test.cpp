@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/matrix_view.h"
+
+#include <gtest/gtest.h>
+
+#include <limits>
+#include <vector>
+
+#include "matrices.h"
+#include "matrix/support.h"
+
+namespace attnscope {
+namespace {
+
+TEST(MatrixView, ReadsRowsAndTransposeInPlace) {
+  const std::vector<float> data = {1, 2, 3, 4, 5, 6, 7, 8, 9};
+  const auto rows = matrix_view(data.data(), 3, 3, 1);
+  const auto transposed = matrix_view(data.data(), 3, 1, 3);
+  EXPECT_EQ(rows(1, 2), 6);
+  EXPECT_EQ(transposed(1, 2), 8);
+  EXPECT_EQ(rows.data(), data.data());
+}
+
+template <class Scalar>
+void expect_every_bad_entry_found() {
+  for (Index n : {1, 5, 16, 17, 40}) {
+    for (double bad : {std::numeric_limits<double>::quiet_NaN(),
+                       std::numeric_limits<double>::infinity(),
+                       -std::numeric_limits<double>::infinity()}) {
+      testing::RowMatrix<Scalar> a = testing::random_attention(n, false, 1).cast<Scalar>();
+      EXPECT_TRUE(all_finite(testing::view(a)));
+      a(n - 1, n / 2) = static_cast<Scalar>(bad);
+      EXPECT_FALSE(all_finite(testing::view(a))) << "n = " << n << ", entry " << bad;
+      EXPECT_FALSE(all_finite(matrix_view(a.data(), n, 1, n))) << "transposed, n = " << n;
+    }
+  }
+}
+
+TEST(MatrixView, FindsEveryKindOfNonFiniteEntryAnywhere) {
+  expect_every_bad_entry_found<double>();
+  expect_every_bad_entry_found<float>();
+  expect_every_bad_entry_found<Eigen::half>();
+  expect_every_bad_entry_found<Eigen::bfloat16>();
+}
+
+TEST(MatrixView, LargestFiniteValuesAreFinite) {
+  testing::RowMatrix<float> a =
+      testing::RowMatrix<float>::Constant(33, 33, std::numeric_limits<float>::max());
+  EXPECT_TRUE(all_finite(testing::view(a)));
+}
+
+TEST(Support, AutoJudgesTheUpperTriangle) {
+  testing::RowMatrix<double> a = testing::random_attention(6, true, 2);
+  EXPECT_EQ(auto_support(testing::view(a)).kind, Support::Kind::causal);
+  a(2, 5) = 1e-300;
+  EXPECT_EQ(auto_support(testing::view(a)).kind, Support::Kind::full);
+  const testing::RowMatrix<double> one = testing::RowMatrix<double>::Ones(1, 1);
+  EXPECT_EQ(auto_support(testing::view(one)).kind, Support::Kind::full);
+}
+
+template <class Scalar>
+void expect_judged_entry_by_entry() {
+  for (Index n : {2, 3, 9, 40}) {
+    testing::RowMatrix<Scalar> a = testing::random_attention(n, true, 5).cast<Scalar>();
+    const testing::RowMatrix<Scalar> turned = a.transpose();
+    a(0, n - 1) = static_cast<Scalar>(-0.0);
+    EXPECT_TRUE(is_causal(testing::view(a))) << n;
+    EXPECT_TRUE(is_causal(matrix_view(turned.data(), n, 1, n))) << n;
+    EXPECT_FALSE(is_causal(testing::view(turned))) << n;
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = i + 1; j < n; ++j) {
+        testing::RowMatrix<Scalar> b = a;
+        b(i, j) = static_cast<Scalar>(6e-8);  // the smallest float16 is 6e-8
+        EXPECT_FALSE(is_causal(testing::view(b))) << n << " " << i << " " << j;
+        const testing::RowMatrix<Scalar> t = b.transpose();
+        EXPECT_FALSE(is_causal(matrix_view(t.data(), n, 1, n))) << n << " " << i << " " << j;
+      }
+    }
+  }
+}
+
+TEST(Support, AutoJudgesEveryLayoutAndType) {
+  expect_judged_entry_by_entry<float>();
+  expect_judged_entry_by_entry<double>();
+  expect_judged_entry_by_entry<Eigen::half>();
+  expect_judged_entry_by_entry<Eigen::bfloat16>();
+}
+
+}  // namespace
+}  // namespace attnscope

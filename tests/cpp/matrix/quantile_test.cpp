@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/quantile.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <vector>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+// Linear between the two nearest of all visible entries, sorted.
+double by_sorting(const RowMatrix<double>& a, const Support& support, double q) {
+  std::vector<double> seen;
+  for (Index i = 0; i < a.rows(); ++i) {
+    for (Index j = 0; j < a.rows(); ++j) {
+      if (support.visible(i, j)) seen.push_back(a(i, j));
+    }
+  }
+  if (seen.empty()) return std::numeric_limits<double>::quiet_NaN();
+  std::sort(seen.begin(), seen.end());
+  const double position = q * static_cast<double>(seen.size() - 1);
+  const auto rank = static_cast<std::size_t>(position);
+  const double at = seen[rank];
+  if (static_cast<double>(rank) == position) return at;
+  return at + (seen[rank + 1] - at) * (position - static_cast<double>(rank));
+}
+
+TEST(Quantile, EqualsSortingWhateverIsVisibleAndHoweverManyAreEqual) {
+  // 4,096 entries are looked at one by one; above, a sample brackets the rank, and where most are
+  // equal or a mask is given digits are counted.
+  for (Index n : {1, 2, 9, 64, 65, 91, 150, 400}) {
+    const RowMatrix<double> random = testing::random_attention(n, false, unsigned(n));
+    const RowMatrix<double> rounded = (random * (8.0 * double(n))).array().round().matrix();
+    const RowMatrix<double> same = RowMatrix<double>::Constant(n, n, 0.25);
+    RowMatrix<double> signs = random;
+    for (Index k = 0; k < n * n; k += 3) signs.data()[k] = -signs.data()[k];
+    RowMatrix<double> outlier = same;
+    outlier(n - 1, 0) = 7.0;
+    std::vector<char> flags(static_cast<std::size_t>(n * n));
+    for (Index k = 0; k < n * n; ++k) flags[static_cast<std::size_t>(k)] = k % 3 != 1;
+    QuantileWorkspace workspace;
+    for (const RowMatrix<double>* a :
+         std::vector<const RowMatrix<double>*>{&random, &rounded, &same, &signs, &outlier}) {
+      for (auto kind : {Support::Kind::full, Support::Kind::causal, Support::Kind::mask}) {
+        Support support;
+        support.kind = kind;
+        support.mask = reinterpret_cast<const bool*>(flags.data());
+        support.mask_row_stride = n;
+        support.mask_column_stride = 1;
+        for (double q : {0.0, 0.001, 0.1, 0.5, 0.8, 0.99, 0.99999, 1.0}) {
+          const double expected = by_sorting(*a, support, q);
+          // Between two entries it may differ by rounding.
+          EXPECT_NEAR(visible_quantile(view(*a), support, q, workspace), expected,
+                      1e-15 * std::abs(expected))
+              << n << " tokens, kind " << int(kind) << ", q = " << q;
+        }
+      }
+    }
+  }
+}
+
+TEST(Quantile, OfNothingIsNaN) {
+  const RowMatrix<double> a = testing::random_attention(3, false, 1);
+  const bool nothing[9] = {};
+  const Support support = testing::masked(nothing, 3);
+  QuantileWorkspace workspace;
+  EXPECT_TRUE(std::isnan(visible_quantile(view(a), support, 0.5, workspace)));
+}
+
+}  // namespace
+}  // namespace attnscope

@@ -1,0 +1,138 @@
+// SPDX-License-Identifier: MIT
+#include "random_matrices/null_law.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <numbers>
+#include <vector>
+
+namespace attnscope {
+namespace {
+
+constexpr double kPi = std::numbers::pi;
+
+// ∫_a^b f by tanh-sinh quadrature, which copes with the laws' infinite densities at an end.
+double integrate(const std::function<double(double)>& f, double a, double b) {
+  double sum = 0.0;
+  const double h = 1.0 / 64.0;
+  for (int k = -280; k <= 280; ++k) {
+    const double s = k * h;
+    const double u = 0.5 * kPi * std::sinh(s);
+    // (1 ∓ tanh u)/2 without cancellation: the share of the way from the nearer end
+    const double near = 1.0 / (std::exp(std::abs(u)) * 2.0 * std::cosh(u));
+    const double w = 0.5 * kPi * std::cosh(s) / (std::cosh(u) * std::cosh(u));
+    const double at = u < 0.0 ? a + (b - a) * near : b - (b - a) * near;
+    if (w < 1e-300 || at <= a || at >= b) continue;
+    sum += w * f(at);
+  }
+  return 0.5 * (b - a) * h * sum;
+}
+
+// E[x^k] = a^k + ∫_a k·x^{k−1}(1 − F) dx from the lower edge a
+double moment(const NullLaw& law, int k) {
+  const double lower = law.quantile(0.0);
+  return std::pow(lower, k) +
+         integrate([&](double x) { return k * std::pow(x, k - 1) * (1.0 - law.cdf(x)); }, lower,
+                   law.edge());
+}
+
+TEST(NullLaw, TriangularMomentsAreDykemaHaagerup) {
+  const NullLaw law = NullLaw::triangular();
+  double factorial = 1.0;
+  for (int k = 1; k <= 8; ++k) {
+    factorial *= k + 1;
+    const double expected = std::pow(k, k) / factorial;
+    EXPECT_NEAR(moment(law, k) / expected, 1.0, 1e-10) << "k = " << k;
+  }
+}
+
+TEST(NullLaw, MarchenkoPasturMomentsAreNarayana) {
+  for (const double gamma : {1.0, 0.999, 0.75, 0.3, 0.02}) {
+    const NullLaw law = NullLaw::marchenko_pastur(gamma);
+    const double expected[] = {1.0, 1.0 + gamma, 1.0 + 3.0 * gamma + gamma * gamma,
+                               1.0 + 6.0 * gamma + 6.0 * gamma * gamma + std::pow(gamma, 3)};
+    for (int k = 1; k <= 4; ++k) {
+      EXPECT_NEAR(moment(law, k) / expected[k - 1], 1.0, 1e-10) << "γ = " << gamma << " k = " << k;
+    }
+  }
+}
+
+TEST(NullLaw, MarchenkoPasturDensityIntegratesToTheCdf) {
+  for (const double gamma : {1.0, 0.9, 0.25}) {
+    const NullLaw law = NullLaw::marchenko_pastur(gamma);
+    const double a = std::pow(1.0 - std::sqrt(gamma), 2);
+    const double b = std::pow(1.0 + std::sqrt(gamma), 2);
+    const auto density = [&](double x) {
+      return std::sqrt((b - x) * (x - a)) / (2.0 * kPi * gamma * x);
+    };
+    for (const double share : {0.01, 0.1, 0.5, 0.9, 0.99}) {
+      const double x = a + share * (b - a);
+      EXPECT_NEAR(law.cdf(x), integrate(density, a, x), 1e-11) << "γ = " << gamma << " x = " << x;
+    }
+  }
+}
+
+TEST(NullLaw, IntegralIsTheIntegralOfTheCdf) {
+  for (const NullLaw& law : {NullLaw::triangular(), NullLaw::marchenko_pastur(1.0),
+                             NullLaw::marchenko_pastur(0.6)}) {
+    for (const double share : {1e-6, 0.003, 0.1, 0.4, 0.8, 0.999, 1.0, 1.5}) {
+      const double x = share * law.edge();
+      const double inside = std::min(x, law.edge());
+      const double lower = law.quantile(0.0);
+      const double expected =
+          (inside > lower ? integrate([&](double t) { return law.cdf(t); }, lower, inside) : 0.0) +
+          (x - inside);
+      EXPECT_NEAR(law.integral(x), expected, 2e-11) << "x = " << x;
+    }
+  }
+}
+
+TEST(NullLaw, TriangularNearZeroFallsLikeOneOverALogarithm) {
+  const NullLaw law = NullLaw::triangular();
+  // With δ = π − t: x = (sin δ/(π − δ))·exp(−(π − δ)·cot δ) and F = δ/π + sin²δ/(π(π − δ)).
+  for (const double delta : {0.005, 0.05, 0.092, 0.3, 1.0, 2.0, 3.0}) {
+    const double s = std::sin(delta);
+    const double x = s / (kPi - delta) * std::exp(-(kPi - delta) * std::cos(delta) / s);
+    EXPECT_NEAR(law.cdf(x), delta / kPi + s * s / (kPi * (kPi - delta)), 1e-13) << "x = " << x;
+  }
+  EXPECT_NEAR(law.cdf(1e-16), 0.0299, 1e-4);
+}
+
+TEST(NullLaw, TheTableChangesNothing) {
+  const TriangularTable table;
+  const NullLaw plain = NullLaw::triangular();
+  const NullLaw fast = NullLaw::triangular(&table);
+  for (double x = 1e-40; x < 3.5; x = x < 0.01 ? 1.5 * x : x + 0.0137) {
+    EXPECT_NEAR(fast.cdf(x), plain.cdf(x), 2e-15) << x;
+    EXPECT_NEAR(fast.integral(x), plain.integral(x), 5e-12) << x;
+  }
+  for (const double gap : {1e-3, 1e-6, 1e-9, 1e-12}) {
+    const double x = plain.edge() * (1.0 - gap);
+    EXPECT_NEAR(fast.cdf(x), plain.cdf(x), 2e-15) << x;
+    EXPECT_NEAR(fast.integral(x), plain.integral(x), 5e-12) << x;
+  }
+  for (int k = 1; k < 100; ++k) {
+    const auto point = fast.crossing(k / 100.0, fast.at(0.0), fast.at(3.0));
+    EXPECT_NEAR(plain.cdf(point.x), k / 100.0, 1e-13);
+    EXPECT_NEAR(plain.integral(point.x), point.integral, 5e-12);
+  }
+}
+
+TEST(NullLaw, QuantileInvertsTheCdf) {
+  for (const NullLaw& law : {NullLaw::triangular(), NullLaw::marchenko_pastur(1.0),
+                             NullLaw::marchenko_pastur(0.4)}) {
+    for (int k = 1; k < 200; ++k) {
+      const double u = k / 200.0;
+      EXPECT_NEAR(law.cdf(law.quantile(u)), u, 1e-13) << "u = " << u;
+    }
+    EXPECT_EQ(law.quantile(1.0), law.edge());
+    EXPECT_EQ(law.cdf(law.edge()), 1.0);
+    EXPECT_EQ(law.cdf(0.0), 0.0);
+    EXPECT_EQ(law.cdf(-1.0), 0.0);
+  }
+}
+
+}  // namespace
+}  // namespace attnscope

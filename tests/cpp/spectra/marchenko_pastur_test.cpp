@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/spectra/marchenko_pastur.h"
+
+#include <gtest/gtest.h>
+
+#include <memory>
+#include <numbers>
+#include <numeric>
+
+#include "matrices.h"
+#include "random_matrices/spectral_distance.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+MarchenkoPastur compare(const RowMatrix<double>& a, const MarchenkoPasturOptions& options = {}) {
+  MarchenkoPasturWorkspace workspace;
+  const MatrixView<double> matrix = view(a);
+  const Support support = auto_support(matrix);
+  MarchenkoPastur result;
+  marchenko_pastur(std::span<const MatrixView<double>>(&matrix, 1),
+                   std::span<const Support>(&support, 1), options,
+                   std::span<MarchenkoPastur>(&result, 1), workspace);
+  return result;
+}
+
+TEST(MarchenkoPastur, OneHotRowsHaveEqualEigenvalues) {
+  const auto found = compare(RowMatrix<double>::Identity(16, 16).rowwise().reverse());
+  EXPECT_NEAR(found.largest, 16.0 / 15.0, 1e-12);
+  EXPECT_EQ(found.edge, 4.0);
+  EXPECT_EQ(found.outliers, 0);
+  EXPECT_EQ(found.outlier_energy, 0.0);
+}
+
+TEST(MarchenkoPastur, TooFewTokensOrNoRowThatVaries) {
+  for (const auto& found :
+       {compare(testing::random_attention(7, true, 1)), compare(testing::uniform_causal(20))}) {
+    EXPECT_TRUE(std::isnan(found.ks));
+    EXPECT_EQ(found.outliers, -1);
+  }
+}
+
+TEST(MarchenkoPastur, RandomRowsAreNearTheirLawAndASinkIsNot) {
+  const auto causal = compare(testing::random_attention(128, true, 3));
+  EXPECT_EQ(causal.edge, std::numbers::e);
+  EXPECT_LT(causal.ks, 0.06);
+  EXPECT_TRUE(std::isnan(causal.p_value));
+  RowMatrix<double> sink = testing::random_attention(128, true, 3);
+  sink *= 0.3;
+  sink.col(0).array() += 0.7;
+  const auto found = compare(sink);
+  EXPECT_GE(found.outliers, 1);
+  EXPECT_GT(found.outlier_energy, 0.3);
+}
+
+TEST(MarchenkoPastur, APermutationNullOfAnyDrawsHasItsRank) {
+  MarchenkoPasturOptions options;
+  options.null = SpectralNull::permutation;
+  options.draws = 9;
+  const auto found = compare(testing::random_attention(20, true, 4), options);
+  EXPECT_NEAR(std::remainder(found.p_value * 10.0, 1.0), 0.0, 1e-12);
+  options.seed = 1;
+  EXPECT_NE(compare(testing::random_attention(20, true, 4), options).edge, found.edge);
+}
+
+MarchenkoPastur of_permutations(const RowMatrix<double>& a, Index draws, const bool* mask) {
+  MarchenkoPasturWorkspace workspace;
+  MarchenkoPasturOptions options;
+  options.null = SpectralNull::permutation;
+  options.draws = draws;
+  const MatrixView<double> matrix = view(a);
+  const Support support = testing::masked(mask, a.rows());
+  MarchenkoPastur result;
+  marchenko_pastur(std::span<const MatrixView<double>>(&matrix, 1),
+                   std::span<const Support>(&support, 1), options,
+                   std::span<MarchenkoPastur>(&result, 1), workspace);
+  return result;
+}
+
+TEST(MarchenkoPastur, RanksOfAMapBeyondAllDrawsAndOfOneThatIsTheirEqual) {
+  constexpr Index n = 20;
+  const auto all = std::make_unique<bool[]>(n * n);
+  std::fill(all.get(), all.get() + n * n, true);
+  const RowMatrix<double> random = testing::random_attention(n, false, 4, 2.0);
+  RowMatrix<double> alike(n, n);
+  for (Index i = 0; i < n; ++i) alike.row(i) = random.row(0);
+  EXPECT_DOUBLE_EQ(of_permutations(alike, 9, all.get()).p_value, 0.1);
+  // One row varies, and however it is shuffled it has one eigenvalue.
+  RowMatrix<double> single = RowMatrix<double>::Constant(n, n, 1.0 / n);
+  single.row(3) = random.row(3);
+  const auto found = of_permutations(single, 9, all.get());
+  EXPECT_EQ(found.p_value, 1.0);
+  EXPECT_NEAR(found.largest, 1.0, 1e-14);
+}
+
+TEST(MarchenkoPastur, ShufflesReachEveryVisibleKey) {
+  // 256 rows attend to the first of four keys. Spread evenly over them the rows have three
+  // eigenvalues of 4/3; over three of the keys the largest is 5/3 or more.
+  constexpr Index n = 256;
+  RowMatrix<double> a = RowMatrix<double>::Zero(n, n);
+  a.col(0).setOnes();
+  const auto four = std::make_unique<bool[]>(n * n);
+  for (Index i = 0; i < n; ++i) std::fill_n(four.get() + i * n, 4, true);
+  EXPECT_LT(of_permutations(a, 3, four.get()).edge, 1.75);
+}
+
+TEST(SpectralDistance, OneValueAgainstTheTriangularLaw) {
+  const NullLaw law = NullLaw::triangular();
+  const double x = law.quantile(0.7);
+  EXPECT_NEAR(kolmogorov_smirnov(std::vector<double>{x}, law, 1e-12), 0.7, 1e-13);
+  // ∫_0^x F + ∫_x^e (1 − F)
+  const double below = law.integral(x);
+  const double above = (law.edge() - x) - (law.integral(law.edge()) - below);
+  EXPECT_NEAR(wasserstein(std::vector<double>{x}, law), below + above, 1e-13);
+}
+
+TEST(SpectralDistance, TheTableLeavesTheLargestDifferenceExact) {
+  const NullLaw law = NullLaw::triangular();
+  const TriangularTable table;
+  for (unsigned seed = 0; seed < 200; ++seed) {
+    std::mt19937 generator(seed);
+    std::uniform_real_distribution<double> uniform;
+    std::vector<double> values(1 + seed % 40);
+    const double power = seed % 3 == 0 ? 1.0 : seed % 3 == 1 ? 3.0 : 12.0;
+    for (double& value : values) value = 2.9 * std::pow(uniform(generator), power);
+    std::sort(values.begin(), values.end());
+    EXPECT_EQ(kolmogorov_smirnov(values, law, 1e-12, table),
+              kolmogorov_smirnov(values, law, 1e-12));
+  }
+  for (double x = 1e-30; x < 3.0; x *= 1.01) {
+    const auto [low, high] = table.cdf(x);
+    EXPECT_LE(low, law.cdf(x) + 1e-14);
+    EXPECT_GE(high, law.cdf(x) - 1e-14);
+    EXPECT_LE(high - low, 0.0016);
+  }
+}
+
+TEST(SpectralDistance, WassersteinBetweenSamples) {
+  const std::vector<double> a = {0.0, 1.0};
+  const std::vector<double> b = {0.5, 1.0, 3.0, 3.5};
+  // mean of |sorted a − sorted b| with a's values doubled: (0.5 + 1 + 2 + 2.5)/4
+  EXPECT_NEAR(wasserstein(a, std::span<const double>(b)), 1.5, 1e-15);
+}
+
+TEST(SpectralDistance, LeaveOneOutTreatsTiesAsOneAtom) {
+  std::vector<std::pair<double, Index>> pool;
+  for (Index sample = 0; sample < 3; ++sample) {
+    for (int value = 0; value < 2; ++value) {
+      pool.emplace_back(1.0 + 1e-14 * static_cast<double>(sample * 2 + value), sample);
+    }
+  }
+  pool.emplace_back(2.0, 0);
+  pool.emplace_back(2.0, 1);
+  pool.emplace_back(3.0, 2);
+  std::vector<Index> seen;
+  std::vector<double> deviations;
+  leave_one_out_deviations(pool, 3, 3, 1e-12, seen, deviations);
+  // samples 0 and 1: {1, 1, 2}; sample 2: {1, 1, 3}. At 2: own 1, others (3 + 2)/6 for sample 0.
+  EXPECT_NEAR(deviations[0], 1.0 - 5.0 / 6.0, 1e-15);
+  EXPECT_NEAR(deviations[1], 1.0 - 5.0 / 6.0, 1e-15);
+  EXPECT_NEAR(deviations[2], 1.0 / 3.0, 1e-15);
+}
+
+}  // namespace
+}  // namespace attnscope

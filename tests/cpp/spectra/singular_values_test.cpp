@@ -1,0 +1,90 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/spectra/singular_values.h"
+
+#include <gtest/gtest.h>
+
+#include <Eigen/SVD>
+#include <numbers>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::RowMatrix;
+using testing::view;
+
+std::vector<double> values(const RowMatrix<double>& a) {
+  SingularValuesWorkspace workspace;
+  std::vector<double> sigma(static_cast<std::size_t>(a.rows()));
+  singular_values(view(a), sigma.data(), workspace);
+  return sigma;
+}
+
+TEST(SingularValues, EqualJacobi) {
+  for (const Index n : {1, 2, 3, 8, 17, 40, 90}) {
+    for (const bool causal : {true, false}) {
+      const RowMatrix<double> a = testing::random_attention(n, causal, 5, 3.0);
+      const Eigen::VectorXd expected = Eigen::JacobiSVD<Eigen::MatrixXd>(a).singularValues();
+      const auto sigma = values(a);
+      for (Index k = 0; k < n; ++k) {
+        EXPECT_NEAR(sigma[k], expected[k], 1e-13 * expected[0]) << "n = " << n << " k = " << k;
+      }
+    }
+  }
+}
+
+TEST(SingularValues, RunningDifferencesHaveCosines) {
+  constexpr Index n = 30;
+  RowMatrix<double> a = RowMatrix<double>::Identity(n, n);
+  for (Index i = 0; i + 1 < n; ++i) a(i + 1, i) = -1.0;
+  const auto sigma = values(a);
+  for (Index k = 1; k <= n; ++k) {
+    EXPECT_NEAR(sigma[k - 1], 2.0 * std::cos(double(k) * std::numbers::pi / (2 * n + 1)), 1e-13);
+  }
+}
+
+TEST(SingularValues, WeightsWhoseSquaresAreNoNumbers) {
+  const RowMatrix<double> a = testing::random_attention(12, true, 5, 3.0);
+  const auto sigma = values(a);
+  for (const double unit : {1e-200, -1e-200, 1e-310, 1e200, -1e200}) {
+    const auto scaled = values(unit * a);
+    for (std::size_t k = 0; k < sigma.size(); ++k) {
+      EXPECT_NEAR(scaled[k] / std::abs(unit), sigma[k], 1e-13 + 1e-322 / std::abs(unit));
+    }
+  }
+}
+
+TEST(SingularValues, AMatrixHasItsOwnBitsInEveryCompany) {
+  for (const Index n : {9, 33, 140}) {
+    std::vector<RowMatrix<double>> maps;
+    std::vector<MatrixView<double>> views;
+    std::vector<std::vector<double>> sigma;
+    std::vector<double*> out;
+    for (Index k = 0; k < singular_values_width(); ++k) {
+      maps.push_back(testing::random_attention(n, k % 2 == 0, unsigned(k), 2.0));
+    }
+    sigma.assign(maps.size(), std::vector<double>(static_cast<std::size_t>(n)));
+    for (std::size_t k = 0; k < maps.size(); ++k) {
+      views.push_back(view(maps[k]));
+      out.push_back(sigma[k].data());
+    }
+    SingularValuesWorkspace workspace;
+    for (std::size_t count = 1; count <= maps.size(); ++count) {
+      // In memory of just that size: what lies behind is no matrix.
+      const std::vector<MatrixView<double>> given(views.begin(), views.begin() + Index(count));
+      const std::vector<double*> places(out.begin(), out.begin() + Index(count));
+      singular_values(std::span<const MatrixView<double>>(given), std::span<double* const>(places),
+                      workspace);
+      for (std::size_t k = 0; k < count; ++k) EXPECT_EQ(sigma[k], values(maps[k])) << n << " " << k;
+    }
+  }
+}
+
+TEST(SingularValues, ZerosAndOneToken) {
+  for (const double sigma : values(RowMatrix<double>::Zero(7, 7))) EXPECT_EQ(sigma, 0.0);
+  EXPECT_EQ(values(RowMatrix<double>::Constant(1, 1, -0.5))[0], 0.5);
+}
+
+}  // namespace
+}  // namespace attnscope
