@@ -32,14 +32,14 @@ def quietly(*arguments: object, **options: object) -> None:
 
 
 def build() -> dict[str, dict[str, str]]:
-    """Builds kernels and tests; how each source is compiled, by its path below cpp/kernels or tests/cpp."""
+    """Builds kernels and tests; how each source is compiled, by its path below cpp or tests/cpp."""
     if not (BUILD / "build.ninja").exists():
         quietly("cmake", "--preset", "mutants", cwd=ROOT)
     quietly("cmake", "--build", BUILD, "--target", "kernel_tests")
     entries = json.loads((BUILD / "compile_commands.json").read_text())
     return {
         str(Path(entry["file"]).relative_to(folder)): entry
-        for folder in (SOURCES / "kernels", ROOT / "tests" / "cpp")
+        for folder in (SOURCES, ROOT / "tests" / "cpp")
         for entry in entries
         if Path(entry["file"]).is_relative_to(folder)
     }
@@ -47,7 +47,7 @@ def build() -> dict[str, dict[str, str]]:
 
 def link(folder: str, broken: Path, replaced: Path) -> Path:
     program = Path(folder) / "program"
-    objects = [*BUILD.glob("cpp/kernels/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*_test.cpp.o")]
+    objects = [*BUILD.glob("cpp/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*_test.cpp.o")]
     others = [path for path in sorted(objects) if path != replaced]
     quietly("c++", broken, *others, "-lgtest", "-lgtest_main", "-pthread", "-o", program)
     return program
@@ -55,14 +55,14 @@ def link(folder: str, broken: Path, replaced: Path) -> Path:
 
 def judge(file: str, mutant: Mutant, known: dict[str, dict[str, str]]) -> str:
     """killed, lives, argued, or stale: the line does not stand there once."""
-    source = SOURCES / "kernels" / file
+    source = SOURCES / file
     text = source.read_text()
     if text.count(mutant.old) != 1:
         return "stale"
     entry = known[THROUGH.get(file, file)]
     with tempfile.TemporaryDirectory() as folder:
         # A copy of the broken file under its own name, which is found before the real one.
-        copy = Path(folder) / "kernels" / file
+        copy = Path(folder) / file
         copy.parent.mkdir(parents=True)
         copy.write_text(text.replace(mutant.old, mutant.new))
         given = [word for word in shlex.split(entry["command"]) if word not in ("-O3", "-Werror")]

@@ -13,7 +13,7 @@ import pytest
 import attnscope as asc
 
 ROOT = Path(__file__).resolve().parents[2]
-KERNELS = sorted(path.stem for path in (ROOT / "cpp/kernels").glob("*.h"))
+KERNELS = sorted(path.stem for path in (ROOT / "cpp/kernels").rglob("*.h"))
 PACKAGE = ROOT / "python/attnscope"
 
 
@@ -23,35 +23,53 @@ def python_files():
 
 @pytest.mark.parametrize("stem", KERNELS)
 @pytest.mark.parametrize(
-    "room",
+    ("room", "name"),
     [
-        "cpp/kernels/{}.cpp",
-        "cpp/bindings/{}.cpp",
-        "tests/cpp/{}_test.cpp",
-        "tests/python/test_{}.py",
-        "python/attnscope/metrics/{}.py",
-        "benchmarks/{}.py",
-        "tests/fuzz/{}.cpp",
-        "tests/fuzz/corpus/{}",
+        ("cpp/kernels", "{}.cpp"),
+        ("cpp/bindings", "{}.cpp"),
+        ("tests/cpp", "{}_test.cpp"),
+        ("tests/python", "test_{}.py"),
+        ("python/attnscope/metrics", "{}.py"),
+        ("benchmarks", "{}.py"),
+        ("tests/fuzz", "{}.cpp"),
+        ("tests/fuzz/corpus", "{}.zip"),
     ],
 )
-def test_a_concept_has_its_file_in_every_room(stem, room):
-    assert (ROOT / room.format(stem)).exists(), f"{stem} lacks {room.format(stem)}"
+def test_a_concept_has_its_file_in_every_room(stem, room, name):
+    """At the top of the room, or in one of the folders that divide it."""
+    found = list((ROOT / room).rglob(name.format(stem)))
+    assert len(found) == 1, f"{room} has {len(found)} files {name.format(stem)}: {found}"
 
 
-def test_kernels_know_eigen_and_std_only():
-    for path in sorted((ROOT / "cpp/kernels").rglob("*.[hc]*")):
-        for include in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text()):
-            allowed = include.startswith(("Eigen/", "unsupported/Eigen/FFT", "kernels/")) or re.fullmatch(
-                r"[a-z_]+|immintrin\.h", include
-            )
-            assert allowed, f"{path.relative_to(ROOT)} includes {include}"
+# The layers of the core from the bottom up, and below each what its folder may include.
+LAYERS = {
+    "simd": (),
+    "matrix": ("simd",),
+    "linalg": ("simd", "matrix"),
+    "graphs": ("simd", "matrix", "linalg"),
+    "homology": ("simd", "matrix", "linalg", "graphs"),
+    "random_matrices": ("simd", "matrix", "linalg"),
+    "signals": ("simd", "matrix"),
+    "kernels": ("simd", "matrix", "linalg", "graphs", "homology", "random_matrices", "signals"),
+}
+
+
+def test_the_core_knows_eigen_and_std_only_and_includes_downward():
+    folders = {path.name for path in (ROOT / "cpp").iterdir() if path.is_dir()}
+    assert folders == {*LAYERS, "bindings", "cmake"}
+    for layer, below in LAYERS.items():
+        for path in sorted((ROOT / "cpp" / layer).rglob("*.[hc]*")):
+            for include in re.findall(r'#\s*include\s*[<"]([^>"]+)[>"]', path.read_text()):
+                own = include.startswith((f"{layer}/", *(f"{folder}/" for folder in below)))
+                allowed = own or include.startswith(("Eigen/", "unsupported/Eigen/FFT"))
+                allowed = allowed or re.fullmatch(r"[a-z_]+|immintrin\.h", include)
+                assert allowed, f"{path.relative_to(ROOT)} includes {include}"
 
 
 def test_torch_headers_stay_in_one_place():
     heavy = {
         path.name
-        for path in (ROOT / "cpp/bindings").glob("*.*")
+        for path in (ROOT / "cpp/bindings").rglob("*.*")
         if re.search(r'#\s*include\s*[<"](ATen|torch|c10)/', path.read_text())
     }
     assert heavy <= {"batched.cpp", "tensors.cpp"}
