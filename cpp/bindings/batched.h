@@ -79,33 +79,33 @@ Index block_size(const Batch& batch, Index width);
 // many matrices were not finite. `block`: matrices handed out at a time, 1 where their costs are very
 // uneven.
 template <class Worker, class Kernel>
-Index per_matrix_that_looks(const Batch& batch, std::vector<Worker>& workers, Index block,
+Index per_matrix_checked_by_kernel(const Batch& batch, std::vector<Worker>& workers, Index block,
                             Kernel&& kernel) {
   const BatchOrder order(batch);
-  std::atomic<Index> spoiled{0};
+  std::atomic<Index> non_finite{0};
   run_blocks(batch.count, block, [&](Index begin, Index end, int number) {
     Worker& worker = workers[static_cast<std::size_t>(number)];
     for (Index position = begin; position < end; ++position) {
       visit_matrix(batch, order[position], [&](const auto& view, Index index) {
-        if (!kernel(view, index, worker)) spoiled.fetch_add(1, std::memory_order_relaxed);
+        if (!kernel(view, index, worker)) non_finite.fetch_add(1, std::memory_order_relaxed);
       });
     }
   });
-  return spoiled.load();
+  return non_finite.load();
 }
 
 // The same with a Workspace per worker that lives as long as the call.
 template <class Workspace, class Kernel>
-Index per_matrix_that_looks(const Batch& batch, Kernel&& kernel) {
+Index per_matrix_checked_by_kernel(const Batch& batch, Kernel&& kernel) {
   std::vector<Workspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  return per_matrix_that_looks(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
+  return per_matrix_checked_by_kernel(batch, workers, block_size(batch, 1), std::forward<Kernel>(kernel));
 }
 
 // Calls kernel(view, index, worker) for every matrix whose entries are finite; otherwise as
-// per_matrix_that_looks.
+// per_matrix_checked_by_kernel.
 template <class Worker, class Kernel>
 Index per_matrix(const Batch& batch, std::vector<Worker>& workers, Index block, Kernel&& kernel) {
-  return per_matrix_that_looks(batch, workers, block,
+  return per_matrix_checked_by_kernel(batch, workers, block,
                                [&](const auto& view, Index index, Worker& worker) {
                                  if (!all_finite(view)) return false;
                                  kernel(view, index, worker);
@@ -131,7 +131,7 @@ Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
   assert(1 <= width && width <= kWidestPack);
   const BatchOrder order(batch);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(batch.count)));
-  std::atomic<Index> spoiled{0};
+  std::atomic<Index> non_finite{0};
   run_blocks(batch.count, block_size(batch, width), [&](Index begin, Index end, int worker) {
     Workspace& workspace = workspaces[static_cast<std::size_t>(worker)];
     visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
@@ -149,7 +149,7 @@ Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
         const Index index = order[position];
         const MatrixView<Scalar> view = view_of(batch, data, index);
         if (!all_finite(view)) {
-          spoiled.fetch_add(1, std::memory_order_relaxed);
+          non_finite.fetch_add(1, std::memory_order_relaxed);
           continue;
         }
         if (!views.empty() && views.front().rows() != view.rows()) flush();
@@ -160,7 +160,7 @@ Index per_pack(const Batch& batch, Index width, Kernel&& kernel) {
       flush();
     });
   });
-  return spoiled.load();
+  return non_finite.load();
 }
 
 // For kernels that need no scratch memory.

@@ -9,25 +9,25 @@
 namespace attnscope {
 
 // Which matrices of a batch are finite, and each one's support, judged once by all workers.
-struct Judged {
+struct MatrixStatus {
   std::vector<char> finite;
   std::vector<Support> supports;
 };
 
-inline Judged judge(const Batch& batch, const SupportBatch& supports) {
-  Judged judged;
-  judged.finite.resize(static_cast<std::size_t>(batch.count));
-  judged.supports.resize(static_cast<std::size_t>(batch.count));
+inline MatrixStatus matrix_status(const Batch& batch, const SupportBatch& supports) {
+  MatrixStatus status;
+  status.finite.resize(static_cast<std::size_t>(batch.count));
+  status.supports.resize(static_cast<std::size_t>(batch.count));
   run_blocks(batch.count, block_size(batch, 1), [&](Index begin, Index end, int) {
     for (Index at = begin; at < end; ++at) {
       visit_matrix(batch, at, [&](const auto& view, Index index) {
         const auto slot = static_cast<std::size_t>(index);
-        judged.finite[slot] = all_finite(view) ? 1 : 0;
-        if (judged.finite[slot] != 0) judged.supports[slot] = supports.of(index, view);
+        status.finite[slot] = all_finite(view) ? 1 : 0;
+        if (status.finite[slot] != 0) status.supports[slot] = supports.of(index, view);
       });
     }
   });
-  return judged;
+  return status;
 }
 
 // Calls kernel(heads, supports, layer, begin, end, workspace) for blocks of rows of every layer
@@ -37,20 +37,20 @@ template <class Workspace, class Kernel>
 Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kernel) {
   const Index heads = batch.sizes.back();
   const Index layers = batch.count / heads;
-  const Judged judged = judge(batch, supports);
+  const MatrixStatus status = matrix_status(batch, supports);
   struct Block {
     Index layer;
     Index begin;
     Index end;
   };
   std::vector<Block> blocks;
-  Index spoiled = 0;
+  Index non_finite = 0;
   // A block is about 64k entries, and whole panels of rows where a matrix is read transposed.
   const Index rows = std::max<Index>(16, (Index{1} << 16) / (heads * batch.n) / 16 * 16);
   for (Index layer = 0; layer < layers; ++layer) {
-    const auto first = judged.finite.begin() + layer * heads;
+    const auto first = status.finite.begin() + layer * heads;
     if (std::find(first, first + heads, 0) != first + heads) {
-      ++spoiled;
+      ++non_finite;
       continue;
     }
     const Index n = batch.length(layer * heads);
@@ -68,13 +68,13 @@ Index per_layer(const Batch& batch, const SupportBatch& supports, Kernel&& kerne
       for (Index h = 0; h < heads; ++h) {
         views.push_back(view_of(batch, data, block.layer * heads + h));
       }
-      const std::span<const Support> own(judged.supports.data() + block.layer * heads,
+      const std::span<const Support> own(status.supports.data() + block.layer * heads,
                                          static_cast<std::size_t>(heads));
       kernel(std::span<const MatrixView<Scalar>>(views), own, block.layer, block.begin, block.end,
              workspaces[static_cast<std::size_t>(worker)]);
     });
   });
-  return spoiled;
+  return non_finite;
 }
 
 }  // namespace attnscope

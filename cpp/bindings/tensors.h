@@ -92,7 +92,7 @@ struct StateBatch {
   Index shared() const;
 };
 
-// A result tensor, filled with the value that a spoiled matrix keeps.
+// A result tensor, filled with the value that a matrix keeps that is not finite.
 template <class T>
 struct Result {
   py::object tensor;

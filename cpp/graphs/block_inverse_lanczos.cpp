@@ -23,7 +23,7 @@ constexpr Index kBasis = 2 * (kMostBlocks + 1) + 4;
 // diagonal; v may be null.
 void fill_panels(const LevelGraph& graph, const double* v, double lift, double sigma, double* panels) {
   const Index m = static_cast<Index>(graph.nodes.size());
-  const Index count = strips_of(m);
+  const Index count = panels_of(m);
   const bool all = m == graph.level.n;  // nodes are all rows in order
   for (Index s = 0; s < count; ++s) {
     const Index first = s * kPanel;
@@ -162,7 +162,7 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
 
 bool block_inverse_lanczos(const LevelGraph& graph, BlockInverseLanczosWorkspace& workspace, double* mu2, double* mu3) {
   const Index m = static_cast<Index>(graph.nodes.size());
-  const Index count = strips_of(m);
+  const Index count = panels_of(m);
   const Index padded = count * kPanel;
   const auto nodes = static_cast<double>(m);
   if (m < 12) return false;

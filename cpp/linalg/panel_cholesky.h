@@ -10,7 +10,7 @@
 namespace attnscope {
 
 // Numbers that the inverses of the diagonal blocks take, each twice: as it is and transposed.
-inline Index panel_inverses(Index n) { return strips_of(n) * 2 * kPanel * kPanel; }
+inline Index panel_inverses(Index n) { return panels_of(n) * 2 * kPanel * kPanel; }
 
 // R = U⁻¹ of the diagonal block whose first row is `block`, to `inverse`, and Rᵀ behind it.
 inline void invert_block(const double* block, double* inverse) {

@@ -23,7 +23,7 @@ inline void panel_gram(const double* rows, Index ld, Index n, bool causal, doubl
                        AlignedBuffer& scratch) {
   double* tile = scratch.resize(kGramDepth * kTileWidth);
   for (Index from = 0; from < n; from += kGramDepth) {
-    for (Index s = causal ? from / kPanel : 0; s < strips_of(n); ++s) {
+    for (Index s = causal ? from / kPanel : 0; s < panels_of(n); ++s) {
       const Index first = s * kPanel;
       const Index end = std::min(n, first + kPanel);
       double* panel = gram + panel_offset(s);

@@ -112,7 +112,7 @@ inline void inner_products(const double* basis, Index count, Index padded, Index
 // reads the matrix once and writes nothing (Dongarra, Sorensen and Hammarling 1989).
 inline void panel_tridiagonalize(double* a, Index n, double* diagonal, double* beside, Index stride,
                                  AlignedBuffer& scratch) {
-  const Index padded = strips_of(n) * kPanel;
+  const Index padded = panels_of(n) * kPanel;
   // Reflection v and its w, A −= v wᵀ + w vᵀ, one after the other.
   double* basis = scratch.resize((6 * kPanel + 1) * padded);
   double* left = basis + 2 * kPanel * padded;
@@ -122,7 +122,7 @@ inline void panel_tridiagonalize(double* a, Index n, double* diagonal, double* b
   for (Index begin = padded - kPanel, end = n; begin >= 0; end = begin, begin -= kPanel) {
     Index steps = 0;  // reflections of this panel
     for (Index k = end - 1; k >= begin; --k) {
-      const Index size = strips_of(k + 1) * kPanel;
+      const Index size = panels_of(k + 1) * kPanel;
       const double* entries = a + panel_entry(0, k);
       for (Index i = 0; i <= k; ++i) column[i] = entries[i * kPanel];
       std::fill(column + k + 1, column + size, 0.0);
@@ -150,13 +150,13 @@ inline void panel_tridiagonalize(double* a, Index n, double* diagonal, double* b
       const double tau = (alpha - head) / alpha;
       scale_vector(u, 1.0 / (head - alpha), size);
       u[k - 1] = 1.0;
-      panel_product(a, strips_of(k), u, w);
+      panel_product(a, panels_of(k), u, w);
       inner_products(basis, 2 * steps, padded, size, u, factors);
       for (Index t = 0; t < steps; ++t) {
         swapped[2 * t] = factors[2 * t + 1];
         swapped[2 * t + 1] = factors[2 * t];
       }
-      std::fill(w + strips_of(k) * kPanel, w + padded, 0.0);
+      std::fill(w + panels_of(k) * kPanel, w + padded, 0.0);
       subtract_multiples(basis, swapped, 2 * steps, padded, size, w);
       std::fill(w + k, w + padded, 0.0);  // rows that are finished
       const double half = -0.5 * tau * tau * inner_product(w, u, size);

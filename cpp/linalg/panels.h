@@ -14,7 +14,7 @@ inline constexpr Index kPanel = kPanelVectors * kPackWidth;
 inline constexpr Index kPanelRows = kPackWidth == 2 ? 3 : kPackWidth;
 static_assert(kPanel % kPanelRows == 0);
 
-inline Index strips_of(Index n) {
+inline Index panels_of(Index n) {
   assert(n >= 0);
   return (n + kPanel - 1) / kPanel;
 }

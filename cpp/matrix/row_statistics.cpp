@@ -29,19 +29,19 @@ void add(const WideType* const* rows, const Index* ends, Index n, double* mass) 
   }
 }
 
-// The pass under one support; false where `judge` and an entry behind the support is not 0.
+// The pass under one support; false where `find_support` and an entry behind the support is not 0.
 template <class Scalar>
-bool pass(const MatrixView<Scalar>& attention, bool judge, const Support& support, double* mass,
+bool pass(const MatrixView<Scalar>& attention, bool find_support, const Support& support, double* mass,
           double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
   auto& sums = scratch.sums;
   sums.assign(static_cast<std::size_t>(n + 2 * kPackWidth), 0.0);
   Support read = support;
-  if (judge) read.kind = Support::Kind::full;  // the reader blanks what its support hides
+  if (find_support) read.kind = Support::Kind::full;  // the reader blanks what its support hides
   RowReader<Scalar> reader(attention, read, scratch);
   const bool causal = support.kind == Support::Kind::causal;
   const auto hidden = [&](Index i, const Wide<Scalar>* row) {
-    return judge && causal && any_nonzero(row + i + 1, n - i - 1, 1);
+    return find_support && causal && any_nonzero(row + i + 1, n - i - 1, 1);
   };
   Index i = 0;
   if (entropy == nullptr && reader.in_place()) {
@@ -73,10 +73,10 @@ bool pass(const MatrixView<Scalar>& attention, bool judge, const Support& suppor
 }  // namespace
 
 template <class Scalar>
-bool row_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support, double* mass,
+bool row_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support, double* mass,
                     double* entropy, RowScratch& scratch) {
   const Index n = attention.rows();
-  if (!judge) {
+  if (!find_support) {
     if (!all_finite(attention)) return false;
     pass(attention, false, support, mass, entropy, scratch);
     return true;
@@ -88,10 +88,10 @@ bool row_statistics(const MatrixView<Scalar>& attention, bool judge, Support& su
     pass(attention, true, support, mass, entropy, scratch);
   }
   // Every entry is 0 or in a sum.
-  Lanes spoiled{};
+  Lanes non_finite{};
   Index j = 0;
-  for (; j + kPackWidth <= n; j += kPackWidth) spoiled += load(mass + j) * 0.0;
-  double rest = sum(spoiled);
+  for (; j + kPackWidth <= n; j += kPackWidth) non_finite += load(mass + j) * 0.0;
+  double rest = sum(non_finite);
   for (; j < n; ++j) rest += mass[j] * 0.0;
   // A sum of finite float64 numbers can overflow, one of the shorter types cannot.
   return rest == 0.0 || (std::is_same_v<Scalar, double> && all_finite(attention));

@@ -55,7 +55,7 @@ Index reduce_one(const MatrixView<Scalar>& matrix, bool causal, double* diagonal
     std::fill(row + (varies ? count : 0), row + n, 0.0);
     kept += varies ? 1 : 0;
   }
-  double* gram = workspace.gram.resize(panel_offset(strips_of(n)));
+  double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
   panel_gram(rows, n, n, causal, gram, workspace.lines);
   panel_tridiagonalize(gram, n, diagonal, beside, stride, workspace.vectors);
   return kept;

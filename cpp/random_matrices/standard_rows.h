@@ -60,7 +60,7 @@ inline LaneMask standardize_lanes(Lanes* row, Index count) {
     sums[j % 4] += row[j];
   }
   if (!any(varies)) {
-    std::fill(row, row + count, Lanes{});
+    std::fill_n(row, count, Lanes{});
     return varies;
   }
   const Lanes one = broadcast(1.0);

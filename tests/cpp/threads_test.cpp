@@ -66,8 +66,8 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   std::vector<double> numbers(static_cast<std::size_t>(n));
 
   EntropyWorkspace entropy;
-  Support judged;
-  attention_entropy(view, true, judged, true, numbers.data(), entropy);
+  Support status;
+  attention_entropy(view, true, status, true, numbers.data(), entropy);
   write(numbers);
   SinkWorkspace sinks;
   SinkRequest questions;
@@ -77,7 +77,7 @@ void record(const RowMatrix<Scalar>& matrix, const TriangularTable& table, Recor
   questions.top = std::min<Index>(3, n);
   SinkAnswers answers;
   answers.incoming = numbers.data();
-  sink_statistics(view, true, judged, questions, answers, sinks);
+  sink_statistics(view, true, status, questions, answers, sinks);
   write(numbers);
   write(answers.position);
   write(answers.top_mass);

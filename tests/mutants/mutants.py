@@ -283,7 +283,7 @@ MUTANTS: dict[str, list[Mutant]] = {
     ],
     "matrix/row_statistics.cpp": [
         Mutant("if (left <= 0) continue;", "if (left <= 1) continue;"),
-        Mutant("if (judge) read.kind = Support::Kind::full;", ""),
+        Mutant("if (find_support) read.kind = Support::Kind::full;", ""),
         Mutant("return rest == 0.0 ||", "return"),
     ],
     "linalg/shifted_lanczos.h": [

@@ -96,7 +96,7 @@ def main() -> int:
         if wanted and Path(file).stem not in wanted:
             continue
         for mutant in mutants:
-            verdict = judge(file, mutant, known)
+            verdict = matrix_status(file, mutant, known)
             counts[verdict] = counts.get(verdict, 0) + 1
             print(f"{verdict:7} {file}: {mutant.old.panel()!r} -> {mutant.new.panel()!r}", flush=True)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))

@@ -16,13 +16,13 @@ py::tuple value(const py::object& attention, const py::object& lengths,
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   Index smallest = batch.n;
   for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
-  const Index spoiled = per_pack<FiedlerWorkspace>(
+  const Index non_finite = per_pack<FiedlerWorkspace>(
       batch, fiedler_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
         double values[kWidestPack];
         fiedler_values(views, options, wanted, values, workspace);
         for (std::size_t k = 0; k < indices.size(); ++k) result.data[indices[k]] = values[k];
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 py::tuple vector(const py::object& attention, const py::object& lengths,
@@ -30,11 +30,11 @@ py::tuple vector(const py::object& attention, const py::object& lengths,
   const Batch batch = make_batch(attention, lengths);
   const GraphOptions options = graph_options(symmetrize, threshold, normalized);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index spoiled =
+  const Index non_finite =
       per_matrix<FiedlerWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
         fiedler_vector(view, options, result.data + index * batch.n, workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -22,7 +22,7 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
       hub_share.data,       gini.data,          centralization.data,  degree_variance.data,
       star_likeness.data,   in_degree_gini.data, in_degree_centralization.data, effective.data};
   std::vector<GraphStatisticsWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index spoiled = per_matrix(
+  const Index non_finite = per_matrix(
       batch, workers, block_size(batch, 1), [&](const auto& view, Index index, auto& workspace) {
         graph_statistics(view, levels.of(index), levels.size, out.at(index * levels.size), workspace);
       });
@@ -34,7 +34,7 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
                      hub_share.tensor, gini.tensor, centralization.tensor, degree_variance.tensor,
                      star_likeness.tensor, in_degree_gini.tensor, in_degree_centralization.tensor,
                      effective.tensor),
-      spoiled);
+      non_finite);
 }
 
 }  // namespace

@@ -15,14 +15,14 @@ py::tuple eigenvalues(const py::object& attention, const py::object& lengths, In
   const Result<double> result = make_result(batch.sizes, {k}, kNaN);
   Index smallest = batch.n;
   for (Index i = 0; i < batch.count; ++i) smallest = std::min(smallest, batch.length(i));
-  const Index spoiled = per_pack<LaplacianWorkspace>(
+  const Index non_finite = per_pack<LaplacianWorkspace>(
       batch, laplacian_pack_width(smallest), [&](auto views, auto indices, auto& workspace) {
         double* out[kWidestPack];
         for (std::size_t m = 0; m < indices.size(); ++m) out[m] = result.data + indices[m] * k;
         laplacian_spectra(views, options, std::min<Index>(k, views.front().rows()),
                           std::span<double* const>(out, indices.size()), workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -15,12 +15,12 @@ py::tuple numbers(const py::object& attention, const py::object& lengths,
   const Result<std::int64_t> result =
       make_result(batch.sizes, {levels.size, 2}, std::int64_t{-1});
   std::vector<BettiWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index spoiled =
+  const Index non_finite =
       per_matrix(batch, workers, 1, [&](const auto& view, Index index, auto& workspace) {
         betti_numbers(view, rule, levels.of(index), levels.size,
                       result.data + index * levels.size * 2, workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -35,7 +35,7 @@ py::tuple bars(const py::object& attention, const py::object& lengths, int max_d
   std::vector<Slice> slices(static_cast<std::size_t>(batch.count));
   std::vector<Found> workers(static_cast<std::size_t>(worker_count(batch.count)));
   // Heads of one size differ in cost by a hundred, so they are handed out one by one.
-  const Index spoiled =
+  const Index non_finite =
       per_matrix(batch, workers, 1, [&](const auto& view, Index index, Found& found) {
         Slice& slice = slices[static_cast<std::size_t>(index)];
         slice.found = &found;
@@ -68,7 +68,7 @@ py::tuple bars(const py::object& attention, const py::object& lengths, int max_d
     }
   }
   return py::make_tuple(birth.tensor, death.tensor, dimension.tensor, birth_edge.tensor,
-                        death_edge.tensor, to_tensor(offsets), spoiled);
+                        death_edge.tensor, to_tensor(offsets), non_finite);
 }
 
 }  // namespace

@@ -18,7 +18,7 @@ py::tuple divergence(const py::object& heads, const py::object& lengths, const p
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   std::vector<double> rows(static_cast<std::size_t>(batch.count * batch.n), kNaN);
   const Index block = batch.sizes.back() * batch.n;
-  const Index spoiled = per_layer<DivergenceWorkspace>(
+  const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
@@ -30,7 +30,7 @@ py::tuple divergence(const py::object& heads, const py::object& lengths, const p
     result.data[index] = std::accumulate(row, row + batch.length(index), 0.0) /
                          static_cast<double>(batch.length(index));
   }
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 // Every query's divergence before and after, whether it was excluded, and the rescaled maps or
@@ -47,7 +47,7 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
   Result<double> attention;
   if (keep_attention) attention = make_result(batch.sizes, {batch.n, batch.n}, kNaN);
   const Index block = batch.sizes.back() * batch.n;
-  const Index spoiled = per_layer<DivergenceWorkspace>(
+  const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
@@ -56,7 +56,7 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
         sink_removal(views, own, removed.at(layer), removed.stride, begin, end, out, workspace);
       });
   return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
-                        keep_attention ? attention.tensor : py::none(), spoiled);
+                        keep_attention ? attention.tensor : py::none(), non_finite);
 }
 
 }  // namespace

@@ -11,13 +11,13 @@ py::tuple entropy(const py::object& attention, const py::object& lengths, const 
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index spoiled = per_matrix_that_looks<EntropyWorkspace>(
+  const Index non_finite = per_matrix_checked_by_kernel<EntropyWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         Support own = supports.given(index);
         return attention_entropy(view, supports.automatic, own, normalized,
                                  result.data + index * batch.n, workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -10,7 +10,7 @@
 namespace attnscope {
 namespace {
 
-// (incoming, entropy, position, share, uniform share, top mass, spoiled), None for what is not asked for.
+// (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not asked for.
 py::tuple statistics(const py::object& attention, const py::object& lengths,
                      const py::object& support, bool incoming, bool entropy,
                      std::optional<double> min_visibility,
@@ -32,7 +32,7 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
   const Result<double> tops = numbers(top > 0, {});
   Result<std::int64_t> positions{py::none()};
   if (asked.position) positions = make_result(batch.sizes, {}, std::int64_t{-1});
-  const Index spoiled = per_matrix_that_looks<SinkWorkspace>(
+  const Index non_finite = per_matrix_checked_by_kernel<SinkWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         SinkAnswers answers;
         if (incoming) answers.incoming = incomings.data + index * batch.n;
@@ -48,7 +48,7 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
         return true;
       });
   return py::make_tuple(incomings.tensor, entropies.tensor, positions.tensor, shares.tensor,
-                        uniforms.tensor, tops.tensor, spoiled);
+                        uniforms.tensor, tops.tensor, non_finite);
 }
 
 py::tuple tokens(const py::object& attention, const py::object& lengths, const py::object& support,
@@ -57,11 +57,11 @@ py::tuple tokens(const py::object& attention, const py::object& lengths, const p
   const SupportBatch supports = make_support(batch, support);
   const SinkRule rule{tau, gamma, min_visibility};
   const Result<bool> result = make_result(batch.sizes, {batch.n}, false);
-  const Index spoiled =
+  const Index non_finite =
       per_matrix<SinkWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
         sink_tokens(view, supports.of(index, view), rule, result.data + index * batch.n, workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -12,13 +12,13 @@ py::tuple ratio(const py::object& attention, const py::object& lengths, const py
   const Batch batch = make_batch(attention, lengths);
   const SupportBatch supports = make_support(batch, support);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index spoiled =
+  const Index non_finite =
       per_matrix<RowScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
         const double width = window < 1.0 ? window * static_cast<double>(view.rows()) : window;
         result.data[index] = local_global_ratio(view, supports.of(index, view),
                                                 static_cast<Index>(width), drop_first, scratch);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

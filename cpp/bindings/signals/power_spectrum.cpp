@@ -21,11 +21,11 @@ py::tuple spectrum(const py::object& attention, const py::object& lengths,
   const Index each = signal_count(options.signal, batch.n) * fields;
   const Result<double> result =
       make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
-  const Index spoiled = per_matrix<SpectrumScratch>(batch, [&](const auto& view, Index index,
+  const Index non_finite = per_matrix<SpectrumScratch>(batch, [&](const auto& view, Index index,
                                                                auto& scratch) {
     power_spectrum(view, supports.of(index, view), options, result.data + index * each, scratch);
   });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -16,11 +16,11 @@ py::tuple spectral(const py::object& attention, const py::object& lengths,
   const Index each = signal_count(options, batch.n) * kUncertaintyFields;
   const Result<double> result =
       make_result(batch.sizes, signal_axes(options, batch.n, kUncertaintyFields), kNaN);
-  const Index spoiled = per_matrix<UncertaintyScratch>(batch, [&](const auto& view, Index index,
+  const Index non_finite = per_matrix<UncertaintyScratch>(batch, [&](const auto& view, Index index,
                                                                   auto& scratch) {
     uncertainty(view, supports.of(index, view), options, root, result.data + index * each, scratch);
   });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

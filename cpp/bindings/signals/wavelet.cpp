@@ -21,12 +21,12 @@ py::tuple transform(const py::object& attention, const py::object& lengths,
   const Result<double> result =
       make_result(batch.sizes, signal_axes(options.signal, batch.n, fields), kNaN);
   const Result<double> profile = make_result(batch.sizes, {levels + 1, resample}, kNaN);
-  const Index spoiled =
+  const Index non_finite =
       per_matrix<WaveletScratch>(batch, [&](const auto& view, Index index, auto& scratch) {
         wavelet_transform(view, supports.of(index, view), options, result.data + index * each,
                           profile.data + index * (levels + 1) * resample, scratch);
       });
-  return py::make_tuple(result.tensor, profile.tensor, spoiled);
+  return py::make_tuple(result.tensor, profile.tensor, non_finite);
 }
 
 // `scales`: a contiguous float64 tensor.
@@ -39,7 +39,7 @@ py::tuple scalogram(const py::object& attention, const py::object& lengths,
   const Thresholds list = make_thresholds(batch, scales);
   const Result<double> result = make_result(batch.sizes, {list.size, batch.n}, kNaN);
   std::vector<WaveletScratch> workers(static_cast<std::size_t>(worker_count(batch.count)));
-  const Index spoiled =
+  const Index non_finite =
       per_matrix(batch, workers, 1, [&](const auto& view, Index index, WaveletScratch& scratch) {
         std::vector<double> own(static_cast<std::size_t>(list.size * view.rows()), kNaN);
         morlet_scalogram(view, supports.of(index, view), options, list.of(0), list.size, omega,
@@ -49,7 +49,7 @@ py::tuple scalogram(const py::object& attention, const py::object& lengths,
                       result.data + (index * list.size + s) * batch.n);
         }
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

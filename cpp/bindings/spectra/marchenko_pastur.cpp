@@ -34,7 +34,7 @@ py::tuple marchenko_pastur_of(const py::object& attention, const py::object& len
   const Result<double> edge = make_result(batch.sizes, {}, kNaN);
   const Result<double> p_value = make_result(batch.sizes, {}, kNaN);
   std::atomic<Index> undefined{0};
-  const Index spoiled = per_pack<MarchenkoPasturWorkspace>(
+  const Index non_finite = per_pack<MarchenkoPasturWorkspace>(
       batch, singular_values_width(),
       [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
         std::vector<Support> own(indices.size());
@@ -56,7 +56,7 @@ py::tuple marchenko_pastur_of(const py::object& attention, const py::object& len
         }
       });
   return py::make_tuple(ks.tensor, wasserstein.tensor, outliers.tensor, outlier_energy.tensor,
-                        largest.tensor, edge.tensor, p_value.tensor, undefined.load(), spoiled);
+                        largest.tensor, edge.tensor, p_value.tensor, undefined.load(), non_finite);
 }
 
 }  // namespace

@@ -16,13 +16,13 @@ py::tuple participation_ratio(const py::object& attention, const py::object& len
   const bool eigen = spectrum == "eigen";
   const Batch batch = make_batch(attention, lengths);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
-  const Index spoiled = per_matrix<ParticipationRatioWorkspace>(
+  const Index non_finite = per_matrix<ParticipationRatioWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         result.data[index] = singular ? participation_ratio_singular(view, workspace)
                              : eigen  ? participation_ratio_eigen(view, workspace)
                                       : participation_ratio_laplacian(view, workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -9,14 +9,14 @@ namespace {
 py::tuple values(const py::object& attention, const py::object& lengths) {
   const Batch batch = make_batch(attention, lengths);
   const Result<double> result = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index spoiled = per_pack<SingularValuesWorkspace>(
+  const Index non_finite = per_pack<SingularValuesWorkspace>(
       batch, singular_values_width(),
       [&]<class Views>(Views views, std::span<const Index> indices, auto& workspace) {
         std::vector<double*> out(indices.size());
         for (std::size_t k = 0; k < indices.size(); ++k) out[k] = result.data + indices[k] * batch.n;
         singular_values(views, std::span<double* const>(out), workspace);
       });
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

@@ -13,19 +13,19 @@ py::tuple alignment(const py::object& attention, const py::object& lengths,
   const SupportBatch supports = make_support(batch, support);
   const StateBatch beside = make_states(batch, states);
   const FlagBatch left_out = make_flags(batch.sizes, batch.n, without);
-  const Judged judged = judge(batch, supports);
+  const MatrixStatus status = matrix_status(batch, supports);
   const Result<double> result = make_result(batch.sizes, {}, kNaN);
   const Index rows = alignment_rows(batch.n);
   const Index blocks = (batch.n + rows - 1) / rows;
   std::vector<PairMoments> parts(static_cast<std::size_t>(batch.count * blocks));
-  const Index spoiled = per_state<AlignmentWorkspace>(
-      batch, judged, beside, true, rows,
+  const Index non_finite = per_state<AlignmentWorkspace>(
+      batch, status, beside, true, rows,
       [&](std::span<const Index> group, const double* unit, Index begin, Index end, Index block,
           auto& workspace) {
         visit_scalar(batch, [&]<class Scalar>(const Scalar* data) {
           std::vector<AlignedHead<Scalar>> heads;
           for (const Index index : group) {
-            heads.push_back({view_of(batch, data, index), judged.supports[index],
+            heads.push_back({view_of(batch, data, index), status.supports[index],
                              left_out.at(index), left_out.stride});
           }
           std::vector<PairMoments> found(heads.size());
@@ -39,7 +39,7 @@ py::tuple alignment(const py::object& attention, const py::object& lengths,
     result.data[index] = alignment_of(std::span<const PairMoments>(
         parts.data() + index * blocks, static_cast<std::size_t>(blocks)));
   }
-  return py::make_tuple(result.tensor, spoiled);
+  return py::make_tuple(result.tensor, non_finite);
 }
 
 }  // namespace

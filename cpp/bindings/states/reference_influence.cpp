@@ -13,12 +13,12 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
   const SupportBatch supports = make_support(batch, support);
   const StateBatch beside = make_states(batch, states);
   const FlagBatch marked = make_flags(batch.sizes, batch.n, reference);
-  const Judged judged = judge(batch, supports);
+  const MatrixStatus status = matrix_status(batch, supports);
   const Result<double> magnitude = make_result(batch.sizes, {batch.n}, kNaN);
   const Result<double> directional = make_result(batch.sizes, {batch.n}, kNaN);
   const Result<double> change = make_result(batch.sizes, {batch.n}, kNaN);
-  const Index spoiled = per_state<InfluenceWorkspace>(
-      batch, judged, beside, false, influence_rows(batch.n),
+  const Index non_finite = per_state<InfluenceWorkspace>(
+      batch, status, beside, false, influence_rows(batch.n),
       [&](std::span<const Index> group, const double* wide, Index begin, Index end, Index,
           auto& workspace) {
         visit_scalar(batch, [&](const auto* data) {
@@ -28,12 +28,12 @@ py::tuple influence(const py::object& attention, const py::object& lengths,
             if (begin >= last) continue;
             const Index at = index * batch.n;
             const Influence out{magnitude.data + at, directional.data + at, change.data + at};
-            reference_influence(view, judged.supports[index], wide, beside.width, marked.at(index),
+            reference_influence(view, status.supports[index], wide, beside.width, marked.at(index),
                                 marked.stride, begin, last, out, workspace);
           }
         });
       });
-  return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, spoiled);
+  return py::make_tuple(magnitude.tensor, directional.tensor, change.tensor, non_finite);
 }
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace attnscope {
 // States are widened once for each group, about 32 MiB of them at a time. Returns how many matrices
 // are not finite or stand beside a state that is not.
 template <class Workspace, class Kernel>
-Index per_state(const Batch& batch, const Judged& judged, const StateBatch& states, bool unit,
+Index per_state(const Batch& batch, const MatrixStatus& status, const StateBatch& states, bool unit,
                 Index block_rows, Kernel&& kernel) {
   if (batch.count == 0) return 0;
   const Index shared = states.shared();
@@ -27,7 +27,7 @@ Index per_state(const Batch& batch, const Judged& judged, const StateBatch& stat
   AlignedBuffer buffer;
   double* wide = buffer.resize(chunk * size);
   std::vector<Workspace> workspaces(static_cast<std::size_t>(worker_count(chunk * blocks)));
-  Index spoiled = 0;
+  Index non_finite = 0;
 
   for (Index first = 0; first < groups; first += chunk) {
     const Index here = std::min(chunk, groups - first);
@@ -36,8 +36,8 @@ Index per_state(const Batch& batch, const Judged& judged, const StateBatch& stat
     for (Index g = 0; g < here; ++g) {
       for (Index k = 0; k < shared; ++k) {
         const Index index = (first + g) * shared + k;
-        if (judged.finite[static_cast<std::size_t>(index)] == 0) {
-          ++spoiled;
+        if (status.finite[static_cast<std::size_t>(index)] == 0) {
+          ++non_finite;
           continue;
         }
         members[g].push_back(index);
@@ -74,7 +74,7 @@ Index per_state(const Batch& batch, const Judged& judged, const StateBatch& stat
     });
     for (Index g = 0; g < here; ++g) {
       if (!broken[g].load()) continue;
-      spoiled += static_cast<Index>(members[g].size());
+      non_finite += static_cast<Index>(members[g].size());
       longest[g] = 0;
     }
     run_blocks(here * blocks, 1, [&](Index at, Index, int worker) {
@@ -86,7 +86,7 @@ Index per_state(const Batch& batch, const Judged& judged, const StateBatch& stat
              workspaces[static_cast<std::size_t>(worker)]);
     });
   }
-  return spoiled;
+  return non_finite;
 }
 
 }  // namespace attnscope

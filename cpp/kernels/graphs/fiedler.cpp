@@ -101,7 +101,7 @@ template <class Scalar>
 Kind read_panels(const MatrixView<Scalar>& attention, const GraphOptions& options, double sigma,
                  double* panels, double* null, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
-  const Index count = strips_of(n);
+  const Index count = panels_of(n);
   const bool graph = read_weights(attention, options, workspace.graph, [&](Index i, const double* row) {
     double* to = panels + panel_entry(0, i);
     for (Index j = 0; j < i; ++j) to[j * kPanel] = -row[j];
@@ -167,7 +167,7 @@ template <class Scalar>
 double by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double tolerance,
                  FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
-  const Index count = strips_of(n);
+  const Index count = panels_of(n);
   const Index padded = count * kPanel;
   double* panels = workspace.matrix.resize(panel_offset(count));
   double* inverses = workspace.inverses.resize(panel_inverses(n));
@@ -209,7 +209,7 @@ template <class Scalar>
 bool vector_by_factor(const MatrixView<Scalar>& attention, const GraphOptions& options, double value,
                       double* out, FiedlerWorkspace& workspace) {
   const Index n = attention.rows();
-  const Index count = strips_of(n);
+  const Index count = panels_of(n);
   const Index padded = count * kPanel;
   double* panels = workspace.matrix.resize(panel_offset(count));
   double* inverses = workspace.inverses.resize(panel_inverses(n));

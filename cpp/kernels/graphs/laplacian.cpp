@@ -99,7 +99,7 @@ template <class Scalar>
 Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& options, double* panels,
                      GraphRows& workspace) {
   const Index n = matrix.rows();
-  std::fill(panels, panels + panel_offset(strips_of(n)), 0.0);
+  std::fill(panels, panels + panel_offset(panels_of(n)), 0.0);
   const bool graph = read_weights(matrix, options, workspace, [&](Index i, const double* row) {
     double* column = panels + panel_entry(0, i);
     for (Index j = 0; j < i; ++j) column[j * kPanel] = -row[j];
@@ -116,7 +116,7 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
   }
   if (components == 0 || !options.normalized) return components;
   for (double& d : degree) d = d > 0.0 ? 1.0 / std::sqrt(d) : 0.0;
-  for (Index s = 0; s < strips_of(n); ++s) {
+  for (Index s = 0; s < panels_of(n); ++s) {
     const Index first = s * kPanel;
     const Index end = std::min(n, first + kPanel);
     double* row = panels + panel_offset(s);
@@ -238,7 +238,7 @@ void laplacian_spectra(std::span<const MatrixView<Scalar>> pack, const GraphOpti
     }
   }
   for (Index m = 0; m < count && n > kLargestPacked; ++m) {
-    double* panels = workspace.pack.resize(panel_offset(strips_of(n)));
+    double* panels = workspace.pack.resize(panel_offset(panels_of(n)));
     components[m] = read_laplacian(pack[static_cast<std::size_t>(m)], options, panels, workspace.graph);
     if (components[m] == 0) continue;
     panel_tridiagonalize(panels, n, diagonal + m, beside + m, width, workspace.vectors);

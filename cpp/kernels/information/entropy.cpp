@@ -11,12 +11,12 @@
 namespace attnscope {
 
 template <class Scalar>
-bool attention_entropy(const MatrixView<Scalar>& attention, bool judge, Support& support,
+bool attention_entropy(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                        bool normalized, double* out, EntropyWorkspace& workspace) {
   constexpr double kNaN = std::numeric_limits<double>::quiet_NaN();
   const Index n = attention.rows();
   workspace.mass.resize(static_cast<std::size_t>(n));
-  if (!row_statistics(attention, judge, support, workspace.mass.data(), out, workspace.rows)) {
+  if (!row_statistics(attention, find_support, support, workspace.mass.data(), out, workspace.rows)) {
     std::fill(out, out + n, kNaN);
     return false;
   }

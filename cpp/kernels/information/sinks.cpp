@@ -59,11 +59,11 @@ double top_mass_of(Index k, std::vector<double>& mass) {
 }  // namespace
 
 template <class Scalar>
-bool sink_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support,
+bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace) {
   const Index n = attention.rows();
   workspace.mass.resize(static_cast<std::size_t>(n));
-  if (!row_statistics(attention, judge, support, workspace.mass.data(), answers.entropy,
+  if (!row_statistics(attention, find_support, support, workspace.mass.data(), answers.entropy,
                       workspace.rows)) {
     if (answers.entropy != nullptr) std::fill(answers.entropy, answers.entropy + n, kNaN);
     return false;

@@ -72,10 +72,10 @@ struct SinkAnswers {
                   std::numeric_limits<double>::quiet_NaN()};
 };
 
-// All answers from one read of the matrix. With `judge` that read also finds out the support, otherwise
+// All answers from one read of the matrix. With `find_support` that read also finds out the support, otherwise
 // `support` is taken as it is. Returns whether all entries are finite; where not, nothing is answered.
 template <class Scalar>
-bool sink_statistics(const MatrixView<Scalar>& attention, bool judge, Support& support,
+bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
                      const SinkRequest& asked, SinkAnswers& answers, SinkWorkspace& workspace);
 
 }  // namespace attnscope

@@ -89,10 +89,10 @@ double participation_ratio_singular(const MatrixView<Scalar>& matrix,
     }
   }
   // Of AAᵀ, whose rows lie in memory as A's do, and which has the norm of AᵀA.
-  double* gram = workspace.gram.resize(panel_offset(strips_of(n)));
+  double* gram = workspace.gram.resize(panel_offset(panels_of(n)));
   panel_gram(a, ld, n, triangular, gram, workspace.tile);
   double squares = 0.0;
-  for (Index s = 0; s < strips_of(n); ++s) {
+  for (Index s = 0; s < panels_of(n); ++s) {
     const double* panel = gram + panel_offset(s);
     const double* block = panel + s * kPanel * kPanel;
     // Those above the diagonal block stand for their mirror images too.

@@ -63,7 +63,7 @@ Eigen::VectorXd spectrum(const LevelTable& level, const std::vector<Index>& node
   return Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(laplacian, Eigen::EigenvaluesOnly).eigenvalues();
 }
 
-TEST(InversePair, PathHasItsClosedForm) {
+TEST(BlockInverseLanczos, PathHasItsClosedForm) {
   constexpr Index n = 100;
   std::vector<Edge> edges;
   for (Index i = 0; i + 1 < n; ++i) edges.emplace_back(i, i + 1);
@@ -73,7 +73,7 @@ TEST(InversePair, PathHasItsClosedForm) {
   EXPECT_NEAR(pair.mu3, 2.0 - 2.0 * std::cos(2.0 * std::numbers::pi / n), 1e-13);
 }
 
-TEST(InversePair, FindsBothOfAnEigenvalueOfMultiplicityTwo) {
+TEST(BlockInverseLanczos, FindsBothOfAnEigenvalueOfMultiplicityTwo) {
   constexpr Index n = 61;
   std::vector<Edge> edges;
   for (Index i = 0; i < n; ++i) edges.emplace_back(i, (i + 1) % n);
@@ -83,7 +83,7 @@ TEST(InversePair, FindsBothOfAnEigenvalueOfMultiplicityTwo) {
   EXPECT_NEAR(pair.mu3, pair.mu2, 1e-13);
 }
 
-TEST(InversePair, FewDifferentEigenvaluesEndTheStepsEarly) {
+TEST(BlockInverseLanczos, FewDifferentEigenvaluesEndTheStepsEarly) {
   // Complete bipartite on 15 and 25: 0, 15 (24 times), 25 (14 times), 40.
   std::vector<Edge> edges;
   for (Index i = 0; i < 15; ++i) {
@@ -95,7 +95,7 @@ TEST(InversePair, FewDifferentEigenvaluesEndTheStepsEarly) {
   EXPECT_NEAR(pair.mu3, 15.0, 1e-12);
 }
 
-TEST(InversePair, TwoPiecesLeaveTheSmallerOneToDecide) {
+TEST(BlockInverseLanczos, TwoPiecesLeaveTheSmallerOneToDecide) {
   // A cycle of 20 and a path of 25, the even rows of a larger table.
   std::vector<Edge> edges;
   for (Index i = 0; i < 20; ++i) edges.emplace_back(2 * i, 2 * ((i + 1) % 20));
@@ -110,7 +110,7 @@ TEST(InversePair, TwoPiecesLeaveTheSmallerOneToDecide) {
   EXPECT_NEAR(pair.mu3, 2.0 - 2.0 * std::cos(std::numbers::pi / 25.0), 1e-13);
 }
 
-TEST(InversePair, EqualsEigenOnRandomGraphsOfEveryDensity) {
+TEST(BlockInverseLanczos, EqualsEigenOnRandomGraphsOfEveryDensity) {
   std::mt19937 generator(7);
   std::uniform_real_distribution<double> uniform;
   Index asked = 0, found = 0;
@@ -144,7 +144,7 @@ TEST(InversePair, EqualsEigenOnRandomGraphsOfEveryDensity) {
   EXPECT_GE(found, asked - 2);
 }
 
-TEST(InversePair, NearlyEqualEigenvaluesAreToldApart) {
+TEST(BlockInverseLanczos, NearlyEqualEigenvaluesAreToldApart) {
   // Two cycles of 40 nodes that one edge joins, one of them with a chord: pairs split by little.
   std::vector<Edge> edges{{0, 40}, {5, 25}};
   for (Index k = 0; k < 40; ++k) {

@@ -152,16 +152,16 @@ TEST(Entropy, TheReadJudgesMapsThatItWidens) {
   std::vector<double> judged(9), full(9);
   for (const auto& map : {view(single), matrix_view(single.data(), Index{9}, Index{1}, Index{9})}) {
     Support found, all;
-    EXPECT_TRUE(attention_entropy(map, true, found, false, judged.data(), workspace));
+    EXPECT_TRUE(attention_entropy(map, true, found, false, status.data(), workspace));
     EXPECT_EQ(found.kind, Support::Kind::full);
     EXPECT_TRUE(attention_entropy(map, false, all, false, full.data(), workspace));
-    EXPECT_EQ(judged, full);
+    EXPECT_EQ(status, full);
   }
   Support found;
   const RowMatrix<Eigen::half> halved = single.cast<Eigen::half>();
-  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, judged.data(), workspace));
+  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, status.data(), workspace));
   EXPECT_EQ(found.kind, Support::Kind::full);
-  EXPECT_FALSE(attention_entropy(view(spoiled), true, found, false, judged.data(), workspace));
+  EXPECT_FALSE(attention_entropy(view(spoiled), true, found, false, status.data(), workspace));
 }
 
 TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {

@@ -146,7 +146,7 @@ TEST(Counts, LanesAreStandardised) {
 }
 
 // Tiles of rows and of columns against their definition, of every size up to one tile and past it.
-TEST(Counts, PanelsHoldRowsOrColumnsAndThenZeros) {
+TEST(Counts, TilesHoldRowsOrColumnsAndThenZeros) {
   for (const Index depth : {-kPackWidth, Index{0}, Index{1}, Index{3}, Index{4}, Index{9}}) {
     const Index deep = std::max<Index>(depth, 0);
     for (Index count = 0; count <= kTileWidth + kMost; ++count) {
@@ -192,9 +192,9 @@ TEST(Counts, ProductsOfOneToFourRows) {
   }
 }
 
-TEST(Counts, WholePanelsAndStrips) {
+TEST(Counts, WholeTilesAndPanels) {
   for (Index n = 0; n <= 3 * kPanel; ++n) {
-    EXPECT_EQ(whole_tiles(n), strips_of(n) * kPanel);
+    EXPECT_EQ(whole_tiles(n), panels_of(n) * kPanel);
     EXPECT_GE(whole_tiles(n), n);
     EXPECT_LT(whole_tiles(n), n + kTileWidth);
   }
@@ -256,7 +256,7 @@ TEST(CountsDeathTest, CountsThatMeanNothingAreRefused) {
   EXPECT_DEATH(pack_rows(row, kTileWidth + 1, 1, 1, row), "count <= kTileWidth");
   EXPECT_DEATH(pack_columns(row, -1, 1, 1, row), "count >= 0");
   EXPECT_DEATH(whole_tiles(-1), "columns >= 0");
-  EXPECT_DEATH(strips_of(-1), "n >= 0");
+  EXPECT_DEATH(panels_of(-1), "n >= 0");
   EXPECT_DEATH(panel_entry(2, 1), "row <= column");
   EXPECT_DEATH(inner_product(row, row, kPackWidth + 1), "padded");
   EXPECT_DEATH(add_multiple(row, 1.0, row, -kPackWidth), "padded");

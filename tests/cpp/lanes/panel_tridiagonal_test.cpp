@@ -18,7 +18,7 @@ using Matrix = Eigen::Matrix<double, Eigen::Dynamic, Eigen::Dynamic, Eigen::RowM
 
 void fill_panels(const Matrix& a, double* panels) {
   const Index n = a.rows();
-  std::fill(panels, panels + panel_offset(strips_of(n)), 0.0);
+  std::fill(panels, panels + panel_offset(panels_of(n)), 0.0);
   for (Index i = 0; i < n; ++i) {
     for (Index j = i / kPanel * kPanel; j < n; ++j) {
       panels[panel_offset(j / kPanel) + i * kPanel + j % kPanel] = a(i, j);
@@ -30,7 +30,7 @@ void fill_panels(const Matrix& a, double* panels) {
 Matrix reduced(const Matrix& a, Index stride = 1) {
   const Index n = a.rows();
   AlignedBuffer buffer, scratch;
-  double* panels = buffer.resize(panel_offset(strips_of(n)));
+  double* panels = buffer.resize(panel_offset(panels_of(n)));
   fill_panels(a, panels);
   const auto size = static_cast<std::size_t>(n * stride);
   std::vector<double> diagonal(size, -7.0), beside(size, -7.0);
@@ -113,7 +113,7 @@ TEST(PanelGram, EqualsEigenWhetherCausalOrNot) {
     for (const bool causal : {false, true}) {
       if (causal) x = Matrix(x.triangularView<Eigen::Lower>());
       AlignedBuffer buffer, expected, scratch;
-      const Index size = panel_offset(strips_of(n));
+      const Index size = panel_offset(panels_of(n));
       double* gram = buffer.resize(size);
       std::fill(gram, gram + size, 3e100);
       panel_gram(x.data(), n, n, causal, gram, scratch);

@@ -11,7 +11,7 @@ void entropy(Bytes& bytes) {
   const Map<Scalar> map(bytes, n);
   const Seen seen(bytes, map);
   const bool normalized = bytes.flag();
-  const bool judge = bytes.flag();
+  const bool find_support = bytes.flag();
   static EntropyWorkspace reused;
   EntropyWorkspace fresh;
   Output<double> out(n);
@@ -24,7 +24,7 @@ void entropy(Bytes& bytes) {
       LAW(std::isnan(out[i]), "a spoiled map has the entropy %g", out[i]);
     return;
   }
-  if (judge)
+  if (find_support)
     LAW((support.kind == Support::Kind::causal) == map.lower(), "judged %d", int(support.kind));
   Support support_again = seen.support();
   attention_entropy(map.view(), judge, support_again, normalized, again.data(), reused);
