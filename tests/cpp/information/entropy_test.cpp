@@ -146,22 +146,22 @@ TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
 TEST(Entropy, TheReadJudgesMapsThatItWidens) {
   // No column stride and no half type is read in place.
   const RowMatrix<float> single = testing::random_attention(9, false, 2).cast<float>();
-  RowMatrix<float> spoiled = single;
-  spoiled(2, 7) = std::numeric_limits<float>::infinity();
+  RowMatrix<float> infinite = single;
+  infinite(2, 7) = std::numeric_limits<float>::infinity();
   EntropyWorkspace workspace;
-  std::vector<double> judged(9), full(9);
+  std::vector<double> entropies(9), full(9);
   for (const auto& map : {view(single), matrix_view(single.data(), Index{9}, Index{1}, Index{9})}) {
     Support found, all;
-    EXPECT_TRUE(attention_entropy(map, true, found, false, status.data(), workspace));
+    EXPECT_TRUE(attention_entropy(map, true, found, false, entropies.data(), workspace));
     EXPECT_EQ(found.kind, Support::Kind::full);
     EXPECT_TRUE(attention_entropy(map, false, all, false, full.data(), workspace));
-    EXPECT_EQ(status, full);
+    EXPECT_EQ(entropies, full);
   }
   Support found;
   const RowMatrix<Eigen::half> halved = single.cast<Eigen::half>();
-  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, status.data(), workspace));
+  EXPECT_TRUE(attention_entropy(view(halved), true, found, false, entropies.data(), workspace));
   EXPECT_EQ(found.kind, Support::Kind::full);
-  EXPECT_FALSE(attention_entropy(view(spoiled), true, found, false, status.data(), workspace));
+  EXPECT_FALSE(attention_entropy(view(infinite), true, found, false, entropies.data(), workspace));
 }
 
 TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
