@@ -26,7 +26,7 @@ DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 app = typer.Typer(
     name="attnscope",
     help="A microscope for transformer attention: studies, results, figures, metrics.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints or figures skipped, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped or figures failed, "
     "130/143 interrupted and resumable.",
     no_args_is_help=True,
     rich_markup_mode=None,

@@ -85,7 +85,8 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
     where = {**keys, "layer": 1, "head": 0, "protocol": "exact"}
     examples = [{**where, "n_tokens": N, "attention": attention().ravel().tolist()}]
     bars = [
-        {**where, "dimension": dimension, "birth": birth, "death": death}
+        {**where, "head": head, "dimension": dimension, "birth": birth, "death": death}
+        for head in range(HEADS)
         for dimension, birth, death in [(0, 0.0, np.inf), (0, 0.0, 0.4), (0, 0.0, 0.7), (1, 0.5, 0.8)]
     ]
     tables = {

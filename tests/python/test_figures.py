@@ -14,6 +14,7 @@ from matplotlib.figure import Figure
 
 from attnscope.figures import (
     FIGURES,
+    LeftOut,
     NotDrawable,
     attention_map,
     betti_curve,
@@ -151,7 +152,7 @@ def test_any_token_can_be_drawn(token: str) -> None:
 
 
 def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
-    bars = RESULTS.table("bars")
+    bars = RESULTS.table("bars").query("head == 0")
     betti_curve(bars, ax=ax)
     zero, one = ax.get_lines()[:2]
 
@@ -168,7 +169,7 @@ def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
 
 
 def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
-    betti_curve(RESULTS.table("bars"), ax=ax)
+    betti_curve(RESULTS.table("bars").query("head == 0"), ax=ax)
     low, high = ax.get_ylim()
     assert [tick for tick in ax.get_yticks() if low <= tick <= high] == [0, 1, 2, 3]
 
@@ -302,6 +303,33 @@ def test_missing_tables_and_wrong_names_are_told() -> None:
     with pytest.raises(ValueError, match="no run folder"):
         figures(RESULTS)
     assert draw(Results({})) == {}
+
+
+def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -> None:
+    def broken(results):
+        raise ZeroDivisionError("nothing\nto divide by")
+
+    monkeypatch.setitem(FIGURES, "depth", broken)
+    left_out: list[LeftOut] = []
+    drawn = draw(RESULTS, left_out=left_out)
+    assert set(FIGURES) - set(drawn) == {"depth"} | OF_OTHER_TABLES
+    failed = [one for one in left_out if one.failed]
+    assert [str(one) for one in failed] == [
+        "figure depth is left out: ZeroDivisionError: nothing to divide by"
+    ]
+    assert {one.name for one in left_out} == {"depth"} | OF_OTHER_TABLES
+    with pytest.warns(UserWarning, match="figure depth is left out: ZeroDivisionError"):
+        draw(RESULTS, ["depth"])
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: broken(None))
+    with pytest.warns(UserWarning, match="figure examples is left out: ZeroDivisionError"):
+        assert figures(RESULTS, tmp_path, ["examples"]) == []
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: full())
+    with pytest.raises(OSError, match="No space left"):
+        figures(RESULTS, tmp_path, ["examples"])
 
 
 def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) -> None:
