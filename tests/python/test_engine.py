@@ -15,12 +15,12 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope as asc
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.lock import FolderLock, FolderLocked
+from attnscope.engine.plan import batches, make_plan
+from attnscope.engine.provenance import _own_git_state
+from attnscope.engine.run import resume, run
 from attnscope.models import LoadError
-from attnscope.studies.config import ConfigError, Study
-from attnscope.studies.engine import resume, run
-from attnscope.studies.lock import FolderLock, FolderLocked
-from attnscope.studies.plan import batches, make_plan
-from attnscope.studies.provenance import _own_git_state
 from census import Census
 from folders import id_lines, model_folder, sentences, series
 

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope import results as module
-from attnscope import schema
-from attnscope.results import Results, load
-from attnscope.schema import KEYS, SCHEMA_VERSION
+from attnscope.engine import results as module
+from attnscope.engine import schema
+from attnscope.engine.results import Results, load
+from attnscope.engine.schema import KEYS, SCHEMA_VERSION
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):

@@ -14,9 +14,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.studies import lock as lock_module
-from attnscope.studies.lock import FolderLock, FolderLocked
-from attnscope.studies.shards import DiskFull, Shards, atomic_file, write_bytes
+from attnscope.engine import lock as lock_module
+from attnscope.engine.lock import FolderLock, FolderLocked
+from attnscope.engine.store import DiskFull, Shards, atomic_file, write_bytes
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}.parquet" for i in range(4)}
 
@@ -184,7 +184,7 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(shards, t
 
 
 def test_gather_writes_bounded_row_groups(shards, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.studies.shards.ROW_GROUP", 10)
+    monkeypatch.setattr("attnscope.engine.store.ROW_GROUP", 10)
     shards.gather(list(NAMES), "heads", tmp_path / "a.parquet")
     assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
     shards.gather(list(NAMES), "bars", tmp_path / "b.parquet")
@@ -227,7 +227,7 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from attnscope.studies.lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from attnscope.engine.lock import FolderLock\n"
         f"FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.engine.config import Study
+from attnscope.engine.run import resume, run
 from attnscope.protocols import ruscio2025
-from attnscope.studies.config import Study
-from attnscope.studies.engine import resume, run
 from folders import model_folder, sentences, series, tokenizer
 
 THRESHOLDS = [0.05, "2/n"]
@@ -74,7 +74,7 @@ def rows(table, protocol, layer, **keys):
 
 
 def test_every_table_is_there_with_its_keys(results):
-    from attnscope.schema import KEYS
+    from attnscope.engine.schema import KEYS
 
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),

@@ -9,9 +9,9 @@ import torch
 
 import attnscope as asc
 from attnscope.capture import capture
-from attnscope.studies.config import ConfigError, Study
-from attnscope.studies.engine import run
-from attnscope.studies.packaged import packaged
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.packaged import packaged
+from attnscope.engine.run import run
 from attnscope.studies.wavelet.options import WaveletOptions
 from attnscope.studies.wavelet.summaries import correlated, published
 from folders import model_folder, sentences, series

@@ -7,11 +7,11 @@ import importlib
 from typing import TYPE_CHECKING
 
 from attnscope._nearest import nearest
-from attnscope.studies.config import ConfigError, ModelSource, Study, TextSource
-from attnscope.studies.packaged import packaged
+from attnscope.engine.config import ConfigError, ModelSource, Study, TextSource
+from attnscope.engine.packaged import packaged
 
 if TYPE_CHECKING:
-    from attnscope.studies.recipe import Recipe
+    from attnscope.engine.recipe import Recipe
 
 #: The registry: name of a study -> module that holds its `RECIPE`. A new study adds a file and a line here.
 RECIPES: dict[str, str] = {

@@ -10,19 +10,19 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.config import Study
+from attnscope.engine.forward import batch_of, padded, self_attention
+from attnscope.engine.plan import Input, Unit, batches
+from attnscope.engine.recipe import Batch, Recipe, Rows, absent, bar_columns, head_mean
+from attnscope.engine.results import Results
+from attnscope.engine.samples import samples_table
+from attnscope.engine.sources import Sentence
 from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import THRESHOLDS, measure, requests_of
 from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.metrics.sinks import sink_tokens
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
-from attnscope.results import Results
-from attnscope.studies.config import Study
-from attnscope.studies.forward import batch_of, padded, self_attention
-from attnscope.studies.plan import Input, Unit, batches
-from attnscope.studies.recipe import Batch, Recipe, Rows, absent, bar_columns, head_mean
-from attnscope.studies.samples import samples_table
-from attnscope.studies.sources import Sentence
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError
+from attnscope.engine.forward import depth
+from attnscope.engine.recipe import Batch, Recipe, Rows, bar_columns
 from attnscope.metrics.measure import measure
-from attnscope.studies.config import ConfigError
-from attnscope.studies.forward import depth
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
 from attnscope.studies.sink import exact, published, summaries
 from attnscope.studies.sink.examples import example_rows
 from attnscope.studies.sink.nulls import (
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
+    from attnscope.engine.results import Results
     from attnscope.models import Encoder, LoadedModel
-    from attnscope.results import Results
 
 #: Metrics of the study that need more than one head, or more than attention.
 OF_LAYERS = (

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from attnscope.results import Results
-from attnscope.studies.recipe import Batch, Recipe, Rows, head_mean
+from attnscope.engine.recipe import Batch, Recipe, Rows, head_mean
+from attnscope.engine.results import Results
 from attnscope.studies.sink.nulls import (
     closed_form,
     per_sentence,

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.recipe import Batch, Rows, bar_columns
 from attnscope.metrics.persistence import persistence
-from attnscope.studies.recipe import Batch, Rows, bar_columns
 
 #: The sentence whose maps are kept.
 SAMPLE = 0

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.recipe import Batch, Rows
 from attnscope.metrics.fisher import fisher_trace
 from attnscope.metrics.sinks import sink_tokens
-from attnscope.studies.recipe import Batch, Rows
 
 if TYPE_CHECKING:
+    from attnscope.engine.config import Study
     from attnscope.models import Encoder, LoadedModel
-    from attnscope.studies.config import Study
 
 #: Bytes that the logits of one ablated run may take, in float64.
 LOGITS_BYTES = 256 * 1024**2

@@ -11,11 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from attnscope.engine.config import Study
+from attnscope.engine.memory import free_bytes, give_back_large_blocks, peak_bytes, resident_bytes
+from attnscope.engine.plan import Input, Plan, Unit, batches, make_plan, megabytes
+from attnscope.engine.run import Engine, resolved
 from attnscope.models import load_model
-from attnscope.studies.config import Study
-from attnscope.studies.engine import Engine, resolved
-from attnscope.studies.memory import free_bytes, give_back_large_blocks, peak_bytes, resident_bytes
-from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from attnscope.engine.config import ConfigError, ModelSource, Study
+from attnscope.engine.schema import SCHEMA_VERSION
+from attnscope.engine.sources import Sentence, looks_wrapped, read_sentences
 from attnscope.models import Checkpoint, Encoded, Encoder, LoadError, find_checkpoints, load_tokenizer
 from attnscope.models.checkpoints import fingerprint
 from attnscope.models.loading import context_length, load_config
-from attnscope.schema import SCHEMA_VERSION
-from attnscope.studies.config import ConfigError, ModelSource, Study
-from attnscope.studies.sources import Sentence, looks_wrapped, read_sentences
 
 #: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
 #: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.

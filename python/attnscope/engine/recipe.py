@@ -12,15 +12,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.results import Results
-from attnscope.schema import KEYS
+from attnscope.engine.results import Results
+from attnscope.engine.schema import KEYS
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
+    from attnscope.engine.config import Study
     from attnscope.models import Encoder, LoadedModel
-    from attnscope.studies.config import Study
 
 
 #: Rows of a map that are averaged at a time: few enough to stay in the cache.

@@ -17,20 +17,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
-from attnscope.models.loading import free_disk, random_twin
-from attnscope.results import Results, load, resume_command
-from attnscope.schema import stamped
-from attnscope.studies import recipe_of
-from attnscope.studies.config import ConfigError, ModelSource, Study, differences
-from attnscope.studies.forward import batch_of, padded, self_attention
-from attnscope.studies.lock import FolderLock
-from attnscope.studies.memory import give_back_large_blocks
-from attnscope.studies.plan import Plan, Unit, batches, make_plan, megabytes
-from attnscope.studies.provenance import provenance
-from attnscope.studies.recipe import Batch, Recipe, Rows
-from attnscope.studies.samples import own_columns, samples_table
-from attnscope.studies.shards import (
+from attnscope.engine.config import ConfigError, ModelSource, Study, differences
+from attnscope.engine.forward import batch_of, padded, self_attention
+from attnscope.engine.lock import FolderLock
+from attnscope.engine.memory import give_back_large_blocks
+from attnscope.engine.plan import Plan, Unit, batches, make_plan, megabytes
+from attnscope.engine.provenance import provenance
+from attnscope.engine.recipe import Batch, Recipe, Rows
+from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.samples import own_columns, samples_table
+from attnscope.engine.schema import stamped
+from attnscope.engine.stop import Interrupted, StopSignals
+from attnscope.engine.store import (
     DiskFull,
     Shards,
     atomic_file,
@@ -38,7 +36,9 @@ from attnscope.studies.shards import (
     remove_leftovers,
     write_bytes,
 )
-from attnscope.studies.stop import Interrupted, StopSignals
+from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
+from attnscope.models.loading import free_disk, random_twin
+from attnscope.studies import recipe_of
 
 if TYPE_CHECKING:
     pass
@@ -71,7 +71,7 @@ def run(
         >>> import attnscope as asc
         >>> asc.run("sink_study", models="./no/such/folder")
         Traceback (most recent call last):
-        attnscope.studies.config.ConfigError: models[0]: there is no model folder ./no/such/folder
+        attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
     if isinstance(config, Study):
         study = Study(**{**config.to_dict(), **overrides}) if overrides else config

@@ -12,9 +12,9 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.layer import PER_HEAD
+from attnscope.engine.plan import Input
+from attnscope.engine.recipe import Batch
 from attnscope.models import Encoder, LoadError
-from attnscope.studies.plan import Input
-from attnscope.studies.recipe import Batch
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Tape

@@ -6,9 +6,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
+from attnscope.engine.plan import Plan, Unit
+from attnscope.engine.sources import extra_columns
 from attnscope.models import Encoder
-from attnscope.studies.plan import Plan, Unit
-from attnscope.studies.sources import extra_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
 from attnscope._warn import warn
-from attnscope.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
+from attnscope.engine.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -405,7 +405,7 @@ def load(path: str | Path) -> Results:
 
     Example:
         >>> import tempfile, pandas as pd
-        >>> from attnscope.results import Results, load
+        >>> from attnscope.engine.results import Results, load
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> heads = pd.DataFrame({"head": [0], "entropy": [1.5]})
         >>> _ = Results({"heads": heads}, study={"seed": 7}).save(folder)

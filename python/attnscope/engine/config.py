@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from attnscope._nearest import nearest
-from attnscope.studies.packaged import analyses, analysis_keys, packaged, packaged_text
+from attnscope.engine.packaged import analyses, analysis_keys, packaged, packaged_text
 
 
 class ConfigError(ValueError):

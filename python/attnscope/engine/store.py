@@ -19,7 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
-from attnscope.schema import stamped
+from attnscope.engine.schema import stamped
 
 if TYPE_CHECKING:
     import pyarrow as pa
