@@ -19,7 +19,7 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError, Study, TextSource
-from attnscope.engine.sources import read_sentences
+from attnscope.engine.texts.sources import read_sentences
 from attnscope.models import LoadError, find_checkpoints, load_model
 from attnscope.models.loading import load_config, load_tokenizer
 from attnscope.models.tokens import Encoder
@@ -206,7 +206,7 @@ import resource, sys
 from pathlib import Path
 import pyarrow.parquet
 from attnscope.engine.config import ConfigError, TextSource
-from attnscope.engine.sources import read_sentences
+from attnscope.engine.texts.sources import read_sentences
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))
 try:

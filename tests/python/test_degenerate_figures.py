@@ -102,7 +102,7 @@ def read_by(results: Results) -> dict[str, set[str]]:
 
     seen: dict[str, set[str]] = {}
     watched = Watched({name: results.table(name) for name in results.tables()}, study=results.study)
-    for current, draw in figures_of(watched).items():
+    for draw in figures_of(watched).values():
         draw(watched)
     return seen
 
@@ -226,7 +226,7 @@ def test_half_of_the_cells_missing(whole):
 @pytest.mark.parametrize(
     "options",
     [
-        {"text": "cat\n"}, {"text": "the cat sat on the mat\n"}, {"text": "the cat\nhome\nsea and old town\n"},
+        {"text": "cat\n"}, {"text": "the cat sat on the mat\n"}, {"text": "the cat\nhome\nsea and town\n"},
         {"count": 1, "layers": [1]},
     ],
     ids=["one token", "one text", "three short texts", "one layer"],

@@ -182,7 +182,7 @@ def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
 def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         load(tmp_path / "nowhere")
-    (tmp_path / "begun" / "shards").mkdir(parents=True)
+    (tmp_path / "begun" / "units").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"attnscope resume .*begun"):
         load(tmp_path / "begun")
     (run.path / "tables" / "heads.parquet").write_bytes(b"PAR1 and nothing else")

@@ -1,65 +1,25 @@
 # SPDX-License-Identifier: MIT
-"""The plan of a run: every sentence encoded for every model, cut into units of work with stable names."""
+"""The plan of a run: the units of work of every stage, in their order, with stable names."""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
-from attnscope.engine.config import ConfigError, ModelSource, Study
+from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.discovery import study_class
 from attnscope.engine.schema import SCHEMA_VERSION
-from attnscope.engine.sources import Sentence, looks_wrapped, read_sentences
-from attnscope.models import Checkpoint, Encoded, Encoder, LoadError, find_checkpoints, load_tokenizer
+from attnscope.engine.study import Study
+from attnscope.engine.texts.encoding import encode
+from attnscope.engine.texts.sources import Sentence, looks_wrapped, read_sentences
+from attnscope.engine.units import Input, Stage, Unit, Units, phases
+from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
-from attnscope.models.loading import context_length, load_config
-
-#: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
-#: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
-LAYER_BYTES = 128 * 1024**2
-#: Padded tokens in one forward pass.
-BATCH_TOKENS = 2048
-
-
-@dataclass(frozen=True)
-class Input:
-    """A sentence as one model reads it."""
-
-    sentence: Sentence
-    encoded: Encoded
-
-    @property
-    def n_tokens(self) -> int:
-        """Number of tokens."""
-        return len(self.encoded.ids)
-
-
-@dataclass(frozen=True)
-class Unit:
-    """The unit of work: one checkpoint and one block of sentences.
-
-    Attributes:
-        id: hash of everything that decides its numbers.
-        file: name of its shard.
-        checkpoint: which weights.
-        source: position of the model in the study.
-        inputs: the sentences.
-        twin: whether a model of the same configuration with random weights reads them, as a null.
-    """
-
-    id: str
-    file: str
-    checkpoint: Checkpoint
-    source: int
-    inputs: tuple[Input, ...]
-    twin: bool = False
-
-    @property
-    def tokens(self) -> int:
-        """Number of tokens of all sentences."""
-        return sum(one.n_tokens for one in self.inputs)
 
 
 @dataclass
@@ -67,29 +27,27 @@ class Plan:
     """What a run will do.
 
     Attributes:
-        study: the configuration.
+        settings: of the run.
+        stages: of the study, by name.
         units: in the order in which they are done and stored.
         encoders: one per model of the study, by position.
         heads: attention heads per layer of each model.
-        layers: layers of each model.
         skipped: title and reason of checkpoints that cannot be used.
         notes: what a person should know before trusting the numbers.
-        twins: whether models with random weights are among the units.
-        pads: whether a unit's numbers depend on the longest sentence of all.
         counts: sentences cut, of one token, empty, without BOS; per model label.
+        sentences: of all sources.
     """
 
-    study: Study
+    settings: Settings
+    stages: dict[str, Stage] = field(default_factory=dict)
     units: list[Unit] = field(default_factory=list)
     encoders: dict[int, Encoder] = field(default_factory=dict)
     heads: dict[int, int] = field(default_factory=dict)
-    layers: dict[int, int] = field(default_factory=dict)
     skipped: list[tuple[str, str]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[Sentence] = field(default_factory=list)
-    twins: bool = False
-    pads: bool = False
+    _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
 
     @property
     def tokens(self) -> int:
@@ -99,39 +57,102 @@ class Plan:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """Every checkpoint once, in order."""
-        return list(dict.fromkeys(unit.checkpoint for unit in self.units))
+        return list(dict.fromkeys(unit.checkpoint for unit in self.units if unit.checkpoint))
 
     @property
     def digest(self) -> str:
         """Changes with anything that changes a number of the run."""
-        return hashlib.sha256("".join(unit.id for unit in self.units).encode()).hexdigest()[:16]
+        return self.digest_of(self.units).hex()[:16]
+
+    @staticmethod
+    def digest_of(units: Sequence[Unit]) -> bytes:
+        """Changes with any of the units."""
+        return hashlib.sha256("".join(unit.id for unit in units).encode()).digest()
+
+    def reads(self, unit: Unit) -> list[Unit]:
+        """The units whose tables a unit may read, in the order of the plan."""
+        stage = self.stages[unit.stage]
+        writers = {one.name for one in self.stages.values() if set(one.writes) & set(stage.reads)}
+        if stage.within == "run" or unit.checkpoint is None:
+            return [one for name in self.stages if name in writers for one in self._of[name, None]]
+        own = [one for name in self.stages if name in writers for one in self._of[name, unit.checkpoint]]
+        same = [one for one in own if (one.variant, one.seed) == (unit.variant, unit.seed)]
+        return same or [one for one in own if not one.variant]
+
+    def add(self, unit: Unit) -> None:
+        """Appends a unit."""
+        self.units.append(unit)
+        self._of[unit.stage, None].append(unit)
+        if unit.checkpoint is not None:
+            self._of[unit.stage, unit.checkpoint].append(unit)
 
 
-def make_plan(study: Study, *, twins: bool = False, pads: bool = False) -> Plan:
-    """Reads the sentences, finds the checkpoints, encodes, and cuts into units.
+@dataclass
+class _Series:
+    """A model of the settings: its checkpoints with the fingerprints of their weights, and its texts."""
+
+    position: int
+    checkpoints: list[Checkpoint]
+    weights: list[str]
+    inputs: list[Input]
+
+
+def make_plan(settings: Settings, study: Study | None = None) -> Plan:
+    """Reads the texts, finds the checkpoints, encodes, and cuts every stage into units.
 
     Args:
-        study: the configuration.
-        twins: whether a twin of each model with random weights reads the sentences too.
-        pads: whether a sentence's numbers depend on the length of the longest.
+        settings: of the run.
+        study: what is to be done; None finds the one that the settings name.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
         LoadError: no model can be used at all.
     """
-    plan = Plan(study, sentences=read_sentences(study.texts, study.seed), twins=twins, pads=pads)
+    study = study or study_class(settings.study)(settings)
+    stages = [*study.stages(Units())]
+    first = next((at for at, stage in enumerate(stages) if stage.units.kind == "texts"), None)
+    if first is not None:
+        stages[first] = replace(stages[first], writes=("samples", *stages[first].writes))
+    order = phases(stages)
+    plan = Plan(settings, {stage.name: stage for stage in stages})
+    if first is not None:
+        _read_texts(plan)
+    series = list(_series(plan, texts=first is not None))
+    _check_free_disk(plan, order)
+    for phase in sorted(set(order.values())):
+        now = [stage for stage in stages if order[stage.name] == phase]
+        for one in series:
+            _add_units(plan, one, now)
+        for stage in now:
+            if stage.units.kind == "once":
+                _add(plan, stage, "", "")
+    if not any(unit.checkpoint for unit in plan.units):
+        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
+        raise LoadError("; ".join(reasons) or "no sentence is left to measure")
+    _check_memory(plan)
+    return plan
+
+
+def _read_texts(plan: Plan) -> None:
+    settings = plan.settings
+    if not settings.texts:
+        raise ConfigError("texts is missing (--texts on the command line)")
+    plan.sentences = read_sentences(settings.texts, settings.seed)
     plan.notes += [
         f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
         "--set texts.per=paragraph joins them"
-        for one in study.texts
+        for one in settings.texts
         if looks_wrapped(one)
     ]
     if short := sum(sentence.cut for sentence in plan.sentences):
         plan.notes.append(
             f"{short} of {len(plan.sentences)} sentences are cut to their source's max_characters"
         )
+
+
+def _series(plan: Plan, *, texts: bool) -> Iterator[_Series]:
     labels: dict[str, int] = {}
-    for position, source in enumerate(study.models):
+    for position, source in enumerate(plan.settings.models):
         try:
             checkpoints = find_checkpoints(source.path, source.revisions, source.label)
         except FileNotFoundError as error:
@@ -142,150 +163,105 @@ def make_plan(study: Study, *, twins: bool = False, pads: bool = False) -> Plan:
                 "give one of them a label"
             )
         try:
-            inputs = _encode(plan, position, source, checkpoints)
+            inputs = encode(plan, position, source, checkpoints) if texts else []
         except LoadError as error:
             plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
             continue
-        for checkpoint in checkpoints:
-            weights = fingerprint(checkpoint)
-            _add_units(plan, position, source, checkpoint, weights, inputs)
-        if plan.twins:
-            # one for a whole series, whose checkpoints share their configuration
-            _add_units(plan, position, source, checkpoints[0], "random weights", inputs, twin=True)
-    if not plan.units:
-        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
-        raise LoadError("; ".join(reasons) or "no sentence is left to measure")
-    _check_memory(plan)
-    return plan
+        yield _Series(position, checkpoints, [fingerprint(one) for one in checkpoints], inputs)
 
 
-def _add_units(
-    plan: Plan,
-    position: int,
-    source: ModelSource,
-    checkpoint: Checkpoint,
-    weights: str,
-    inputs: Sequence[Input],
-    *,
-    twin: bool = False,
-) -> None:
-    block = plan.study.block
-    for start in range(0, len(inputs), block):
-        chosen = tuple(inputs[start : start + block])
-        name = _unit_id(plan, position, source, checkpoint, weights, chosen)
-        file = f"{len(plan.units):06d}-{name[:12]}.parquet"
-        plan.units.append(Unit(name, file, checkpoint, position, chosen, twin))
+def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage]) -> None:
+    """The units of one model, checkpoint by checkpoint, its controls last."""
+    for checkpoint, weights in zip(series.checkpoints, series.weights, strict=True):
+        for stage in stages:
+            own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
+            if stage.units.kind == "texts":
+                _add_blocks(plan, stage, series, weights, own)
+            elif stage.units.kind == "checkpoints":
+                _add(plan, stage, weights, "", **own)
+            elif stage.units.kind == "pairs":
+                other = _base(series, checkpoint, stage.units.base)
+                if other is not None:
+                    base = series.weights[series.checkpoints.index(other)]
+                    _add(plan, stage, weights, base, **own, other=other)
+    for stage in stages:
+        for variant in stage.units.variants:
+            for seed in range(stage.units.seeds):
+                # one for a whole series, whose checkpoints share their configuration
+                control = {"checkpoint": series.checkpoints[0], "source": series.position}
+                _add_blocks(plan, stage, series, "", {**control, "variant": variant, "seed": seed})
 
 
-def _encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> list[Input]:
-    study = plan.study
-    config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    context = context_length(config, tokenizer)
-    limit = min((one for one in (context, study.max_tokens) if one is not None), default=None)
-    encoder = Encoder(tokenizer, limit, study.bos, getattr(text, "vocab_size", None), study.seed)
-    inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
-    for sentence in plan.sentences:
-        try:
-            encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
-        except ValueError as error:
-            raise ConfigError(
-                f"{checkpoints[0].model}: {sentence.source}, row {sentence.source_row}: {error}"
-            ) from None
-        counts["sentences"] += 1
-        counts["cut"] += encoded.truncated
-        counts["of_one_token"] += len(encoded.ids) == 1
-        counts["empty"] += len(encoded.ids) == 0
-        counts["without_bos"] += not encoded.starts_with_bos
-        if len(encoded.ids):
-            inputs.append(Input(sentence, encoded))
-    model = checkpoints[0].model
-    plan.encoders[position] = encoder
-    plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
-    plan.layers[position] = int(getattr(text, "num_hidden_layers", None) or 1)
-    plan.counts[model] = counts
-    if getattr(config, "is_encoder_decoder", False):
-        plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
-    plan.notes += _notes(model, counts, study, limit)
-    return inputs
+def _base(series: _Series, checkpoint: Checkpoint, base: str) -> Checkpoint | None:
+    """The checkpoint that another is compared with, None for the one that has none."""
+    at = series.checkpoints.index(checkpoint)
+    if base == "previous":
+        return series.checkpoints[at - 1] if at else None
+    named = {one.revision: one for one in series.checkpoints}
+    if base != "first" and base not in named:
+        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, named)}")
+    other = series.checkpoints[0] if base == "first" else named[base]
+    return None if other == checkpoint else other
 
 
-def _config_and_tokenizer(
-    plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]
-) -> tuple[Any, Any]:
-    """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
-    reasons = []
-    needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
-    for checkpoint in checkpoints:
-        try:
-            config = load_config(checkpoint, trust_remote_code=source.trust_remote_code)
-        except LoadError as error:
-            reasons.append(str(error))
-            continue
-        try:
-            return config, load_tokenizer(
-                checkpoint, source.tokenizer, trust_remote_code=source.trust_remote_code
-            )
-        except LoadError as error:
-            if not needs_tokenizer and not source.tokenizer:
-                return config, None
-            reasons.append(str(error))
-    raise LoadError(reasons[0])
+def _add_blocks(plan: Plan, stage: Stage, series: _Series, weights: str, own: dict[str, Any]) -> None:
+    block = stage.units.block or plan.settings.block
+    for start in range(0, len(series.inputs), block):
+        _add(plan, stage, weights, "", **own, inputs=tuple(series.inputs[start : start + block]))
 
 
-def _notes(model: str, counts: dict[str, int], study: Study, limit: int | None) -> list[str]:
-    notes, total = [], counts["sentences"]
-    if counts["cut"]:
-        notes.append(
-            f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut"
-        )
-    if counts["of_one_token"]:
-        notes.append(
-            f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing"
-        )
-    if counts["empty"]:
-        notes.append(f"{model}: {counts['empty']} of {total} sentences have no token and are left out")
-    if study.bos == "keep" and counts["without_bos"]:
-        who = (
-            "no sentence starts"
-            if counts["without_bos"] == total
-            else f"{counts['without_bos']} do not start"
-        )
-        notes.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
-    return notes
+def _add(plan: Plan, stage: Stage, weights: str, base: str, **own: Any) -> None:
+    unit = Unit("", "", stage.name, **own)
+    digest = _hash(plan, unit, weights, base)
+    plan.add(replace(unit, id=digest, folder=f"{len(plan.units):06d}-{digest[:12]}"))
 
 
-def _unit_id(
-    plan: Plan,
-    position: int,
-    source: ModelSource,
-    checkpoint: Checkpoint,
-    weights: str,
-    block: Sequence[Input],
-) -> str:
+def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
+    """Everything that decides the numbers of a unit."""
     from attnscope import __version__
 
-    study = plan.study
-    decisive = study.model_dump(
-        include={"study", "metrics", "protocols", "thresholds", "layers", "bos", "bars", "max_memory", "seed"}
-    )
-    head = [__version__, SCHEMA_VERSION, decisive, study.options, source.dtype, source.device]
-    head += [checkpoint.model, checkpoint.revision, checkpoint.step, weights]
-    head += [plan.encoders[position].longest] if plan.pads else []
+    settings = plan.settings
+    decisive = settings.model_dump(exclude={"name", "models", "texts", "output", "block", "max_tokens"})
+    head: list[Any] = [
+        __version__,
+        SCHEMA_VERSION,
+        decisive,
+        unit.stage,
+        unit.variant,
+        unit.seed,
+        weights,
+        base,
+    ]
+    for one in (unit.checkpoint, unit.other):
+        head += [None] if one is None else [one.model, one.revision, one.step]
+    if unit.checkpoint is not None:
+        head += [settings.models[unit.source].dtype, settings.models[unit.source].device]
+    if plan.stages[unit.stage].units.longest:
+        head.append(plan.encoders[unit.source].longest)
     digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
-    for one in block:
-        sentence = one.sentence
-        about = [
-            sentence.sample,
-            sentence.group,
-            sentence.text,
-            sentence.source,
-            sentence.source_row,
-            sentence.extra,
-        ]
+    for given in unit.inputs:
+        text = given.sentence
+        about = [text.sample, text.group, text.text, text.source, text.source_row, text.extra]
         digest.update(json.dumps(about, sort_keys=True, default=str).encode())
-        digest.update(one.encoded.ids.tobytes())
+        digest.update(given.encoded.ids.tobytes())
+    if plan.stages[unit.stage].reads:
+        digest.update(plan.digest_of(plan.reads(unit)))
     return digest.hexdigest()
+
+
+def _check_free_disk(plan: Plan, order: Mapping[str, int]) -> None:
+    """A checkpoint can be removed from the disk only where nothing loads it again."""
+    again = [
+        stage.name
+        for stage in plan.stages.values()
+        if stage.units.kind == "pairs" or (order[stage.name] and stage.units.kind != "once")
+    ]
+    for position, source in enumerate(plan.settings.models):
+        if source.free_disk and again:
+            raise ConfigError(
+                f"models[{position}].free_disk: the stage {again[0]!r} of {plan.settings.study} needs a "
+                "checkpoint after it would have been removed"
+            )
 
 
 def _check_memory(plan: Plan) -> None:
@@ -297,8 +273,8 @@ def _check_memory(plan: Plan) -> None:
     Raises:
         ConfigError: naming the sentence, what it needs and what would help.
     """
-    bound = plan.study.max_memory
-    if bound is None:
+    bound = plan.settings.max_memory
+    if bound is None or not plan.sentences:
         return
     worst = max(
         ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
@@ -309,30 +285,8 @@ def _check_memory(plan: Plan) -> None:
     if need > int(bound):
         raise ConfigError(
             f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
-            f"{unit.checkpoint.model}, {megabytes(int(bound))} are allowed: raise it or set max_tokens"
+            f"{unit.title}, {megabytes(int(bound))} are allowed: raise it or set max_tokens"
         )
-
-
-def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
-    """Sentences of similar length, padded together as far as the memory allows.
-
-    Args:
-        unit: whose sentences.
-        heads: attention heads of the model.
-        layer_bytes: bound for the attention of one layer; a single sentence may exceed it.
-    """
-    bound = layer_bytes or LAYER_BYTES
-    groups: list[list[Input]] = []
-    for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):
-        n = one.n_tokens
-        group = groups[-1] if groups else []
-        size = len(group) + 1
-        fits = size * heads * n * n * 4 <= bound and size * n <= BATCH_TOKENS
-        if group and fits and n <= 1.25 * group[0].n_tokens + 8:
-            group.append(one)
-        else:
-            groups.append([one])
-    return groups
 
 
 def megabytes(count: int) -> str:

@@ -1,134 +1,194 @@
 # SPDX-License-Identifier: MIT
-"""What a study is to the engine: the sites it captures, what it measures on a layer, the tables it fills."""
+"""A study that streams the self-attention of every text and measures each layer while it is alive."""
 
 from __future__ import annotations
 
+import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor
 
+from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.forward import Batch
 from attnscope.engine.results import Results
 from attnscope.engine.schema import KEYS
+from attnscope.engine.study import Study
+from attnscope.engine.tables import Rows, Table, described
+from attnscope.engine.units import Stage, Unit, Units
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
-    from attnscope.engine.config import Study
+    from attnscope.engine.stage_run import StageRun
     from attnscope.models import Encoder, LoadedModel
-
 
 #: Rows of a map that are averaged at a time: few enough to stay in the cache.
 _BAND = 128
 
 
-@dataclass(frozen=True)
-class Batch:
-    """The sentences of one forward pass, in the order of the batch axis."""
+class AnyOptions(BaseModel):
+    """Options that a recipe's constructor checks."""
 
-    samples: Sequence[int]
-    lengths: Sequence[int]
-    token_ids: Sequence[Sequence[int]]
-    tokens: Sequence[Sequence[str]]
-    groups: Sequence[str]
+    model_config = ConfigDict(extra="allow", frozen=True)
 
 
-class Rows:
-    """Rows of tables, added as columns of equal length, sorted by their keys at the end.
+class UnitRows:
+    """Rows of the tables of one unit.
 
     Args:
-        constants: key columns that are the same in every row: model, revision, step.
+        run: of the unit; None where nothing is stored.
         null: whether they belong to a null, of which only averages are kept.
+        constants: key columns that are the same in every row, without a run.
     """
 
-    def __init__(self, constants: Mapping[str, Any], *, null: bool = False) -> None:
-        self.constants = dict(constants)
+    def __init__(
+        self, run: StageRun | None = None, *, null: bool = False, constants: Mapping[str, Any] | None = None
+    ) -> None:
+        self.run = run
+        self.constants = constants
         self.null = null
-        self._nulls: dict[str, Rows] = {}
-        self._parts: dict[str, list[dict[str, np.ndarray[Any, Any]]]] = {}
+        self._tables: dict[str, Rows] = {}
+        self._nulls: dict[str, UnitRows] = {}
 
     def add(self, table: str, columns: Mapping[str, Any]) -> None:
-        """Adds rows to a table; single values are repeated.
+        """Adds rows to a table; single values are repeated."""
+        if self.run is not None and not self.null:
+            self.run.write(table, **columns)
+            return
+        self._tables.setdefault(table, Rows(Table(table, KEYS.get(table, ()), None), "", self.constants)).add(
+            **columns
+        )
 
-        Args:
-            table: name of the table.
-            columns: arrays, or tensors on the CPU, of one length. Where calls differ in columns, as two
-                protocols do, what a row lacks is NaN, −1, False or "" by the kind of the column.
-
-        Raises:
-            ValueError: columns of different lengths.
-        """
-        arrays = {name: np.asarray(values) for name, values in columns.items()}
-        lengths = {len(values) for values in arrays.values() if values.ndim}
-        if len(lengths) > 1:
-            found = {name: values.shape for name, values in arrays.items()}
-            raise ValueError(f"table {table!r}: columns of different lengths: {found}")
-        length = lengths.pop() if lengths else 1
-        arrays = {
-            name: values if values.ndim else np.full(length, values.item(), dtype=_dtype(values))
-            for name, values in arrays.items()
-        }
-        self._parts.setdefault(table, []).append(arrays)
-
-    def nulls(self, kind: str) -> Rows:
-        """The rows of a null of the same sentences.
-
-        Args:
-            kind: name of the null.
-        """
-        return self._nulls.setdefault(kind, Rows(self.constants, null=True))
-
-    def kinds(self) -> list[str]:
-        """Names of the nulls that have rows."""
-        return sorted(self._nulls)
+    def nulls(self, kind: str) -> UnitRows:
+        """The rows of a null of the same sentences."""
+        return self._nulls.setdefault(kind, UnitRows(null=True))
 
     def finish(self) -> dict[str, pa.Table]:
-        """The tables, keys first, rows in the order of their keys."""
-        import pyarrow as pa
+        """The tables that are not stored."""
+        return {name: rows.arrow() for name, rows in self._tables.items()}
 
-        tables = {}
-        for table, parts in self._parts.items():
-            columns = _joined(parts)
-            length = len(next(iter(columns.values())))
-            constants = {} if table == "baselines" else self.constants
-            # equal values of a constant column need no sorting, and neither does one that is no key
-            keys = [key for key in KEYS.get(table, ()) if key in columns]
-            if keys:
-                order = np.lexsort([columns[key] for key in reversed(keys)])
-                columns = {name: values[order] for name, values in columns.items()}
-            whole: dict[str, Any] = {
-                name: pa.array([value] * length, pa.string() if isinstance(value, str) else pa.int64())
-                for name, value in constants.items()
-            }
-            first = [*KEYS.get(table, ())]
-            whole.update({name: _arrow(columns[name]) for name in first if name in columns})
-            whole.update({name: _arrow(values) for name, values in columns.items() if name not in whole})
-            tables[table] = pa.table(whole)
-        return tables
+    def store(self, recipe: Recipe, variant: str) -> None:
+        """Stores the averages of the nulls."""
+        nulls = {variant: self} if variant else dict(sorted(self._nulls.items()))
+        assert self.run is not None
+        table = recipe.table("nulls")
+        whole = Rows(table, recipe.name, self.run.constants(table.keys))
+        for kind, rows in nulls.items():
+            columns = recipe.reduced(rows.finish(), kind)
+            if columns:
+                whole.add(**columns)
+        if len(whole):
+            self.run.store("nulls", whole.arrow())
 
 
-class Recipe(ABC):
-    """A study's own part; the engine does the rest.
+class Recipe(Study, ABC):
+    """A study that measures the self-attention of every text, layer by layer.
 
     Args:
-        study: the configuration.
+        study: the settings.
+
+    Raises:
+        ConfigError: an option, a metric or a protocol that it does not know.
     """
 
-    #: Name in `Study.study` and in the registry.
-    name: ClassVar[str]
-    #: Protocols that it can follow.
-    protocols: ClassVar[tuple[str, ...]] = ("exact",)
-    #: Whether it reads `Study.options`; its constructor then checks them and raises `ConfigError`.
+    Options = AnyOptions
+    #: Whether it reads `Settings.options`; its constructor then checks them and raises `ConfigError`.
     takes_options: ClassVar[bool] = False
+    #: Tables that are filled while texts are read, and those that are made from them at the end.
+    measured: ClassVar[tuple[str, ...]] = ()
+    made: ClassVar[tuple[str, ...]] = ()
 
-    def __init__(self, study: Study) -> None:
+    def __init__(self, study: Settings) -> None:
+        super().__init__(study)
         self.study = study
         self.notes: list[str] = []
+        known = self.metrics()
+        for metric in study.metrics:
+            if metric not in known:
+                raise ConfigError(f"metrics: {study.study} has no metric {metric!r}{nearest(metric, known)}")
+        if study.options and not self.takes_options:
+            raise ConfigError(f"options: {study.study} has none, got {', '.join(study.options)}")
+
+    @classmethod
+    def table(cls, name: str) -> Table:
+        """One of the study's tables; its columns are those that its metrics have."""
+        return Table(name, KEYS.get(name, ()), columns=None)
+
+    def stages(self, units: Units) -> list[Stage]:
+        """Weights, texts, and what is made from both."""
+        variants = ("random_weights",) if self.twins() else ()
+        whole = [
+            Stage(
+                "texts",
+                units.texts(variants=variants, seeds=1, longest=self.pads()),
+                self._texts,
+                writes=self.measured,
+            ),
+            Stage(
+                "summaries",
+                units.once(),
+                self._summaries,
+                reads=("samples", *self.measured),
+                writes=("baselines", *self.made),
+            ),
+        ]
+        if type(self).of_weights is not Recipe.of_weights:
+            whole.insert(0, Stage("weights", units.checkpoints(), self._weights, writes=self.measured))
+        return whole
+
+    def _weights(self, unit: Unit, run: StageRun) -> None:
+        for table, columns in self.of_weights(run.model().model).items():
+            run.write(table, **columns)
+        self._say(run)
+
+    def _texts(self, unit: Unit, run: StageRun) -> None:
+        rows = UnitRows(run, null=bool(unit.variant))
+        loaded = run.model()
+        for batch in run.batches():
+            for model, part in self.passes(loaded.model, batch):
+                outputs: list[Any] = []
+                for number, layer in run.layers(
+                    part, self.sites(), extra=self.extra_sites(), model=model, outputs=outputs
+                ):
+                    self.measure(layer, number, part, rows)
+                last = getattr(outputs[0], "last_hidden_state", None) if outputs else None
+                self.after(loaded, run.inputs(part), part, run.encoder, last, rows)
+        rows.store(self, unit.variant)
+        self._say(run)
+
+    def _summaries(self, unit: Unit, run: StageRun) -> None:
+        import pyarrow as pa
+
+        stored = run.stored
+        seen = {
+            (n, causal)
+            for n, causal in stored.table("samples", ["n_tokens", "causal"]).itertuples(index=False)
+            if causal is not None
+        }
+        rows: list[dict[str, Any]] = []
+        for n, causal in sorted(seen):
+            with warnings.catch_warnings():
+                # what has no value on uniform attention is null in the table, which says enough
+                warnings.simplefilter("ignore", RuntimeWarning)
+                rows += self.baselines(int(n), bool(causal))
+        names = ["n_tokens", "metric", "kind", "threshold", "protocol"]
+        rows.sort(key=lambda row: [-1.0 if row[name] != row[name] else row[name] for name in names])
+        tables = {"baselines": pa.Table.from_pylist(rows)} if rows else {}
+        results = Results(tables, files=stored.files)
+        for name, table in {**tables, **self.finish(results)}.items():
+            run.store(name, described(table.replace_schema_metadata(), self.table(name), self.name))
+        self._say(run)
+
+    def _say(self, run: StageRun) -> None:
+        for note in self.notes:
+            run.note(note)
 
     @classmethod
     @abstractmethod
@@ -164,7 +224,7 @@ class Recipe(ABC):
         return {}
 
     @abstractmethod
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
         """Measures one captured layer of a batch.
 
         Args:
@@ -174,14 +234,14 @@ class Recipe(ABC):
             rows: takes the results.
         """
 
-    def after(  # noqa: B027  (most studies need nothing more)
+    def after(
         self,
         loaded: LoadedModel,
         inputs: Mapping[str, Tensor],
         batch: Batch,
         encoder: Encoder,
         last: Tensor | None,
-        rows: Rows,
+        rows: UnitRows,
     ) -> None:
         """Called when all layers of a batch are measured, for what needs the whole or other runs.
 
@@ -238,31 +298,6 @@ class Recipe(ABC):
         return {}
 
 
-def _joined(parts: Sequence[Mapping[str, np.ndarray[Any, Any]]]) -> dict[str, np.ndarray[Any, Any]]:
-    """The columns of all parts, in the order in which they first appear."""
-    kinds: dict[str, np.ndarray[Any, Any]] = {}
-    for part in parts:
-        for name, values in part.items():
-            kinds.setdefault(name, values)
-    return {
-        name: np.concatenate(
-            [part[name] if name in part else absent(kind, len(next(iter(part.values())))) for part in parts]
-        )
-        for name, kind in kinds.items()
-    }
-
-
-def absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """What stands where a column has no value: NaN, −1, False or "" by its kind.
-
-    Args:
-        like: of the column.
-        count: how many.
-    """
-    nothing: Any = {"f": np.nan, "i": -1, "b": False}.get(like.dtype.kind, "")
-    return np.full(count, nothing, dtype=_dtype(like))
-
-
 def head_mean(heads: Tensor) -> Tensor:
     """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
 
@@ -294,15 +329,3 @@ def bar_columns(barcodes: Any, keys: Mapping[str, Any]) -> dict[str, Any]:
         "birth": barcodes.birth.numpy(),
         "death": barcodes.death.numpy(),
     }
-
-
-def _dtype(value: np.ndarray[Any, Any]) -> Any:
-    return object if value.dtype.kind in "UO" else value.dtype
-
-
-def _arrow(values: np.ndarray[Any, Any]) -> pa.Array:
-    import pyarrow as pa
-
-    if values.dtype == object:
-        return pa.array(values.tolist())
-    return pa.array(values)

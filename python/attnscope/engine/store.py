@@ -1,192 +1,129 @@
 # SPDX-License-Identifier: MIT
-"""Shards: the tables of one unit of work in one Parquet file, written whole or not at all.
+"""Units on disk: one folder each, with a Parquet file per table, there whole or not at all.
 
-A shard has one row; each table is one column, a list of structs. So a unit is one file and one rename, and
-a table of many shards is read without touching the others. The manifest, one JSON line per shard, holds the
-hash of its bytes: what is damaged or foreign is set aside and computed again. A shard also carries its unit
-and the hash of its own bytes, so that one whose line was never written is known as well.
+A unit is written into `.NAME.tmp/` and renamed, so what bears its name is complete. Its `unit.json` holds the
+hash and the rows of every file: a folder that is damaged or of another plan is set aside and computed again.
+
+Example:
+    >>> import pyarrow as pa, tempfile
+    >>> from pathlib import Path
+    >>> from attnscope.engine.store import Store
+    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store.open({"u1": "000000-u1"})
+    []
+    >>> store.write("u1", {"heads": pa.table({"head": [0, 1]})})
+    >>> store.rows("u1"), store.open({"u1": "000000-u1"})
+    ({'heads': 2}, ['u1'])
 """
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import io
 import json
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any
 
-from attnscope.engine.schema import stamped
+from attnscope.engine.files import atomic_file, atomic_folder, remove_leftovers
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-#: Rows gathered before a row group of a final table is written.
+#: Rows of a row group of a gathered table.
 ROW_GROUP = 65536
-#: Keys of a shard's own metadata, and what stands for its hash while that is computed.
-UNIT, HASH, NO_HASH = b"attnscope_unit", b"attnscope_sha256", b"0" * 64
+_ABOUT = "unit.json"
 
 
-def remove_leftovers(folder: Path) -> None:
-    """Removes the temporary files of writers that were killed; the caller holds the lock of the run."""
-    for leftover in folder.glob(".*.tmp"):
-        leftover.unlink()
-
-
-class DiskFull(OSError):
-    """A write did not fit; everything written before it is intact."""
-
-
-@contextmanager
-def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete and on disk, or not at all.
+class Store:
+    """The stored units of a run.
 
     Args:
-        path: the final name; the temporary one lies beside it.
-
-    Raises:
-        DiskFull: no space, quota or file size left.
-    """
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    try:
-        with open(temporary, "wb") as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(temporary, path)
-    except BaseException as error:
-        temporary.unlink(missing_ok=True)
-        if isinstance(error, OSError):
-            raise disk_error(error, path) from error
-        raise
-    sync_folder(path.parent)
-
-
-def write_bytes(path: Path, data: bytes) -> None:
-    """Writes a small file by `atomic_file`."""
-    with atomic_file(path) as file:
-        file.write(data)
-
-
-def disk_error(error: OSError, path: Path) -> OSError:
-    """`DiskFull` where the error says that there was no room, else the error itself."""
-    if error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return DiskFull(
-            error.errno, f"no room for {path.name} ({os.strerror(error.errno)})", str(path.parent)
-        )
-    return error
-
-
-def sync_folder(folder: Path) -> None:
-    """Makes renames and new names in a folder survive a power cut."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-class Shards:
-    """The shards of a run folder and their manifest.
-
-    Args:
-        folder: the run folder; `shards/` is made when missing.
+        folder: the run folder; `units/` is made when missing.
     """
 
     def __init__(self, folder: Path) -> None:
-        self.folder = folder / "shards"
-        self.manifest = self.folder / "manifest.jsonl"
+        self.folder = folder / "units"
+        self._names: dict[str, str] = {}
         self._known: dict[str, dict[str, Any]] = {}
 
     def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
-        """Reads the manifest, checks every shard against it, and sets aside what cannot be trusted.
+        """Checks every stored unit, and sets aside what cannot be trusted.
 
         Args:
-            units: file name of every unit of the present plan, by unit id.
-            say: told about every file that is set aside.
+            units: folder name of every unit of the present plan, by unit id.
+            say: told about every folder that is set aside.
 
         Returns:
-            ids of the units that are done.
+            ids of the units that are stored.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        listed = {entry["unit"]: entry for entry in self._read_manifest(say)}
-        self._known = {}
+        self._names, self._known = dict(units), {}
         for unit, name in units.items():
-            entry = listed.get(unit)
-            path = self.folder / name
-            if not path.is_file():
-                continue
-            if entry is None:
-                # its writer was killed between the rename and the line
-                if own := _own_entry(path, unit):
-                    self._known[unit] = own
-                    say(f"{name} is whole and of this study, though the manifest does not list it: kept")
-            elif entry["file"] == name and _sha256(path.read_bytes()) == entry["sha256"]:
-                self._known[unit] = entry
-        trusted = {entry["file"] for entry in self._known.values()}
-        for path in sorted(self.folder.glob("*.parquet")):
+            about = _checked(self.folder / name, unit)
+            if about is not None:
+                self._known[unit] = about
+        trusted = {self._names[unit] for unit in self._known} | {"set-aside"}
+        for path in sorted(self.folder.iterdir()):
             if path.name not in trusted:
                 self._set_aside(path, say)
-        self._write_manifest()
         return list(self._known)
 
-    def write(self, unit: str, name: str, tables: Mapping[str, pa.Table]) -> None:
+    def write(
+        self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
+    ) -> None:
         """Stores the tables of one unit; when this returns they survive a power cut.
 
         Args:
             unit: id of the unit.
-            name: file name of its shard.
             tables: by name.
+            about: what else `unit.json` is to hold.
 
         Raises:
             DiskFull: no room; nothing of the unit is left behind.
         """
-        import pyarrow as pa
         import pyarrow.parquet as pq
 
-        columns = {
-            table: pa.ListArray.from_arrays(
-                pa.array([0, len(rows)], pa.int32()), rows.combine_chunks().to_struct_array().combine_chunks()
-            )
-            for table, rows in tables.items()
-        }
-        whole = stamped(pa.table(columns))
-        buffer = io.BytesIO()
-        own = {**whole.schema.metadata, UNIT: unit.encode(), HASH: NO_HASH}
-        pq.write_table(whole.replace_schema_metadata(own), buffer, compression="zstd")
-        blank = buffer.getvalue()
-        data = _with_hash(blank, NO_HASH, _sha256(blank).encode())
-        write_bytes(self.folder / name, data)
-        entry = _entry(unit, name, data, {table: len(rows) for table, rows in tables.items()})
-        try:
-            with open(self.manifest, "ab") as file:
-                file.write(_line(entry))
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise disk_error(error, self.manifest) from error
-        self._known[unit] = entry
+        whole: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
+        with atomic_folder(self.folder / self._names[unit]) as folder:
+            for name, table in tables.items():
+                file = folder / f"{name}.parquet"
+                with open(file, "wb") as out:
+                    pq.write_table(table, out, compression="zstd")
+                whole["files"][name] = {"sha256": _hash(file), "rows": len(table)}
+            (folder / _ABOUT).write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        self._known[unit] = whole
 
-    def read(self, unit: str, table: str) -> pa.Table:
-        """One table of one stored unit.
+    def drop(self, unit: str) -> None:
+        """Forgets a unit whose inputs have changed, and sets its folder aside."""
+        del self._known[unit]
+        self._set_aside(self.folder / self._names[unit], lambda _: None)
 
-        Args:
-            unit: id of the unit.
-            table: its name.
-        """
-        import pyarrow as pa
-        import pyarrow.parquet as pq
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._known
 
-        stored = pq.read_table(self.folder / self._known[unit]["file"], columns=[table])
-        return pa.Table.from_struct_array(stored.column(table).combine_chunks().flatten())
+    def about(self, unit: str) -> dict[str, Any]:
+        """What `unit.json` of a stored unit holds."""
+        return self._known[unit]
 
     def rows(self, unit: str) -> dict[str, int]:
         """Number of rows of each table of a stored unit."""
-        return dict(self._known[unit]["rows"])
+        return {name: one["rows"] for name, one in self._known[unit]["files"].items()}
+
+    def files(self, units: Iterable[str], table: str) -> list[Path]:
+        """The files of one table, in the order of the units."""
+        return [
+            self.folder / self._names[unit] / f"{table}.parquet"
+            for unit in units
+            if unit in self._known and table in self._known[unit]["files"]
+        ]
+
+    def read(self, unit: str, table: str) -> pa.Table:
+        """One table of one stored unit."""
+        import pyarrow.parquet as pq
+
+        return pq.read_table(self.files([unit], table)[0])
 
     def gather(self, units: Sequence[str], table: str, path: Path) -> None:
         """Writes one table over the units that have it, in their order, a few row groups at a time.
@@ -202,82 +139,56 @@ class Shards:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        units = [unit for unit in units if table in self._known[unit]["rows"]]
-        with atomic_file(path) as file:
-            writer: Any = None
-            waiting: list[pa.Table] = []
-            for position, unit in enumerate(units):
-                waiting.append(stamped(self.read(unit, table)))
-                writer = writer or pq.ParquetWriter(file, waiting[0].schema, compression="zstd")
-                if sum(map(len, waiting)) >= ROW_GROUP or position == len(units) - 1:
-                    writer.write_table(pa.concat_tables(waiting).combine_chunks())
+        whole = dataset(self.files(units, table))
+        with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, compression="zstd") as writer:
+            waiting: list[pa.RecordBatch] = []
+            for batch in whole.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
+                waiting.append(batch)
+                if sum(map(len, waiting)) >= ROW_GROUP:
+                    writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
                     waiting = []
-            if writer is not None:
-                writer.close()
-
-    def _read_manifest(self, say: Callable[[str], None]) -> Iterator[dict[str, Any]]:
-        if not self.manifest.is_file():
-            return
-        for number, line in enumerate(self.manifest.read_bytes().split(b"\n")):
-            if not line.strip():
-                continue
-            try:
-                entry = json.loads(line)
-                if not {"unit", "file", "sha256", "rows"} <= set(entry):
-                    raise ValueError("keys are missing")
-            except (ValueError, TypeError) as error:
-                say(
-                    f"{self.manifest}, line {number + 1} cannot be read ({error}): its unit is computed again"
-                )
-                continue
-            yield entry
-
-    def _write_manifest(self) -> None:
-        write_bytes(self.manifest, b"".join(_line(entry) for entry in self._known.values()))
+            if waiting:
+                writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
 
     def _set_aside(self, path: Path, say: Callable[[str], None]) -> None:
         aside = self.folder / "set-aside"
         aside.mkdir(exist_ok=True)
         target, count = aside / path.name, 1
         while target.exists():
-            target, count = aside / f"{path.stem}.{count}{path.suffix}", count + 1
+            target, count = aside / f"{path.name}.{count}", count + 1
         os.replace(path, target)
         say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
 
 
-def _sha256(data: bytes) -> str:
-    return hashlib.sha256(data).hexdigest()
-
-
-def _entry(unit: str, name: str, data: bytes, rows: Mapping[str, int]) -> dict[str, Any]:
-    """What the manifest says of a shard."""
-    return {"unit": unit, "file": name, "bytes": len(data), "sha256": _sha256(data), "rows": dict(rows)}
-
-
-def _with_hash(data: bytes, old: bytes, new: bytes) -> bytes:
-    """A shard's bytes with another hash, of equal length, in its metadata, which stand at the end."""
-    before, _, behind = data.rpartition(old)
-    return before + new + behind
-
-
-def _own_entry(path: Path, unit: str) -> dict[str, Any] | None:
-    """The manifest's entry of a shard by what it says itself; None where unit or hash do not fit."""
+def dataset(files: Sequence[Path]) -> Any:
+    """Parquet files as one table in their order; a column that some of them lack is null there."""
     import pyarrow as pa
+    import pyarrow.dataset as ds
     import pyarrow.parquet as pq
 
-    data = path.read_bytes()
+    schemas = [pq.read_schema(file) for file in files]
+    schema = schemas[0]
+    if any(not one.equals(schema) for one in schemas):
+        schema = pa.unify_schemas(schemas).with_metadata(schema.metadata)
+    return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+
+
+def _checked(folder: Path, unit: str) -> dict[str, Any] | None:
+    """What a unit's folder says of itself, None where a file of it is not as it was written."""
     try:
-        said = pq.read_metadata(pa.BufferReader(data)).metadata or {}
-        if said.get(UNIT) != unit.encode():
-            return None
-        if _sha256(_with_hash(data, said[HASH], NO_HASH)).encode() != said[HASH]:
-            return None
-        stored = pq.read_table(pa.BufferReader(data))
-    except (pa.ArrowException, OSError, KeyError, ValueError):
+        about = json.loads((folder / _ABOUT).read_text("utf-8"))
+        files = about["files"]
+        whole = about["unit"] == unit and {path.name for path in folder.iterdir()} == {
+            _ABOUT,
+            *(f"{name}.parquet" for name in files),
+        }
+        whole = whole and all(
+            _hash(folder / f"{name}.parquet") == one["sha256"] for name, one in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
-    rows = {name: len(stored.column(name).combine_chunks().flatten()) for name in stored.column_names}
-    return _entry(unit, path.name, data, rows)
+    return about if whole and isinstance(about, dict) else None
 
 
-def _line(entry: Mapping[str, Any]) -> bytes:
-    return json.dumps(entry, separators=(",", ":")).encode() + b"\n"
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

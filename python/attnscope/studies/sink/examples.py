@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.recipe import Batch, Rows, bar_columns
+from attnscope.engine.forward import Batch
+from attnscope.engine.recipe import UnitRows, bar_columns
 from attnscope.metrics.persistence import persistence
 
 #: The sentence whose maps are kept.
@@ -17,7 +18,7 @@ SAMPLE = 0
 
 
 def example_rows(
-    heads: Tensor, names: Sequence[int], number: int, batch: Batch, rows: Rows, *, bars: bool
+    heads: Tensor, names: Sequence[int], number: int, batch: Batch, rows: UnitRows, *, bars: bool
 ) -> None:
     """Adds to `examples` the heads of a layer that rest most and least on the first key.
 
