@@ -2,8 +2,8 @@
 """Small runs of both studies against the tables that were stored before the engine was built anew.
 
 What units write is the same to the bit on the same instruction set; elsewhere, and in what is derived from
-it, to 1e-12. Intervals and p-values are drawn, and corrected p-values belong to a family: those are held to the
-error of their draws, or left to their own tests.
+it, to 1e-12. Intervals and p-values are drawn, and corrected p-values belong to a family: they are
+held to the error of their draws, or left to their own tests.
 """
 
 import sys
@@ -25,8 +25,6 @@ MADE_BY_UNITS = (
 #: Columns that come out of random draws, and how far they may move.
 DRAWN = {"low": 0.1, "high": 0.1, "p_value": 0.1, "probability": 0.1, "margin": 0.1}
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
-#: Metrics of one protocol alone: for rows of the other, nulls once held a mean of what was not measured.
-OF_ONE_PROTOCOL = {("exact", "degenerate"), ("ruscio2025", "effective")}
 
 
 @pytest.fixture(scope="module", params=sorted(runs.RUNS))
@@ -37,28 +35,6 @@ def both(request, tmp_path_factory):
     stored, about = runs.read(file)
     results = runs.made(request.param, tmp_path_factory.mktemp(request.param))
     return stored, about, {name: results.table(name) for name in results.tables()}
-
-
-def aligned(name, stored, now):
-    """Both tables with the same rows: nulls and baselines without means of what was not measured."""
-    if name not in ("nulls", "baselines"):
-        return stored, now
-    extra = [
-        (protocol, metric) in OF_ONE_PROTOCOL
-        for protocol, metric in zip(stored["protocol"], stored["metric"], strict=True)
-    ]
-    held = set(zip(now["protocol"], now["metric"], strict=True)) & OF_ONE_PROTOCOL
-    keep = [
-        not one or pair in held
-        for one, pair in zip(extra, zip(stored["protocol"], stored["metric"], strict=True), strict=True)
-    ]
-    stored = stored[keep]
-    keys = [
-        key
-        for key in ("n_tokens", "sample", "metric", "kind", "threshold", "protocol", "scope", "model")
-        if key in now
-    ]
-    return (one.sort_values(keys, ignore_index=True) for one in (stored, now))
 
 
 def numbers(values):
@@ -76,19 +52,16 @@ def test_the_same_numbers(both):
     stored, about, now = both
     same_machine = about["instructions"] == _isa.live()
     for name, table in stored.items():
-        then, here = aligned(name, table, now[name])
-        assert len(then) == len(here), name
-        for column in then:
-            if column in CORRECTED or (name == "null_tests" and column in ("samples", "difference")):
+        assert len(table) == len(now[name]), name
+        for column in table:
+            if column in CORRECTED:
                 continue
-            a, b = then[column], here[column]
+            a, b = table[column], now[name][column]
             if a.dtype.kind not in "fiub":
                 texts = [["" if one is None or one is pd.NA else str(one) for one in side] for side in (a, b)]
                 assert texts[0] == texts[1], (name, column)
                 continue
             x, y = numbers(a), numbers(b)
-            # what has no value was −1 or False once, and is null now
-            y = np.where(np.isnan(y) & ~np.isnan(x) & np.isin(x, (-1.0, 0.0)), x, y)
             if column in DRAWN:
                 np.testing.assert_allclose(x, y, atol=DRAWN[column], err_msg=f"{name}.{column}")
             elif name in MADE_BY_UNITS and same_machine:

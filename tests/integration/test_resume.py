@@ -116,7 +116,7 @@ def killed_at_random(launcher, inputs, peaceful, output, draw):
         assert len(units(folder)) >= before
         begun = (folder / "study.yaml").exists()
         arguments = ("resume", "--no-draw", folder) if begun else command(inputs, output)
-        if kills >= 4:
+        if kills >= 4 and begun:
             # what bears its name is whole: nothing of it is done again
             there = len(units(folder))
             assert resumed(launcher, folder) == UNITS - there

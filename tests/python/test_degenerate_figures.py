@@ -102,7 +102,7 @@ def read_by(results: Results) -> dict[str, set[str]]:
 
     seen: dict[str, set[str]] = {}
     watched = Watched({name: results.table(name) for name in results.tables()}, study=results.study)
-    for draw in figures_of(watched).values():
+    for current, draw in figures_of(watched).items():  # noqa: B007
         draw(watched)
     return seen
 
