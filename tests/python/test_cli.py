@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from attnscope import cli
+from attnscope.commands import cli
 from attnscope.metrics.measure import metric_names
 from folders import model_folder, sentences, series
 
@@ -310,7 +310,7 @@ def test_doctor_passes_here_and_fails_when_a_kernel_lies(call, monkeypatch):
     assert code == 0
     assert "BAD" not in out
     assert "instruction set" in out
-    from attnscope import doctor
+    from attnscope.commands import doctor
 
     compute, expected = doctor.KNOWN_ANSWERS["fiedler_value"]
     monkeypatch.setitem(doctor.KNOWN_ANSWERS, "fiedler_value", (compute, expected + 1e-9))
@@ -354,21 +354,23 @@ def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, m
 
 
 def test_the_doctor_knows_an_answer_for_every_metric():
-    from attnscope.catalogue import first_lines
-    from attnscope.doctor import KNOWN_ANSWERS
+    from attnscope.commands.catalogue import first_lines
+    from attnscope.commands.doctor import KNOWN_ANSWERS
 
     assert set(first_lines()) <= set(KNOWN_ANSWERS)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):
-    monkeypatch.setattr("attnscope.doctor.examine", lambda: 1 / 0)
+    monkeypatch.setattr("attnscope.commands.doctor.examine", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["doctor"])
 
 
 def test_as_a_module_in_another_process():
     done = subprocess.run(
-        [sys.executable, "-m", "attnscope.cli", "run", "--model", "/none"], capture_output=True, text=True
+        [sys.executable, "-m", "attnscope.commands.cli", "run", "--model", "/none"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert done.stderr.strip() == "attnscope: error: models[0]: there is no model folder /none"

@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnscope.engine.config import Study
+from attnscope.engine.results import Results
+from attnscope.engine.run import run
+from attnscope.engine.schema import KEYS
 from attnscope.figures import NotDrawable, figures_of
 from attnscope.figures.style import caption_of, settled
 from attnscope.report import report
-from attnscope.results import Results
-from attnscope.schema import KEYS
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
 from folders import model_folder, sentences, series
 
 WHOLE = {

@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from attnscope.engine.results import Results
 from attnscope.figures import (
     FIGURES,
     LeftOut,
@@ -33,7 +34,6 @@ from attnscope.figures.maps import printable
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import estimate, heads_only, uniform_value, with_groups
 from attnscope.figures.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
-from attnscope.results import Results
 
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
@@ -360,7 +360,7 @@ def test_drawing_without_axes_makes_some_and_leaves_rcparams_alone(heads) -> Non
 
 
 def test_importing_the_package_loads_no_matplotlib() -> None:
-    code = "import sys, attnscope, attnscope.results; print('matplotlib' in sys.modules)"
+    code = "import sys, attnscope, attnscope.engine.results; print('matplotlib' in sys.modules)"
     path = str(Path(__file__).resolve().parents[2] / "python")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False

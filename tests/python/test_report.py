@@ -14,6 +14,7 @@ import torch
 
 import attnscope
 import attnscope.protocols
+from attnscope.engine.results import Results
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import heads_only, series_are
 from attnscope.report import report
@@ -22,7 +23,6 @@ from attnscope.report.page import _facts, _flat, _small_table, render
 from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
 from attnscope.report.small_tables import emergence, fisher, frames
-from attnscope.results import Results
 
 EVIL = "<script>alert(1)</script>"
 

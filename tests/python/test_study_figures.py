@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import attnscope
+from attnscope.engine.results import Results
 from attnscope.figures import (
     FIGURES,
     NotDrawable,
@@ -32,7 +33,6 @@ from attnscope.figures.lines import depth_axis
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import null_value, uniform_value, with_groups
 from attnscope.figures.style import caption_of
-from attnscope.results import Results
 
 ONE = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)

@@ -9,12 +9,12 @@ import torch
 
 import attnscope as asc
 from attnscope.capture import capture
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.packaged import packaged
+from attnscope.engine.results import Results
+from attnscope.engine.run import run
+from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
-from attnscope.results import Results
-from attnscope.schema import MissingError
-from attnscope.studies.config import ConfigError, Study
-from attnscope.studies.engine import run
-from attnscope.studies.packaged import packaged
 from attnscope.studies.wavelet.options import WaveletOptions
 from attnscope.studies.wavelet.summaries import correlated, published
 from folders import model_folder, sentences, series
