@@ -25,13 +25,13 @@ import numpy as np
 import torch
 
 import attnscope as asc
+from attnscope.engine.forward import batch_of, padded, self_attention
+from attnscope.engine.plan import batches, make_plan
+from attnscope.engine.recipe import Rows
 from attnscope.metrics.measure import measure
 from attnscope.models import load_model
 from attnscope.protocols import ruscio2025
 from attnscope.studies import recipe_of
-from attnscope.studies.forward import batch_of, padded, self_attention
-from attnscope.studies.plan import batches, make_plan
-from attnscope.studies.recipe import Rows
 from attnscope.studies.sink.readings import HEADS
 from attnscope.studies.sink.runs import Ablation, fisher_rows
 from attnscope.studies.sink.states import States

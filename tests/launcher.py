@@ -18,7 +18,7 @@ import torch
 torch.set_num_threads(1)            # no pool of threads exists, so that a fork is sound
 import pandas, pyarrow.parquet, transformers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-import attnscope.cli, attnscope.studies.dry_run, attnscope.studies.engine, attnscope.studies.sink_study
+import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run, attnscope.studies.sink_study
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)
@@ -37,7 +37,7 @@ for line in sys.stdin:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], order["file_size"]))
         code = 1
         try:
-            attnscope.cli.main(order["arguments"])
+            attnscope.commands.cli.main(order["arguments"])
         except SystemExit as end:
             code = end.code or 0
         finally:

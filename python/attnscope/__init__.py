@@ -81,26 +81,26 @@ if importlib.util.find_spec("torch") is not None:
 
 if TYPE_CHECKING:
     from attnscope.capture.ablation import output_kl as output_kl
-    from attnscope.doctor import show_config as show_config
-    from attnscope.results import Results as Results
-    from attnscope.results import load as load
+    from attnscope.commands.doctor import show_config as show_config
+    from attnscope.engine.config import Study as Study
+    from attnscope.engine.results import Results as Results
+    from attnscope.engine.results import load as load
+    from attnscope.engine.run import resume as resume
+    from attnscope.engine.run import run as run
     from attnscope.studies.analyze import analyze as analyze
-    from attnscope.studies.config import Study as Study
-    from attnscope.studies.engine import resume as resume
-    from attnscope.studies.engine import run as run
 
 __version__ = "0.1.0"
 
 # Names that pull in pandas, transformers or matplotlib are imported when they are first used.
 _LAZY: dict[str, str] = {
-    "Results": "attnscope.results",
-    "Study": "attnscope.studies.config",
+    "Results": "attnscope.engine.results",
+    "Study": "attnscope.engine.config",
     "analyze": "attnscope.studies.analyze",
-    "load": "attnscope.results",
+    "load": "attnscope.engine.results",
     "output_kl": "attnscope.capture.ablation",
-    "resume": "attnscope.studies.engine",
-    "run": "attnscope.studies.engine",
-    "show_config": "attnscope.doctor",
+    "resume": "attnscope.engine.run",
+    "run": "attnscope.engine.run",
+    "show_config": "attnscope.commands.doctor",
 }
 
 __all__ = [

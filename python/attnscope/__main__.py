@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """`python -m attnscope` is `attnscope`."""
 
-from attnscope.cli import main
+from attnscope.commands.cli import main
 
 if __name__ == "__main__":
     main()

@@ -23,9 +23,9 @@ from pathlib import Path
 import torch
 torch.set_num_threads(2)
 from transformers import AutoModel
-from attnscope.studies.config import Study
-from attnscope.studies.dry_run import dry_run
-from attnscope.studies.engine import run
+from attnscope.engine.config import Study
+from attnscope.commands.dry_run import dry_run
+from attnscope.engine.run import run
 
 def status(key):
     for line in Path("/proc/self/status").read_text().splitlines():
@@ -64,9 +64,9 @@ import json, sys
 from pathlib import Path
 import torch
 torch.set_num_threads(2)
-from attnscope.studies.config import Study
-from attnscope.studies.dry_run import dry_run
-from attnscope.studies.engine import run
+from attnscope.engine.config import Study
+from attnscope.commands.dry_run import dry_run
+from attnscope.engine.run import run
 
 model, long, output, metrics, more = sys.argv[1:]
 options = {"models": model, "texts": long, "metrics": json.loads(metrics), "output": output}

@@ -16,6 +16,8 @@ from folders import sentences, series
 from launcher import Launcher, until
 
 CHECKPOINTS, BLOCKS = 3, 4
+#: And one unit over the whole run: its summaries.
+UNITS = CHECKPOINTS * BLOCKS + 1
 
 
 @pytest.fixture(scope="module")
@@ -38,12 +40,23 @@ def command(inputs, output, name="a"):
     )  # fmt: skip
 
 
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "tables").glob("*"))}
+def content(folder, part="tables"):
+    place = folder / part
+    return {path.relative_to(place): path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
 
-def shards(folder):
-    return sorted((folder / "shards").glob("*.parquet"))
+def stored(folder):
+    """What the units hold, without those that were set aside."""
+    return {name: data for name, data in content(folder, "units").items() if name.parts[0] != "set-aside"}
+
+
+def units(folder):
+    """Folders of the stored units, in the order of the plan."""
+    return sorted(path for path in (folder / "units").glob("*-*") if (path / "unit.json").is_file())
+
+
+def size(unit):
+    return max(path.stat().st_size for path in unit.iterdir())
 
 
 @pytest.fixture(scope="module")
@@ -54,8 +67,8 @@ def peaceful(launcher, inputs, tmp_path_factory):
     process = launcher.run(*command(inputs, output))
     assert process.code == 0, process.output
     folder = output / "a"
-    assert len(shards(folder)) == CHECKPOINTS * BLOCKS
-    assert sorted(content(folder)) == [
+    assert len(units(folder)) == UNITS
+    assert sorted(map(str, content(folder))) == [
         "baselines.parquet",
         "graphs.parquet",
         "heads.parquet",
@@ -68,15 +81,13 @@ def finished_like(peaceful, folder):
     assert content(folder) == content(peaceful[0])
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "finished"
     assert not list(folder.rglob("*.tmp"))
-    assert not (folder / ".lock").exists()
+    assert not (folder / ".owner").exists()
     # what the metrics are made of is the same too, not only their sum
-    assert [path.read_bytes() for path in shards(folder)] == [
-        path.read_bytes() for path in shards(peaceful[0])
-    ]
+    assert stored(folder) == stored(peaceful[0])
 
 
-def until_shards(process, folder, count):
-    until(lambda: len(shards(folder)) >= count or process.poll() is not None)
+def until_units(process, folder, count):
+    until(lambda: len(units(folder)) >= count or process.poll() is not None)
     assert process.poll() is None, process.output
 
 
@@ -96,19 +107,19 @@ def killed_at_random(launcher, inputs, peaceful, output, draw):
         end = time.monotonic() + draw.uniform(0.02, 0.9 * peaceful[1])
         while process.poll() is None and time.monotonic() < end:
             time.sleep(0.003)
-        before = len(shards(folder)) if folder.is_dir() else 0
+        before = len(units(folder)) if folder.is_dir() else 0
         process.send(signal.SIGKILL)
         if process.wait() == 0:
             return kills
         assert process.code == -signal.SIGKILL, process.output
         kills += 1
-        assert len(shards(folder)) >= before
+        assert len(units(folder)) >= before
         begun = (folder / "study.yaml").exists()
         arguments = ("resume", "--no-draw", folder) if begun else command(inputs, output)
-        if kills >= 4:
-            listed = (folder / "shards" / "manifest.jsonl").read_bytes().count(b"\n") if before else 0
-            missing = resumed(launcher, folder)
-            assert missing <= CHECKPOINTS * BLOCKS - listed
+        if kills >= 4 and begun:
+            # what bears its name is whole: nothing of it is done again
+            there = len(units(folder))
+            assert resumed(launcher, folder) == UNITS - there
             return kills
 
 
@@ -142,23 +153,23 @@ def test_a_signal_stores_the_unit_at_work_and_exits_with_its_number(
 ):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
-    until_shards(process, folder, 2)
+    until_units(process, folder, 2)
     process.send(number)
     assert process.wait() == 128 + number, process.output
     assert "stopping when the unit at work is stored" in process.output
     assert f"attnscope resume {folder}" in process.output
-    stored = len(shards(folder))
-    assert 2 <= stored < CHECKPOINTS * BLOCKS
+    count = len(units(folder))
+    assert 2 <= count < UNITS
     assert not (folder / "tables").exists()
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
-    assert resumed(launcher, folder) == CHECKPOINTS * BLOCKS - stored
+    assert resumed(launcher, folder) == UNITS - count
     finished_like(peaceful, folder)
 
 
 def test_two_signals_stop_at_once(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
-    until_shards(process, folder, 1)
+    until_units(process, folder, 1)
     process.send(signal.SIGINT)
     until(lambda: "stopping when" in process.output or process.poll() is not None)
     process.send(signal.SIGINT)
@@ -170,7 +181,7 @@ def test_two_signals_stop_at_once(launcher, inputs, peaceful, tmp_path):
 def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
     first = launcher.start(*command(inputs, tmp_path))
-    until_shards(first, folder, 1)
+    until_units(first, folder, 1)
     second = launcher.run("resume", "--no-draw", folder)
     assert second.code == 1
     assert f"{folder} is in use by process {first.pid} on " in second.output
@@ -184,7 +195,7 @@ def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_
 def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))
-    until_shards(process, folder, 1)
+    until_units(process, folder, 1)
     process.send(signal.SIGKILL)
     process.wait()
     racers = [launcher.start("resume", "--no-draw", folder) for _ in range(4)]
@@ -195,22 +206,20 @@ def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path
     finished_like(peaceful, folder)
 
 
-def test_no_room_for_a_shard_stops_with_everything_before_intact(launcher, inputs, peaceful, tmp_path):
+def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
-    sizes = [path.stat().st_size for path in shards(peaceful[0])]
-    # the sentences grow, so some shards fit under the limit and a later one does not
+    sizes = [size(unit) for unit in units(peaceful[0])]
+    # the sentences grow, so some units fit under the limit and a later one does not
     limit = sorted(sizes)[len(sizes) // 2]
     process = launcher.run(*command(inputs, tmp_path), file_size=limit)
     assert process.code == 1, process.output
     assert "no room for" in process.output
     assert f"what is done is intact: attnscope resume {folder}" in process.output
-    stored = shards(folder)
-    assert 0 < len(stored) < CHECKPOINTS * BLOCKS
-    assert [path.read_bytes() for path in stored] == [
-        path.read_bytes() for path in shards(peaceful[0])[: len(stored)]
-    ]
+    there = units(folder)
+    assert 0 < len(there) < UNITS
+    assert stored(folder).items() <= stored(peaceful[0]).items()
     assert not list(folder.rglob("*.tmp"))
-    assert resumed(launcher, folder) == CHECKPOINTS * BLOCKS - len(stored)
+    assert resumed(launcher, folder) == UNITS - len(there)
     finished_like(peaceful, folder)
 
 
@@ -226,44 +235,39 @@ def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
         process = launcher.run(*command(inputs, small))
         assert process.code == 1, process.output
         assert "no room for" in process.output
-        stored = shards(small / "a")
-        assert 0 < len(stored) < CHECKPOINTS * BLOCKS
+        there = units(small / "a")
+        assert 0 < len(there) < UNITS
         subprocess.run(["mount", "-o", "remount,size=64m", str(small)], check=True)
-        assert resumed(launcher, small / "a") == CHECKPOINTS * BLOCKS - len(stored)
+        assert resumed(launcher, small / "a") == UNITS - len(there)
         finished_like(peaceful, small / "a")
     finally:
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.parametrize(
-    "damage", ["truncated", "one bit", "foreign", "unlisted", "torn manifest", "all at once"]
-)
-def test_damaged_shards_are_computed_again_and_unlisted_ones_kept(
-    launcher, inputs, peaceful, tmp_path, damage
-):
+@pytest.mark.parametrize("damage", ["truncated", "one bit", "foreign", "unlisted", "all at once"])
+def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, peaceful, tmp_path, damage):
     folder = tmp_path / "a"
     shutil.copytree(peaceful[0], folder)
-    stored, manifest = shards(folder), folder / "shards" / "manifest.jsonl"
+    there = units(folder)
+    files = [unit / "heads.parquet" for unit in there]
+    # the summaries are the same, and so are the ids of the units that they are made of
     expected = 1
     if damage in ("truncated", "all at once"):
-        stored[3].write_bytes(stored[3].read_bytes()[:-100])
+        files[3].write_bytes(files[3].read_bytes()[:-100])
     if damage in ("one bit", "all at once"):
-        data = bytearray(stored[5].read_bytes())
+        data = bytearray(files[5].read_bytes())
         data[len(data) // 2] ^= 4
-        stored[5].write_bytes(data)
+        files[5].write_bytes(data)
     if damage in ("foreign", "all at once"):
-        shutil.copy(stored[8], stored[7])
+        shutil.rmtree(there[7])
+        shutil.copytree(there[8], there[7])
     if damage == "unlisted":
-        expected = 0
-        manifest.write_bytes(b"".join(manifest.read_bytes().splitlines(keepends=True)[:-1]))
-    if damage == "torn manifest":
-        expected = 0
-        manifest.write_bytes(manifest.read_bytes()[:-30])
+        (there[2] / "unit.json").unlink()
     if damage == "all at once":
         expected = 3
     shutil.rmtree(folder / "tables")
     assert resumed(launcher, folder) == expected
-    assert len(list((folder / "shards").glob("set-aside/*"))) == expected
+    assert len(list((folder / "units" / "set-aside").iterdir())) == expected
     finished_like(peaceful, folder)
 
 
@@ -277,7 +281,7 @@ def test_tables_that_were_lost_are_written_again(launcher, peaceful, tmp_path):
 
 def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
     process = launcher.start(*command(inputs, tmp_path / "before"))
-    until_shards(process, tmp_path / "before" / "a", 1)
+    until_units(process, tmp_path / "before" / "a", 1)
     process.send(signal.SIGKILL)
     process.wait()
     moved = tmp_path / "after" / "other name"
@@ -293,7 +297,8 @@ def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, inputs, tmp_
     assert launcher.run(*command(inputs, tmp_path)).code == 0
     folder = tmp_path / "a"
     before = content(folder)
-    for name in ("tables/.heads.parquet.1.tmp", ".study.yaml.1.tmp", "shards/.x.1.tmp"):
+    for name in ("tables/.heads.parquet.1.tmp", ".study.yaml.1.tmp", "units/.x.tmp/heads.parquet"):
+        (folder / name).parent.mkdir(exist_ok=True)
         (folder / name).write_bytes(b"half a file")
     resumed(launcher, folder)
     assert not list(folder.rglob("*.tmp"))

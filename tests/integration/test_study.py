@@ -14,7 +14,7 @@ import torch
 
 import attnscope as asc
 from attnscope import _core, doctor
-from attnscope.studies.dry_run import dry_run
+from attnscope.commands.dry_run import dry_run
 from folders import model_folder, sentences, series
 from launcher import Launcher
 
@@ -162,7 +162,7 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
 )  # fmt: skip
 def test_shells_complete_commands(shell, words, expected):
     done = subprocess.run(
-        [sys.executable, "-c", "from attnscope.cli import main; main()"],
+        [sys.executable, "-c", "from attnscope.commands.cli import main; main()"],
         env={**os.environ, "_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words},
         capture_output=True,
         text=True,

@@ -18,11 +18,11 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.engine.config import ConfigError, Study, TextSource
+from attnscope.engine.texts.sources import read_sentences
 from attnscope.models import LoadError, find_checkpoints, load_model
 from attnscope.models.loading import load_config, load_tokenizer
 from attnscope.models.tokens import Encoder
-from attnscope.studies.config import ConfigError, Study, TextSource
-from attnscope.studies.sources import read_sentences
 from folders import WORDS, model_folder, sentences, tokenizer
 
 EVIL = "<script>document.title='broken'</script>"
@@ -205,8 +205,8 @@ NARROW = """
 import resource, sys
 from pathlib import Path
 import pyarrow.parquet
-from attnscope.studies.config import ConfigError, TextSource
-from attnscope.studies.sources import read_sentences
+from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.texts.sources import read_sentences
 taken = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
 resource.setrlimit(resource.RLIMIT_AS, (taken + 2**28, resource.RLIM_INFINITY))
 try:

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from attnscope.demo.texts import text_windows
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
+from attnscope.engine.config import Study
+from attnscope.engine.run import run
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

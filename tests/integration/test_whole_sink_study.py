@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.engine.config import Study
+from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
 
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {

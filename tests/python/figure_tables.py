@@ -6,7 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.results import Results
+from attnscope.engine.results import Results
 
 STEPS, SAMPLES, LAYERS, HEADS, N = (0, 2, 64), 4, 2, 2, 12
 THRESHOLDS = (0.01, 0.02, 0.1)
@@ -85,7 +85,8 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
     where = {**keys, "layer": 1, "head": 0, "protocol": "exact"}
     examples = [{**where, "n_tokens": N, "attention": attention().ravel().tolist()}]
     bars = [
-        {**where, "dimension": dimension, "birth": birth, "death": death}
+        {**where, "head": head, "dimension": dimension, "birth": birth, "death": death}
+        for head in range(HEADS)
         for dimension, birth, death in [(0, 0.0, np.inf), (0, 0.0, 0.4), (0, 0.0, 0.7), (1, 0.5, 0.8)]
     ]
     tables = {

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnscope.results import Results
+from attnscope.engine.results import Results
 
 SAMPLES, LAYERS, HEADS, N = 6, 5, 3, 40
 STEPS = (0, 8, 512)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 import attnscope
-from attnscope import cli
+from attnscope.commands import cli
 from attnscope.metrics.measure import metric_names
 from folders import model_folder, sentences, series
 
@@ -82,7 +82,10 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
         "folder": str(tmp_path / "sink_study-tiny"), "skipped": [],
         "report": str(tmp_path / "sink_study-tiny/report.html"),
         "tables": {"samples": 3, "heads": 30, "baselines": 6},
+        "figures_left_out": answer["figures_left_out"],
     }  # fmt: skip
+    assert answer["figures_left_out"]["emergence"].startswith("the run has one checkpoint")
+    assert "depth" not in answer["figures_left_out"]
     assert Path(answer["report"]).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
     assert list((tmp_path / "sink_study-tiny/figures").glob("*.pdf"))
     code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]")
@@ -90,7 +93,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     assert f"attnscope resume {tmp_path}/sink_study-tiny" in err
     code, out, _ = call("resume", tmp_path / "sink_study-tiny", "--json", "--no-draw")
     assert code == 0
-    assert json.loads(out) == {**answer, "report": None}
+    assert json.loads(out) == {**answer, "report": None, "figures_left_out": {}}
 
 
 @pytest.mark.parametrize(
@@ -228,6 +231,61 @@ def test_figures_and_report(call, finished, tmp_path):
     assert "sink_share" in (tmp_path / "r.html").read_text("utf-8")
 
 
+def test_a_figure_that_fails_is_named_and_costs_nothing_else(call, inputs, tmp_path, monkeypatch):
+    from attnscope import figures
+
+    def broken(results):
+        raise ZeroDivisionError("nothing to divide by")
+
+    monkeypatch.setitem(figures.FIGURES, "depth", broken)
+    model, texts = inputs
+    told = "attnscope: figure depth is left out: ZeroDivisionError: nothing to divide by"
+    arguments = ("--model", model, "--texts", texts, "--samples", 2, "--output", tmp_path, "--name", "a")
+    code, _, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "-q")
+    assert (code, err.strip()) == (3, told)
+    assert "ZeroDivisionError: nothing to divide by" in (tmp_path / "a/report.html").read_text("utf-8")
+    assert [file.name for file in (tmp_path / "a/figures").glob("*.pdf")] == ["metric_maps.pdf"]
+    code, out, err = call("figures", tmp_path / "a")
+    assert code == 3
+    assert told in err.splitlines()
+    assert "attnscope: figure emergence is left out: the run has one checkpoint" in err
+    assert "metric_maps.pdf" in out
+    code, _, err = call("figures", tmp_path / "a", "depth")
+    assert (code, err.strip()) == (3, told)
+
+
+def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished, tmp_path):
+    code, out, err = call("compare", finished / "a", "--published", "ruscio2024")
+    assert (code, out) == (1, "")
+    assert err == (
+        "attnscope: error: compare: ruscio2024 publishes numbers of wavelet_study; this run is a sink_study\n"
+    )
+    model, texts = model_folder(tmp_path / "tiny"), sentences(tmp_path / "texts.txt", 2, shortest=20)
+    call(
+        "run",
+        "wavelet_study",
+        "-m",
+        model,
+        "-t",
+        texts,
+        "--output",
+        tmp_path,
+        "--name",
+        "w",
+        "-q",
+        "--no-draw",
+    )
+    code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2025")
+    assert (code, out) == (1, "")
+    assert "ruscio2025 publishes numbers of sink_study; this run is a wavelet_study" in err
+    code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2024")
+    assert (code, err) == (0, "")
+    assert "tiny beside Pythia-2.8B" in out
+    for paper, folder in (("ruscio2025", finished / "a"), ("ruscio2024", tmp_path / "w")):
+        code, out, _ = call("compare", folder, "--published", paper, "--json")
+        assert (code, len(json.loads(out)["rows"]) > 10) == (0, True)
+
+
 def test_compare(call, finished):
     code, out, _ = call("compare", finished / "a", finished / "b", "--json")
     assert code == 0
@@ -252,7 +310,7 @@ def test_doctor_passes_here_and_fails_when_a_kernel_lies(call, monkeypatch):
     assert code == 0
     assert "BAD" not in out
     assert "instruction set" in out
-    from attnscope import doctor
+    from attnscope.commands import doctor
 
     compute, expected = doctor.KNOWN_ANSWERS["fiedler_value"]
     monkeypatch.setitem(doctor.KNOWN_ANSWERS, "fiedler_value", (compute, expected + 1e-9))
@@ -296,21 +354,23 @@ def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, m
 
 
 def test_the_doctor_knows_an_answer_for_every_metric():
-    from attnscope.catalogue import first_lines
-    from attnscope.doctor import KNOWN_ANSWERS
+    from attnscope.commands.catalogue import first_lines
+    from attnscope.commands.doctor import KNOWN_ANSWERS
 
     assert set(first_lines()) <= set(KNOWN_ANSWERS)
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):
-    monkeypatch.setattr("attnscope.doctor.examine", lambda: 1 / 0)
+    monkeypatch.setattr("attnscope.commands.doctor.examine", lambda: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         cli.main(["doctor"])
 
 
 def test_as_a_module_in_another_process():
     done = subprocess.run(
-        [sys.executable, "-m", "attnscope.cli", "run", "--model", "/none"], capture_output=True, text=True
+        [sys.executable, "-m", "attnscope.commands.cli", "run", "--model", "/none"],
+        capture_output=True,
+        text=True,
     )
     assert done.returncode == 2
     assert done.stderr.strip() == "attnscope: error: models[0]: there is no model folder /none"

@@ -6,8 +6,8 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
+from attnscope.engine.config import ConfigError, Study, parse_bytes, read_config, set_key
 from attnscope.studies import packaged, recipe_of
-from attnscope.studies.config import ConfigError, Study, parse_bytes, read_config, set_key
 
 
 def test_yaml_command_line_and_python_give_the_same_study(tmp_path):

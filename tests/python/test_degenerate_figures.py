@@ -11,13 +11,13 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from attnscope.engine.config import Study
+from attnscope.engine.results import Results
+from attnscope.engine.run import run
+from attnscope.engine.schema import KEYS
 from attnscope.figures import NotDrawable, figures_of
 from attnscope.figures.style import caption_of, settled
 from attnscope.report import report
-from attnscope.results import Results
-from attnscope.schema import KEYS
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
 from folders import model_folder, sentences, series
 
 WHOLE = {
@@ -97,13 +97,17 @@ def read_by(results: Results) -> dict[str, set[str]]:
 
     class Watched(Results):
         def table(self, name, columns=None):
-            seen.setdefault(name, set()).add(current)
+            read.append(name)
             return super().table(name, columns)
 
+    read: list[str] = []
     seen: dict[str, set[str]] = {}
     watched = Watched({name: results.table(name) for name in results.tables()}, study=results.study)
-    for current, draw in figures_of(watched).items():
+    for figure, draw in figures_of(watched).items():
+        read.clear()
         draw(watched)
+        for table in read:
+            seen.setdefault(table, set()).add(figure)
     return seen
 
 
@@ -226,8 +230,8 @@ def test_half_of_the_cells_missing(whole):
 @pytest.mark.parametrize(
     "options",
     [
-        {"text": "cat\n"}, {"text": "the cat sat on the mat\n"}, {"text": "the cat\nhome\nsea and old town\n"},
-        {"count": 1, "layers": [1]},
+        {"text": "cat\n", "bos": "drop"}, {"text": "the cat sat on the mat\n"},
+        {"text": "the cat\nhome\nsea and old town\n"}, {"count": 1, "layers": [1]},
     ],
     ids=["one token", "one text", "three short texts", "one layer"],
 )  # fmt: skip

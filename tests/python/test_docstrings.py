@@ -9,7 +9,7 @@ import pytest
 
 import attnscope
 
-SKIPPED = ("attnscope._core", "attnscope.cli", "attnscope.__main__")
+SKIPPED = ("attnscope._core", "attnscope.commands.cli", "attnscope.__main__")
 MODULES = [
     info.name
     for info in pkgutil.walk_packages(attnscope.__path__, "attnscope.")

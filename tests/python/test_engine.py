@@ -15,12 +15,13 @@ import torch
 from transformers import AutoTokenizer
 
 import attnscope as asc
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.lock import FolderLock, FolderLocked
+from attnscope.engine.plan import make_plan
+from attnscope.engine.provenance import _own_git_state
+from attnscope.engine.run import resume, run
+from attnscope.engine.texts.encoding import batches
 from attnscope.models import LoadError
-from attnscope.studies.config import ConfigError, Study
-from attnscope.studies.engine import resume, run
-from attnscope.studies.lock import FolderLock, FolderLocked
-from attnscope.studies.plan import batches, make_plan
-from attnscope.studies.provenance import _own_git_state
 from census import Census
 from folders import id_lines, model_folder, sentences, series
 
@@ -464,7 +465,7 @@ def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
     stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")
     assert stored.metadata[b"attnscope_schema"] == b"1"
     assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
-    assert not (tmp_path / "runs" / "a" / ".lock").exists()
+    assert not (tmp_path / "runs" / "a" / ".owner").exists()
 
 
 def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, monkeypatch):
@@ -530,7 +531,7 @@ def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, 
     (folder / ".study.yaml.17.tmp").write_text("models:")
     results = run(study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"]))
     assert len(results.table("heads")) == 7 * 2 * 5
-    assert not list(folder.glob(".*"))
+    assert [path.name for path in folder.glob(".*")] == [".lock"]
     other = tmp_path / "runs" / "b"
     other.mkdir()
     (other / "thesis.tex").write_text("")

@@ -12,8 +12,10 @@ import pandas as pd
 import pytest
 from matplotlib.figure import Figure
 
+from attnscope.engine.results import Results
 from attnscope.figures import (
     FIGURES,
+    LeftOut,
     NotDrawable,
     attention_map,
     betti_curve,
@@ -32,7 +34,6 @@ from attnscope.figures.maps import printable
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import estimate, heads_only, uniform_value, with_groups
 from attnscope.figures.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
-from attnscope.results import Results
 
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
@@ -151,7 +152,7 @@ def test_any_token_can_be_drawn(token: str) -> None:
 
 
 def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
-    bars = RESULTS.table("bars")
+    bars = RESULTS.table("bars").query("head == 0")
     betti_curve(bars, ax=ax)
     zero, one = ax.get_lines()[:2]
 
@@ -168,7 +169,7 @@ def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
 
 
 def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
-    betti_curve(RESULTS.table("bars"), ax=ax)
+    betti_curve(RESULTS.table("bars").query("head == 0"), ax=ax)
     low, high = ax.get_ylim()
     assert [tick for tick in ax.get_yticks() if low <= tick <= high] == [0, 1, 2, 3]
 
@@ -304,6 +305,33 @@ def test_missing_tables_and_wrong_names_are_told() -> None:
     assert draw(Results({})) == {}
 
 
+def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -> None:
+    def broken(results):
+        raise ZeroDivisionError("nothing\nto divide by")
+
+    monkeypatch.setitem(FIGURES, "depth", broken)
+    left_out: list[LeftOut] = []
+    drawn = draw(RESULTS, left_out=left_out)
+    assert set(FIGURES) - set(drawn) == {"depth"} | OF_OTHER_TABLES
+    failed = [one for one in left_out if one.failed]
+    assert [str(one) for one in failed] == [
+        "figure depth is left out: ZeroDivisionError: nothing to divide by"
+    ]
+    assert {one.name for one in left_out} == {"depth"} | OF_OTHER_TABLES
+    with pytest.warns(UserWarning, match="figure depth is left out: ZeroDivisionError"):
+        draw(RESULTS, ["depth"])
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: broken(None))
+    with pytest.warns(UserWarning, match="figure examples is left out: ZeroDivisionError"):
+        assert figures(RESULTS, tmp_path, ["examples"]) == []
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: full())
+    with pytest.raises(OSError, match="No space left"):
+        figures(RESULTS, tmp_path, ["examples"])
+
+
 def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
@@ -332,7 +360,7 @@ def test_drawing_without_axes_makes_some_and_leaves_rcparams_alone(heads) -> Non
 
 
 def test_importing_the_package_loads_no_matplotlib() -> None:
-    code = "import sys, attnscope, attnscope.results; print('matplotlib' in sys.modules)"
+    code = "import sys, attnscope, attnscope.engine.results; print('matplotlib' in sys.modules)"
     path = str(Path(__file__).resolve().parents[2] / "python")
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False

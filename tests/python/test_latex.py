@@ -9,13 +9,13 @@ import pytest
 import study_tables as made
 from typer.testing import CliRunner
 
-from attnscope.cli import app
+from attnscope.commands.cli import app
+from attnscope.engine.results import Results
 from attnscope.figures import NotDrawable
 from attnscope.figures.registry import measured_heads
 from attnscope.report import latex_tables
 from attnscope.report.latex import tex
 from attnscope.report.numbers import number_rows
-from attnscope.results import Results
 
 SOURCE = latex_tables(made.make_study(("50%_a&b", "c$x^2{")))
 DOCUMENT = r"""\documentclass{article}

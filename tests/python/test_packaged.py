@@ -7,13 +7,13 @@ import huggingface_hub.constants
 import pytest
 from typer.testing import CliRunner
 
-from attnscope.cli import app
+from attnscope.commands.cli import app
+from attnscope.commands.dry_run import dry_run
+from attnscope.engine.config import ConfigError, Study, read_config, split_analysis
+from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
+from attnscope.engine.results import nearest
 from attnscope.models import LoadError
-from attnscope.results import nearest
 from attnscope.studies import recipe_of
-from attnscope.studies.config import ConfigError, Study, read_config, split_analysis
-from attnscope.studies.dry_run import dry_run
-from attnscope.studies.packaged import analyses, analysis_keys, catalogue, packaged
 
 #: The paper's models, as their authors named them on the hub.
 HUB = {

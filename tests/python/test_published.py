@@ -9,11 +9,11 @@ import pytest
 import study_tables as made
 from typer.testing import CliRunner
 
-from attnscope.cli import app
+from attnscope.commands.cli import app
+from attnscope.engine.results import Results
+from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers, same_model
 from attnscope.published.comparison import SOURCES
-from attnscope.results import Results
-from attnscope.schema import MissingError
 
 NUMBERS = published_numbers("ruscio2025")
 

@@ -14,6 +14,7 @@ import torch
 
 import attnscope
 import attnscope.protocols
+from attnscope.engine.results import Results
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import heads_only, series_are
 from attnscope.report import report
@@ -22,7 +23,6 @@ from attnscope.report.page import _facts, _flat, _small_table, render
 from attnscope.report.questions import questions
 from attnscope.report.sections import SECTIONS
 from attnscope.report.small_tables import emergence, fisher, frames
-from attnscope.results import Results
 
 EVIL = "<script>alert(1)</script>"
 
@@ -126,7 +126,7 @@ def test_missing_values_are_counted() -> None:
 
 
 def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})
+    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
     results = made.make_results(steps=(-1,))
     heads = results.table("heads")
     mean = heads[heads["head"] == -1].assign(protocol="ruscio2025", betti_0=12.0)
@@ -180,7 +180,7 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
 
 
 def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})
+    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
     results = tables.make_study(causal=False)
     kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
     text = "".join(Page(report(Results(kept), tmp_path / "e.html").read_text(encoding="utf-8")).text)
@@ -334,7 +334,8 @@ def test_what_tells_series_apart_is_named(models, groups, words):
 
 
 def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
-    monkeypatch.setattr("attnscope.figures.draw", lambda results: {})  # what takes long and is not looked at
+    # what takes long and is not looked at
+    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
     last = made.make_results().table("heads").query("step == 64")
     heads = pd.concat([last.assign(model=name) for name in "ab"])
     samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()

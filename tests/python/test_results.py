@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope import results as module
-from attnscope import schema
-from attnscope.results import Results, load
-from attnscope.schema import KEYS, SCHEMA_VERSION
+from attnscope.engine import results as module
+from attnscope.engine import schema
+from attnscope.engine.results import Results, load
+from attnscope.engine.schema import KEYS, SCHEMA_VERSION
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
@@ -182,7 +182,7 @@ def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
 def test_load_says_what_is_wrong_with_a_folder(run, tmp_path):
     with pytest.raises(FileNotFoundError, match="there is no folder"):
         load(tmp_path / "nowhere")
-    (tmp_path / "begun" / "shards").mkdir(parents=True)
+    (tmp_path / "begun" / "units").mkdir(parents=True)
     with pytest.raises(FileNotFoundError, match=r"attnscope resume .*begun"):
         load(tmp_path / "begun")
     (run.path / "tables" / "heads.parquet").write_bytes(b"PAR1 and nothing else")

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.engine.config import Study
+from attnscope.engine.run import resume, run
 from attnscope.protocols import ruscio2025
-from attnscope.studies.config import Study
-from attnscope.studies.engine import resume, run
 from folders import model_folder, sentences, series, tokenizer
 
 THRESHOLDS = [0.05, "2/n"]
@@ -74,7 +74,7 @@ def rows(table, protocol, layer, **keys):
 
 
 def test_every_table_is_there_with_its_keys(results):
-    from attnscope.schema import KEYS
+    from attnscope.engine.schema import KEYS
 
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),
@@ -448,10 +448,10 @@ def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
 def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
     copy = tmp_path / "a"
     shutil.copytree(results.path, copy)
-    shards = sorted((copy / "shards").glob("*.parquet"))
-    assert len(shards) == 4  # two blocks of the model and two of its twin
-    shards[0].unlink()
-    shards[3].unlink()
+    units = sorted((copy / "units").iterdir())
+    assert len(units) == 5  # two blocks of the model, two of its random weights, and the summaries
+    shutil.rmtree(units[0])
+    shutil.rmtree(units[3])
     shutil.rmtree(copy / "tables")
     resume(copy, progress=False)
     for file in sorted((results.path / "tables").glob("*.parquet")):

@@ -11,8 +11,8 @@ import textwrap
 import numpy as np
 import pytest
 
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
+from attnscope.engine.config import Study
+from attnscope.engine.run import run
 from folders import WORDS, model_folder, sentences, series
 
 

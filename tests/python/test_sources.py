@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from attnscope.studies.config import ConfigError, TextSource
-from attnscope.studies.sources import extra_columns, looks_wrapped, read_sentences
+from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.texts.sources import extra_columns, looks_wrapped, read_sentences
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
 

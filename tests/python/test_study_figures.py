@@ -14,6 +14,7 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 
 import attnscope
+from attnscope.engine.results import Results
 from attnscope.figures import (
     FIGURES,
     NotDrawable,
@@ -31,7 +32,7 @@ from attnscope.figures import (
 from attnscope.figures.lines import depth_axis
 from attnscope.figures.registry import measured_heads
 from attnscope.figures.selection import null_value, uniform_value, with_groups
-from attnscope.results import Results
+from attnscope.figures.style import caption_of
 
 ONE = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
@@ -296,3 +297,53 @@ def test_persistence_shows_the_heads_at_both_ends() -> None:
     assert figure.axes[0].get_ylabel().startswith("L4H2, first key 0.38")
     with pytest.raises(NotDrawable, match="no table 'bars'"):
         draw(ONE, ["persistence"])
+
+
+def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> None:
+    kept = {0: [(1, 0)], 3: [(1, 0), (2, 1)], 5: [(0, 1), (1, 2), (4, 0)]}
+    keys = {"model": "tiny", "revision": "", "step": -1, "protocol": "exact"}
+    rows = [
+        {**keys, "sample": sample, "layer": layer, "head": head, "dimension": 0, "birth": 0.0, "death": 0.5}
+        for sample, maps in kept.items()
+        for layer, head in maps
+    ]
+
+    def titles(bars: list[dict]) -> list[str]:
+        tables = {"heads": ONE.table("heads"), "bars": pd.DataFrame(bars)}
+        figure = draw(Results(tables), ["persistence"])["persistence"]
+        return [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]]
+
+    strongest, weakest = made.level(0, -1, 5, 4, 0), made.level(0, -1, 5, 0, 1)
+    assert titles(rows) == [f"L4H0, first key {strongest:.2f}", f"L0H1, first key {weakest:.2f}"]
+    strongest, weakest = made.level(0, -1, 3, 2, 1), made.level(0, -1, 3, 1, 0)
+    assert titles(rows[:3]) == [f"L2H1, first key {strongest:.2f}", f"L1H0, first key {weakest:.2f}"]
+    with pytest.raises(NotDrawable, match="no sample has the bars of two heads"):
+        titles(rows[:1])
+
+
+def test_captions_say_what_is_drawn_and_nothing_else() -> None:
+    whole = {name: caption_of(figure) for name, figure in draw(SERIES).items()}
+    assert all(whole.values())
+    assert "(top), and the published" in whole["reference"]
+    assert "as published (head mean" in whole["alignment"]
+    assert "random weights" in whole["emergence"]
+    assert "shuffled rows" in whole["emergence"]
+    assert "before training" in whole["depth"]
+    assert "mark on a colour scale" in whole["metric_maps"]
+    heads = ONE.table("heads")
+    alone = Results(
+        {
+            "heads": heads[heads["protocol"] == "exact"],
+            "layers": ONE.table("layers").query("protocol == 'exact'"),
+        }
+    )
+    few = {name: caption_of(figure) for name, figure in draw(alone).items()}
+    assert few["reference"] == (
+        "By layer: single heads with their value vectors. Bands: 95 % intervals over samples."
+    )
+    absent = ("published", "random weights", "shuffled", "before training")
+    assert not [word for caption in few.values() for word in absent if word in caption]
+    assert "uniform" in few["sink_maps"]
+    assert "uniform" not in few["spectra"]
+    removal = draw(alone, ["sink_removal"])["sink_removal"]
+    assert [one.get_title(loc="left") for one in removal.axes] == ["by percentile", "by layer, 90th"]

@@ -15,8 +15,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.results import Results
-from attnscope.schema import ResultsError
+from attnscope.engine.results import Results
+from attnscope.engine.schema import ResultsError
 
 EVIL = "<script>document.title='broken'</script>"
 CHROMIUM = next(
@@ -327,7 +327,7 @@ def test_results_without_heads_are_refused():
 
 
 def test_the_command_writes_the_page(tmp_path, capsys):
-    from attnscope.cli import main
+    from attnscope.commands.cli import main
 
     made.make_results().save(tmp_path / "run")
     with pytest.raises(SystemExit) as stop:

@@ -5,12 +5,12 @@ import numpy as np
 import pytest
 from matplotlib.collections import PathCollection
 
+from attnscope.engine.config import Study
+from attnscope.engine.results import Results
+from attnscope.engine.run import run
 from attnscope.figures import draw, figures_of
 from attnscope.figures import wavelets as figures
 from attnscope.figures.scalograms import scalogram
-from attnscope.results import Results
-from attnscope.studies.config import Study
-from attnscope.studies.engine import run
 from folders import sentences, series
 
 

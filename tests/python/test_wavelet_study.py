@@ -9,9 +9,12 @@ import torch
 
 import attnscope as asc
 from attnscope.capture import capture
-from attnscope.studies.config import ConfigError, Study
-from attnscope.studies.engine import run
-from attnscope.studies.packaged import packaged
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.packaged import packaged
+from attnscope.engine.results import Results
+from attnscope.engine.run import run
+from attnscope.engine.schema import MissingError
+from attnscope.published import compare_published, published_numbers
 from attnscope.studies.wavelet.options import WaveletOptions
 from attnscope.studies.wavelet.summaries import correlated, published
 from folders import model_folder, sentences, series
@@ -188,6 +191,49 @@ def test_published_values_stand_beside_their_own_models():
     found = published(table)
     assert found["published"].tolist() == [-0.737, 0.76, 0.23]
     assert found["here"].tolist() == [-0.7, 0.6, 0.3]
+
+
+def test_phases_stand_beside_the_papers_numbers():
+    import pandas as pd
+
+    keys = {"revision": "", "low": 0.0, "high": 1.0, "samples": 3}
+    pythia = [
+        {"model": "EleutherAI/pythia-2.8b", "step": step, "metric": metric, "mean": mean, **keys}
+        for step, metric, mean in [
+            (128, "spectral_selectivity", 0.6), (1000, "spectral_selectivity", 0.3), (143000, "rho", -0.7),
+            (1000, "rho", -0.1),
+        ]
+    ]  # fmt: skip
+    other = [{"model": "other", "step": -1, "metric": "low_band", "mean": 0.5, **keys}]
+
+    def table(rows, **options):
+        found = compare_published(Results({"phases": pd.DataFrame(rows)}), "ruscio2024", **options)
+        return found, found.table.set_index(["published_model", "quantity", "token"])
+
+    found, rows = table(pythia)
+    assert set(found.table["published_model"]) == {"Pythia-2.8B"}
+    assert "is the published Pythia-2.8B by name" in str(found)
+    assert rows.loc[("Pythia-2.8B", "rho", ""), "measured"] == -0.7
+    assert rows.loc[("Pythia-2.8B", "rho", ""), "difference"] == pytest.approx(-0.7 + 0.737)
+    assert rows.loc[("Pythia-2.8B", "spectral_selectivity", "steps 0 to 128"), "measured"] == 0.6
+    assert rows.loc[("Pythia-2.8B", "spectral_selectivity", "steps 512 to 1000"), "step"] == 1000
+    found, rows = table(other, against="qwen2.5-0.5b")
+    assert "other is not Qwen2.5-0.5B" in str(found)
+    assert rows.loc[("Qwen2.5-0.5B", "low_band", ""), "measured"] == 0.5
+    assert math.isnan(rows.loc[("Qwen2.5-0.5B", "rho", ""), "measured"])
+    assert len(table(other)[0].table) == len(published_numbers("ruscio2024"))
+    with pytest.raises(MissingError, match="no table 'phases'"):
+        compare_published(Results({}), "ruscio2024")
+
+
+def test_the_local_share_is_that_of_the_ratio(made):
+    results, _, _ = made
+    heads = results.table("heads")
+    ratio, share = heads["local_global_ratio"], heads["local_share"]
+    there = ratio.notna()
+    assert there.any()
+    np.testing.assert_allclose(share[there], ratio[there] / (1 + ratio[there]), rtol=1e-12)
+    assert share[~there].isin([1.0]).all()
 
 
 def test_rho_needs_three_heads_that_differ():

@@ -23,7 +23,7 @@ from attnscope.demo.texts import text_windows
 from attnscope.demo.training import Recipe, config_values, train
 
 if TYPE_CHECKING:
-    from attnscope.results import Results
+    from attnscope.engine.results import Results
 
 ENCODINGS = ("rope", "learned", "alibi", "t5", "none")
 BUCKETS, MAX_DISTANCE = 32, 128
@@ -195,8 +195,8 @@ def compare_encodings(
     Returns:
         The stored results, one model per encoding.
     """
-    from attnscope.studies.config import Study
-    from attnscope.studies.engine import Engine
+    from attnscope.engine.config import Study
+    from attnscope.engine.run import Engine
 
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)

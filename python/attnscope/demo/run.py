@@ -13,7 +13,7 @@ from attnscope.demo.texts import GROUPS, copying_sequences, text_windows
 from attnscope.demo.training import Recipe, train
 
 if TYPE_CHECKING:
-    from attnscope.results import Results
+    from attnscope.engine.results import Results
 
 _SAMPLES_SEED = 1
 
@@ -44,8 +44,8 @@ def run_demo(
     Raises:
         ValueError: when the directory holds the checkpoints of another recipe.
     """
-    from attnscope.studies.config import Study
-    from attnscope.studies.engine import Engine
+    from attnscope.engine.config import Study
+    from attnscope.engine.run import Engine
 
     recipe = recipe or Recipe()
     root = Path(directory).resolve()
@@ -152,9 +152,9 @@ def _store_examples(results: Results) -> None:
 
     import attnscope
     from attnscope.capture import capture
+    from attnscope.engine.schema import stamped
     from attnscope.models import load_model
     from attnscope.models.checkpoints import find_checkpoints
-    from attnscope.schema import stamped
 
     heads, samples = results.table("heads"), results.table("samples")
     last = int(samples["step"].max())

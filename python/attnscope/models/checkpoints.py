@@ -112,6 +112,22 @@ def fingerprint(checkpoint: Checkpoint) -> str:
     return digest.hexdigest()[:16]
 
 
+def folder_of(checkpoint: Checkpoint) -> Path:
+    """The folder of a checkpoint's files; of a hub id the one in the cache, fetched where it is not there.
+
+    Args:
+        checkpoint: from `find_checkpoints`.
+    """
+    if checkpoint.local:
+        return Path(checkpoint.path)
+    from huggingface_hub import snapshot_download
+
+    patterns = ["*.json", "*.safetensors"]
+    return Path(
+        snapshot_download(checkpoint.path, revision=checkpoint.revision or None, allow_patterns=patterns)
+    )
+
+
 def _models(folders: object) -> list[Path]:
     return [folder for folder in folders if (folder / "config.json").is_file()]  # type: ignore[attr-defined]
 

@@ -12,11 +12,11 @@ import numpy as np
 import pandas as pd
 
 from attnscope._nearest import nearest
+from attnscope.engine.schema import MissingError, ResultsError
 from attnscope.inference import bootstrap
 from attnscope.published.numbers import PAPERS, published_numbers, publishes, same_model, study_of
 from attnscope.published.phases import PAPER as OF_PHASES
 from attnscope.published.phases import compared_phases
-from attnscope.schema import MissingError, ResultsError
 
 if TYPE_CHECKING:
     import numpy.typing as npt

@@ -11,7 +11,7 @@ from typing import Any
 import pandas as pd
 
 from attnscope._nearest import nearest
-from attnscope.schema import MissingError
+from attnscope.engine.schema import MissingError
 
 #: Papers whose numbers are stored, and the study whose quantities they are.
 PAPERS = {"ruscio2025": "sink_study", "ruscio2024": "wavelet_study"}

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
+from attnscope.engine.schema import MissingError
 from attnscope.published.numbers import published_numbers, same_model
-from attnscope.schema import MissingError
 
 if TYPE_CHECKING:
     from attnscope.published.comparison import Tables

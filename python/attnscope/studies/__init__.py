@@ -3,47 +3,26 @@
 
 from __future__ import annotations
 
-import importlib
 from typing import TYPE_CHECKING
 
-from attnscope._nearest import nearest
-from attnscope.studies.config import ConfigError, ModelSource, Study, TextSource
-from attnscope.studies.packaged import packaged
+from attnscope.engine.config import ConfigError, ModelSource, Study, TextSource
+from attnscope.engine.discovery import study_class
+from attnscope.engine.packaged import packaged
 
 if TYPE_CHECKING:
-    from attnscope.studies.recipe import Recipe
+    from attnscope.engine.recipe import Recipe
 
-#: The registry: name of a study -> module that holds its `RECIPE`. A new study adds a file and a line here.
-RECIPES: dict[str, str] = {
-    "sink_study": "attnscope.studies.sink_study",
-    "wavelet_study": "attnscope.studies.wavelet_study",
-}
-
-__all__ = ["RECIPES", "ConfigError", "ModelSource", "Study", "TextSource", "packaged", "recipe_of"]
+__all__ = ["ConfigError", "ModelSource", "Study", "TextSource", "packaged", "recipe_of"]
 
 
 def recipe_of(study: Study) -> Recipe:
-    """The recipe that a study names, ready for its configuration.
+    """The study that settings name, ready for them.
 
     Args:
-        study: the configuration.
+        study: the settings.
 
     Raises:
-        ConfigError: no such recipe, or it does not know one of the metrics.
+        ConfigError: no such study, or it does not know an option, a metric or a protocol.
     """
-    if study.study not in RECIPES:
-        raise ConfigError(f"study: there is no study {study.study!r}{nearest(study.study, RECIPES)}")
-    recipe: type[Recipe] = importlib.import_module(RECIPES[study.study]).RECIPE
-    known = recipe.metrics()
-    for metric in study.metrics:
-        if metric not in known:
-            raise ConfigError(f"metrics: {study.study} has no metric {metric!r}{nearest(metric, known)}")
-    for protocol in study.protocols:
-        if protocol not in recipe.protocols:
-            raise ConfigError(
-                f"protocols: {study.study} follows {', '.join(recipe.protocols)}, not {protocol}"
-                f"{'' if protocol == 'exact' else f'; its functions are in attnscope.protocols.{protocol}'}"
-            )
-    if study.options and not recipe.takes_options:
-        raise ConfigError(f"options: {study.study} has none, got {', '.join(study.options)}")
-    return recipe(study)
+    found = study_class(study.study)(study)
+    return found  # type: ignore[return-value]

@@ -10,19 +10,20 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.config import Study
+from attnscope.engine.forward import Batch, batch_of, padded, self_attention
+from attnscope.engine.recipe import Recipe, UnitRows, bar_columns, head_mean
+from attnscope.engine.results import Results
+from attnscope.engine.texts.encoding import batches
+from attnscope.engine.texts.samples import samples_table
+from attnscope.engine.texts.sources import Sentence
+from attnscope.engine.units import Input, Unit
 from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import THRESHOLDS, measure, requests_of
 from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.metrics.sinks import sink_tokens
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
-from attnscope.results import Results
-from attnscope.studies.config import Study
-from attnscope.studies.forward import batch_of, padded, self_attention
-from attnscope.studies.plan import Input, Unit, batches
-from attnscope.studies.recipe import Batch, Recipe, Rows, absent, bar_columns, head_mean
-from attnscope.studies.samples import samples_table
-from attnscope.studies.sources import Sentence
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -86,8 +87,8 @@ def analyze(
     )
     found = _inputs_of(inputs, encoder)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    rows = Rows({"model": name or label, "revision": "", "step": -1})
-    unit = Unit("", "", Checkpoint(name or label, "", -1, "", False), 0, tuple(found))
+    rows = UnitRows(constants={"model": name or label, "revision": "", "step": -1})
+    unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(found))
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
         tensors = padded(batch, encoder.pad_id, loaded.device)
@@ -95,7 +96,7 @@ def analyze(
             loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
         ):
             recipe.measure(layer, number, batch, rows)
-    tables = {"samples": samples_table(unit, encoder), **rows.finish()}
+    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
 
 
@@ -144,7 +145,7 @@ class _Chosen(Recipe):
     def sites(self) -> tuple[str, ...]:
         return ("attention", *dict.fromkeys(own["space"] for own in self.states.values()))
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
         heads = layer.matrices()
         lengths = layer.lengths[:, None]
         mean = head_mean(heads)
@@ -193,7 +194,7 @@ def place(
     number: int,
     names: Sequence[int],
     n: int,
-    rows: Rows,
+    rows: UnitRows,
 ) -> None:
     """Puts what `measure` returned for [batch, heads, n, n] into tables.
 
@@ -271,6 +272,12 @@ def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, np.ndarray[Any, A
         whole[:, [places.index(at) for at in own]] = values
         columns[column] = whole.ravel()
     return places, columns
+
+
+def absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
+    """What stands where a column has no value: NaN, −1 or False by its kind."""
+    nothing: Any = {"f": np.nan, "i": -1, "b": False}[like.dtype.kind]
+    return np.full(count, nothing, dtype=like.dtype)
 
 
 def _columns_of(key: str, metric: str, result: Any) -> Iterator[tuple[str, Tensor]]:

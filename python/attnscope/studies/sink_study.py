@@ -16,10 +16,10 @@ import torch
 from torch import Tensor
 
 from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError
+from attnscope.engine.forward import Batch, depth
+from attnscope.engine.recipe import Recipe, UnitRows, bar_columns
 from attnscope.metrics.measure import measure
-from attnscope.studies.config import ConfigError
-from attnscope.studies.forward import depth
-from attnscope.studies.recipe import Batch, Recipe, Rows, bar_columns
 from attnscope.studies.sink import exact, published, summaries
 from attnscope.studies.sink.examples import example_rows
 from attnscope.studies.sink.nulls import (
@@ -37,8 +37,8 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
     from attnscope.capture import Layer
+    from attnscope.engine.results import Results
     from attnscope.models import Encoder, LoadedModel
-    from attnscope.results import Results
 
 #: Metrics of the study that need more than one head, or more than attention.
 OF_LAYERS = (
@@ -67,6 +67,11 @@ class SinkStudy(Recipe):
     name = "sink_study"
     protocols = ("exact", "ruscio2025")
     takes_options = True
+    measured = (*("heads", "graphs", "layers", "bars", "examples", "fisher", "ablation", "nulls"),)
+    made = (
+        *("frames", "frame_evidence", "specialization", "layer_tests", "removal_tests", "null_tests"),
+        *("graph_depth", "emergence"),
+    )
 
     def __init__(self, study: Any) -> None:
         super().__init__(study)
@@ -103,7 +108,7 @@ class SinkStudy(Recipe):
         asked = self.study.metrics
         return not asked or metric in asked or any(one in asked for one in published.SYNONYMS.get(metric, ()))
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
         """Every metric on every head of the layer and on their mean, in the study's protocols."""
         states = States.of(layer)
         if "exact" in self.study.protocols:
@@ -127,7 +132,7 @@ class SinkStudy(Recipe):
         batch: Batch,
         encoder: Encoder,
         last: Tensor | None,
-        rows: Rows,
+        rows: UnitRows,
     ) -> None:
         """What needs the whole forward pass, or others beside it."""
         whole = self._held is not None and self._held.number == depth(loaded.model) - 1
@@ -140,7 +145,7 @@ class SinkStudy(Recipe):
         if "fisher" in self.extra:
             self.note(fisher_rows(loaded, batch, encoder, self.study, rows))
 
-    def _exact(self, states: States, number: int, batch: Batch, rows: Rows) -> None:
+    def _exact(self, states: States, number: int, batch: Batch, rows: UnitRows) -> None:
         lengths = states.lengths[:, None]
         divergence = None
         for maps, names in ((states.mean, [-1]), (states.heads, list(states.names))):
@@ -161,7 +166,7 @@ class SinkStudy(Recipe):
             keys = {"sample": list(batch.samples), "layer": number, "protocol": "exact"}
             rows.add("layers", {**keys, "n_tokens": list(batch.lengths), **columns})
 
-    def _published(self, states: States, number: int, batch: Batch, rows: Rows) -> _Held:
+    def _published(self, states: States, number: int, batch: Batch, rows: UnitRows) -> _Held:
         """The notebooks' numbers; what needs the next hidden state waits for it."""
         held = _Held(number)
         names = [-1, *states.names]
@@ -204,13 +209,13 @@ class SinkStudy(Recipe):
             held.releases.append(release)
         return held
 
-    def _release(self, rows: Rows, last: Tensor | None) -> None:
+    def _release(self, rows: UnitRows, last: Tensor | None) -> None:
         """Adds the rows of the layer before, now that it is known whether it was the last."""
         held, self._held = self._held, None
         for release in held.releases if held is not None else ():
             release(last)
 
-    def _permuted(self, states: States, number: int, batch: Batch, rows: Rows) -> None:
+    def _permuted(self, states: States, number: int, batch: Batch, rows: UnitRows) -> None:
         """The same numbers on maps with shuffled rows, into the rows of that null."""
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.study.seed)
@@ -232,7 +237,7 @@ class SinkStudy(Recipe):
 
     def _add(
         self,
-        rows: Rows,
+        rows: UnitRows,
         protocol: str,
         number: int,
         batch: Batch,
@@ -245,7 +250,7 @@ class SinkStudy(Recipe):
 
     def _add_graphs(
         self,
-        rows: Rows,
+        rows: UnitRows,
         protocol: str,
         number: int,
         samples: Sequence[int],
@@ -327,7 +332,7 @@ def extra_analyses(options: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 class _Held:
-    """Rows of one layer that wait to know whether it was the last."""
+    """UnitRows of one layer that wait to know whether it was the last."""
 
     def __init__(self, number: int) -> None:
         self.number = number
@@ -364,4 +369,4 @@ def _levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
     )
 
 
-RECIPE = SinkStudy
+STUDY = SinkStudy

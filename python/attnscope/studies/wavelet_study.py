@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from attnscope.results import Results
-from attnscope.studies.recipe import Batch, Recipe, Rows, head_mean
+from attnscope.engine.forward import Batch
+from attnscope.engine.recipe import Recipe, UnitRows, head_mean
+from attnscope.engine.results import Results
 from attnscope.studies.sink.nulls import (
     closed_form,
     per_sentence,
@@ -53,6 +54,8 @@ class WaveletStudy(Recipe):
 
     name = "wavelet_study"
     takes_options = True
+    measured = ("heads", "spectra", "signals", "scale_sensitivity", "harmonics", "nulls")
+    made = ("uncertainty", "phases", "published")
 
     def __init__(self, study: Any) -> None:
         super().__init__(study)
@@ -92,7 +95,7 @@ class WaveletStudy(Recipe):
             self.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
         return {"harmonics": columns} if columns else {}
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: Rows) -> None:
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
         """Every metric on every head of the layer and on their mean."""
         heads, lengths = layer.matrices(), layer.lengths[:, None]
         for maps, names in ((head_mean(heads), [-1]), (heads, list(layer.heads))):
@@ -105,7 +108,7 @@ class WaveletStudy(Recipe):
             self._add(shuffled, lengths, number, list(layer.heads), batch, rows.nulls("row_permutation"))
 
     def _add(
-        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Batch, rows: Rows
+        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Batch, rows: UnitRows
     ) -> None:
         columns, more = head_columns(maps, lengths, self.options, self._taken)
         keys = _keys(batch, number, names)
@@ -133,9 +136,9 @@ class WaveletStudy(Recipe):
                 rows.add("signals", {**own, "signal": column})
 
     def _compare(
-        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Beginning, rows: Rows
+        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Beginning, rows: UnitRows
     ) -> None:
-        """Rows of `scale_sensitivity`: the beginnings of the sentences beside the whole."""
+        """UnitRows of `scale_sensitivity`: the beginnings of the sentences beside the whole."""
         whole = self._whole.get((number, names == [-1]))
         if whole is None or rows.null:
             return
@@ -206,4 +209,4 @@ def _beginning(batch: Batch, lengths: list[int], fraction: float) -> Beginning:
     )
 
 
-RECIPE = WaveletStudy
+STUDY = WaveletStudy

@@ -5,8 +5,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from attnscope.results import Results
-from attnscope.schema import ResultsError
+from attnscope.engine.results import Results
+from attnscope.engine.schema import ResultsError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -28,9 +28,9 @@ def captured_sentence(results: Results, sample: int) -> pd.DataFrame:
     import pandas as pd
     import torch
 
+    from attnscope.engine.config import Study
+    from attnscope.engine.forward import self_attention
     from attnscope.models import LoadError, find_checkpoints, load_model
-    from attnscope.studies.config import Study
-    from attnscope.studies.forward import self_attention
 
     samples = results.table("samples")
     rows = samples[samples["sample"] == sample]

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 if TYPE_CHECKING:
-    from attnscope.results import Results
+    from attnscope.engine.results import Results
 
 _HOME = Path(__file__).parent
 
@@ -119,7 +119,7 @@ def view(
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
         View('uniform': 2 layers × 3 heads, 23 metrics, 6 attention matrices)
     """
-    from attnscope.results import Results
+    from attnscope.engine.results import Results
 
     if isinstance(results_or_tensors, Results):
         if tokens is not None:

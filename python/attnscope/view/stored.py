@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from attnscope.results import Results
-from attnscope.schema import KEYS, ResultsError
+from attnscope.engine.results import Results
+from attnscope.engine.schema import KEYS, ResultsError
 from attnscope.view.maps import Maps, number
 
 if TYPE_CHECKING:

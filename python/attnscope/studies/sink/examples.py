@@ -9,15 +9,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.forward import Batch
+from attnscope.engine.recipe import UnitRows, bar_columns
 from attnscope.metrics.persistence import persistence
-from attnscope.studies.recipe import Batch, Rows, bar_columns
 
 #: The sentence whose maps are kept.
 SAMPLE = 0
 
 
 def example_rows(
-    heads: Tensor, names: Sequence[int], number: int, batch: Batch, rows: Rows, *, bars: bool
+    heads: Tensor, names: Sequence[int], number: int, batch: Batch, rows: UnitRows, *, bars: bool
 ) -> None:
     """Adds to `examples` the heads of a layer that rest most and least on the first key.
 

@@ -10,13 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.engine.forward import Batch
+from attnscope.engine.recipe import UnitRows
 from attnscope.metrics.fisher import fisher_trace
 from attnscope.metrics.sinks import sink_tokens
-from attnscope.studies.recipe import Batch, Rows
 
 if TYPE_CHECKING:
+    from attnscope.engine.config import Study
     from attnscope.models import Encoder, LoadedModel
-    from attnscope.studies.config import Study
 
 #: Bytes that the logits of one ablated run may take, in float64.
 LOGITS_BYTES = 256 * 1024**2
@@ -56,7 +57,7 @@ class Ablation:
             control[place, draw.choice(others, count, replace=False)] = True
         return {"sinks": sinks, "first": first, "control": control}
 
-    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], rows: Rows) -> str:
+    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], rows: UnitRows) -> str:
         """Runs the model without each set of keys and adds rows to `ablation`.
 
         Args:
@@ -103,7 +104,7 @@ class Ablation:
         return ""
 
 
-def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Study, rows: Rows) -> str:
+def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Study, rows: UnitRows) -> str:
     """Adds the Fisher information of every sentence to `fisher`, in the study's protocols.
 
     Args:
@@ -151,7 +152,7 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
     return ""
 
 
-def _add(rows: Rows, protocol: str, sample: int, table: Any, sampled: Any) -> None:
+def _add(rows: UnitRows, protocol: str, sample: int, table: Any, sampled: Any) -> None:
     rows.add(
         "fisher",
         {

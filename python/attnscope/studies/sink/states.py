@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from attnscope.studies.recipe import head_mean
+from attnscope.engine.recipe import head_mean
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope.engine.results import Results
+from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference.emergence import emergence_of
 from attnscope.inference.frames import classify_frames
-from attnscope.results import Results
-from attnscope.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.sink.comparisons import (
     checkpoints,
     layer_tests,
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from attnscope.studies.config import Study
+    from attnscope.engine.config import Study
 
 #: Marks the mean over single heads where `head` is a key; −1 is the head mean's own map.
 ALL_HEADS = -2

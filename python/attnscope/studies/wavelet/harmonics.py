@@ -124,7 +124,7 @@ def harmonics(model: Any) -> dict[str, Any]:
 
 def _rotations(model: Any, inputs: dict[str, Tensor]) -> Iterator[tuple[int, Tensor, Tensor]]:
     """Queries and keys [heads, n, d] of every layer, float64."""
-    from attnscope.studies.forward import self_attention
+    from attnscope.engine.forward import self_attention
 
     for number, layer in self_attention(model, inputs, sites=("attention", "query", "key")):
         query, key = (layer.tensors[site][0].detach().double().cpu() for site in ("query", "key"))

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from attnscope.studies.config import ConfigError, explain
+from attnscope.engine.config import ConfigError, explain
 
 NULLS = ("random_weights", "row_permutation")
 

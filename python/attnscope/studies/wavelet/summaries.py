@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from attnscope.engine.results import Results
+from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import bootstrap
-from attnscope.results import Results
-from attnscope.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.studies.sink.nulls import by_length
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from types import FrameType, TracebackType
 from typing import Any
 
-from attnscope.results import resume_command
+from attnscope.engine.results import resume_command
 
 
 class Interrupted(KeyboardInterrupt):

@@ -3,22 +3,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Table, described
+from attnscope.engine.texts.sources import Sentence, extra_columns
+from attnscope.engine.units import Unit
 from attnscope.models import Encoder
-from attnscope.studies.plan import Plan, Unit
-from attnscope.studies.sources import extra_columns
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
 
+SAMPLES = Table("samples", (*CHECKPOINT_KEYS, "sample"), columns=None)
+
+
 def samples_table(
-    unit: Unit,
-    encoder: Encoder,
-    extras: dict[str, Any] | None = None,
-    causal: Mapping[int, bool] | None = None,
+    unit: Unit, encoder: Encoder, extras: Mapping[str, Any], causal: Mapping[int, bool], study: str
 ) -> pa.Table:
     """The rows of `samples` of one unit.
 
@@ -26,7 +28,8 @@ def samples_table(
         unit: its sentences.
         encoder: of its model.
         extras: the sources' own columns, one value per sentence of the study.
-        causal: sample -> whether every map of it was causal; None where nobody looked.
+        causal: sample -> whether every map of it was causal; nothing where nobody looked.
+        study: name of the study.
     """
     import pyarrow as pa
 
@@ -35,6 +38,7 @@ def samples_table(
     ids = [one.encoded.ids.tolist() for one in inputs]
     tokens = [encoder.names(one) for one in ids]
     count, checkpoint = len(inputs), unit.checkpoint
+    assert checkpoint is not None
     texts = [one.sentence.text for one in inputs]
     columns = {
         "model": pa.array([checkpoint.model] * count, pa.string()),
@@ -53,15 +57,15 @@ def samples_table(
         "source": pa.array([one.sentence.source for one in inputs], pa.string()),
         "source_row": pa.array([one.sentence.source_row for one in inputs], pa.int64()),
     }
-    if causal is not None:
-        columns["causal"] = pa.array([causal[number] for number in numbers], pa.bool_())
+    if causal:
+        columns["causal"] = pa.array([causal.get(number) for number in numbers], pa.bool_())
     positions = pa.array(numbers, pa.int64())
-    columns.update({name: values.take(positions) for name, values in (extras or {}).items()})
-    return pa.table(columns)
+    columns.update({name: values.take(positions) for name, values in extras.items()})
+    return described(pa.table(columns), SAMPLES, study)
 
 
-def own_columns(plan: Plan) -> dict[str, Any]:
-    """The sources' own columns, typed over all sentences so that every shard has the same schema."""
+def own_columns(sentences: Sequence[Sentence]) -> dict[str, Any]:
+    """The sources' own columns, typed over all sentences so that every unit has the same schema."""
     import pyarrow as pa
 
-    return {name: pa.array(values) for name, values in extra_columns(plan.sentences).items()}
+    return {name: pa.array(values) for name, values in extra_columns(sentences).items()}

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,16 +13,26 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.layer import PER_HEAD
+from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
-from attnscope.studies.plan import Input
-from attnscope.studies.recipe import Batch
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Tape
 
 
+@dataclass(frozen=True)
+class Batch:
+    """The sentences of one forward pass, in the order of the batch axis."""
+
+    samples: Sequence[int]
+    lengths: Sequence[int]
+    token_ids: Sequence[Sequence[int]]
+    tokens: Sequence[Sequence[str]]
+    groups: Sequence[str]
+
+
 def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
-    """What a recipe is told of the sentences of one forward pass."""
+    """What a study is told of the sentences of one forward pass."""
     ids = [one.encoded.ids.tolist() for one in group]
     return Batch(
         samples=[one.sentence.sample for one in group],

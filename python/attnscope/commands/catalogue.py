@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from attnscope._nearest import nearest
-from attnscope.schema import MissingError
+from attnscope.engine.schema import MissingError
 
 
 def first_lines() -> dict[str, str]:

@@ -58,7 +58,7 @@ def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
     import attnscope
     from attnscope import _build, _core, _isa
-    from attnscope.studies.provenance import cpu_name
+    from attnscope.engine.provenance import cpu_name
 
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
     return {
@@ -79,7 +79,7 @@ def facts() -> dict[str, str]:
 def examine() -> list[Check]:
     """Runs every check of `attnscope doctor`."""
     from attnscope import _build, _isa
-    from attnscope.catalogue import first_lines
+    from attnscope.commands.catalogue import first_lines
 
     built, here = _build.TORCH_VERSION.split("+")[0], torch.__version__.split("+")[0]
     same = built.split(".")[:2] == here.split(".")[:2]

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
 from attnscope._warn import warn
-from attnscope.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
+from attnscope.engine.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -42,6 +42,7 @@ class Results:
         study: the resolved configuration, as plain data.
         provenance: what made the tables: versions, model commits, machine, seeds.
         path: the run folder, or None for results that live in memory only.
+        files: the Parquet files that a table is made of, in their order, by name.
 
     >>> import pandas as pd
     >>> heads = pd.DataFrame({"model": ["m"], "revision": [""], "step": [-1], "sample": [0], "layer": [0],
@@ -58,11 +59,13 @@ class Results:
         study: Mapping[str, Any] | None = None,
         provenance: Mapping[str, Any] | None = None,
         path: str | Path | None = None,
+        files: Mapping[str, Sequence[Path]] | None = None,
     ) -> None:
         self.study: dict[str, Any] = dict(study or {})
         self.provenance: dict[str, Any] = dict(provenance or {})
         self.path = None if path is None else Path(path)
         self._tables: dict[str, Any] = dict(tables or {})
+        self.files = {name: list(some) for name, some in (files or {}).items()}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {self._rows(name):,}" for name in self.tables())
@@ -70,7 +73,7 @@ class Results:
 
     def tables(self) -> list[str]:
         """Names of the stored tables, in the order of `KEYS`, then the others by name."""
-        names = set(self._tables)
+        names = {*self._tables, *self.files}
         if self.path is not None:
             names |= {file.stem for file in (self.path / "tables").glob("*.parquet")}
         known = [name for name in KEYS if name in names]
@@ -356,31 +359,35 @@ class Results:
             return len(self._tables[name])
         import pyarrow.parquet as pq
 
-        return int(pq.read_metadata(self._file(name)).num_rows)
+        return sum(int(pq.read_metadata(file).num_rows) for file in self._parts(name))
 
-    def _file(self, name: str) -> Path:
+    def _parts(self, name: str) -> list[Path]:
+        """The files of a table, in their order."""
+        if name in self.files:
+            return self.files[name]
         if self.path is None or not (file := self.path / "tables" / f"{name}.parquet").is_file():
             raise MissingError(
                 f"no table {name!r} in {self.path or 'these results'}{nearest(name, self.tables())}"
             )
-        return file
+        return [file]
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
-        import pyarrow.parquet as pq
 
-        file = self._file(name)
+        from attnscope.engine.store import dataset
+
+        files = self._parts(name)
         try:
-            schema = pq.read_schema(file)
-            version = int((schema.metadata or {}).get(b"attnscope_schema", b"1"))
+            whole = dataset(files)
+            version = int((whole.schema.metadata or {}).get(b"attnscope_schema", b"1"))
             if columns == () and version == SCHEMA_VERSION:
-                return schema.empty_table()
+                return whole.schema.empty_table()
             if columns is not None and version == SCHEMA_VERSION:
-                self._check_columns(name, columns, schema.names)
-                return pq.read_table(file, columns=list(columns))
-            return migrated(name, pq.read_table(file), version)
+                self._check_columns(name, columns, whole.schema.names)
+                return whole.to_table(columns=list(columns))
+            return migrated(name, whole.to_table(), version)
         except (pa.ArrowInvalid, OSError) as error:
-            raise ResultsError(f"{file} is not a readable Parquet file: {error}") from error
+            raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
 
     @staticmethod
     def _check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
@@ -405,7 +412,7 @@ def load(path: str | Path) -> Results:
 
     Example:
         >>> import tempfile, pandas as pd
-        >>> from attnscope.results import Results, load
+        >>> from attnscope.engine.results import Results, load
         >>> folder = tempfile.mkdtemp() + "/run"
         >>> heads = pd.DataFrame({"head": [0], "entropy": [1.5]})
         >>> _ = Results({"heads": heads}, study={"seed": 7}).save(folder)
@@ -418,7 +425,7 @@ def load(path: str | Path) -> Results:
     if not folder.is_dir():
         raise FileNotFoundError(f"load: there is no folder {folder}")
     if not any((folder / "tables").glob("*.parquet")):
-        hint = f"; the run is not finished: {resume_command(folder)}" if (folder / "shards").is_dir() else ""
+        hint = f"; the run is not finished: {resume_command(folder)}" if (folder / "units").is_dir() else ""
         raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
     study: dict[str, Any] = {}
     provenance: dict[str, Any] = {}

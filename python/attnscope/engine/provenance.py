@@ -12,8 +12,8 @@ from typing import Any
 
 import torch
 
-from attnscope.schema import SCHEMA_VERSION
-from attnscope.studies.config import Study
+from attnscope.engine.config import Study
+from attnscope.engine.schema import SCHEMA_VERSION
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")
 

@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from attnscope._nearest import nearest
-from attnscope.studies.packaged import analyses, analysis_keys, packaged, packaged_text
+from attnscope.engine.packaged import analyses, analysis_keys, packaged, packaged_text
 
 
 class ConfigError(ValueError):
@@ -131,12 +131,10 @@ class TextSource(_Strict):
 Models = Annotated[
     list[Annotated[ModelSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
 ]
-Texts = Annotated[
-    list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list), Field(min_length=1)
-]
+Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list)]
 
 
-class Study(_Strict):
+class Settings(_Strict):
     """What to measure on which models and sentences; `attnscope.run` takes it.
 
     Args:
@@ -161,7 +159,7 @@ class Study(_Strict):
     Raises:
         ConfigError: an unknown key (the nearest right name is given) or a value of the wrong type.
 
-    >>> study = Study(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
+    >>> study = Settings(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
     >>> study.models[0].path, study.texts[0].samples, study.protocols
     ('gpt2', 10, ['exact'])
     """
@@ -169,7 +167,7 @@ class Study(_Strict):
     study: str = "sink_study"
     name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
     models: Models
-    texts: Texts
+    texts: Texts = []
     metrics: Annotated[list[str], BeforeValidator(_as_list)] = []
     protocols: Annotated[list[Literal["exact", "ruscio2025"]], Field(min_length=1)] = ["exact"]
     thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
@@ -221,11 +219,11 @@ class Study(_Strict):
         return self.model_dump(mode="json")
 
     def to_yaml(self) -> str:
-        """The whole configuration as YAML that `Study.from_yaml` and `attnscope run` read."""
+        """The whole configuration as YAML that `Settings.from_yaml` and `attnscope run` read."""
         return yaml.safe_dump(self.to_dict(), sort_keys=False, allow_unicode=True, width=100)
 
     @classmethod
-    def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> Study:
+    def from_yaml(cls, source: str | Path, *, overrides: Sequence[str] = (), **values: Any) -> Settings:
         """Reads a YAML file or a packaged study.
 
         Args:
@@ -250,6 +248,10 @@ class Study(_Strict):
             raise ConfigError(f"{source}: {error}") from None
         except TypeError as error:
             raise ConfigError(f"{source}: keys must be names, got {list(data)}") from error
+
+
+#: The name under which everybody else knows the settings of a run.
+Study = Settings
 
 
 def read_config(source: str | Path) -> dict[str, Any]:
@@ -384,21 +386,27 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
     data[name] = entries
 
 
-def explain(error: ValidationError, model: type[BaseModel]) -> str:
-    """One line per mistake: where it is, what was expected, what was given."""
+def explain(error: ValidationError, model: type[BaseModel], key: str = "") -> str:
+    """One line per mistake: where it is, what was expected, what was given.
+
+    Args:
+        error: of pydantic.
+        model: whose fields are the right ones.
+        key: where the model stands in the settings.
+    """
     lines = []
     for item in error.errors(include_url=False):
-        where = ""
+        where = key
         for part in item["loc"]:
             where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
         if item["type"] == "extra_forbidden":
-            *parents, key = item["loc"]
+            *parents, last = item["loc"]
             owner = _fields(model, parents)
-            inside = f" in {where.rpartition('.')[0]}" if parents else ""
-            lines.append(f"unknown key {str(key)!r}{inside}{nearest(str(key), owner)}")
+            inside = f" in {where.rpartition('.')[0]}" if parents or key else ""
+            lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), owner)}")
         elif item["type"] == "missing":
-            option = {"models": " (--model on the command line)", "texts": " (--texts on the command line)"}
-            lines.append(f"{where} is missing{option.get(where, '')}")
+            option = " (--model on the command line)" if where == "models" else ""
+            lines.append(f"{where} is missing{option}")
         else:
             message = item["msg"].removeprefix("Value error, ").removeprefix("Assertion failed, ")
             given = "" if "got " in message else f", got {item['input']!r}"

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.studies.config import ConfigError, TextSource
+from attnscope.engine.config import ConfigError, TextSource
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000

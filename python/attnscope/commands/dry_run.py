@@ -11,11 +11,12 @@ from typing import Any
 
 import numpy as np
 
-from attnscope.models import load_model
-from attnscope.studies.config import Study
-from attnscope.studies.engine import Engine, resolved
-from attnscope.studies.memory import free_bytes, give_back_large_blocks, peak_bytes, resident_bytes
-from attnscope.studies.plan import Input, Plan, Unit, batches, make_plan, megabytes
+from attnscope.engine.config import Study
+from attnscope.engine.memory import free_bytes, peak_bytes, resident_bytes
+from attnscope.engine.plan import Plan, megabytes
+from attnscope.engine.run import Engine, resolved
+from attnscope.engine.texts.encoding import batches
+from attnscope.engine.units import Input, Unit
 
 
 @dataclass(frozen=True)
@@ -84,11 +85,11 @@ def dry_run(study: Study) -> Estimate:
     """
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
-    plan = make_plan(study, twins=engine.recipe.twins(), pads=engine.recipe.pads())
-    give_back_large_blocks()
+    plan = engine.prepare()
     seconds, peak = 0.0, resident_bytes()
-    for source in sorted({unit.source for unit in plan.units}):
-        units = [unit for unit in plan.units if unit.source == source]
+    reading = [unit for unit in plan.units if unit.inputs]
+    for source in sorted({unit.source for unit in reading}):
+        units = [unit for unit in reading if unit.source == source]
         spent, alive = _calibrate(engine, plan, units)
         seconds += spent
         peak = max(peak, alive)
@@ -98,9 +99,9 @@ def dry_run(study: Study) -> Estimate:
         checkpoints=len(plan.checkpoints),
         sentences=len(plan.sentences),
         tokens=plan.tokens,
-        longest=max(one.n_tokens for unit in plan.units for one in unit.inputs),
+        longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
-        layer_bytes=max(_layer_bytes(plan, unit) for unit in plan.units),
+        layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
         notes=plan.notes,
@@ -110,21 +111,19 @@ def dry_run(study: Study) -> Estimate:
 
 def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float, int]:
     """Seconds for all units of one model, and bytes at the peak."""
-    source = engine.study.models[units[0].source]
     checkpoint = units[0].checkpoint
+    assert checkpoint is not None
     began = time.perf_counter()
-    loaded = load_model(
-        checkpoint, dtype=source.dtype, device=source.device, trust_remote_code=source.trust_remote_code
-    )
+    engine.loaded(checkpoint, units[0], control=False)
     loading = time.perf_counter() - began
     inputs = sorted((one for unit in units for one in unit.inputs), key=lambda one: one.n_tokens)
     picked = [inputs[0], inputs[len(inputs) // 2], inputs[-1]]
     # the first forward pass of a process pays for caches and code that the others find ready
-    engine.measure_unit(replace(units[0], inputs=(picked[0],)), loaded, plan)
+    engine.work(replace(units[0], inputs=(picked[0],)))
     lengths, times = [], []
     for one in picked:
         began = time.perf_counter()
-        engine.measure_unit(replace(units[0], inputs=(one,)), loaded, plan)
+        engine.work(replace(units[0], inputs=(one,)))
         lengths.append(math.log(one.n_tokens))
         times.append(math.log(max(time.perf_counter() - began, 1e-6)))
     order = np.argsort(lengths, kind="stable")
@@ -139,7 +138,7 @@ def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float
 
 def _layer_bytes(plan: Plan, unit: Unit) -> int:
     heads = plan.heads[unit.source]
-    bound = None if plan.study.max_memory is None else int(plan.study.max_memory) // 4
+    bound = None if plan.settings.max_memory is None else int(plan.settings.max_memory) // 4
 
     def size(group: Sequence[Input]) -> int:
         return len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4

@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from attnscope._nearest import nearest
-from attnscope.results import Results
-from attnscope.schema import KEYS, MissingError
+from attnscope.engine.results import Results
+from attnscope.engine.schema import KEYS, MissingError
 
 if TYPE_CHECKING:
     import pandas as pd

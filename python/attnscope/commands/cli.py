@@ -17,16 +17,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, ParamSpec, TypeVar
 import typer
 
 if TYPE_CHECKING:
+    from attnscope.engine.config import Study
+    from attnscope.engine.results import Results
     from attnscope.figures import LeftOut
-    from attnscope.results import Results
-    from attnscope.studies.config import Study
 
 DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 
 app = typer.Typer(
     name="attnscope",
     help="A microscope for transformer attention: studies, results, figures, metrics.",
-    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints or figures skipped, "
+    epilog="Exit codes: 0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped or figures failed, "
     "130/143 interrupted and resumable.",
     no_args_is_help=True,
     rich_markup_mode=None,
@@ -70,11 +70,11 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
 
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        from attnscope.engine.config import ConfigError
+        from attnscope.engine.lock import FolderLocked
+        from attnscope.engine.schema import MissingError, ResultsError
+        from attnscope.engine.stop import Interrupted
         from attnscope.models import LoadError
-        from attnscope.schema import MissingError, ResultsError
-        from attnscope.studies.config import ConfigError
-        from attnscope.studies.lock import FolderLocked
-        from attnscope.studies.stop import Interrupted
 
         try:
             return command(*args, **options)
@@ -153,8 +153,8 @@ def run(
 
     Example: attnscope run sink_study --model gpt2 --texts sentences.csv --column text --samples 100
     """
-    from attnscope.studies.config import Study
-    from attnscope.studies.engine import run as run_study
+    from attnscope.engine.config import Study
+    from attnscope.engine.run import run as run_study
 
     values: dict[str, Any] = {}
     if model:
@@ -195,7 +195,7 @@ def resume(folder: Folder, draw: Draw = True, quiet: Quiet = False, as_json: Jso
 
     Example: attnscope resume runs/sink_study-gpt2
     """
-    from attnscope.studies.engine import resume as resume_study
+    from attnscope.engine.run import resume as resume_study
 
     results = resume_study(folder, progress=not quiet, say=_silent if quiet else None)
     _finished(results, quiet, as_json, draw)
@@ -229,7 +229,7 @@ def report(
 
     Example: attnscope report runs/demo
     """
-    from attnscope.results import load
+    from attnscope.engine.results import load
 
     typer.echo(load(folder).report(output))
 
@@ -250,9 +250,9 @@ def figures(
     Example: attnscope figures runs/demo
     """
     from attnscope._nearest import nearest
+    from attnscope.engine.results import load
+    from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.figures import NotDrawable, figures_of
-    from attnscope.results import load
-    from attnscope.schema import MissingError, ResultsError
 
     results = load(folder)
     left_out: list[LeftOut] = []
@@ -288,9 +288,9 @@ def tables(
 
     Example: attnscope tables runs/demo --by step,layer --latex
     """
-    from attnscope.results import load
-    from attnscope.schema import ResultsError
-    from attnscope.studies.summary import latex_table, means
+    from attnscope.commands.summary import latex_table, means
+    from attnscope.engine.results import load
+    from attnscope.engine.schema import ResultsError
 
     results = load(folder)
     if csv is not None:
@@ -332,7 +332,7 @@ def compare(
 
     Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
     """
-    from attnscope.results import load
+    from attnscope.engine.results import load
 
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
@@ -374,7 +374,7 @@ def view(
 
     Example: attnscope view runs/demo --sample 0
     """
-    from attnscope.results import load
+    from attnscope.engine.results import load
     from attnscope.view import view as look_at
 
     typer.echo(look_at(load(folder), sample=sample).save(output or folder / "view.html"))
@@ -390,7 +390,7 @@ def metrics(
 
     Example: attnscope metrics fiedler_value
     """
-    from attnscope.catalogue import describe, first_lines
+    from attnscope.commands.catalogue import describe, first_lines
 
     if name:
         text = describe(name)
@@ -412,7 +412,7 @@ def configs(as_json: Json = False) -> None:
 
     Example: attnscope configs
     """
-    from attnscope.studies.packaged import analyses, analysis_keys, catalogue
+    from attnscope.engine.packaged import analyses, analysis_keys, catalogue
 
     found, parts = catalogue(), {name: analysis_keys(name) for name in analyses()}
     if as_json:
@@ -434,7 +434,7 @@ def doctor(as_json: Json = False) -> None:
 
     Example: attnscope doctor
     """
-    from attnscope.doctor import examine, facts, show_config, verdict
+    from attnscope.commands.doctor import examine, facts, show_config, verdict
 
     checks = examine()
     if as_json:
@@ -454,7 +454,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 def _plan(study: Study, as_json: bool) -> None:
-    from attnscope.studies.dry_run import dry_run
+    from attnscope.commands.dry_run import dry_run
 
     estimate = dry_run(study)
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))

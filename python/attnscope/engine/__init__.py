@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""The engine: what runs studies and stores their results; it knows no paper."""

@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""Which studies there are: a folder of `attnscope.studies` each, or a package that an entry point names.
+
+A study is a package with these parts, each optional but the first:
+
+* `study.py`: `STUDY`, a subclass of `attnscope.engine.study.Study`;
+* `figures`: `FIGURES`, its figures by name;
+* `sections`: `SECTIONS`, what its report says, and `findings`, from results to sentences;
+* `published/PAPER.csv` with `PAPER.py`'s `comparison`: published numbers and how a run is held against them;
+* `configs/NAME.yaml`: studies ready to run; `configs/analyses/NAME.yaml`: parts of them;
+* `ALIASES` in its `__init__`: other names that it answers to.
+
+Another distribution adds a study by the entry point `attnscope.studies`, whose value is the package's name.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import pkgutil
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from importlib.metadata import entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from attnscope._nearest import nearest
+
+if TYPE_CHECKING:
+    from attnscope.engine.study import Study
+
+_PARTS = "attnscope.studies"
+
+
+@dataclass(frozen=True)
+class StudyFolder:
+    """A study: its name and the package that holds its parts."""
+
+    name: str
+    package: str
+
+    def part(self, name: str) -> ModuleType | None:
+        """A module of the study, None where it has none of this name."""
+        if not hasattr(importlib.import_module(self.package), "__path__"):
+            return importlib.import_module(self.package) if name == "study" else None
+        full = f"{self.package}.{name}"
+        return importlib.import_module(full) if importlib.util.find_spec(full) else None
+
+    @property
+    def path(self) -> Path:
+        """The folder."""
+        return Path(str(importlib.import_module(self.package).__file__)).parent
+
+    @property
+    def aliases(self) -> tuple[str, ...]:
+        """Other names that the study answers to."""
+        return tuple(getattr(importlib.import_module(self.package), "ALIASES", ()))
+
+    @property
+    def papers(self) -> dict[str, Path]:
+        """Files of published numbers by the name of their paper."""
+        return {file.stem: file for file in sorted(self.path.glob("published/*.csv"))}
+
+
+@cache
+def studies() -> Mapping[str, StudyFolder]:
+    """Every study by its name: those of this package, then those of entry points."""
+    home = importlib.import_module(_PARTS)
+    found = {
+        one.name: StudyFolder(one.name, f"{_PARTS}.{one.name}")
+        for one in pkgutil.iter_modules(home.__path__)
+        if one.ispkg or one.name.endswith("_study")
+    }
+    for entry in entry_points(group=_PARTS):
+        found.setdefault(entry.name, StudyFolder(entry.name, entry.value))
+    return found
+
+
+def find_study(name: str) -> StudyFolder | None:
+    """The study of a name or an alias, None where there is none.
+
+    >>> find_study("no such study") is None
+    True
+    """
+    there = studies()
+    return there.get(name) or next((one for one in there.values() if name in one.aliases), None)
+
+
+def study_of(results: Any) -> StudyFolder | None:
+    """The study that made some results, None where they name none that is installed."""
+    return find_study(str(dict(getattr(results, "study", None) or {}).get("study", "")))
+
+
+def study_class(name: str) -> type[Study]:
+    """What a study of a name or an alias measures.
+
+    Raises:
+        ConfigError: there is none.
+        TypeError: its package holds no `Study`.
+    """
+    from attnscope.engine.config import ConfigError
+    from attnscope.engine.study import Study
+
+    folder = find_study(name)
+    if folder is None:
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, studies())}")
+    found: Any = getattr(folder.part("study"), "STUDY", None)
+    if not (isinstance(found, type) and issubclass(found, Study)):
+        raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {found!r}")
+    return found

@@ -1,0 +1,301 @@
+# SPDX-License-Identifier: MIT
+"""The plan of a run: the units of work of every stage, in their order, with stable names."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.discovery import study_class
+from attnscope.engine.schema import SCHEMA_VERSION
+from attnscope.engine.study import Study
+from attnscope.engine.texts.encoding import encode
+from attnscope.engine.texts.sources import Sentence, looks_wrapped, read_sentences
+from attnscope.engine.units import Input, Stage, Unit, Units, phases
+from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
+from attnscope.models.checkpoints import fingerprint
+
+
+@dataclass
+class Plan:
+    """What a run will do.
+
+    Attributes:
+        settings: of the run.
+        stages: of the study, by name.
+        units: in the order in which they are done and stored.
+        encoders: one per model of the study, by position.
+        heads: attention heads per layer of each model.
+        skipped: title and reason of checkpoints that cannot be used.
+        notes: what a person should know before trusting the numbers.
+        counts: sentences cut, of one token, empty, without BOS; per model label.
+        sentences: of all sources.
+    """
+
+    settings: Settings
+    stages: dict[str, Stage] = field(default_factory=dict)
+    units: list[Unit] = field(default_factory=list)
+    encoders: dict[int, Encoder] = field(default_factory=dict)
+    heads: dict[int, int] = field(default_factory=dict)
+    skipped: list[tuple[str, str]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    counts: dict[str, dict[str, int]] = field(default_factory=dict)
+    sentences: list[Sentence] = field(default_factory=list)
+    _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all units."""
+        return sum(unit.tokens for unit in self.units)
+
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint once, in order."""
+        return list(dict.fromkeys(unit.checkpoint for unit in self.units if unit.checkpoint))
+
+    @property
+    def digest(self) -> str:
+        """Changes with anything that changes a number of the run."""
+        return self.digest_of(self.units).hex()[:16]
+
+    @staticmethod
+    def digest_of(units: Sequence[Unit]) -> bytes:
+        """Changes with any of the units."""
+        return hashlib.sha256("".join(unit.id for unit in units).encode()).digest()
+
+    def reads(self, unit: Unit) -> list[Unit]:
+        """The units whose tables a unit may read, in the order of the plan."""
+        stage = self.stages[unit.stage]
+        writers = {one.name for one in self.stages.values() if set(one.writes) & set(stage.reads)}
+        if stage.within == "run" or unit.checkpoint is None:
+            return [one for name in self.stages if name in writers for one in self._of[name, None]]
+        own = [one for name in self.stages if name in writers for one in self._of[name, unit.checkpoint]]
+        same = [one for one in own if (one.variant, one.seed) == (unit.variant, unit.seed)]
+        return same or [one for one in own if not one.variant]
+
+    def add(self, unit: Unit) -> None:
+        """Appends a unit."""
+        self.units.append(unit)
+        self._of[unit.stage, None].append(unit)
+        if unit.checkpoint is not None:
+            self._of[unit.stage, unit.checkpoint].append(unit)
+
+
+@dataclass
+class _Series:
+    """A model of the settings: its checkpoints with the fingerprints of their weights, and its texts."""
+
+    position: int
+    checkpoints: list[Checkpoint]
+    weights: list[str]
+    inputs: list[Input]
+
+
+def make_plan(settings: Settings, study: Study | None = None) -> Plan:
+    """Reads the texts, finds the checkpoints, encodes, and cuts every stage into units.
+
+    Args:
+        settings: of the run.
+        study: what is to be done; None finds the one that the settings name.
+
+    Raises:
+        ConfigError: the study cannot be done as it stands.
+        LoadError: no model can be used at all.
+    """
+    study = study or study_class(settings.study)(settings)
+    stages = [*study.stages(Units())]
+    first = next((at for at, stage in enumerate(stages) if stage.units.kind == "texts"), None)
+    if first is not None:
+        stages[first] = replace(stages[first], writes=("samples", *stages[first].writes))
+    order = phases(stages)
+    plan = Plan(settings, {stage.name: stage for stage in stages})
+    if first is not None:
+        _read_texts(plan)
+    series = list(_series(plan, texts=first is not None))
+    _check_free_disk(plan, order)
+    for phase in sorted(set(order.values())):
+        now = [stage for stage in stages if order[stage.name] == phase]
+        for one in series:
+            _add_units(plan, one, now)
+        for stage in now:
+            if stage.units.kind == "once":
+                _add(plan, stage, "", "")
+    if not any(unit.checkpoint for unit in plan.units):
+        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
+        raise LoadError("; ".join(reasons) or "no sentence is left to measure")
+    _check_memory(plan)
+    return plan
+
+
+def _read_texts(plan: Plan) -> None:
+    settings = plan.settings
+    if not settings.texts:
+        raise ConfigError("texts is missing (--texts on the command line)")
+    plan.sentences = read_sentences(settings.texts, settings.seed)
+    plan.notes += [
+        f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
+        "--set texts.per=paragraph joins them"
+        for one in settings.texts
+        if looks_wrapped(one)
+    ]
+    if short := sum(sentence.cut for sentence in plan.sentences):
+        plan.notes.append(
+            f"{short} of {len(plan.sentences)} sentences are cut to their source's max_characters"
+        )
+
+
+def _series(plan: Plan, *, texts: bool) -> Iterator[_Series]:
+    labels: dict[str, int] = {}
+    for position, source in enumerate(plan.settings.models):
+        try:
+            checkpoints = find_checkpoints(source.path, source.revisions, source.label)
+        except FileNotFoundError as error:
+            raise ConfigError(f"models[{position}]: {error}") from None
+        if labels.setdefault(checkpoints[0].model, position) != position:
+            raise ConfigError(
+                f"models[{position}]: two models would be called {checkpoints[0].model!r} in the tables; "
+                "give one of them a label"
+            )
+        try:
+            inputs = encode(plan, position, source, checkpoints) if texts else []
+        except LoadError as error:
+            plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
+            continue
+        yield _Series(position, checkpoints, [fingerprint(one) for one in checkpoints], inputs)
+
+
+def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage]) -> None:
+    """The units of one model, checkpoint by checkpoint, its controls last."""
+    for checkpoint, weights in zip(series.checkpoints, series.weights, strict=True):
+        for stage in stages:
+            own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
+            if stage.units.kind == "texts":
+                _add_blocks(plan, stage, series, weights, own)
+            elif stage.units.kind == "checkpoints":
+                _add(plan, stage, weights, "", **own)
+            elif stage.units.kind == "pairs":
+                other = _base(series, checkpoint, stage.units.base)
+                if other is not None:
+                    base = series.weights[series.checkpoints.index(other)]
+                    _add(plan, stage, weights, base, **own, other=other)
+    for stage in stages:
+        for variant in stage.units.variants:
+            for seed in range(stage.units.seeds):
+                # one for a whole series, whose checkpoints share their configuration
+                control = {"checkpoint": series.checkpoints[0], "source": series.position}
+                _add_blocks(plan, stage, series, "", {**control, "variant": variant, "seed": seed})
+
+
+def _base(series: _Series, checkpoint: Checkpoint, base: str) -> Checkpoint | None:
+    """The checkpoint that another is compared with, None for the one that has none."""
+    at = series.checkpoints.index(checkpoint)
+    if base == "previous":
+        return series.checkpoints[at - 1] if at else None
+    named = {one.revision: one for one in series.checkpoints}
+    if base != "first" and base not in named:
+        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, named)}")
+    other = series.checkpoints[0] if base == "first" else named[base]
+    return None if other == checkpoint else other
+
+
+def _add_blocks(plan: Plan, stage: Stage, series: _Series, weights: str, own: dict[str, Any]) -> None:
+    block = stage.units.block or plan.settings.block
+    for start in range(0, len(series.inputs), block):
+        _add(plan, stage, weights, "", **own, inputs=tuple(series.inputs[start : start + block]))
+
+
+def _add(plan: Plan, stage: Stage, weights: str, base: str, **own: Any) -> None:
+    unit = Unit("", "", stage.name, **own)
+    digest = _hash(plan, unit, weights, base)
+    plan.add(replace(unit, id=digest, folder=f"{len(plan.units):06d}-{digest[:12]}"))
+
+
+def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
+    """Everything that decides the numbers of a unit."""
+    from attnscope import __version__
+
+    settings = plan.settings
+    decisive = settings.model_dump(exclude={"name", "models", "texts", "output", "block", "max_tokens"})
+    head: list[Any] = [
+        __version__,
+        SCHEMA_VERSION,
+        decisive,
+        unit.stage,
+        unit.variant,
+        unit.seed,
+        weights,
+        base,
+    ]
+    for one in (unit.checkpoint, unit.other):
+        head += [None] if one is None else [one.model, one.revision, one.step]
+    if unit.checkpoint is not None:
+        head += [settings.models[unit.source].dtype, settings.models[unit.source].device]
+    if plan.stages[unit.stage].units.longest:
+        head.append(plan.encoders[unit.source].longest)
+    digest = hashlib.sha256(json.dumps(head, sort_keys=True).encode())
+    for given in unit.inputs:
+        text = given.sentence
+        about = [text.sample, text.group, text.text, text.source, text.source_row, text.extra]
+        digest.update(json.dumps(about, sort_keys=True, default=str).encode())
+        digest.update(given.encoded.ids.tobytes())
+    if plan.stages[unit.stage].reads:
+        digest.update(plan.digest_of(plan.reads(unit)))
+    return digest.hexdigest()
+
+
+def _check_free_disk(plan: Plan, order: Mapping[str, int]) -> None:
+    """A checkpoint can be removed from the disk only where nothing loads it again."""
+    again = [
+        stage.name
+        for stage in plan.stages.values()
+        if stage.units.kind == "pairs" or (order[stage.name] and stage.units.kind != "once")
+    ]
+    for position, source in enumerate(plan.settings.models):
+        if source.free_disk and again:
+            raise ConfigError(
+                f"models[{position}].free_disk: the stage {again[0]!r} of {plan.settings.study} needs a "
+                "checkpoint after it would have been removed"
+            )
+
+
+def _check_memory(plan: Plan) -> None:
+    """Refuses a study whose longest sentence cannot fit into `max_memory`.
+
+    Args:
+        plan: of the run.
+
+    Raises:
+        ConfigError: naming the sentence, what it needs and what would help.
+    """
+    bound = plan.settings.max_memory
+    if bound is None or not plan.sentences:
+        return
+    worst = max(
+        ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
+    )
+    n, unit = worst
+    # two layers' attention, the head means in float64, and the metrics' own copies
+    need = 4 * plan.heads[unit.source] * n * n * 4
+    if need > int(bound):
+        raise ConfigError(
+            f"max_memory: a sentence of {n} tokens needs {megabytes(need)} for its attention in "
+            f"{unit.title}, {megabytes(int(bound))} are allowed: raise it or set max_tokens"
+        )
+
+
+def megabytes(count: int) -> str:
+    """Bytes for people.
+
+    >>> megabytes(3 * 1024**3), megabytes(40 * 1024**2), megabytes(1500), megabytes(5)
+    ('3.0 GB', '40 MB', '1.5 kB', '5 bytes')
+    """
+    for size, unit, places in ((1024**3, "GB", 1), (1024**2, "MB", 0), (1024, "kB", 1)):
+        if count >= size:
+            return f"{count / size:.{places}f} {unit}"
+    return f"{count} bytes"

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Sums over units, in float64: a partial of each unit is stored with it, and folded in the order of the plan.
+
+Nothing is summed across units in memory, so that the order in which units are done changes no bit.
+
+Example:
+    >>> from attnscope.engine.reductions import Partials
+    >>> partials = Partials()
+    >>> partials.add("covariance", [[1.0, 2.0]], group="a")
+    >>> partials.add("covariance", [[3.0, 4.0]], group="a")
+    >>> partials.tables()["reduced-covariance"].to_pylist()
+    [{'group': 'a', 'count': 2, 'shape': [1, 2], 'sum': [4.0, 6.0]}]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+
+@dataclass
+class Reduced:
+    """A sum and the number of its terms."""
+
+    sum: np.ndarray[Any, Any]
+    count: int
+
+    @property
+    def mean(self) -> np.ndarray[Any, Any]:
+        """The sum divided by the number of its terms."""
+        return self.sum / self.count
+
+
+class Partials:
+    """The sums of one unit."""
+
+    def __init__(self) -> None:
+        self._sums: dict[str, dict[tuple[tuple[str, Any], ...], Reduced]] = {}
+
+    def add(self, name: str, tensor: Any, **keys: Any) -> None:
+        """Adds a term.
+
+        Raises:
+            ValueError: another shape than the terms before it, or other keys.
+        """
+        term = np.array(tensor.detach().cpu() if hasattr(tensor, "detach") else tensor, dtype=np.float64)
+        sums = self._sums.setdefault(name, {})
+        for other, found in sums.items():
+            if [key for key, _ in other] != [*keys] or found.sum.shape != term.shape:
+                raise ValueError(
+                    f"reduce: {name!r} has keys {[key for key, _ in other]} and shape {found.sum.shape}, "
+                    f"got {[*keys]} and {term.shape}"
+                )
+            break
+        key = tuple(keys.items())
+        if key in sums:
+            sums[key].sum += term
+            sums[key].count += 1
+        else:
+            sums[key] = Reduced(term, 1)
+
+    def tables(self) -> dict[str, pa.Table]:
+        """One table for each name, one row for each of its keys."""
+        import pyarrow as pa
+
+        made = {}
+        for name, sums in self._sums.items():
+            rows = [
+                {**dict(key), "count": one.count, "shape": list(one.sum.shape), "sum": one.sum.ravel()}
+                for key, one in sums.items()
+            ]
+            made[f"reduced-{name}"] = pa.Table.from_pylist(rows)
+        return made
+
+
+def folded(files: Sequence[Path], by: Sequence[str]) -> dict[tuple[Any, ...], Reduced]:
+    """The sums of all units, one file in memory at a time.
+
+    Args:
+        files: in the order of the plan.
+        by: keys that stay apart.
+    """
+    import pyarrow.parquet as pq
+
+    whole: dict[tuple[Any, ...], Reduced] = {}
+    for file in files:
+        for row in pq.read_table(file).to_pylist():
+            term = np.asarray(row["sum"], dtype=np.float64).reshape(row["shape"])
+            key = tuple(row[name] for name in by)
+            if key in whole:
+                whole[key].sum += term
+                whole[key].count += row["count"]
+            else:
+                whole[key] = Reduced(term, row["count"])
+    return whole

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: MIT
+"""What the engine offers a stage while it works on one unit.
+
+Example:
+    >>> from attnscope.engine.stage_run import generator
+    >>> int(generator(0, "haar", 3).integers(100)) == int(generator(0, "haar", 3).integers(100))
+    True
+"""
+
+from __future__ import annotations
+
+import hashlib
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from torch import Tensor
+
+from attnscope.engine.controls import reduced_rows
+from attnscope.engine.forward import Batch, batch_of, padded, self_attention
+from attnscope.engine.reductions import Partials, Reduced, folded
+from attnscope.engine.results import Results
+from attnscope.engine.tables import Rows
+from attnscope.engine.texts.encoding import batches
+from attnscope.models import Checkpoint, LoadedModel
+from attnscope.models.checkpoints import folder_of
+
+if TYPE_CHECKING:
+    import pandas as pd
+    import pyarrow as pa
+
+    from attnscope.capture import Layer
+    from attnscope.engine.run import Engine
+    from attnscope.engine.units import Unit
+
+
+class StageRun:
+    """The hand of one unit: models, batches, tables, reductions, draws.
+
+    Args:
+        engine: of the run.
+        unit: at work.
+    """
+
+    def __init__(self, engine: Engine, unit: Unit) -> None:
+        self._engine = engine
+        self._stage = engine.plan.stages[unit.stage]
+        self._rows: dict[tuple[str, str], Rows] = {}
+        self._whole: dict[str, pa.Table] = {}
+        self.unit = unit
+        self.settings = engine.settings
+        self.partials = Partials()
+        #: sample -> whether every map of it that was captured was causal.
+        self.causal: dict[int, bool] = {}
+
+    @property
+    def skipped(self) -> list[tuple[str, str]]:
+        """Title and reason of the checkpoints that could not be used."""
+        return list(self._engine.plan.skipped)
+
+    def model(self, checkpoint: Checkpoint | None = None) -> LoadedModel:
+        """A checkpoint in memory, loaded when it is asked for; one at a time is held.
+
+        Args:
+            checkpoint: None is the unit's own, or its control's.
+        """
+        own = checkpoint is None or checkpoint == self.unit.checkpoint
+        checkpoint = checkpoint or self.unit.checkpoint
+        if checkpoint is None:
+            raise ValueError(f"model: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
+        return self._engine.loaded(checkpoint, self.unit, control=own)
+
+    def folder(self, checkpoint: Checkpoint | None = None) -> Path:
+        """The folder of a checkpoint's files; nothing is loaded.
+
+        Args:
+            checkpoint: None is the unit's own.
+        """
+        checkpoint = checkpoint or self.unit.checkpoint
+        if checkpoint is None:
+            raise ValueError(f"folder: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
+        return folder_of(checkpoint)
+
+    @property
+    def encoder(self) -> Any:
+        """What made tokens of the unit's texts."""
+        return self._engine.plan.encoders[self.unit.source]
+
+    def batches(self) -> Iterator[Batch]:
+        """The unit's texts, those of similar length together."""
+        unit, plan = self.unit, self._engine.plan
+        with self._engine.bar(len(unit.inputs), "sentences", leave=False) as bar:
+            for group in batches(unit, plan.heads[unit.source], self._engine.layer_budget):
+                yield batch_of(group, self.encoder)
+                bar.update(len(group))
+
+    def inputs(self, batch: Batch) -> dict[str, Tensor]:
+        """What the model's forward pass takes: token ids and mask, padded on the right."""
+        return padded(batch, self.encoder.pad_id, self.model().device)
+
+    def layers(
+        self,
+        batch: Batch,
+        sites: Sequence[str] = ("attention",),
+        *,
+        extra: Sequence[str] = (),
+        model: Any = None,
+        outputs: list[Any] | None = None,
+    ) -> Iterator[tuple[int, Layer]]:
+        """Streams the self-attention layers of one forward pass, each with its number.
+
+        Args:
+            batch: from `batches`.
+            sites: what is captured.
+            extra: captured too where the model lets it.
+            model: None is the unit's own.
+            outputs: gets what the model returns, when the last layer is through.
+        """
+        tally, began = self._engine.tally, time.perf_counter()
+        for sample in batch.samples:
+            self.causal.setdefault(sample, True)
+        for number, layer in self_attention(
+            self.model().model if model is None else model,
+            self.inputs(batch),
+            layers=self.settings.layers or None,
+            sites=sites,
+            extra=extra,
+            outputs=outputs,
+        ):
+            # in a causal map the first query sees the first key alone
+            if "attention" in sites and bool((layer.attention[:, :, 0, 1:] != 0).any()):
+                self.causal.update(dict.fromkeys(batch.samples, False))
+            tally.forward_seconds += time.perf_counter() - began
+            began = time.perf_counter()
+            yield number, layer
+            tally.metric_seconds += time.perf_counter() - began
+            began = time.perf_counter()
+        tally.forward_seconds += time.perf_counter() - began
+
+    def write(self, table: str, *, variant: str = "", **columns: Any) -> None:
+        """Adds rows to a table; the unit's model, revision and step are filled in.
+
+        Rows of a control, which the unit's own variant or `variant` names, go to the table `NAME_variants`.
+
+        Args:
+            table: one that the stage declares among its `writes`.
+            variant: "" is the unit's own.
+            columns: arrays of one length, or single values that hold for all rows.
+
+        Raises:
+            ValueError: a table or a column that is not declared.
+        """
+        variant = variant or self.unit.variant
+        key = (table, variant)
+        if key not in self._rows:
+            self._check_written(table)
+            declared = self._engine.study.table(table)
+            self._rows[key] = Rows(declared, self._engine.study.name, self.constants(declared.keys))
+        self._rows[key].add(**columns)
+
+    def store(self, table: str, rows: pa.Table) -> None:
+        """Stores a table as it stands, instead of `write`."""
+        self._check_written(table)
+        self._whole[table] = rows
+
+    def read(self, table: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
+        """A table of an earlier stage: of this checkpoint, or of the whole run, as the stage says.
+
+        Args:
+            table: one that the stage declares among its `reads`.
+            columns: only these; None reads all.
+
+        Raises:
+            ValueError: it does not.
+        """
+        self._check_read(table)
+        return self.stored.table(table, columns)
+
+    @property
+    def stored(self) -> Results:
+        """The tables of earlier stages that this one may read, from their units' files."""
+        ids = [one.id for one in self._engine.plan.reads(self.unit)]
+        found = {name: self._engine.store.files(ids, name) for name in self._stage.reads}
+        return Results(files={name: files for name, files in found.items() if files})
+
+    def reduce(self, name: str, tensor: Any, **keys: Any) -> None:
+        """Adds to a sum over units, in float64 and in the order of the calls.
+
+        Args:
+            name: one that the stage declares among its `writes`.
+            tensor: always of one shape.
+            keys: what is summed apart.
+        """
+        self._check_written(name)
+        self.partials.add(name, tensor, **keys)
+
+    def reduced(self, name: str, by: Sequence[str] = ()) -> dict[tuple[Any, ...], Reduced]:
+        """Sums of an earlier stage, folded in the order of the plan, one unit in memory at a time.
+
+        Args:
+            name: one that the stage declares among its `reads`.
+            by: keys that stay apart, in the order of the result's keys.
+        """
+        self._check_read(name)
+        ids = [one.id for one in self._engine.plan.reads(self.unit)]
+        return folded(self._engine.store.files(ids, f"reduced-{name}"), by)
+
+    def rng(self, *key: int | str) -> np.random.Generator:
+        """A generator that depends on the run's seed and the key alone."""
+        return generator(self.settings.seed, *key)
+
+    def note(self, text: str) -> None:
+        """Remembers what a person should know; each text is said once a run, "" is nothing."""
+        if text and text not in self._engine.notes:
+            self._engine.notes.append(text)
+
+    def finish(self) -> dict[str, pa.Table]:
+        """Everything that the unit has written."""
+        tables: dict[str, pa.Table] = {}
+        for (_, variant), rows in self._rows.items():
+            if variant:
+                rows = reduced_rows(rows, variant, self.unit.seed)
+            if rows.table.name in tables:
+                raise ValueError(f"table {rows.table.name!r}: two controls of one unit")
+            tables[rows.table.name] = rows.arrow()
+        return {**tables, **self._whole, **self.partials.tables()}
+
+    def constants(self, keys: Sequence[str]) -> dict[str, Any]:
+        """Those of the key columns that the unit decides, the same in all its rows."""
+        unit = self.unit
+        known: dict[str, Any] = {}
+        if unit.checkpoint is not None:
+            whose = ("", -1) if unit.variant else (unit.checkpoint.revision, unit.checkpoint.step)
+            known = {"model": unit.checkpoint.model, "revision": whose[0], "step": whose[1]}
+        if unit.other is not None:
+            known |= {"base_revision": unit.other.revision, "base_step": unit.other.step}
+        return {name: value for name, value in known.items() if name in keys}
+
+    def _check_written(self, table: str) -> None:
+        if table not in self._stage.writes:
+            raise ValueError(f"the stage {self._stage.name!r} does not declare that it writes {table!r}")
+
+    def _check_read(self, table: str) -> None:
+        if table not in self._stage.reads:
+            raise ValueError(f"the stage {self._stage.name!r} does not declare that it reads {table!r}")
+
+
+def generator(seed: int, *key: int | str) -> np.random.Generator:
+    """A generator of a seed and a key; texts count as the first 8 bytes of their SHA-256."""
+    numbers = [
+        one if isinstance(one, int) else int.from_bytes(hashlib.sha256(one.encode()).digest()[:8], "big")
+        for one in key
+    ]
+    return np.random.default_rng([seed, *numbers])

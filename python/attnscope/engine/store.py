@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""Units on disk: one folder each, with a Parquet file per table, there whole or not at all.
+
+A unit is written into `.NAME.tmp/` and renamed, so what bears its name is complete. Its `unit.json` holds the
+hash and the rows of every file: a folder that is damaged or of another plan is set aside and computed again.
+
+Example:
+    >>> import pyarrow as pa, tempfile
+    >>> from pathlib import Path
+    >>> from attnscope.engine.store import Store
+    >>> store = Store(Path(tempfile.mkdtemp()))
+    >>> store.open({"u1": "000000-u1"})
+    []
+    >>> store.write("u1", {"heads": pa.table({"head": [0, 1]})})
+    >>> store.rows("u1"), store.open({"u1": "000000-u1"})
+    ({'heads': 2}, ['u1'])
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnscope.engine.files import atomic_file, atomic_folder, remove_leftovers
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Rows of a row group of a gathered table.
+ROW_GROUP = 65536
+_ABOUT = "unit.json"
+
+
+class Store:
+    """The stored units of a run.
+
+    Args:
+        folder: the run folder; `units/` is made when missing.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "units"
+        self._names: dict[str, str] = {}
+        self._known: dict[str, dict[str, Any]] = {}
+
+    def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
+        """Checks every stored unit, and sets aside what cannot be trusted.
+
+        Args:
+            units: folder name of every unit of the present plan, by unit id.
+            say: told about every folder that is set aside.
+
+        Returns:
+            ids of the units that are stored.
+        """
+        self.folder.mkdir(parents=True, exist_ok=True)
+        remove_leftovers(self.folder)
+        self._names, self._known = dict(units), {}
+        for unit, name in units.items():
+            about = _checked(self.folder / name, unit)
+            if about is not None:
+                self._known[unit] = about
+        trusted = {self._names[unit] for unit in self._known} | {"set-aside"}
+        for path in sorted(self.folder.iterdir()):
+            if path.name not in trusted:
+                self._set_aside(path, say)
+        return list(self._known)
+
+    def write(
+        self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
+    ) -> None:
+        """Stores the tables of one unit; when this returns they survive a power cut.
+
+        Args:
+            unit: id of the unit.
+            tables: by name.
+            about: what else `unit.json` is to hold.
+
+        Raises:
+            DiskFull: no room; nothing of the unit is left behind.
+        """
+        import pyarrow.parquet as pq
+
+        whole: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
+        with atomic_folder(self.folder / self._names[unit]) as folder:
+            for name, table in tables.items():
+                file = folder / f"{name}.parquet"
+                with open(file, "wb") as out:
+                    pq.write_table(table, out, compression="zstd")
+                whole["files"][name] = {"sha256": _hash(file), "rows": len(table)}
+            (folder / _ABOUT).write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
+        self._known[unit] = whole
+
+    def drop(self, unit: str) -> None:
+        """Forgets a unit whose inputs have changed, and sets its folder aside."""
+        del self._known[unit]
+        self._set_aside(self.folder / self._names[unit], lambda _: None)
+
+    def __contains__(self, unit: str) -> bool:
+        return unit in self._known
+
+    def about(self, unit: str) -> dict[str, Any]:
+        """What `unit.json` of a stored unit holds."""
+        return self._known[unit]
+
+    def rows(self, unit: str) -> dict[str, int]:
+        """Number of rows of each table of a stored unit."""
+        return {name: one["rows"] for name, one in self._known[unit]["files"].items()}
+
+    def files(self, units: Iterable[str], table: str) -> list[Path]:
+        """The files of one table, in the order of the units."""
+        return [
+            self.folder / self._names[unit] / f"{table}.parquet"
+            for unit in units
+            if unit in self._known and table in self._known[unit]["files"]
+        ]
+
+    def read(self, unit: str, table: str) -> pa.Table:
+        """One table of one stored unit."""
+        import pyarrow.parquet as pq
+
+        return pq.read_table(self.files([unit], table)[0])
+
+    def gather(self, units: Sequence[str], table: str, path: Path) -> None:
+        """Writes one table over the units that have it, in their order, a few row groups at a time.
+
+        Args:
+            units: ids of stored units.
+            table: its name.
+            path: the Parquet file.
+
+        Raises:
+            DiskFull: no room; a file of that name from before is untouched.
+        """
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        whole = dataset(self.files(units, table))
+        with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, compression="zstd") as writer:
+            waiting: list[pa.RecordBatch] = []
+            for batch in whole.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
+                waiting.append(batch)
+                if sum(map(len, waiting)) >= ROW_GROUP:
+                    writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
+                    waiting = []
+            if waiting:
+                writer.write_table(pa.Table.from_batches(waiting, whole.schema).combine_chunks())
+
+    def _set_aside(self, path: Path, say: Callable[[str], None]) -> None:
+        aside = self.folder / "set-aside"
+        aside.mkdir(exist_ok=True)
+        target, count = aside / path.name, 1
+        while target.exists():
+            target, count = aside / f"{path.name}.{count}", count + 1
+        os.replace(path, target)
+        say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
+
+
+def dataset(files: Sequence[Path]) -> Any:
+    """Parquet files as one table in their order; a column that some of them lack is null there."""
+    import pyarrow as pa
+    import pyarrow.dataset as ds
+    import pyarrow.parquet as pq
+
+    schemas = [pq.read_schema(file) for file in files]
+    schema = schemas[0]
+    if any(not one.equals(schema) for one in schemas):
+        schema = pa.unify_schemas(schemas).with_metadata(schema.metadata)
+    return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
+
+
+def _checked(folder: Path, unit: str) -> dict[str, Any] | None:
+    """What a unit's folder says of itself, None where a file of it is not as it was written."""
+    try:
+        about = json.loads((folder / _ABOUT).read_text("utf-8"))
+        files = about["files"]
+        whole = about["unit"] == unit and {path.name for path in folder.iterdir()} == {
+            _ABOUT,
+            *(f"{name}.parquet" for name in files),
+        }
+        whole = whole and all(
+            _hash(folder / f"{name}.parquet") == one["sha256"] for name, one in files.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        return None
+    return about if whole and isinstance(about, dict) else None
+
+
+def _hash(file: Path) -> str:
+    return hashlib.sha256(file.read_bytes()).hexdigest()

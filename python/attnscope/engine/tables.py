@@ -1,0 +1,266 @@
+# SPDX-License-Identifier: MIT
+"""Tables as a study declares them, and rows on their way into one.
+
+A stored table explains itself: its file holds the engine's schema, the study, the table's version and keys,
+and of each column what it is, so that a table can be read where the package of its study is gone. What has no
+value is null: NaN is stored as null, a column that a call does not give is null in its rows, infinity stays.
+
+Example:
+    >>> from attnscope.engine.tables import Column, Rows, Table
+    >>> rows = Rows(Table("norms", keys=("layer",), columns=(Column("norm", kind="value"),)), "norms")
+    >>> rows.add(layer=[1, 0], norm=[2.0, float("nan")])
+    >>> rows.arrow().to_pydict()
+    {'layer': [0, 1], 'norm': [None, 2.0]}
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from attnscope._nearest import nearest
+from attnscope.engine.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+#: Types of a column that says none, by its kind; the others are numbers.
+_KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
+#: Types of the key columns that no study needs to say.
+_TEXT_KEYS = ("model", "revision", "base_revision", "group", "protocol", "variant", "scope", "metric", "kind")
+
+
+@dataclass(frozen=True)
+class Column:
+    """A column that no metric measures.
+
+    Args:
+        name: of the column.
+        dtype: as Arrow names it: `float64`, `int64`, `bool`, `string`, `list<float64>`; "" goes by the kind.
+        kind: which statistics make sense: value, ratio, count, position, flag, or text.
+        label: for axes and tables.
+        meaning: one sentence.
+        symbol: as in formulas.
+        low, high: bounds.
+    """
+
+    name: str
+    dtype: str = ""
+    kind: str = "value"
+    label: str = ""
+    meaning: str = ""
+    symbol: str = ""
+    low: float | None = None
+    high: float | None = None
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table of a study.
+
+    Args:
+        name: of the table and of its file.
+        keys: columns that tell its rows apart, in order; rows are sorted by them.
+        columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written, and a
+            count, a flag or a text that some rows lack is −1, False or "" there.
+        version: raised when the meaning of a column changes.
+        variants: how rows of a control are kept in the table `NAME_variants`: "reduced" to their means over
+            layers and heads, or "full".
+    """
+
+    name: str
+    keys: tuple[str, ...]
+    columns: tuple[Any, ...] | None = ()
+    version: int = 1
+    variants: Literal["reduced", "full"] = "reduced"
+
+    def controls(self) -> Table:
+        """The table that holds this one's rows of controls."""
+        drop = () if self.variants == "full" else ("layer", "head")
+        keys = tuple(key for key in self.keys if key not in drop)
+        more = ("variant", "seed") if self.variants == "full" else ("variant", "seed", "scope")
+        return Table(f"{self.name}_variants", (*keys, *more), self.columns, self.version)
+
+    def metadata(self, study: str) -> dict[str, str]:
+        """What the table's file says of itself."""
+        about = {"name": self.name, "version": self.version, "keys": list(self.keys)}
+        return {
+            "attnscope_schema": str(SCHEMA_VERSION),
+            "attnscope_study": study,
+            "attnscope_table": json.dumps(about),
+        }
+
+
+class Rows:
+    """Rows of one table, added as columns of equal length, sorted by their keys at the end.
+
+    Args:
+        table: as it is declared.
+        study: name of the study, for the file's metadata.
+        constants: key columns that are the same in every row.
+    """
+
+    def __init__(self, table: Table, study: str, constants: Mapping[str, Any] | None = None) -> None:
+        self.table = table
+        self.study = study
+        self.constants = dict(constants or {})
+        self._parts: list[dict[str, np.ndarray[Any, Any]]] = []
+
+    def add(self, **columns: Any) -> None:
+        """Adds rows; single values are repeated.
+
+        Args:
+            columns: arrays, or tensors on the CPU, of one length; what a row lacks is null.
+
+        Raises:
+            ValueError: columns of different lengths, a column that the table does not declare, no key.
+        """
+        declared = self.table.columns
+        if declared is not None:
+            known = [*self.table.keys, *(column.name for column in declared)]
+            for name in columns:
+                if name not in known:
+                    raise ValueError(
+                        f"table {self.table.name!r} declares no column {name!r}{nearest(name, known)}"
+                    )
+        for key in self.table.keys:
+            if declared is not None and key not in columns and key not in self.constants:
+                raise ValueError(f"table {self.table.name!r}: the key {key!r} is missing")
+        arrays = {name: _array(values) for name, values in columns.items()}
+        lengths = {len(values) for values in arrays.values() if values.ndim}
+        if len(lengths) > 1:
+            found = {name: values.shape for name, values in arrays.items()}
+            raise ValueError(f"table {self.table.name!r}: columns of different lengths: {found}")
+        length = lengths.pop() if lengths else 1
+        self._parts.append(
+            {
+                name: values if values.ndim else np.full(length, values.item(), dtype=_dtype(values))
+                for name, values in arrays.items()
+            }
+        )
+
+    def __len__(self) -> int:
+        return sum(len(next(iter(part.values()))) for part in self._parts)
+
+    def arrow(self) -> pa.Table:
+        """The table, keys first, rows in the order of their keys."""
+        import pyarrow as pa
+
+        lengths = [len(next(iter(part.values()))) for part in self._parts]
+        names = list(dict.fromkeys(name for part in self._parts for name in part))
+        keys = [key for key in self.table.keys if key in names]
+        columns = {name: self._column(name, lengths) for name in names}
+        order = None
+        if keys:
+            order = np.lexsort([columns[key].to_numpy(zero_copy_only=False) for key in reversed(keys)])
+        declared = self.table.columns
+        more = names if declared is None else [column.name for column in declared]
+        whole: dict[str, pa.Array] = {}
+        for name in dict.fromkeys([*self.constants, *self.table.keys, *more]):
+            if name in self.constants and name not in columns:
+                value = self.constants[name]
+                kind = pa.string() if isinstance(value, str) else pa.int64()
+                whole[name] = pa.array([value] * sum(lengths), kind)
+            elif name in columns:
+                whole[name] = columns[name] if order is None else columns[name].take(pa.array(order))
+            elif declared is not None:
+                whole[name] = pa.nulls(sum(lengths), self._type(name))
+        return described(pa.table(whole), self.table, self.study)
+
+    def _column(self, name: str, lengths: Sequence[int]) -> pa.Array:
+        import pyarrow as pa
+
+        kind = self._type(name)
+        arrays = [
+            arrow_of(part[name], kind, key=name in self.table.keys) if name in part else None
+            for part in self._parts
+        ]
+        kind = kind or next(one.type for one in arrays if one is not None)
+        nothing = None if self.table.columns is not None else _nothing(kind)
+        whole = [
+            pa.array([nothing] * length, kind) if one is None else one.cast(kind)
+            for one, length in zip(arrays, lengths, strict=True)
+        ]
+        return pa.concat_arrays(whole)
+
+    def _type(self, name: str) -> Any:
+        """The declared Arrow type, None where the values say it."""
+        if name in self.table.keys:
+            return None
+        for column in self.table.columns or ():
+            if column.name == name:
+                return arrow_type(column)
+        return None
+
+
+def _nothing(kind: pa.DataType) -> Any:
+    """What a row lacks in a table that does not declare its columns: no number, −1, False or ""."""
+    import pyarrow as pa
+
+    if pa.types.is_integer(kind):
+        return -1
+    return False if pa.types.is_boolean(kind) else "" if pa.types.is_string(kind) else None
+
+
+def arrow_type(column: Any) -> pa.DataType:
+    """The Arrow type of a declared column."""
+    import pyarrow as pa
+
+    named = getattr(column, "dtype", "") or _KINDS.get(str(column.kind), "float64")
+    if named.startswith("list<"):
+        return pa.list_(pa.type_for_alias(named[5:-1]))
+    return pa.type_for_alias(named)
+
+
+def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = False) -> pa.Array:
+    """Values as Arrow, NaN as null; the NaN of a key stays.
+
+    Args:
+        values: one-dimensional.
+        kind: the Arrow type, None where the values say it.
+        key: whether they tell rows apart.
+    """
+    import pyarrow as pa
+
+    if values.dtype == object:
+        return pa.array(values.tolist(), kind)
+    return pa.array(values, kind, from_pandas=not key)
+
+
+def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
+    """The table with the metadata that explain it."""
+    import pyarrow as pa
+
+    columns = {column.name: column for column in declared.columns or ()}
+    fields = []
+    for field in table.schema:
+        column = columns.get(field.name)
+        about = {
+            name: value if isinstance(value, str) else json.dumps(value)
+            for name in ("kind", "label", "symbol", "low", "high")
+            if column is not None
+            and (value := getattr(column, name, None)) not in (None, "")
+            and not callable(value)
+        }
+        fields.append(pa.field(field.name, field.type, metadata=about or None))
+    return table.cast(pa.schema(fields)).replace_schema_metadata(declared.metadata(study))
+
+
+def _array(values: Any) -> np.ndarray[Any, Any]:
+    """Values as an array; lists of lists and of texts as objects."""
+    if hasattr(values, "to_numpy") and not isinstance(values, np.ndarray):
+        return np.asarray(values.to_numpy())
+    if isinstance(values, (list, tuple)) and values and isinstance(values[0], (list, tuple, np.ndarray)):
+        whole = np.empty(len(values), dtype=object)
+        whole[:] = [list(one) for one in values]
+        return whole
+    array = np.asarray(values)
+    return array.astype(object) if array.dtype.kind in "UO" else array
+
+
+def _dtype(value: np.ndarray[Any, Any]) -> Any:
+    return object if value.dtype.kind in "UO" else value.dtype

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""Texts as a model reads them, and the batches of a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from attnscope.engine.config import ConfigError, ModelSource, Settings
+from attnscope.engine.units import Input, Unit
+from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
+from attnscope.models.loading import context_length, load_config
+
+if TYPE_CHECKING:
+    from attnscope.engine.plan import Plan
+
+#: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
+#: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
+LAYER_BYTES = 128 * 1024**2
+#: Padded tokens in one forward pass.
+BATCH_TOKENS = 2048
+
+
+def encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> list[Input]:
+    """The texts of a run as one model reads them; what a person should know of them goes into the plan.
+
+    Args:
+        plan: takes the encoder and the counts.
+        position: of the model in the settings.
+        source: the model.
+        checkpoints: of the model.
+
+    Raises:
+        ConfigError: token ids that the model does not have.
+        LoadError: no configuration or tokenizer can be loaded.
+    """
+    settings = plan.settings
+    config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    context = context_length(config, tokenizer)
+    limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
+    encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
+    inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
+    for sentence in plan.sentences:
+        try:
+            encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
+        except ValueError as error:
+            raise ConfigError(
+                f"{checkpoints[0].model}: {sentence.source}, row {sentence.source_row}: {error}"
+            ) from None
+        counts["sentences"] += 1
+        counts["cut"] += encoded.truncated
+        counts["of_one_token"] += len(encoded.ids) == 1
+        counts["empty"] += len(encoded.ids) == 0
+        counts["without_bos"] += not encoded.starts_with_bos
+        if len(encoded.ids):
+            inputs.append(Input(sentence, encoded))
+    model = checkpoints[0].model
+    plan.encoders[position] = encoder
+    plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
+    plan.counts[model] = counts
+    if getattr(config, "is_encoder_decoder", False):
+        plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
+    plan.notes += _notes(model, counts, settings, limit)
+    return inputs
+
+
+def _config_and_tokenizer(
+    plan: Plan, source: ModelSource, checkpoints: Sequence[Checkpoint]
+) -> tuple[Any, Any]:
+    """From the first checkpoint that has them: a broken one in a series must not end the sweep."""
+    reasons = []
+    needs_tokenizer = any(sentence.token_ids is None for sentence in plan.sentences)
+    for checkpoint in checkpoints:
+        try:
+            config = load_config(checkpoint, trust_remote_code=source.trust_remote_code)
+        except LoadError as error:
+            reasons.append(str(error))
+            continue
+        try:
+            return config, load_tokenizer(
+                checkpoint, source.tokenizer, trust_remote_code=source.trust_remote_code
+            )
+        except LoadError as error:
+            if not needs_tokenizer and not source.tokenizer:
+                return config, None
+            reasons.append(str(error))
+    raise LoadError(reasons[0])
+
+
+def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | None) -> list[str]:
+    notes, total = [], counts["sentences"]
+    if counts["cut"]:
+        notes.append(
+            f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut"
+        )
+    if counts["of_one_token"]:
+        notes.append(
+            f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing"
+        )
+    if counts["empty"]:
+        notes.append(f"{model}: {counts['empty']} of {total} sentences have no token and are left out")
+    if settings.bos == "keep" and counts["without_bos"]:
+        who = (
+            "no sentence starts"
+            if counts["without_bos"] == total
+            else f"{counts['without_bos']} do not start"
+        )
+        notes.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
+    return notes
+
+
+def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
+    """Sentences of similar length, padded together as far as the memory allows.
+
+    Args:
+        unit: whose sentences.
+        heads: attention heads of the model.
+        layer_bytes: bound for the attention of one layer; a single sentence may exceed it.
+    """
+    bound = layer_bytes or LAYER_BYTES
+    groups: list[list[Input]] = []
+    for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):
+        n = one.n_tokens
+        group = groups[-1] if groups else []
+        size = len(group) + 1
+        fits = size * heads * n * n * 4 <= bound and size * n <= BATCH_TOKENS
+        if group and fits and n <= 1.25 * group[0].n_tokens + 8:
+            group.append(one)
+        else:
+            groups.append([one])
+    return groups

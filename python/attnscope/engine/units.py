@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""What a study is cut into: stages, and the units of work of each.
+
+A stage is one function called once for each of its units: a checkpoint with a block of texts, a checkpoint, a
+pair of checkpoints, or the run as a whole. Units are planned before the run, do not know each other, and are
+stored one by one; a stage that reads a table of an earlier one starts when that is stored.
+
+Example:
+    >>> from attnscope.engine.units import Stage, Units
+    >>> units = Units()
+    >>> Stage("measure", units.texts(), print).units.kind, Stage("norms", units.checkpoints(), print).within
+    ('texts', 'run')
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnscope.models import Checkpoint, Encoded
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.texts.sources import Sentence
+
+Kind = Literal["texts", "checkpoints", "pairs", "once"]
+
+
+@dataclass(frozen=True)
+class Input:
+    """A text as one model reads it."""
+
+    sentence: Sentence
+    encoded: Encoded
+
+    @property
+    def n_tokens(self) -> int:
+        """Number of tokens."""
+        return len(self.encoded.ids)
+
+
+@dataclass(frozen=True)
+class Unit:
+    """The unit of work.
+
+    Attributes:
+        id: hash of everything that decides its numbers, the ids of all units it reads among it.
+        folder: name of the folder that it is stored in.
+        stage: name of its stage.
+        checkpoint: which weights; None for the run as a whole.
+        other: the checkpoint that it is compared with, in a stage over pairs.
+        source: position of the model in the settings, -1 without one.
+        inputs: the texts.
+        variant: "" for what is measured, else the control: `random_weights`.
+        seed: position of the control's seed.
+    """
+
+    id: str
+    folder: str
+    stage: str
+    checkpoint: Checkpoint | None = None
+    other: Checkpoint | None = None
+    source: int = -1
+    inputs: tuple[Input, ...] = ()
+    variant: str = ""
+    seed: int = 0
+
+    @property
+    def tokens(self) -> int:
+        """Number of tokens of all texts."""
+        return sum(one.n_tokens for one in self.inputs)
+
+    @property
+    def title(self) -> str:
+        """For people: checkpoint, pair or control."""
+        if self.checkpoint is None:
+            return self.stage
+        if self.variant:
+            return f"{self.checkpoint.model}, {self.variant.replace('_', ' ')}"
+        return self.checkpoint.title + (f" against {self.other.title}" if self.other else "")
+
+
+@dataclass(frozen=True)
+class Cut:
+    """Along what a stage is cut into units; made by `Units`."""
+
+    kind: Kind
+    block: int | None = None
+    variants: tuple[str, ...] = ()
+    seeds: int = 1
+    longest: bool = False
+    base: str = ""
+
+
+class Units:
+    """The ways to cut a stage into units."""
+
+    def texts(
+        self,
+        block: int | None = None,
+        variants: Sequence[str] = (),
+        seeds: int = 8,
+        *,
+        longest: bool = False,
+    ) -> Cut:
+        """Every checkpoint with every block of texts.
+
+        Args:
+            block: texts of a unit; None takes the settings'.
+            variants: controls that read the texts too: `random_weights`, once for a series of checkpoints.
+            seeds: how many of each control.
+            longest: whether a text's numbers depend on the length of the longest of all.
+        """
+        if unknown := set(variants) - {"random_weights"}:
+            raise ValueError(f"texts: variants must be among random_weights, got {sorted(unknown)}")
+        return Cut("texts", block, tuple(variants), seeds, longest)
+
+    def checkpoints(self) -> Cut:
+        """Every checkpoint, without texts."""
+        return Cut("checkpoints")
+
+    def checkpoint_pairs(self, base: str = "first") -> Cut:
+        """Every checkpoint with another one of its series.
+
+        Args:
+            base: "first", "previous", or the revision of the other one.
+        """
+        return Cut("pairs", base=base)
+
+    def once(self) -> Cut:
+        """The run as a whole."""
+        return Cut("once")
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One function, called for each of its units.
+
+    Args:
+        name: unique in the study.
+        units: along what it is cut, from `Units`.
+        function: of a unit and of what the engine offers it.
+        reads: tables and reductions of earlier stages that it may read.
+        writes: tables that it may write.
+        within: "checkpoint": a unit starts when all units of its checkpoint that it reads are stored;
+            "run": when all units are, of every checkpoint that is not skipped.
+    """
+
+    name: str
+    units: Cut
+    function: Callable[[Unit, StageRun], Any]
+    reads: tuple[str, ...] = ()
+    writes: tuple[str, ...] = ()
+    within: Literal["run", "checkpoint"] = "run"
+
+
+def phases(stages: Sequence[Stage]) -> dict[str, int]:
+    """Number of barriers before each stage.
+
+    A stage that reads the whole run stands behind a barrier: a model is loaded again for it.
+
+    Args:
+        stages: of a study, in its order.
+
+    Raises:
+        ValueError: two stages of one name, or a table that no earlier stage writes.
+
+    >>> cut = Units()
+    >>> phases([Stage("a", cut.texts(), print, writes=("x",)), Stage("b", cut.once(), print, reads=("x",))])
+    {'a': 0, 'b': 1}
+    """
+    found: dict[str, int] = {}
+    writers: dict[str, list[str]] = {}
+    for stage in stages:
+        if stage.name in found:
+            raise ValueError(f"stages: two are called {stage.name!r}")
+        barrier = stage.within == "run" or stage.units.kind == "once"
+        phase = 0
+        for table in stage.reads:
+            if table not in writers:
+                raise ValueError(f"stages: {stage.name!r} reads {table!r}, which no earlier stage writes")
+            phase = max([phase, *(found[writer] + barrier for writer in writers[table])])
+        found[stage.name] = phase
+        for table in stage.writes:
+            writers.setdefault(table, []).append(stage.name)
+    return found

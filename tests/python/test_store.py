@@ -1,0 +1,241 @@
+# SPDX-License-Identifier: MIT
+"""Stored units and the folder lock: whole or not at all, checked before they are trusted."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+from attnscope.engine import lock as lock_module
+from attnscope.engine.files import DiskFull, atomic_file, atomic_folder, write_bytes
+from attnscope.engine.lock import FolderLock, FolderLocked
+from attnscope.engine.store import Store
+
+NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
+
+
+def tables(seed, rows=5):
+    draw = np.random.default_rng(seed)
+    return {
+        "heads": pa.table({"head": np.arange(rows), "value": draw.random(rows)}),
+        "samples": pa.table({"tokens": pa.array([["<s>", "ä"], []], pa.list_(pa.string())), "n": [2, 0]}),
+        "bars": pa.table({"birth": pa.array([], pa.float64())}),
+    }
+
+
+@pytest.fixture
+def store(tmp_path):
+    made = Store(tmp_path)
+    assert made.open(NAMES) == []
+    for seed, unit in enumerate(NAMES):
+        made.write(unit, tables(seed))
+    return made
+
+
+def reopened(store, units=NAMES):
+    said = []
+    again = Store(store.folder.parent)
+    return again, again.open(units, said.append), said
+
+
+def test_a_unit_gives_its_tables_back(store):
+    for name, table in tables(2).items():
+        assert store.read("u2", name).equals(table)
+    assert store.rows("u2") == {"heads": 5, "samples": 2, "bars": 0}
+
+
+def test_reopening_trusts_what_is_whole(store):
+    again, done, said = reopened(store)
+    assert done == list(NAMES)
+    assert said == []
+    assert again.read("u3", "heads").equals(tables(3)["heads"])
+
+
+def content(folder):
+    return {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+@pytest.mark.parametrize(
+    "damage", ["truncated", "one bit", "empty", "foreign", "one missing", "one more", "no list", "missing"]
+)
+def test_a_damaged_unit_is_set_aside(store, damage):
+    folder = store.folder / NAMES["u1"]
+    before, file = content(folder), folder / "heads.parquet"
+    data = file.read_bytes()
+    middle = len(data) // 2
+    if damage == "truncated":
+        file.write_bytes(data[:middle])
+    elif damage == "one bit":
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif damage == "empty":
+        file.write_bytes(b"")
+    elif damage == "foreign":
+        shutil.rmtree(folder)
+        shutil.copytree(store.folder / NAMES["u2"], folder)
+    elif damage == "one missing":
+        (folder / "samples.parquet").unlink()
+    elif damage == "one more":
+        (folder / "graphs.parquet").write_bytes(data)
+    elif damage == "no list":
+        (folder / "unit.json").write_text("{", "utf-8")
+    else:
+        shutil.rmtree(folder)
+    again, done, said = reopened(store)
+    assert done == ["u0", "u2", "u3"]
+    if damage != "missing":
+        assert len(said) == 1
+        assert "set aside" in said[0]
+        assert (store.folder / "set-aside" / folder.name).is_dir()
+    assert not folder.exists()
+    again.write("u1", tables(1))
+    assert content(folder) == before
+    assert reopened(store)[1] == list(NAMES)
+
+
+def test_a_unit_of_another_plan_is_set_aside_and_two_of_one_name_are_kept_apart(store):
+    (store.folder / "set-aside" / NAMES["u0"]).mkdir(parents=True)
+    _, done, said = reopened(store, {unit: name for unit, name in NAMES.items() if unit != "u0"})
+    assert done == ["u1", "u2", "u3"]
+    assert len(said) == 1
+    assert sorted(path.name for path in (store.folder / "set-aside").iterdir()) == ["00000-u0", "00000-u0.1"]
+
+
+def test_an_intact_unit_is_taken_whoever_wrote_it(store):
+    """A run that is killed right after the rename has nothing else to write."""
+    again = Store(store.folder.parent)
+    assert again.open(NAMES) == list(NAMES)
+    assert again.read("u3", "heads").equals(store.read("u3", "heads"))
+
+
+def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
+    code = (
+        "import os; from pathlib import Path; import pyarrow as pa\n"
+        "from attnscope.engine import files, store\n"
+        f"made = store.Store(Path({str(tmp_path)!r})); made.open({{'u': '00-u'}})\n"
+        "files.sync_folder = lambda folder: os._exit(9) if folder.name == 'units' else None\n"
+        "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
+    resumed, said = Store(tmp_path), []
+    assert resumed.open({"u": "00-u"}, said.append) == ["u"]
+    assert resumed.read("u", "heads").column("head").to_pylist() == [1, 2, 3]
+    assert said == []
+
+
+def test_what_a_killed_run_left_half_written_is_removed(store):
+    leftover = store.folder / ".00009-u9.tmp"
+    leftover.mkdir()
+    (leftover / "heads.parquet").write_bytes(b"half")
+    reopened(store)
+    assert not leftover.exists()
+
+
+def test_a_folder_appears_whole_or_not_at_all(tmp_path):
+    def half(folder):
+        (folder / "heads.parquet").write_bytes(b"half")
+        assert not (tmp_path / "unit").exists()
+        raise RuntimeError("stop")
+
+    with pytest.raises(RuntimeError, match="stop"), atomic_folder(tmp_path / "unit") as folder:
+        half(folder)
+    assert list(tmp_path.iterdir()) == []
+    with atomic_folder(tmp_path / "unit") as folder:
+        (folder / "heads.parquet").write_bytes(b"whole")
+    assert [path.name for path in tmp_path.rglob("*")] == ["unit", "heads.parquet"]
+
+
+def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tmp_path):
+    store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
+    other = Store(tmp_path / "other")
+    (tmp_path / "other").mkdir()
+    other.open(NAMES)
+    for seed in (3, 1, 0, 2):
+        other.write(f"u{seed}", tables(seed))
+    other.gather(list(NAMES), "heads", tmp_path / "b.parquet")
+    assert (tmp_path / "a.parquet").read_bytes() == (tmp_path / "b.parquet").read_bytes()
+    expected = pa.concat_tables([tables(seed)["heads"] for seed in range(4)])
+    assert pq.read_table(tmp_path / "a.parquet").replace_schema_metadata().equals(expected)
+
+
+def test_gather_writes_bounded_row_groups(store, tmp_path, monkeypatch):
+    monkeypatch.setattr("attnscope.engine.store.ROW_GROUP", 10)
+    store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
+    assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
+    store.gather(list(NAMES), "bars", tmp_path / "b.parquet")
+    assert pq.read_table(tmp_path / "b.parquet").column_names == ["birth"]
+
+
+def test_atomic_file_leaves_the_old_content_when_writing_fails(tmp_path):
+    path = tmp_path / "table.parquet"
+    write_bytes(path, b"old")
+    with pytest.raises(TypeError), atomic_file(path) as file:
+        file.write("new, but not bytes")
+    assert path.read_bytes() == b"old"
+    assert [entry.name for entry in tmp_path.iterdir()] == ["table.parquet"]
+
+
+def test_no_room_is_an_error_in_words_and_leaves_nothing_behind(store, tmp_path):
+    before = content(store.folder)
+    store.open({**NAMES, "u9": "00009-u9"})
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (256, hard))
+    try:
+        with pytest.raises(DiskFull, match=r"no room for 00009-u9 ") as caught:
+            store.write("u9", tables(9, rows=5000))
+        assert caught.value.errno == errno.EFBIG
+        with pytest.raises(DiskFull, match=r"no room for a\.parquet"):
+            store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert content(store.folder) == before
+    assert not (tmp_path / "a.parquet").exists()
+    assert reopened(store)[1] == list(NAMES)
+
+
+def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
+    with FolderLock(tmp_path), pytest.raises(FolderLocked, match=f"in use by process {os.getpid()} on "):
+        FolderLock(tmp_path).__enter__()
+    assert not (tmp_path / ".owner").exists()
+    with FolderLock(tmp_path):
+        pass
+
+
+def test_a_killed_owner_leaves_no_lock(tmp_path):
+    code = (
+        "import sys, time; from pathlib import Path; from attnscope.engine.lock import FolderLock\n"
+        f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
+    )
+    owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    assert owner.stdout.readline().strip() == "held"
+    with pytest.raises(FolderLocked, match=f"process {owner.pid}"):
+        FolderLock(tmp_path).__enter__()
+    owner.kill()
+    owner.wait()
+    with FolderLock(tmp_path) as held:
+        assert json.loads(held.owner.read_text())["pid"] == os.getpid()
+
+
+def test_a_lock_from_another_machine_is_respected_until_it_is_silent(tmp_path):
+    path = tmp_path / ".owner"
+    path.write_text(json.dumps({"pid": 1, "host": "elsewhere"}))
+    with pytest.raises(FolderLocked, match="process 1 on elsewhere, last heard of"):
+        FolderLock(tmp_path).__enter__()
+    old = time.time() - lock_module.STALE_AFTER - 5
+    os.utime(path, (old, old))
+    with FolderLock(tmp_path) as held:
+        assert json.loads(held.owner.read_text())["pid"] == os.getpid()
+
+
+def test_an_owner_file_with_nonsense_in_it_is_taken_over(tmp_path):
+    (tmp_path / ".owner").write_bytes(b"\xff{not json")
+    with FolderLock(tmp_path):
+        pass

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""Small runs of both studies, whose tables are stored: what a change of the engine must leave as it is.
+
+    python tests/reference/runs.py FOLDER        writes FOLDER/NAME.parquet for every run
+
+A run is one Parquet file with one row: each table is a column, a list of structs. Its metadata hold the
+instruction set and the threads that made it.
+"""
+
+import json
+import sys
+import tempfile
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import attnscope as asc
+from attnscope import _isa
+from folders import WORDS, model_folder, sentences
+
+HERE = Path(__file__).resolve().parent
+STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
+#: Study and options of each run; its model is the part of the name behind the hyphen.
+RUNS = {
+    "sinks-tiny": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "sinks-stories": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
+    "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
+}
+
+
+def made(name, home):
+    """The results of one run.
+
+    Args:
+        name: of the run.
+        home: an empty folder.
+    """
+    keys = dict(RUNS[name])
+    model = STORIES if name.endswith("stories") else model_folder(home / "tiny" / "hf")
+    texts = sentences(home / "texts.txt", 3, shortest=6)
+    if name.startswith("wavelets"):
+        # whole signals need at least 32 keys
+        texts.write_text("\n".join(" ".join((WORDS * 2)[at : at + 45]) for at in range(2)), "utf-8")
+    study = asc.Study(
+        models={"path": str(model), "label": "model"},
+        texts=str(texts),
+        output=str(home),
+        name="run",
+        block=2,
+        **keys,
+    )
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return asc.run(study, progress=False, say=lambda text: None)
+    finally:
+        torch.set_num_threads(before)
+
+
+def written(results, file):
+    """Writes the tables of a run as one small file."""
+    columns = {}
+    for name in results.tables():
+        rows = results.arrow(name).replace_schema_metadata().combine_chunks()
+        structs = rows.to_struct_array()
+        structs = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
+        columns[name] = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), structs)
+    about = {"instructions": _isa.live(), "torch": torch.__version__}
+    table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(about)})
+    pq.write_table(table, file, compression="zstd", compression_level=19)
+
+
+def read(file):
+    """Tables by name, and what made them."""
+    stored = pq.read_table(file)
+    about = json.loads(stored.schema.metadata[b"reference"])
+    tables = {}
+    for name in stored.column_names:
+        column = stored.column(name).combine_chunks()
+        column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
+        tables[name] = pa.Table.from_struct_array(column.flatten()).to_pandas()
+    return tables, about
+
+
+if __name__ == "__main__":
+    for run in RUNS:
+        with tempfile.TemporaryDirectory() as folder:
+            written(made(run, Path(folder)), Path(sys.argv[1]) / f"{run}.parquet")
+            print(run, flush=True)

@@ -1,0 +1,4 @@
+# SPDX-License-Identifier: MIT
+"""What training changes in the weights: two checkpoints at a time, no text, no model in memory."""
+
+ALIASES = ("changes",)
