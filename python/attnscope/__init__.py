@@ -77,6 +77,9 @@ if importlib.util.find_spec("torch") is not None:
         scale_sensitivity,
         wavelet_transform,
     )
+    from attnscope.models.architecture import weight_map
+    from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
+    from attnscope.models.weight_verification import verify_weight_map
     from attnscope.view import view
 
 if TYPE_CHECKING:
@@ -115,6 +118,9 @@ __all__ = [
     "SinkShare",
     "SpectralUncertainty",
     "WaveletTransform",
+    "WeightEntry",
+    "WeightMap",
+    "WeightMapError",
     "attention_entropy",
     "bar_count",
     "betti_curve",
@@ -162,8 +168,10 @@ __all__ = [
     "top_mass",
     "total_persistence",
     "transformation_magnitude",
+    "verify_weight_map",
     "view",
     "wavelet_transform",
+    "weight_map",
     *_LAZY,
 ]
 
