@@ -78,6 +78,8 @@ if importlib.util.find_spec("torch") is not None:
         wavelet_transform,
     )
     from attnscope.models.architecture import weight_map
+    from attnscope.models.low_rank import LowRank
+    from attnscope.models.weight_deltas import WeightDelta, weight_deltas
     from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
     from attnscope.models.weight_verification import verify_weight_map
     from attnscope.view import view
@@ -111,6 +113,7 @@ __all__ = [
     "Barcodes",
     "Frames",
     "GraphStatistics",
+    "LowRank",
     "MarchenkoPastur",
     "PowerSpectrum",
     "ReferenceInfluence",
@@ -118,6 +121,7 @@ __all__ = [
     "SinkShare",
     "SpectralUncertainty",
     "WaveletTransform",
+    "WeightDelta",
     "WeightEntry",
     "WeightMap",
     "WeightMapError",
@@ -171,6 +175,7 @@ __all__ = [
     "verify_weight_map",
     "view",
     "wavelet_transform",
+    "weight_deltas",
     "weight_map",
     *_LAZY,
 ]

@@ -255,7 +255,7 @@ def test_models_without_blocks_or_with_two_stacks_are_refused():
         ("self_attn.q_proj.weight", torch.zeros(4, 4, dtype=torch.int8), r"quantised \(int8\)"),
         ("self_attn.q_proj.weight", torch.zeros(4, 4).to(torch.float8_e4m3fn), r"quantised \(F8_E4M3\)"),
         ("self_attn.q_proj.weight_scale_inv", torch.ones(1, 1), r"weight_scale_inv is quantised"),
-        ("self_attn.q_proj.weight.absmax", torch.ones(4), r"absmax is quantised"),
+        ("self_attn.q_proj.weight.absmax", torch.ones(4, 1), r"absmax is quantised"),
     ],
 )
 def test_quantised_weights_are_refused_by_name(tmp_path, tensor, value, message):

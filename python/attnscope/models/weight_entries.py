@@ -179,14 +179,14 @@ class WeightMap:
         Raises:
             ValueError: a role or layer that the model does not have.
         """
-        for role in roles or ():
-            if role not in self.roles:
-                raise ValueError(f"no matrix has the role {role!r}{nearest(role, self.roles)}")
-        for layer in layers or ():
-            if not -1 <= layer < self.layers:
-                raise ValueError(f"layer {layer} is outside the model's 0 .. {self.layers - 1}")
         wanted_roles = None if roles is None else set(roles)
         wanted_layers = None if layers is None else set(layers)
+        for role in wanted_roles or ():
+            if role not in self.roles:
+                raise ValueError(f"no matrix has the role {role!r}{nearest(role, self.roles)}")
+        for layer in wanted_layers or ():
+            if not -1 <= layer < self.layers:
+                raise ValueError(f"layer {layer} is outside the model's 0 .. {self.layers - 1}")
         return [
             entry
             for entry in self.entries

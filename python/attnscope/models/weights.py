@@ -23,7 +23,8 @@ _DTYPES = {
 }  # fmt: skip
 _INDEX = "model.safetensors.index.json"
 _ADAPTER = "adapter_model.safetensors"
-_BLOCK_BYTES = 8 << 20
+#: Entries of a block: 8 MB in the widest dtype. Blocks of two files then have the same rows in any dtypes.
+_BLOCK = 1 << 20
 
 
 class _Stored(NamedTuple):
@@ -83,20 +84,25 @@ class WeightFolder:
             raise ValueError(f"{self.path} holds no *.safetensors file{hint}")
         return files
 
-    def blocks(self, name: str, index: int | None = None) -> Iterator[tuple[int, Tensor]]:
+    def blocks(
+        self, name: str, index: int | None = None, start: int = 0, end: int | None = None
+    ) -> Iterator[tuple[int, Tensor]]:
         """Blocks of rows of a matrix, at most 8 MB each: (first row, rows).
 
         Args:
             name: of the tensor.
             index: into its leading axis, where it has three.
+            start: first row.
+            end: row behind the last one, None for all.
         """
-        shape = self.shapes[name]
-        rows, columns = shape[-2:]
-        step = max(1, _BLOCK_BYTES // max(1, columns * self._dtype(name).itemsize))
-        first = 0 if index is None else index * rows
-        for row in range(0, rows, step):
-            count = min(step, rows - row)
-            yield row, self._values(name, (first + row) * columns, count * columns).view(count, columns)
+        rows, columns = self.shapes[name][-2:]
+        step = max(1, _BLOCK // max(1, columns))
+        before = 0 if index is None else index * rows
+        end = rows if end is None else end
+        for row in range(start, end, step):
+            count = min(step, end - row)
+            values = self._values(name, (before + row) * columns, count * columns)
+            yield row, values.view(count, columns)
 
     def read(self, name: str) -> Tensor:
         """A whole tensor in its stored dtype."""
