@@ -38,7 +38,9 @@ def saved(model, folder, dtypes=(torch.float32,), shards=1):
         inside = {name: stored[name].to(kinds[name]).contiguous() for name in names if index[name] == file}
         save_file(inside, folder / file, metadata={"format": "pt"})
     (folder / "model.safetensors").unlink()
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": index}), "utf-8")
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": index}), "utf-8"
+    )
     return folder
 
 
@@ -202,8 +204,8 @@ def test_a_truncated_file_is_named(tmp_path):
     (file,) = b.glob("*.safetensors")
     with open(file, "r+b") as data:
         data.truncate(os.path.getsize(file) - 100)
-    with pytest.raises(ValueError, match=r"00001\.safetensors ends inside "):
-        list(asc.weight_deltas(a, b))
+    with pytest.raises(ValueError, match=r"00001\.safetensors has \d+ bytes of \d+: not all of it is there"):
+        asc.weight_deltas(a, b)
 
 
 MEMORY = """

@@ -124,7 +124,7 @@ class WeightFolder:
             while view:
                 got = file.readinto(view)
                 if not got:
-                    raise ValueError(f"{stored.file} ends inside {name}")
+                    raise OSError(f"{stored.file} ends inside {name}: it was cut while being read")
                 view = view[got:]
         return torch.frombuffer(buffer, dtype=dtype) if count else torch.empty(0, dtype=dtype)
 
@@ -140,7 +140,10 @@ def _header(file: Path) -> Iterator[tuple[str, _Stored]]:
             header = json.loads(data.read(length))
         except ValueError as error:
             raise ValueError(f"{file} is not a safetensors file: its header is no JSON") from error
-    for name, one in header.items():
-        if name != "__metadata__":
-            dtype = _DTYPES.get(one["dtype"], one["dtype"])
-            yield name, _Stored(file, dtype, tuple(one["shape"]), 8 + length + one["data_offsets"][0])
+    tensors = {name: one for name, one in header.items() if name != "__metadata__"}
+    end = 8 + length + max((one["data_offsets"][1] for one in tensors.values()), default=0)
+    if end > file.stat().st_size:
+        raise ValueError(f"{file} has {file.stat().st_size} bytes of {end}: not all of it is there")
+    for name, one in tensors.items():
+        dtype = _DTYPES.get(one["dtype"], one["dtype"])
+        yield name, _Stored(file, dtype, tuple(one["shape"]), 8 + length + one["data_offsets"][0])
