@@ -154,13 +154,15 @@ def _subtracted(
         kinds = base.dtypes[one.tensor], tuned.dtypes[other.tensor]
         rows = min(one.shape[0], other.shape[0])
         delta = torch.zeros(rows, one.shape[1], dtype=torch.float64 if "float64" in kinds else torch.float32)
+        finite = True
         for index, block in _matrix_blocks(tuned, other):
             if (index[0].start or 0) < rows:
                 delta[index].copy_(block[: len(delta[index])])
         for index, block in _matrix_blocks(base, one):
             if (index[0].start or 0) < rows:
                 # in the delta's dtype: a subtraction of bfloat16 would round
-                delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
+                piece = delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
+                finite = finite and bool(piece.isfinite().all())
         tokens, left_out = None, 0
         if one.layer < 0:
             if changed_ids is None:
@@ -176,7 +178,7 @@ def _subtracted(
             delta=delta,
             before_dtype=kinds[0],
             after_dtype=kinds[1],
-            finite=bool(torch.isfinite(delta.sum(dtype=torch.float64))),
+            finite=finite,
             tied=tied if one.role == "unembed" else "",
             tokens=tokens,
             added=other.shape[0] - rows,
