@@ -222,8 +222,16 @@ print(peak() - before, seen)
 """
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("size", [2048, pytest.param(8192, marks=pytest.mark.slow)], ids=["small", "1 GB"])
+@pytest.mark.parametrize(
+    ("size", "dtype"),
+    [
+        (2048, torch.bfloat16),
+        pytest.param(8192, torch.float32, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="1 GB"),
+        pytest.param(
+            8192, torch.bfloat16, marks=[pytest.mark.slow, pytest.mark.timeout(900)], id="1 GB bfloat16"
+        ),
+    ],
+)
 def test_peak_memory_is_three_times_the_largest_matrix_as_it_is_stored(tmp_path, size, dtype):
     """Two folders that hold 1 GB together; bfloat16 is widened, so its matrices weigh twice in memory."""
     shape = (size, 2048 * 4 // dtype.itemsize)

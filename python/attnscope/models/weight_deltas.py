@@ -153,16 +153,7 @@ def _subtracted(
     for one, other in pairs:
         kinds = base.dtypes[one.tensor], tuned.dtypes[other.tensor]
         rows = min(one.shape[0], other.shape[0])
-        delta = torch.zeros(rows, one.shape[1], dtype=torch.float64 if "float64" in kinds else torch.float32)
-        finite = True
-        for index, block in _matrix_blocks(tuned, other):
-            if (index[0].start or 0) < rows:
-                delta[index].copy_(block[: len(delta[index])])
-        for index, block in _matrix_blocks(base, one):
-            if (index[0].start or 0) < rows:
-                # in the delta's dtype: a subtraction of bfloat16 would round
-                piece = delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
-                finite = finite and bool(piece.isfinite().all())
+        delta, finite = _difference(base, one, tuned, other)
         tokens, left_out = None, 0
         if one.layer < 0:
             if changed_ids is None:
@@ -186,6 +177,25 @@ def _subtracted(
             changed=left_out,
         )
         del delta
+
+
+def _difference(
+    base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry
+) -> tuple[Tensor, bool]:
+    """W(after) − W(before) over the rows of both, and whether all of it is finite."""
+    rows = min(one.shape[0], other.shape[0])
+    double = "float64" in (base.dtypes[one.tensor], tuned.dtypes[other.tensor])
+    delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32)
+    finite = True
+    for index, block in _matrix_blocks(tuned, other):
+        if (index[0].start or 0) < rows:
+            delta[index].copy_(block[: len(delta[index])])
+    for index, block in _matrix_blocks(base, one):
+        if (index[0].start or 0) < rows:
+            # in the delta's dtype: a subtraction of bfloat16 would round
+            piece = delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
+            finite = finite and bool(piece.isfinite().all())
+    return delta, finite
 
 
 def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
