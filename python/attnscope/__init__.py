@@ -77,6 +77,11 @@ if importlib.util.find_spec("torch") is not None:
         scale_sensitivity,
         wavelet_transform,
     )
+    from attnscope.models.architecture import weight_map
+    from attnscope.models.low_rank import LowRank
+    from attnscope.models.weight_deltas import WeightDelta, weight_deltas
+    from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
+    from attnscope.models.weight_verification import verify_weight_map
     from attnscope.view import view
 
 if TYPE_CHECKING:
@@ -108,6 +113,7 @@ __all__ = [
     "Barcodes",
     "Frames",
     "GraphStatistics",
+    "LowRank",
     "MarchenkoPastur",
     "PowerSpectrum",
     "ReferenceInfluence",
@@ -115,6 +121,10 @@ __all__ = [
     "SinkShare",
     "SpectralUncertainty",
     "WaveletTransform",
+    "WeightDelta",
+    "WeightEntry",
+    "WeightMap",
+    "WeightMapError",
     "attention_entropy",
     "bar_count",
     "betti_curve",
@@ -162,8 +172,11 @@ __all__ = [
     "top_mass",
     "total_persistence",
     "transformation_magnitude",
+    "verify_weight_map",
     "view",
     "wavelet_transform",
+    "weight_deltas",
+    "weight_map",
     *_LAZY,
 ]
 

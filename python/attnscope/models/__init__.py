@@ -4,9 +4,12 @@
 transformers is imported when something is loaded, never before.
 """
 
+from attnscope.models.architecture import weight_map
 from attnscope.models.checkpoints import Checkpoint, find_checkpoints, step_of
 from attnscope.models.loading import LoadedModel, LoadError, load_model, load_tokenizer
 from attnscope.models.tokens import Encoded, Encoder
+from attnscope.models.weight_entries import Rows, WeightEntry, WeightMap, WeightMapError
+from attnscope.models.weight_verification import verify_weight_map
 
 __all__ = [
     "Checkpoint",
@@ -14,8 +17,14 @@ __all__ = [
     "Encoder",
     "LoadError",
     "LoadedModel",
+    "Rows",
+    "WeightEntry",
+    "WeightMap",
+    "WeightMapError",
     "find_checkpoints",
     "load_model",
     "load_tokenizer",
     "step_of",
+    "verify_weight_map",
+    "weight_map",
 ]

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""A matrix of low rank by its factors, taken wherever a matrix is and never multiplied out."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+class LowRank:
+    """The matrix scale·left·right, [out, in], of rank at most r.
+
+    ``matrix @ basis`` and ``matrix.T @ basis`` are dense [out, k] and [in, k]; both cost O((out + in)·r·k).
+
+    Args:
+        left: [out, r], B of an adapter.
+        right: [r, in], A of an adapter.
+        scale: alpha/r or alpha/√r of an adapter.
+
+    Example:
+        The norm of 2·u·vᵀ with unit u and v is 2.
+
+        >>> import torch
+        >>> from attnscope.models.low_rank import LowRank
+        >>> unit = torch.eye(3, dtype=torch.float64)
+        >>> matrix = LowRank(unit[:, :1], unit[1:2], 2.0)
+        >>> matrix.energy(), matrix @ unit[:, 1:2]
+        (tensor(4., dtype=torch.float64), tensor([[2.],
+                [0.],
+                [0.]], dtype=torch.float64))
+    """
+
+    def __init__(self, left: Tensor, right: Tensor, scale: float = 1.0) -> None:
+        if left.ndim != 2 or right.ndim != 2 or left.shape[1] != right.shape[0]:
+            raise ValueError(
+                f"LowRank: factors [out, r] and [r, in] are needed, got {list(left.shape)} and "
+                f"{list(right.shape)}"
+            )
+        self.left, self.right, self.scale = left, right, float(scale)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """(out, in)."""
+        return self.left.shape[0], self.right.shape[1]
+
+    @property
+    def rank(self) -> int:
+        """r, at least the rank of the matrix."""
+        return self.left.shape[1]
+
+    @property
+    def T(self) -> LowRank:
+        """The transpose [in, out]."""
+        return LowRank(self.right.T, self.left.T, self.scale)
+
+    def __matmul__(self, basis: Tensor) -> Tensor:
+        """[out, in] times [in, k]."""
+        kind = torch.promote_types(self.left.dtype, basis.dtype)
+        reduced: Tensor = self.right.to(kind) @ basis.to(kind)
+        return self.left.to(kind) @ (self.scale * reduced)
+
+    def __getitem__(self, rows: Any) -> LowRank:
+        """Some rows."""
+        return LowRank(self.left[rows], self.right, self.scale)
+
+    def energy(self) -> Tensor:
+        """‖matrix‖_F² in float64: scale²·tr(BᵀB·AAᵀ)."""
+        left, right = self.left.double(), self.right.double()
+        products: Tensor = (left.T @ left) * (right @ right.T)
+        return self.scale**2 * products.sum()
+
+    def singular_values(self) -> Tensor:
+        """[r] float64, descending; the others of the matrix are 0."""
+        upper_left = torch.linalg.qr(self.left.double(), mode="r").R
+        upper_right = torch.linalg.qr(self.right.double().T, mode="r").R
+        values: Tensor = torch.linalg.svdvals(self.scale * (upper_left @ upper_right.T))
+        return values
+
+    def dense(self) -> Tensor:
+        """The matrix multiplied out."""
+        return self.left @ (self.scale * self.right)
+
+    def __repr__(self) -> str:
+        return f"LowRank({list(self.shape)}, rank {self.rank}, scale {self.scale:g})"

@@ -1,0 +1,227 @@
+# SPDX-License-Identifier: MIT
+"""LoRA adapters of PEFT as changes of the base model's matrices, read from their folder without PEFT.
+
+An adapter adds s·B·A to a module's weight, s = alpha/r or alpha/√r. On a fused module the rows of B are those
+of the fused matrix, so the base model's map splits them. B [out, r] and A [r, in] follow the computation, not
+the storage: a transposed base (``fan_in_fan_out``) needs nothing done.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _warn
+from attnscope.models.families import OUTSIDE
+from attnscope.models.low_rank import LowRank
+from attnscope.models.weight_entries import WeightEntry, WeightMap, place_of
+from attnscope.models.weights import WeightFolder
+
+_PART = re.compile(
+    r"^(?:base_model\.model\.)?(?P<module>.+?)(?:\.modules_to_save(?:\.\w+)?)?(?:\.base_layer)?"
+    r"\.(?P<part>lora_A|lora_B|lora_embedding_A|lora_embedding_B|lora_magnitude_vector|weight|bias)"
+    r"(?:\.(?!weight|bias)\w+)?(?P<end>\.weight|\.bias)?$"
+)
+#: Starts that also change the base weights, so that the stored factors are not the whole change.
+_CHANGES_BASE = ("pissa", "olora", "corda", "loftq", "lora_ga")
+
+
+_Key = tuple[int, str, int | None]
+
+
+class _Target(NamedTuple):
+    """The tensors of one adapted module by part."""
+
+    module: str
+    parts: dict[str, str]
+
+
+class Adapter:
+    """A folder with adapter_config.json and adapter_model.safetensors.
+
+    Args:
+        path: the folder.
+        base: the folder of the base model.
+        base_map: its map.
+
+    Raises:
+        ValueError: another kind of adapter, a target or shape that the base does not have.
+    """
+
+    def __init__(self, path: str | Path, base: WeightFolder, base_map: WeightMap) -> None:
+        folder = Path(path).expanduser()
+        self._config = json.loads((folder / "adapter_config.json").read_text("utf-8"))
+        self._refuse_other_kinds(folder)
+        self._files = WeightFolder(folder)
+        self._targets = self._matched(base_map)
+        if not self._targets:
+            raise ValueError(f"weight_deltas: the adapter {folder} changes no matrix of the base")
+        named = str(self._config.get("base_model_name_or_path") or "")
+        known = {base.path.resolve().name, Path(str(base.config.get("_name_or_path") or ".")).name}
+        if named and Path(named).name not in known:
+            _warn.warn(f"weight_deltas: the adapter {folder} was trained on {named}, the base is {base.path}")
+
+    def _refuse_other_kinds(self, folder: Path) -> None:
+        kind = str(self._config.get("peft_type") or "").upper()
+        if kind != "LORA":
+            raise ValueError(f"weight_deltas: {folder} is a {kind or 'nameless'} adapter; LORA alone is read")
+        start = self._config.get("init_lora_weights", True)
+        if isinstance(start, str) and start.lower().startswith(_CHANGES_BASE):
+            raise ValueError(
+                f"weight_deltas: {folder} was started by {start}, which changes the base weights too"
+            )
+        for option in ("use_qalora", "target_parameters", "alora_invocation_tokens", "layer_replication"):
+            if self._config.get(option):
+                raise ValueError(f"weight_deltas: {folder} uses {option}, which is not read")
+
+    def changes(self, entry: WeightEntry) -> bool:
+        """Whether the adapter changes a matrix."""
+        return entry.key in self._targets
+
+    def delta(self, entry: WeightEntry, base_matrix: Callable[[], Tensor]) -> tuple[Tensor | LowRank, str]:
+        """The change of one matrix [out, in] and the dtype it is stored in.
+
+        Args:
+            entry: of the base's map.
+            base_matrix: gives W(before), for what is not a sum with it.
+        """
+        target = self._targets[entry.key]
+        if "weight" not in target.parts:
+            return self._factored(entry, target, base_matrix)
+        name = target.parts["weight"]
+        before = base_matrix()
+        moved = entry.of(self._files.read(name)).to(before.dtype) - before
+        if len(target.parts) == 1:
+            return moved, self._files.dtypes[name]
+        # beside its factors PEFT stores the table of an embedding, which may have been left as it was
+        delta, dtype = self._factored(entry, target, base_matrix)
+        if not bool(moved.any()):
+            return delta, dtype
+        return moved + (delta.dense() if isinstance(delta, LowRank) else delta), dtype
+
+    def _factored(
+        self, entry: WeightEntry, target: _Target, base_matrix: Callable[[], Tensor]
+    ) -> tuple[Tensor | LowRank, str]:
+        """The change that factors make, formed only where magnitudes turn it into no sum."""
+        embedding = "lora_embedding_A" in target.parts
+        a_name, b_name = (target.parts[f"lora_{'embedding_' if embedding else ''}{side}"] for side in "AB")
+        left, right = (_wide(self._files.read(name)) for name in (b_name, a_name))
+        if embedding:
+            # of a table [tokens, width]: A is [r, tokens] and B is [width, r]
+            left, right = right.T, left.T
+        matrix = LowRank(_rows(left, entry), right, self._scale(target.module, right.shape[0]))
+        if "lora_magnitude_vector" not in target.parts:
+            return matrix, self._files.dtypes[b_name]
+        if embedding:
+            raise ValueError(f"weight_deltas: {target.module} is an embedding with magnitudes (DoRA)")
+        magnitude = _wide(self._files.read(target.parts["lora_magnitude_vector"])).reshape(-1, 1)
+        before = base_matrix()
+        turned = before + matrix.dense().to(before.dtype)
+        norms = torch.linalg.vector_norm(turned, dim=1, keepdim=True)
+        return _rows(magnitude, entry) * turned / norms - before, self._files.dtypes[b_name]
+
+    def moves(self) -> bool:
+        """Whether anything is changed: an adapter that was never trained has B = 0."""
+        names = [name for target in self._targets.values() for name in target.parts.items()]
+        return any(
+            part in ("weight", "lora_magnitude_vector") or bool(self._files.read(name).any())
+            for part, name in names
+            if part not in ("lora_A", "lora_embedding_A")
+        )
+
+    def _scale(self, module: str, rank: int) -> float:
+        stated = _of_pattern(self._config.get("rank_pattern"), module, self._config.get("r", rank))
+        if stated != rank:
+            raise ValueError(
+                f"weight_deltas: the adapter states rank {stated} for {module}, its factors have rank {rank}"
+            )
+        alpha = _of_pattern(self._config.get("alpha_pattern"), module, self._config.get("lora_alpha", 8))
+        return float(alpha) / (math.sqrt(rank) if self._config.get("use_rslora") else rank)
+
+    def _matched(self, base_map: WeightMap) -> dict[_Key, _Target]:
+        """Layer, role and expert of the base's matrix -> the adapted module that changes it."""
+        parts: dict[str, dict[str, str]] = {}
+        for tensor in self._files.shapes:
+            found = _PART.match(tensor)
+            if found is None:
+                raise ValueError(f"weight_deltas: {tensor} of the adapter is of no kind that is read")
+            if found["part"] != "bias" and found["end"] != ".bias" and "original_module" not in tensor:
+                parts.setdefault(found["module"], {})[found["part"]] = tensor
+        targets: dict[_Key, _Target] = {}
+        wrong = []
+        for module, names in parts.items():
+            entries = [entry for entry in base_map if _is_of(entry, module)]
+            if not entries:
+                if not self._is_norm(names):
+                    wrong.append(f"the base has no {module}")
+                continue
+            if message := self._misfit(module, names, entries):
+                wrong.append(message)
+            for entry in entries:
+                targets[entry.key] = _Target(module, names)
+        if wrong:
+            more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+            raise ValueError(f"weight_deltas: adapter of another base: {'; '.join(wrong[:5])}{more}")
+        return targets
+
+    def _is_norm(self, names: dict[str, str]) -> bool:
+        """Whether a module that was saved whole is no matrix."""
+        return set(names) == {"weight"} and len(self._files.shapes[names["weight"]]) < 2
+
+    def _misfit(self, module: str, names: dict[str, str], entries: list[WeightEntry]) -> str:
+        """What of an adapted module's shapes is not the base's, "" where all fits."""
+        rows = (
+            entries[0].shape[0]
+            if entries[0].rows is None
+            else entries[0].rows.period * entries[0].rows.repeats
+        )
+        fused = (rows, entries[0].shape[1])
+        shapes = {part: self._files.shapes[name] for part, name in names.items()}
+        if "weight" in shapes:
+            got = shapes["weight"][-2:][::-1] if entries[0].transposed else shapes["weight"][-2:]
+        elif "lora_embedding_A" in shapes:
+            got = (shapes["lora_embedding_A"][-1], shapes["lora_embedding_B"][0])
+        elif {"lora_A", "lora_B"} <= shapes.keys():
+            got = (shapes["lora_B"][0], shapes["lora_A"][-1])
+        else:
+            return f"{module} has only {', '.join(sorted(shapes))}"
+        return (
+            ""
+            if tuple(got) == fused
+            else f"{module} is {list(fused)} in the base and {list(got)} in the adapter"
+        )
+
+
+def _wide(tensor: Tensor) -> Tensor:
+    return tensor if tensor.dtype == torch.float64 else tensor.float()
+
+
+def _rows(matrix: Tensor, entry: WeightEntry) -> Tensor:
+    """The rows of a fused matrix that are the entry's."""
+    if entry.rows is None:
+        return matrix
+    return torch.cat([matrix[first:end] for first, end in entry.rows.runs()])
+
+
+def _is_of(entry: WeightEntry, module: str) -> bool:
+    """Whether a base matrix is of the module, before whose name a file may lack a prefix."""
+    inside, outside = place_of(entry.tensor), place_of(f"{module}.weight")
+    if inside is None or outside is None:
+        return inside is outside and module.rpartition(".")[2] in OUTSIDE[entry.role]
+    stacks = sorted((inside.stack, outside.stack), key=len)
+    return inside[1:] == outside[1:] and f".{stacks[1]}".endswith(f".{stacks[0]}")
+
+
+def _of_pattern(pattern: dict[str, Any] | None, module: str, default: Any) -> Any:
+    """The value of the first key that is the end of the module's name, as PEFT looks it up."""
+    for key, value in (pattern or {}).items():
+        if re.match(rf"(.*\.)?({key})$", module):
+            return value
+    return default

@@ -1,0 +1,281 @@
+# SPDX-License-Identifier: MIT
+"""What training changed: W(after) − W(before) of two folders, one matrix at a time, no model loaded.
+
+Both folders' safetensors files are read in blocks of rows, so the memory needed is one matrix in float32 and
+one block, however large the models are. Where the second folder holds a LoRA adapter, the change is known in
+factors and stays so: `attnscope.models.low_rank`.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attnscope.models.architecture import weight_map
+from attnscope.models.low_rank import LowRank
+from attnscope.models.weight_adapters import Adapter
+from attnscope.models.weight_entries import WeightEntry, WeightMap
+from attnscope.models.weights import WeightFolder
+
+
+@dataclass(frozen=True)
+class WeightDelta:
+    """The change of one matrix.
+
+    Attributes:
+        layer: its block, -1 outside the blocks.
+        role: as in `WeightEntry`.
+        expert: number of a routed expert, None for a matrix that every token passes.
+        delta: W(after) − W(before), [out, in] float32 (float64 when a side is), or its factors.
+        before_dtype: stored, as "bfloat16".
+        after_dtype: stored; of an adapter that of its factors.
+        finite: whether every entry is a finite number; a delta that is not is passed on as it is.
+        tied: of unembed: "tied" where both sides share it with the embedding, "untied" where one does.
+        tokens: of embed and unembed whose vocabularies differ: ids of the rows compared, else None.
+        added: rows that only `after` has.
+        removed: rows that only `before` has.
+        changed: rows left out because the tokenizers call their ids by different tokens.
+    """
+
+    layer: int
+    role: str
+    expert: int | None
+    delta: Tensor | LowRank
+    before_dtype: str
+    after_dtype: str
+    finite: bool
+    tied: str = ""
+    tokens: Tensor | None = None
+    added: int = 0
+    removed: int = 0
+    changed: int = 0
+
+    def __repr__(self) -> str:
+        kind = "LowRank" if isinstance(self.delta, LowRank) else str(self.delta.dtype).removeprefix("torch.")
+        expert = "" if self.expert is None else f", expert={self.expert}"
+        return f"WeightDelta(layer={self.layer}, {self.role}{expert}, delta={kind}{list(self.delta.shape)})"
+
+
+def weight_deltas(
+    before: str | Path,
+    after: str | Path,
+    *,
+    roles: Iterable[str] | None = None,
+    layers: Iterable[int] | None = None,
+) -> Iterator[WeightDelta]:
+    """The change of every matrix between two checkpoints of one architecture, without loading either.
+
+    ΔW = W(after) − W(before), subtracted in float32 (float64 where a side is stored so).
+
+    Args:
+        before: folder of config.json and safetensors files.
+        after: such a folder, or one with a LoRA adapter of `before` (adapter_config.json).
+        roles: as "q" or "down"; None takes all.
+        layers: numbers of blocks, -1 for embed and unembed; None takes all.
+
+    Returns:
+        An iterator of `WeightDelta`, in the order of layers; each holds one matrix [out, in], and peak memory
+        is the largest one in float32, twice where the caller keeps the last one, and 8 MB of a file. An
+        adapter yields only what it changes, as `LowRank` factors that are never multiplied out; with DoRA the
+        matrix is formed.
+
+    Raises:
+        ValueError: no folder, no safetensors, quantised weights, another architecture or adapter of another
+            base (up to five names or shapes that differ), an adapter that is not LoRA, identical weights, a
+            role or layer that the model does not have.
+
+    Example:
+        A model whose queries were doubled: the change of q is q.
+
+        >>> import tempfile, torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model, base, tuned = LlamaForCausalLM(config), tempfile.mkdtemp(), tempfile.mkdtemp()
+        >>> model.save_pretrained(base)
+        >>> q = model.model.layers[0].self_attn.q_proj.weight
+        >>> old = q.detach().clone()
+        >>> _ = q.data.mul_(2)
+        >>> model.save_pretrained(tuned)
+        >>> changes = {found.role: found.delta for found in asc.weight_deltas(base, tuned)}
+        >>> torch.equal(changes["q"], old), int(changes["k"].count_nonzero())
+        (True, 0)
+
+    References:
+        Hu et al., LoRA, arXiv 2106.09685, 2021, for the factors of an adapter.
+    """
+    base = WeightFolder(before)
+    base_map = weight_map(base.path)
+    wanted = base_map.select(roles, layers)
+    if (Path(after).expanduser() / "adapter_config.json").is_file():
+        adapter = Adapter(after, base, base_map)
+        if not adapter.moves():
+            raise ValueError(f"weight_deltas: the adapter {after} was never trained: its factors B are 0")
+        return _adapted(adapter, base, [entry for entry in wanted if adapter.changes(entry)], base_map.tied)
+    tuned = WeightFolder(after)
+    tuned_map = weight_map(tuned.path)
+    pairs = _pairs(base_map, tuned_map, wanted)
+    if not any(_differ(base, one, tuned, other) for one, other in pairs):
+        raise ValueError(f"weight_deltas: before and after hold the same weights ({before}, {after})")
+    tied = {(True, True): "tied", (False, False): ""}.get((base_map.tied, tuned_map.tied), "untied")
+    return _subtracted(base, tuned, pairs, tied)
+
+
+def _pairs(
+    before: WeightMap, after: WeightMap, wanted: Iterable[WeightEntry]
+) -> list[tuple[WeightEntry, WeightEntry]]:
+    """Entries of both sides by layer, role and expert; everything is compared, not what is wanted alone."""
+    one = {entry.key: entry for entry in before}
+    other = {entry.key: entry for entry in after}
+    wrong = [f"{entry.title} is only in before" for entry in before if entry.key not in other]
+    wrong += [f"{entry.title} is only in after" for entry in after if entry.key not in one]
+    for key in one.keys() & other.keys():
+        a, b = one[key].shape, other[key].shape
+        # a vocabulary may grow: rows outside the blocks may differ
+        if a[1] != b[1] or (a[0] != b[0] and key[0] >= 0):
+            wrong.append(f"{one[key].title} is {list(a)} in before and {list(b)} in after")
+    if wrong:
+        more = f" and {len(wrong) - 5} more" if len(wrong) > 5 else ""
+        raise ValueError(f"weight_deltas: not one architecture: {'; '.join(sorted(wrong)[:5])}{more}")
+    return [(one[entry.key], other[entry.key]) for entry in wanted]
+
+
+def _subtracted(
+    base: WeightFolder, tuned: WeightFolder, pairs: Iterable[tuple[WeightEntry, WeightEntry]], tied: str
+) -> Iterator[WeightDelta]:
+    changed_ids: set[int] | None = None
+    for one, other in pairs:
+        kinds = base.dtypes[one.tensor], tuned.dtypes[other.tensor]
+        rows = min(one.shape[0], other.shape[0])
+        delta, finite = _difference(base, one, tuned, other)
+        tokens, left_out = None, 0
+        if one.layer < 0:
+            if changed_ids is None:
+                changed_ids = _changed_ids(base.path, tuned.path)
+            left_out = sum(at < rows for at in changed_ids)
+            if left_out or one.shape != other.shape:
+                tokens = torch.tensor([at for at in range(rows) if at not in changed_ids], dtype=torch.int64)
+                delta = delta[tokens] if left_out else delta
+        yield WeightDelta(
+            layer=one.layer,
+            role=one.role,
+            expert=one.expert,
+            delta=delta,
+            before_dtype=kinds[0],
+            after_dtype=kinds[1],
+            finite=finite,
+            tied=tied if one.role == "unembed" else "",
+            tokens=tokens,
+            added=other.shape[0] - rows,
+            removed=one.shape[0] - rows,
+            changed=left_out,
+        )
+        del delta
+
+
+def _difference(
+    base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry
+) -> tuple[Tensor, bool]:
+    """W(after) − W(before) over the rows of both, and whether all of it is finite."""
+    rows = min(one.shape[0], other.shape[0])
+    double = "float64" in (base.dtypes[one.tensor], tuned.dtypes[other.tensor])
+    delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32)
+    finite = True
+    for index, block in _matrix_blocks(tuned, other):
+        if (index[0].start or 0) < rows:
+            delta[index].copy_(block[: len(delta[index])])
+    for index, block in _matrix_blocks(base, one):
+        if (index[0].start or 0) < rows:
+            # in the delta's dtype: a subtraction of bfloat16 would round
+            piece = delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
+            finite = finite and bool(piece.isfinite().all())
+    return delta, finite
+
+
+def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
+    """The matrix [out, in] of an entry piece by piece: where each piece goes, and its values."""
+    everything = slice(None)
+    if entry.transposed:
+        # blocks of the stored rows are columns of the matrix; its rows are all in each
+        for first, block in folder.blocks(entry.tensor, entry.index):
+            columns = WeightEntry(
+                entry.layer, entry.role, None, (entry.shape[0], len(block)), "", entry.rows, None, True
+            )
+            yield (everything, slice(first, first + len(block))), columns.of(block)
+        return
+    done = 0
+    for first, end in entry.rows.runs() if entry.rows else [(0, entry.shape[0])]:
+        for row, block in folder.blocks(entry.tensor, entry.index, first, end):
+            yield (slice(done + row - first, done + row - first + len(block)), everything), block
+        done += end - first
+
+
+def _differ(base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry) -> bool:
+    """Whether two matrices differ anywhere; reads as far as the first block that does."""
+    if one.shape != other.shape:
+        return True
+    if one.transposed != other.transposed or one.rows != other.rows:
+        whole = [torch.empty(one.shape, dtype=torch.float64) for _ in range(2)]
+        for matrix, folder, entry in zip(whole, (base, tuned), (one, other), strict=True):
+            for index, block in _matrix_blocks(folder, entry):
+                matrix[index] = block.to(torch.float64)
+        return not torch.equal(*whole)
+    pieces = zip(_matrix_blocks(base, one), _matrix_blocks(tuned, other), strict=True)
+    return any(not bool((a == b).all()) for (_, a), (_, b) in pieces)
+
+
+def _adapted(
+    adapter: Adapter, base: WeightFolder, entries: Iterable[WeightEntry], tied: bool
+) -> Iterator[WeightDelta]:
+    for entry in entries:
+        delta, dtype = adapter.delta(entry, partial(whole_matrix, base, entry))
+        if isinstance(delta, LowRank):
+            finite = all(bool(torch.isfinite(factor).all()) for factor in (delta.left, delta.right))
+        else:
+            finite = bool(torch.isfinite(delta).all())
+        yield WeightDelta(
+            layer=entry.layer,
+            role=entry.role,
+            expert=entry.expert,
+            delta=delta,
+            before_dtype=base.dtypes[entry.tensor],
+            after_dtype=dtype,
+            finite=finite,
+            # an adapter changes one of the two uses of a shared table
+            tied="untied" if tied and entry.role == "unembed" else "",
+        )
+
+
+def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
+    """One matrix [out, in] of a folder in float32, float64 when it is stored so."""
+    double = folder.dtypes[entry.tensor] == "float64"
+    matrix = torch.empty(entry.shape, dtype=torch.float64 if double else torch.float32)
+    for index, block in _matrix_blocks(folder, entry):
+        matrix[index] = block.to(matrix.dtype)
+    return matrix
+
+
+def _changed_ids(before: Path, after: Path) -> set[int]:
+    """Ids that the two folders' tokenizers give to different tokens; none where one has no tokenizer.json."""
+    one, other = _vocabulary(before), _vocabulary(after)
+    return {at for at in one.keys() & other.keys() if one[at] != other[at]}
+
+
+def _vocabulary(folder: Path) -> dict[int, str]:
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        return {}
+    stored = json.loads(file.read_text("utf-8"))
+    vocabulary = stored.get("model", {}).get("vocab", {})
+    pairs = (
+        ((at, token) for token, at in vocabulary.items())
+        if isinstance(vocabulary, dict)
+        else ((at, one[0]) for at, one in enumerate(vocabulary))
+    )
+    return {**dict(pairs), **{one["id"]: one["content"] for one in stored.get("added_tokens", [])}}

@@ -1,0 +1,195 @@
+# SPDX-License-Identifier: MIT
+"""The matrices of a model, one by one: what each is and where it is stored."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from attnscope._nearest import nearest
+
+#: A tensor of a block: the list of blocks, the number of the block, the name inside it.
+_PLACE = re.compile(r"(?P<stack>(?:.*?\.)?(?:layers?|h|blocks?))\.(?P<layer>\d+)\.(?P<name>.+)")
+
+
+class WeightMapError(ValueError):
+    """The structure of a model is not understood, or is not what the map says of it."""
+
+
+class Place(NamedTuple):
+    """Where a tensor of a block is: ``model.layers.3.mlp.up_proj.weight`` is 3 and ``mlp.up_proj``."""
+
+    stack: str
+    layer: int
+    name: str
+
+
+def place_of(tensor: str) -> Place | None:
+    """The block that a tensor belongs to by its name; None outside the blocks.
+
+    >>> place_of("gpt_neox.layers.3.attention.dense.weight")
+    Place(stack='gpt_neox.layers', layer=3, name='attention.dense')
+    """
+    found = _PLACE.match(tensor)
+    if found is None:
+        return None
+    return Place(found["stack"], int(found["layer"]), found["name"].removesuffix(".weight"))
+
+
+class Rows(NamedTuple):
+    """Rows of a fused matrix: `size` of every `period`, the first at `start`, `repeats` times."""
+
+    start: int
+    size: int
+    period: int
+    repeats: int
+
+    def runs(self) -> Iterator[tuple[int, int]]:
+        """First row and end of every stretch of rows.
+
+        >>> list(Rows(start=2, size=2, period=6, repeats=2).runs())
+        [(2, 4), (8, 10)]
+        """
+        for first in range(self.start, self.start + self.period * self.repeats, self.period):
+            yield first, first + self.size
+
+
+@dataclass(frozen=True)
+class WeightEntry:
+    """One matrix [out, in] of a model.
+
+    Two entries are equal when they are the same matrix; where it is stored may differ between a file and a
+    module (mixtures of experts are fused in memory and apart in files).
+
+    Attributes:
+        layer: its block, -1 outside the blocks.
+        role: q, k, v, o, gate, up, down; q_gate; kv, q_up, kv_up of multi-head latent attention; router,
+            shared_gate, shared_up, shared_down, shared_router of mixtures; mixer_in, mixer_out … of linear
+            attention; embed, unembed [vocabulary, width].
+        expert: number of a routed expert, None for a matrix that every token passes.
+        shape: (out, in).
+        tensor: name of the stored tensor.
+        rows: of that tensor's output axis; None takes all.
+        index: into a leading axis of experts.
+        transposed: whether it is stored [in, out].
+        out_gain: name of the norm's gain that multiplies this matrix's output before the residual stream.
+    """
+
+    layer: int
+    role: str
+    expert: int | None
+    shape: tuple[int, int]
+    tensor: str = field(compare=False)
+    rows: Rows | None = field(default=None, compare=False)
+    index: int | None = field(default=None, compare=False)
+    transposed: bool = field(default=False, compare=False)
+    out_gain: str | None = field(default=None, compare=False)
+
+    @property
+    def key(self) -> tuple[int, str, int | None]:
+        """Layer, role and expert, which name the matrix in its model."""
+        return self.layer, self.role, self.expert
+
+    @property
+    def title(self) -> str:
+        """For messages: ``layer 3 q``, ``layer 3 up of expert 5``, ``unembed``."""
+        place = f"layer {self.layer} {self.role}" if self.layer >= 0 else self.role
+        return place if self.expert is None else f"{place} of expert {self.expert}"
+
+    def of(self, tensor: Tensor) -> Tensor:
+        """This matrix [out, in] of the stored tensor; a view unless its rows lie apart."""
+        matrix = tensor if self.index is None else tensor[self.index]
+        matrix = matrix.T if self.transposed else matrix
+        if self.rows is None:
+            return matrix
+        start, size, period, repeats = self.rows
+        taken = matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
+        return taken[0] if repeats == 1 else taken.reshape(repeats * size, matrix.shape[1])
+
+
+@dataclass(frozen=True)
+class WeightMap:
+    """All matrices of a model by layer, role and expert, and what else its structure says.
+
+    Attributes:
+        entries: in the order of layers.
+        model_type: of the configuration, "" when there is none.
+        blocks: name of the list of blocks, as ``model.layers``.
+        layers: number of blocks.
+        heads: query heads, 0 when unknown.
+        kv_heads: key-value heads, 0 when unknown.
+        tied: whether the unembedding is the embedding.
+        norms: names of the gains of all norms in the blocks.
+        final_norm: name of the gain of the norm before the unembedding, None without one.
+        norm_offset: to be added to a stored gain (1 for Gemma).
+        layer_norm: whether the final norm subtracts the mean.
+        project_out: name of a matrix between final norm and unembedding, None without one.
+        rotary: "half" when dimension p of a head turns with p + d/2, "interleaved" when 2p turns with
+            2p + 1, "" without rotary encoding.
+    """
+
+    entries: tuple[WeightEntry, ...]
+    model_type: str
+    blocks: str
+    layers: int
+    heads: int
+    kv_heads: int
+    tied: bool
+    norms: tuple[str, ...]
+    final_norm: str | None
+    norm_offset: float
+    layer_norm: bool
+    project_out: str | None
+    rotary: str
+
+    def __getitem__(self, key: tuple[int, str] | tuple[int, str, int | None]) -> WeightEntry:
+        """The entry of (layer, role) or (layer, role, expert); layer -1 holds embed and unembed."""
+        wanted = key if len(key) == 3 else (*key, None)
+        for entry in self.entries:
+            if entry.key == wanted:
+                return entry
+        raise KeyError(f"{wanted}{nearest(str(wanted[1]), self.roles)}")
+
+    def __iter__(self) -> Iterator[WeightEntry]:
+        return iter(self.entries)
+
+    def __len__(self) -> int:
+        return len(self.entries)
+
+    def __repr__(self) -> str:
+        return (
+            f"WeightMap({self.model_type or 'model'}, {self.layers} layers, {len(self)} matrices: "
+            f"{', '.join(self.roles)})"
+        )
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """All roles that occur."""
+        return tuple(dict.fromkeys(entry.role for entry in self.entries))
+
+    def select(
+        self, roles: Iterable[str] | None = None, layers: Iterable[int] | None = None
+    ) -> list[WeightEntry]:
+        """Entries of some roles and layers, None for all.
+
+        Raises:
+            ValueError: a role or layer that the model does not have.
+        """
+        wanted_roles = None if roles is None else set(roles)
+        wanted_layers = None if layers is None else set(layers)
+        for role in wanted_roles or ():
+            if role not in self.roles:
+                raise ValueError(f"no matrix has the role {role!r}{nearest(role, self.roles)}")
+        for layer in wanted_layers or ():
+            if not -1 <= layer < self.layers:
+                raise ValueError(f"layer {layer} is outside the model's 0 .. {self.layers - 1}")
+        return [
+            entry
+            for entry in self.entries
+            if (wanted_roles is None or entry.role in wanted_roles)
+            and (wanted_layers is None or entry.layer in wanted_layers)
+        ]

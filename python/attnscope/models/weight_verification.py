@@ -1,0 +1,296 @@
+# SPDX-License-Identifier: MIT
+"""Proof on a running model that each matrix has the role that its map says.
+
+A wrong split of a fused matrix still gives plausible numbers, but q, k and v do different things. Noise added
+to one token's projection changes what the attention passes on (the input of o):
+
+* q: at that token only, since a query is read by its own row alone;
+* v: at other tokens, and affinely, since rows are weighted sums of values;
+* k: at other tokens, and not affinely, since keys stand inside the softmax.
+
+And twice the up projection is twice the input of down, which twice the gate is not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import inspect
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.models.architecture import weight_map
+from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
+
+_TOKENS = 12
+_TOKEN = 5
+_QUERIES = ("q", "q_up", "q_gate")
+_KEYS = ("k", "kv", "kv_up")
+#: Noise in units of the projection's own output, until keys move the softmax.
+_NOISE = (1.0, 8.0, 64.0, 512.0, 4096.0)
+
+
+def verify_weight_map(model: nn.Module, map: WeightMap | None = None) -> None:
+    """Proves by running one block of a model that its q, k, v, gate and up are what the map says.
+
+    Args:
+        model: a Hugging Face model of any dtype; one forward pass of 12 random tokens, then one block of it
+            in float32 or better. Mode, weights and random state are left as they were.
+        map: from `weight_map`; None makes it.
+
+    Returns:
+        nothing.
+
+    Raises:
+        WeightMapError: a role moves what another would; the message names the matrix and what it did.
+
+    Example:
+        >>> import attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=2,
+        ...                      num_attention_heads=2)
+        >>> asc.verify_weight_map(LlamaForCausalLM(config))
+
+    References:
+        Vaswani et al., Attention is all you need, 2017, for what queries, keys and values do.
+    """
+    found = weight_map(model) if map is None else map
+    attention = _middle(found, "q")
+    if attention is None or (attention, "o", None) not in {entry.key for entry in found}:
+        raise WeightMapError("verify_weight_map: no layer has both q and o, so nothing can be proved")
+    _check_attention(_Block(model, found, attention), attention)
+    feed_forward = _middle(found, "gate")
+    if feed_forward is not None:
+        _check_gate(_Block(model, found, feed_forward), feed_forward)
+
+
+def _middle(found: WeightMap, role: str) -> int | None:
+    """The middle one of the layers that have the role."""
+    layers = sorted({entry.layer for entry in found if entry.role == role})
+    return layers[len(layers) // 2] if layers else None
+
+
+class _Block:
+    """One block of a model, replayed on the inputs that it got in one forward pass."""
+
+    def __init__(self, model: nn.Module, found: WeightMap, layer: int) -> None:
+        self.entries = [entry for entry in found if entry.layer == layer]
+        self._name = f"{found.blocks}.{layer}"
+        block = model.get_submodule(self._name)
+        self._args, self._kwargs = _inputs(model, found, block)
+        half = any(one.dtype in (torch.float16, torch.bfloat16) for one in block.parameters())
+        self._block = copy.deepcopy(block).float() if half else block
+        self._args, self._kwargs = _fresh(self._args, half), _fresh(self._kwargs, half)
+        self._plain: dict[int, Tensor] = {}
+
+    def of(self, role: str) -> list[WeightEntry]:
+        """The entries of a role."""
+        return [entry for entry in self.entries if entry.role == role]
+
+    def owner(self, entry: WeightEntry) -> nn.Module:
+        """The module whose parameter holds the entry."""
+        inside = entry.tensor.removeprefix(f"{self._name}.").rpartition(".")[0]
+        return self._block.get_submodule(inside)
+
+    def run(
+        self, watched: nn.Module, site: str, changes: Sequence[tuple[nn.Module, Callable[[Tensor], Tensor]]]
+    ) -> Tensor:
+        """What enters or leaves a module when the outputs of others are changed."""
+        seen: list[Tensor] = []
+
+        def entering(_: nn.Module, args: tuple[Any, ...]) -> None:
+            seen.append(args[0].detach().clone())
+
+        def leaving(_: nn.Module, args: Any, output: Any) -> None:
+            seen.append(_first(output).detach().clone())
+
+        with contextlib.ExitStack() as stack, torch.no_grad(), _evaluating(self._block):
+            for module, change in changes:
+                hook = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
+                stack.callback(hook.remove)
+            handle = (
+                watched.register_forward_pre_hook(entering)
+                if site == "input"
+                else watched.register_forward_hook(leaving)
+            )
+            stack.callback(handle.remove)
+            self._block(*self._args, **self._kwargs)
+        if not seen:
+            raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")
+        return seen[0].double().reshape(-1, seen[0].shape[-1])
+
+    def noise(self, watched: nn.Module, entry: WeightEntry, size: float) -> Tensor:
+        """Change of what enters `watched` when noise is added to one token of the entry's output."""
+        generator = torch.Generator().manual_seed(0)
+
+        def change(output: Tensor) -> Tensor:
+            rows = _row_numbers(entry).to(output.device)
+            scale = output.double().std().clamp_min(1e-6) * size
+            direction = torch.randn(len(rows), generator=generator, dtype=torch.float64)
+            changed = output.clone()
+            token = changed.view(-1, changed.shape[-1])[_TOKEN]
+            token[rows] += (scale * direction.to(output.device)).to(output.dtype)
+            return changed
+
+        if id(watched) not in self._plain:
+            self._plain[id(watched)] = self.run(watched, "input", [])
+        return self.run(watched, "input", [(self.owner(entry), change)]) - self._plain[id(watched)]
+
+
+def _check_attention(block: _Block, layer: int) -> None:
+    (output,) = block.of("o")
+    watched = block.owner(output)
+    others = torch.arange(_TOKENS) != _TOKEN
+    keys = [entry for role in _KEYS for entry in block.of(role)]
+    if not keys:
+        raise WeightMapError(f"verify_weight_map: layer {layer} has q but no k")
+    # flat attention hides that keys stand inside a softmax, so the noise grows until it shows
+    size, curved = next(
+        ((size, bend) for size in _NOISE if (bend := _bend(block, watched, keys[0], size, others))[1] > 1e-2),
+        (_NOISE[-1], _bend(block, watched, keys[0], _NOISE[-1], others)),
+    )
+    if curved[0] <= 1e-3 or curved[1] <= 1e-2:
+        raise WeightMapError(
+            f"verify_weight_map: {keys[0].title} ({keys[0].tensor}) is no key: noise in it moves other "
+            f"tokens by {curved[0]:.1g} of the largest move, {curved[1]:.1g} of that not affinely"
+        )
+    for entry in (one for role in _QUERIES for one in block.of(role)):
+        moved, _ = _bend(block, watched, entry, size, others)
+        if moved > 1e-6:
+            raise WeightMapError(
+                f"verify_weight_map: {entry.title} ({entry.tensor}) is no query: noise in it moves other "
+                f"tokens by {moved:.1g} of the largest move, a query moves its own row only"
+            )
+    for entry in block.of("v"):
+        moved, bent = _bend(block, watched, entry, size, others)
+        if moved <= 1e-3 or bent > 1e-4:
+            raise WeightMapError(
+                f"verify_weight_map: {entry.title} ({entry.tensor}) is no value: noise in it moves other "
+                f"tokens by {moved:.1g} of the largest move, {bent:.1g} of that not affinely"
+            )
+
+
+def _bend(
+    block: _Block, watched: nn.Module, entry: WeightEntry, size: float, others: Tensor
+) -> tuple[float, float]:
+    """Move of other tokens relative to the largest move, and the part of it that is not affine."""
+    once, twice = (block.noise(watched, entry, factor * size) for factor in (1.0, 2.0))
+    elsewhere, largest = once[others].abs().max(), once.abs().max().clamp_min(1e-300)
+    bend = (twice - 2 * once)[others].abs().max() / elsewhere.clamp_min(1e-300)
+    return float(elsewhere / largest), float(bend)
+
+
+def _check_gate(block: _Block, layer: int) -> None:
+    ups, downs = block.of("up"), block.of("down")
+    if not ups or not downs:
+        raise WeightMapError(f"verify_weight_map: layer {layer} has a gate but not both up and down")
+    if any(entry.rows is not None and entry.rows.size == 1 for entry in ups):
+        return  # alternating columns: that activation adds 1 to up and clamps it, so twice up is not twice
+    if ups[0].expert is None:
+        watched, site = block.owner(downs[0]), "input"
+        changes = [(block.owner(entry), _doubling(entry)) for entry in ups]
+        plain, doubled = block.run(watched, site, []), block.run(watched, site, changes)
+    else:
+        # experts are fused in memory: their weights are doubled, and what they add up to is watched
+        watched, site = block.owner(downs[0]), "output"
+        plain = block.run(watched, site, [])
+        with _doubled(block, ups):
+            doubled = block.run(watched, site, [])
+    error = float((doubled - 2 * plain).abs().max() / plain.abs().max().clamp_min(1e-300))
+    if error > 1e-4:
+        raise WeightMapError(
+            f"verify_weight_map: {ups[0].title} ({ups[0].tensor}) is not up but gate: twice of it is not "
+            f"twice the input of down (off by {error:.1g})"
+        )
+
+
+def _doubling(entry: WeightEntry) -> Callable[[Tensor], Tensor]:
+    def change(output: Tensor) -> Tensor:
+        changed = output.clone()
+        changed[..., _row_numbers(entry).to(output.device)] *= 2
+        return changed
+
+    return change
+
+
+@contextlib.contextmanager
+def _doubled(block: _Block, entries: Sequence[WeightEntry]) -> Iterator[None]:
+    """Twice the weights of some experts inside, the same bits as before outside."""
+    parameters = {
+        entry.tensor: getattr(block.owner(entry), entry.tensor.rpartition(".")[2]) for entry in entries
+    }
+    kept = {name: one.detach().clone() for name, one in parameters.items()}
+    try:
+        with torch.no_grad():
+            for entry in entries:
+                stored = parameters[entry.tensor]
+                matrix = stored if entry.index is None else stored[entry.index]
+                (matrix.T if entry.transposed else matrix)[_row_numbers(entry)] *= 2
+        yield
+    finally:
+        with torch.no_grad():
+            for name, one in parameters.items():
+                one.copy_(kept[name])
+
+
+def _row_numbers(entry: WeightEntry) -> Tensor:
+    """Which rows of the stored matrix's output axis are the entry's."""
+    if entry.rows is None:
+        return torch.arange(entry.shape[0])
+    return torch.cat([torch.arange(first, end) for first, end in entry.rows.runs()])
+
+
+def _inputs(model: nn.Module, found: WeightMap, block: nn.Module) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What one block is called with in a forward pass of random tokens."""
+    seen: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    embed = next((entry for entry in found if entry.role == "embed"), None)
+    if embed is None:
+        raise WeightMapError("verify_weight_map: the model has no token embedding, so nothing can be proved")
+    generator = torch.Generator().manual_seed(0)
+    ids = torch.randint(embed.shape[0], (1, _TOKENS), generator=generator)
+    inputs: dict[str, Any] = {"input_ids": ids.to(next(model.parameters()).device)}
+    taken = inspect.signature(model.forward).parameters
+    if "attention_mask" in taken:
+        inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
+    if "use_cache" in taken:
+        inputs["use_cache"] = False
+    hook = block.register_forward_pre_hook(
+        lambda _, args, kwargs: seen.append((args, kwargs)), with_kwargs=True
+    )
+    try:
+        with torch.no_grad(), _evaluating(model):
+            model(**inputs)
+    finally:
+        hook.remove()
+    if not seen:
+        raise WeightMapError(f"verify_weight_map: {found.blocks} did not run in a forward pass")
+    return seen[0]
+
+
+def _fresh(value: Any, half: bool) -> Any:
+    """Inputs for a replay: without the cache that the first run filled, half precision widened."""
+    if isinstance(value, Tensor):
+        return value.float() if half and value.is_floating_point() else value
+    if isinstance(value, (tuple, list)):
+        return type(value)(_fresh(one, half) for one in value)
+    if isinstance(value, dict):
+        return {name: _fresh(one, half) for name, one in value.items()}
+    return None if hasattr(value, "get_seq_length") else value
+
+
+def _first(output: Any) -> Tensor:
+    return output if isinstance(output, Tensor) else output[0]
+
+
+@contextlib.contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    training = {module: module.training for module in model.modules()}
+    model.eval()
+    try:
+        yield
+    finally:
+        for module, mode in training.items():
+            module.training = mode

@@ -1,0 +1,284 @@
+# SPDX-License-Identifier: MIT
+"""weight_map on every family: files and modules agree, values are the model's, wrong maps are found out."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+import attnscope as asc
+from attnscope.models import families
+from attnscope.models.weight_entries import Rows, place_of
+from attnscope.models.weights import WeightFolder
+from weight_models import FAMILIES, tiny
+
+transformers = pytest.importorskip("transformers")
+
+ATTENTION = {"q", "k", "v", "o"}
+
+
+@pytest.fixture(autouse=True, scope="module")
+def one_thread():
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+def saved(model, folder):
+    """The folder that a model is saved to."""
+    transformers.utils.logging.disable_progress_bar()
+    model.save_pretrained(folder)
+    return folder
+
+
+def swapped(found, **names):
+    """A map that calls some roles by the names of others."""
+    entries = (dataclasses.replace(one, role=names.get(one.role, one.role)) for one in found)
+    return dataclasses.replace(found, entries=tuple(entries))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_folder_and_a_module_give_the_same_matrices(name, tmp_path):
+    model = tiny(name)
+    module, folder = asc.weight_map(model), asc.weight_map(saved(model, tmp_path))
+    assert folder.entries == module.entries
+    assert {one.key for one in module} == {one.key for one in folder}
+    for what in ("tied", "layers", "heads", "kv_heads", "final_norm", "project_out", "rotary", "layer_norm"):
+        assert getattr(folder, what) == getattr(module, what), what
+    parameters = dict(model.named_parameters(remove_duplicate=False))
+    files = WeightFolder(tmp_path)
+    for one, other in zip(module, folder, strict=True):
+        in_memory = one.of(parameters[one.tensor].detach())
+        assert tuple(in_memory.shape) == one.shape
+        assert torch.equal(in_memory, other.of(files.read(other.tensor))), one.title
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_role_does_what_its_name_says(name):
+    model = tiny(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    asc.verify_weight_map(model)
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
+def test_half_precision_is_verified_in_float32(name):
+    asc.verify_weight_map(tiny(name).to(torch.bfloat16))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_weight_of_a_block_is_in_one_entry(name):
+    """Counted against the parameters: nothing is left out, nothing is listed twice."""
+    model = tiny(name)
+    found = asc.weight_map(model)
+    listed = sum(one.shape[0] * one.shape[1] for one in found if one.layer >= 0)
+    inside = sum(
+        one.numel()
+        for tensor, one in model.named_parameters()
+        if place_of(tensor) and one.ndim > 1 and "bias" not in tensor and "conv1d" not in tensor
+    )
+    assert listed == inside
+
+
+@pytest.mark.parametrize(
+    ("name", "model_type", "tensor", "layout"),
+    [
+        ("gpt_neox", "gpt_neox", "attention.query_key_value", "stacked"),
+        ("bloom", "bloom", "self_attention.query_key_value", "stacked"),
+        ("falcon_new", "falcon", "self_attention.query_key_value", "stacked"),
+        ("codegen", "codegen", "attn.qkv_proj", "stacked"),
+        ("codegen", "codegen", "attn.qkv_proj", "partitions q k v"),
+        ("phi3", "phi3", "self_attn.qkv_proj", "grouped"),
+        ("mpt", "mpt", "attn.Wqkv", "grouped"),
+    ],
+)
+def test_a_fused_matrix_read_in_a_wrong_layout_is_found_out(monkeypatch, name, model_type, tensor, layout):
+    model = tiny(name)
+    in_order = lambda heads, kv, rows: families.Parts(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
+    monkeypatch.setitem(families.LAYOUTS, "partitions q k v", in_order)
+    right = families.FAMILIES[model_type]
+    claims = {**right.claims, tensor: families.Claim(layout)}
+    monkeypatch.setitem(families.FAMILIES, model_type, dataclasses.replace(right, claims=claims))
+    wrong = asc.weight_map(model)
+    with pytest.raises(asc.WeightMapError, match=r"is no (query|key|value)"):
+        asc.verify_weight_map(model, wrong)
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "mixtral"])
+def test_exchanged_roles_are_found_out(name):
+    model = tiny(name)
+    found = asc.weight_map(model)
+    for names in ({"q": "k", "k": "q"}, {"k": "v", "v": "k"}, {"q": "v", "v": "q"}):
+        with pytest.raises(asc.WeightMapError, match=r"layer 1 .* is no (query|key|value): noise"):
+            asc.verify_weight_map(model, swapped(found, **names))
+
+
+@pytest.mark.parametrize("name", ["llama", "phi3", "mixtral", "llama4", "modernbert"])
+def test_gate_read_as_up_is_found_out(name):
+    model = tiny(name)
+    before = {key: value.clone() for key, value in model.state_dict().items()}
+    with pytest.raises(asc.WeightMapError, match="is not up but gate"):
+        asc.verify_weight_map(model, swapped(asc.weight_map(model), up="gate", gate="up"))
+    assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
+
+
+def test_rows_of_the_fused_layouts_by_hand():
+    def rows(shapes, role, **config):
+        return list(asc.weight_map(shapes, config=config)[0, role].rows.runs())
+
+    per_head = {"layers.0.attention.query_key_value.weight": (12, 4)}
+    assert rows(per_head, "k", model_type="gpt_neox", num_attention_heads=2) == [(2, 4), (8, 10)]
+    groups = {"h.0.self_attention.query_key_value.weight": (16, 8)}
+    falcon = {"model_type": "falcon", "num_attention_heads": 4, "new_decoder_architecture": True}
+    assert rows(groups, "q", num_kv_heads=2, **falcon) == [(0, 4), (8, 12)]
+    assert rows(groups, "v", num_kv_heads=2, **falcon) == [(6, 8), (14, 16)]
+    codegen = {"h.0.attn.qkv_proj.weight": (24, 8)}
+    assert rows(codegen, "k", model_type="codegen", n_head=4) == [(4, 6), (10, 12), (16, 18), (22, 24)]
+
+
+def test_alternating_columns_of_experts():
+    shapes = {"layers.0.mlp.experts.gate_up_proj": (2, 8, 6)}
+    found = asc.weight_map(shapes, config={"model_type": "gpt_oss"})
+    assert [one.key for one in found] == [(0, "gate", 0), (0, "gate", 1), (0, "up", 0), (0, "up", 1)]
+    assert found[0, "up", 1].rows == Rows(start=1, size=1, period=2, repeats=3)
+    stored = torch.arange(96.0).view(2, 8, 6)
+    assert torch.equal(found[0, "up", 1].of(stored), stored[1, :, 1::2].T)
+
+
+def test_norms_gains_and_what_is_around_the_blocks():
+    gemma = asc.weight_map(tiny("gemma2"))
+    assert gemma[1, "o"].out_gain == "model.layers.1.post_attention_layernorm.weight"
+    assert gemma[1, "down"].out_gain == "model.layers.1.post_feedforward_layernorm.weight"
+    assert gemma[1, "q"].out_gain is None
+    assert (gemma.norm_offset, gemma.layer_norm, gemma.tied) == (1.0, False, True)
+    assert asc.weight_map(tiny("glm4"))[0, "down"].out_gain == "model.layers.0.post_mlp_layernorm.weight"
+    assert asc.weight_map(tiny("llama"))[1, "o"].out_gain is None
+    opt = asc.weight_map(tiny("opt"))
+    assert opt.project_out == "model.decoder.project_out.weight"
+    assert opt[-1, "unembed"].shape == (97, 24)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_the_gain_of_the_final_norm_is_the_stored_one_and_an_offset(name):
+    """The gain by probing: norm(x) − norm(−x) over 2x at entries ±1 of sum 0; and what becomes of a shift."""
+    model = tiny(name)
+    found = asc.weight_map(model)
+    if found.final_norm is None:
+        pytest.skip("no norm before the unembedding holds a gain")
+    norm = model.get_submodule(found.final_norm.rpartition(".")[0])
+    x = torch.tensor([1.0, -1.0]).repeat(norm.weight.numel() // 2)
+    with torch.no_grad():
+        probed = (norm(x) - norm(-x)) / (2 * x)
+        stored = norm.weight + found.norm_offset
+        assert torch.allclose(probed, stored, atol=1e-4), name
+        shifted = torch.allclose(norm(x + 3), norm(x), atol=1e-4)
+    assert shifted == found.layer_norm
+
+
+def test_maps_of_one_layer_role_and_their_errors():
+    found = asc.weight_map(tiny("llama"))
+    assert {one.role for one in found.select(roles=["q", "k"], layers=[1])} == {"q", "k"}
+    assert len(found.select(roles=["q"])) == 2
+    with pytest.raises(ValueError, match=r"no matrix has the role 'query'"):
+        found.select(roles=["query"])
+    with pytest.raises(ValueError, match=r"layer 2 is outside the model's 0 .. 1"):
+        found.select(layers=[2])
+    with pytest.raises(KeyError, match="upp"):
+        found[0, "upp"]
+    assert repr(found).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
+
+
+def test_a_matrix_that_no_rule_claims_is_named():
+    shapes = {"model.layers.0.self_attn.q_proj.weight": (4, 4), "model.layers.0.novel.side.weight": (4, 4)}
+    with pytest.raises(asc.WeightMapError, match=r"no rule claims model\.layers\.0\.novel\.side\.weight \[4"):
+        asc.weight_map(shapes)
+    unknown = {"model.layers.0.self_attn.qkv_proj.weight": (12, 4)}
+    with pytest.raises(asc.WeightMapError, match=r"qkv_proj.*model type 'someone_elses'"):
+        asc.weight_map(unknown, config={"model_type": "someone_elses", "num_attention_heads": 2})
+
+
+def test_fused_matrices_need_heads_that_divide_them():
+    shapes = {"h.0.attn.c_attn.weight": (4, 12)}
+    with pytest.raises(asc.WeightMapError, match="without config their heads are unknown"):
+        asc.weight_map(shapes, config={"model_type": "gpt2"})
+    with pytest.raises(asc.WeightMapError, match=r"has 12 rows, which 5 heads and 5 key-value heads do not"):
+        asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": 5})
+
+
+def test_of_several_stacks_the_text_model_is_taken():
+    shapes = {
+        "vision.blocks.0.self_attn.q_proj.weight": (6, 6),
+        "model.layers.0.self_attn.q_proj.weight": (4, 4),
+        "model.layers.1.self_attn.q_proj.weight": (4, 4),
+    }
+    config = {"text_config": {"model_type": "llama", "num_hidden_layers": 2, "hidden_size": 4}}
+    assert asc.weight_map(shapes, config=config).blocks == "model.layers"
+    with pytest.raises(asc.WeightMapError, match=r"2 stacks of blocks, vision\.blocks \(1 layers\), mod"):
+        asc.weight_map(shapes)
+
+
+def test_layers_behind_the_last_of_the_configuration_are_left_out():
+    shapes = {f"model.layers.{at}.self_attn.q_proj.weight": (4, 4) for at in range(3)}
+    shapes["model.layers.2.eh_proj.weight"] = (4, 8)
+    found = asc.weight_map(shapes, config={"num_hidden_layers": 2, "model_type": "deepseek_v3"})
+    assert [one.layer for one in found] == [0, 1]
+
+
+def test_names_without_prefix_as_in_hub_files(tmp_path):
+    model = tiny("gpt2")
+    saved(model, tmp_path)
+    tensors = load_file(tmp_path / "model.safetensors")
+    buffers = {"h.0.attn.bias": torch.ones(1, 1, 64, 64), "h.0.attn.masked_bias": torch.tensor(-1e4)}
+    short = {name.removeprefix("transformer."): one for name, one in tensors.items()} | buffers
+    save_file(short, tmp_path / "model.safetensors")
+    assert asc.weight_map(tmp_path).entries == asc.weight_map(model).entries
+
+
+def test_models_without_blocks_or_with_two_stacks_are_refused():
+    with pytest.raises(
+        asc.WeightMapError, match=r"no tensor lies in a numbered list of blocks .* weight, bias"
+    ):
+        asc.weight_map(torch.nn.Linear(2, 2))
+    config = transformers.T5Config(vocab_size=20, d_model=8, d_kv=4, d_ff=8, num_layers=1, num_heads=2)
+    with pytest.raises(asc.WeightMapError, match="2 stacks of blocks"):
+        asc.weight_map(transformers.T5ForConditionalGeneration(config))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "value", "message"),
+    [
+        ("mlp.experts.gate_up_proj_blocks", torch.zeros(2, 8, 4, 16, dtype=torch.uint8), "MXFP4 blocks"),
+        ("self_attn.q_proj.qweight", torch.zeros(4, 4, dtype=torch.int32), r"qweight is quantised"),
+        ("self_attn.q_proj.weight", torch.zeros(4, 4, dtype=torch.int8), r"quantised \(int8\)"),
+        ("self_attn.q_proj.weight", torch.zeros(4, 4).to(torch.float8_e4m3fn), r"quantised \(F8_E4M3\)"),
+        ("self_attn.q_proj.weight_scale_inv", torch.ones(1, 1), r"weight_scale_inv is quantised"),
+        ("self_attn.q_proj.weight.absmax", torch.ones(4, 1), r"absmax is quantised"),
+    ],
+)
+def test_quantised_weights_are_refused_by_name(tmp_path, tensor, value, message):
+    save_file({f"model.layers.0.{tensor}": value}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}), "utf-8")
+    with pytest.raises(ValueError, match=message):
+        asc.weight_map(tmp_path)
+
+
+def test_folders_that_hold_no_weights(tmp_path):
+    with pytest.raises(ValueError, match="is not a folder"):
+        asc.weight_map(tmp_path / "none")
+    (tmp_path / "pytorch_model.bin").write_bytes(b"x")
+    with pytest.raises(ValueError, match=r"no \*\.safetensors file; pytorch_model\.bin is of a format"):
+        asc.weight_map(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"\x08\0\0\0\0\0\0\0not json")
+    with pytest.raises(ValueError, match="header is no JSON"):
+        asc.weight_map(tmp_path)
+    (tmp_path / "model.safetensors").write_bytes(b"123")
+    with pytest.raises(ValueError, match="not all of it is there"):
+        asc.weight_map(tmp_path)
+    (tmp_path / "model.safetensors.index.json").write_text(
+        '{"weight_map": {"a": "gone.safetensors"}}', "utf-8"
+    )
+    with pytest.raises(ValueError, match=r"lacks gone\.safetensors"):
+        asc.weight_map(tmp_path)
