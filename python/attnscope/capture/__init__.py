@@ -5,7 +5,9 @@
 arrives, never before.
 """
 
-from attnscope.capture.layer import SITES, Layer
+from attnscope.capture.editing import edit
+from attnscope.capture.layer import Layer
+from attnscope.capture.sites import SITES
 from attnscope.capture.tape import Tape, capture
 
-__all__ = ["SITES", "Layer", "Tape", "capture"]
+__all__ = ["SITES", "Layer", "Tape", "capture", "edit"]
