@@ -39,7 +39,7 @@ class Parts(NamedTuple):
         """The module at which a site is seen, and whether on the way in."""
         return {
             "hidden": (self.block, True),
-            "attention_input": (core, True),
+            "attention_input": (core if core != self.block else None, True),
             "head_output": (self.projection, True),
             "attention_output": (self.projection, False),
             "mlp_input": (self.first, True),

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -17,8 +17,11 @@ from attnscope.capture.anatomy import Parts
 from attnscope.capture.draft import Draft
 from attnscope.capture.interface import MASKED_BELOW
 from attnscope.capture.layer import Layer
-from attnscope.capture.residual import entering, leaving
+from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
+
+if TYPE_CHECKING:
+    from attnscope.capture.structure import Structure
 
 # The consumer of the forward pass under way. A context variable: another thread's forward pass on the same
 # model, or one that the consumer runs between two layers, does not see it and is left alone.
@@ -41,6 +44,9 @@ class Recorder:
         emit: receives each finished layer; may block, may raise.
         parts: where each attention module's block keeps what, for the sites that need it.
         unmasked: causal stacks that are known to run without a mask.
+        alone: the model's blocks, each of which is a layer, when its attention is not captured.
+        graph: sites that stay in the graph of a forward pass with a gradient.
+        dual: whether that pass carries tangents.
     """
 
     def __init__(
@@ -55,6 +61,9 @@ class Recorder:
         chunk: int | None = None,
         parts: Mapping[str, Parts] | None = None,
         unmasked: Collection[str] = (),
+        alone: Structure | None = None,
+        graph: Collection[str] = (),
+        dual: bool = False,
     ) -> None:
         self.emit = emit
         self.sites = frozenset(sites)
@@ -65,6 +74,17 @@ class Recorder:
         self.hooked = frozenset(s for s in self.sites if ALONE in TABLE[s].tiers)
         self.late = frozenset(s for s in self.hooked if TABLE[s].moment not in (ENTRY, INPUT))
         self.parts = dict(parts or {}) if self.hooked else {}
+        self.alone = alone
+        self.blocks: dict[str, tuple[int, str | None]] = {}
+        if alone is not None:
+            self.late = self.hooked
+            self.parts, self.blocks = alone.by_block()
+            for block, (index, _) in self.blocks.items():
+                stack = anatomy.starred(block)
+                self.stacks[stack] = max(self.stacks.get(stack, 0), alone.depth_of(block), index + 1)
+        self.graph, self.dual = frozenset(graph), dual
+        self.roots: dict[tuple[str, str], Tensor] = {}
+        self.drafts: list[Draft] = []
         self.unmasked = set(unmasked)
         self.modules = anatomy.named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
@@ -242,16 +262,23 @@ class Recorder:
         tensor = self.kept.get((place or "", site))
         if tensor is None:
             raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        # Some feed-forward parts work on [B * q, D].
-        if tensor.ndim == 2:
+        draft.tensors[site] = self.shaped(draft, site, tensor)
+        if (place or "", site) in self.roots:
+            draft.roots[site] = self.roots.pop((place or "", site))
+
+    def shaped(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
+        """What a hook has kept, in the site's shape."""
+        if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*draft.size, -1)
-        if moment == HEADS:
+        if TABLE[site].moment == HEADS:
             tensor = tensor.reshape(*draft.size, draft.total, -1).transpose(1, 2)
             tensor = tensor if self.heads is None else tensor[:, draft.heads]
-        draft.tensors[site] = tensor
+        return tensor
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}
+        if draft.roots:
+            self.drafts.append(draft)
         self.emit(
             Layer(
                 draft.index,
@@ -277,17 +304,17 @@ class Recorder:
 
         handles: list[Any] = []
 
-        def before(name: str, act: Callable[[Tensor], None]) -> None:
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if LIVE.get() is self:
-                    act(entering(args, kwargs))
+        def before(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                new = act(entering(args, kwargs)) if LIVE.get() is self else None
+                return None if new is None else with_entering(args, kwargs, new)
 
             handles.append(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True))
 
-        def after(name: str, act: Callable[[Tensor], None]) -> None:
-            def hook(_: nn.Module, args: Any, output: Any) -> None:
-                if LIVE.get() is self:
-                    act(leaving(output))
+        def after(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
+            def hook(_: nn.Module, args: Any, output: Any) -> Any:
+                new = act(leaving(output)) if LIVE.get() is self else None
+                return None if new is None else with_leaving(output, new)
 
             handles.append(self.modules[name].register_forward_hook(hook))
 
@@ -319,13 +346,49 @@ class Recorder:
             for handle in handles:
                 handle.remove()
 
-    def _keep(self, place: str, site: str, tensor: Tensor) -> None:
+    def _keep(self, place: str, site: str, tensor: Tensor) -> Tensor | None:
         self.kept[place, site] = tensor.detach().clone()
+        if site not in self.graph:
+            return None
+        root = self.roots[place, site] = self.rooted(tensor)
+        return None if root is tensor else root
 
-    def _leave_block(self, block: str, _: Tensor) -> None:
+    def rooted(self, tensor: Tensor) -> Tensor:
+        """The tensor as part of the graph; the graph begins at the first one that is asked for."""
+        return tensor if self.dual or tensor.requires_grad else tensor.detach().requires_grad_()
+
+    def _begin_block(self, block: str, leaving: Tensor) -> None:
+        """A block is a layer: it has just run."""
+        index, core = self.blocks[block]
+        stack = anatomy.starred(block)
+        nth = self.count[(block,)] = self.count.get((block,), -1) + 1
+        draft = Draft(stack, index + nth, 0, core or block)
+        chosen = choose(self.layers, self.stacks[stack], f"layers of {stack}")
+        draft.wanted = draft.index in chosen
+        if not draft.wanted:
+            return
+        assert self.alone is not None
+        batch, queries = leaving.shape[:2]
+        draft.size = (batch, queries)
+        draft.total = self.alone.heads.get(core or "", 0)
+        draft.heads = choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
+        given = self.input_mask
+        keys = queries if given is None or "decoder" in block else given.shape[1]
+        draft.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
+        if given is not None and given.shape == draft.valid.shape:
+            draft.valid = given.to(leaving.device, torch.bool).clone()
+        self.seen += 1
+        self.waiting.setdefault(block, []).append(draft)
+
+    def _leave_block(self, block: str, tensor: Tensor) -> None:
+        if self.alone is not None:
+            self._begin_block(block, tensor)
         for draft in self.waiting.pop(block, []):
+            parts = self.parts[draft.name]
             for site in self.late:
-                self._fill(draft, self.parts[draft.name], site)
+                # A layer without attention has none of its sites.
+                if self.alone is None or parts.place(draft.name, site)[0]:
+                    self._fill(draft, parts, site)
             self._send(draft)
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
         for key in [key for key in self.kept if key[0] in inside]:

@@ -19,10 +19,15 @@ class Structure:
         modules: the model's modules by name.
         layers: for each layer its parts, the name of its attention module (None for a layer without one) and
             which call of these modules it is.
+        heads: number of heads by attention module.
     """
 
-    def __init__(self, model: nn.Module, parts: Mapping[str, Parts]) -> None:
+    def __init__(
+        self, model: nn.Module, parts: Mapping[str, Parts], heads: Mapping[str, int] | None = None
+    ) -> None:
         self.model = model
+        heads = heads or {}
+        self.heads = {core: heads[s] for core in parts if (s := anatomy.starred(core)) in heads}
         self.modules = anatomy.named_modules(model)
         self.layers: list[tuple[Parts, str | None, int]] = []
         cores: dict[str, str] = {}
@@ -37,6 +42,23 @@ class Structure:
         if len(self.layers) == 1 and total > 1:  # one block that runs as often as there are layers
             one, core, _ = self.layers[0]
             self.layers = [(one, core, call) for call in range(total)]
+
+    def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
+        """Parts by attention module (by block without one), and each block's number and attention module."""
+        parts = {core or str(one.block): one for one, core, _ in self.layers}
+        numbers: dict[str, tuple[int, str | None]] = {}
+        counts: dict[str, int] = {}
+        for one, core, _ in self.layers:
+            block = str(one.block)
+            stack = anatomy.starred(block)
+            if block not in numbers:
+                numbers[block] = (counts.get(stack, 0), core)
+                counts[stack] = counts.get(stack, 0) + 1
+        return parts, numbers
+
+    def depth_of(self, block: str) -> int:
+        """How often the block runs in a pass."""
+        return sum(one.block == block for one, _, _ in self.layers)
 
     @property
     def depth(self) -> int:
@@ -79,10 +101,10 @@ def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> St
     from attnscope.capture import preflight
 
     inputs = preflight.trial_inputs(model) or batch
-    parts: Mapping[str, Parts] = {}
+    plan = preflight.Plan(preflight.PLAIN)
     if inputs is not None:
         try:
-            parts = preflight.plan_for(model, inputs).parts
+            plan = preflight.plan_for(model, inputs)
         except RuntimeError:  # its attention cannot be captured; its blocks are still there
-            parts = {}
-    return Structure(model, parts)
+            plan = preflight.Plan(preflight.PLAIN)
+    return Structure(model, plan.parts, plan.heads)

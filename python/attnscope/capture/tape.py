@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -100,6 +100,8 @@ class Tape:
         self._inside = False
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
         self.output: Any = None
+        # What a forward pass runs inside, in the thread that runs it: edits, and hooks for the model's sites.
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __repr__(self) -> str:
         """The model, what is captured and how."""
@@ -248,7 +250,7 @@ class Tape:
         self.output = None
         hooks = plan.tier == HOOKS
         if hooks:
-            inputs = {key: _float_mask(key, value, self._model) for key, value in inputs.items()}
+            inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
             if plan.ask:
                 inputs["output_attentions"] = True
         stream = Stream()
@@ -267,12 +269,12 @@ class Tape:
 
         def work() -> None:
             LIVE.set(recorder)
-            self.output = forward(**inputs)
+            with self.around(), recorder.listening():
+                self.output = forward(**inputs)
 
         with ExitStack() as stack:
             stack.enter_context(uncompiled(self._whole))
             stack.enter_context(implementation(self._model, "eager" if hooks else NAME))
-            stack.enter_context(recorder.listening())
             if hooks:
                 stack.enter_context(taking(recorder, dict(plan.weights)))
             yield from stream.layers(work)
@@ -284,8 +286,8 @@ class Tape:
     def _outputs(self, inputs: dict[str, Any]) -> Generator[Layer, None, None]:
         plan = self._plan
         assert plan is not None
-        inputs = {key: _float_mask(key, value, self._model) for key, value in inputs.items()}
-        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"):
+        inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
+        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"), self.around():
             output = self._model(**inputs, output_attentions=True)
         given = inputs.get("attention_mask")
         found = [(name, index, [tensor]) for name, index, tensor in attention_outputs(output)]
@@ -325,7 +327,7 @@ def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
     return numbers
 
 
-def _float_mask(name: str, value: Any, model: nn.Module) -> Any:
+def float_mask(name: str, value: Any, model: nn.Module) -> Any:
     """Eager attention adds its mask: a boolean one would count as 0 and 1."""
     if not (name.endswith("attention_mask") and torch.is_tensor(value) and value.ndim == 4):
         return value
