@@ -14,6 +14,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
@@ -186,18 +187,29 @@ class Run:
     def _alone(self) -> Generator[Layer, None, None]:
         """The layers of a pass of hooks alone."""
         self.tier = 0
-        sites = self.what.of_layers
-        structure = structure_of(self._model, self._batch) if sites else Structure(self._model, {})
-        if sites:
-            self._reachable(structure)
+        with ExitStack() as stack:
+            stack.enter_context(uncompiled(self._whole))
+            if needs_interface(self.what.edits):
+                stack.enter_context(implementation(self._model, NAME))
+            if self.what.of_layers:
+                yield from self._blocks()
+            else:
+                with torch.no_grad(), self._around():
+                    self._finish(self._model(**self._batch))
+        self._done = True
+
+    def _blocks(self) -> Iterator[Layer]:
+        """One layer for each block, streamed."""
+        structure = structure_of(self._model, self._batch)
+        self._reachable(structure)
         stream = Stream()
         recorder = Recorder(
             self._model,
             stream.emit,
-            sites=sites,
+            sites=self.what.of_layers,
             layers=self.what.layers,
             heads=self.what.heads,
-            alone=structure if sites else None,
+            alone=structure,
         )
         recorder.pulse = stream.pulse
 
@@ -206,12 +218,7 @@ class Run:
             with self._around(), recorder.listening():
                 self._finish(self._model(**self._batch))
 
-        with ExitStack() as stack:
-            stack.enter_context(uncompiled(self._whole))
-            if needs_interface(self.what.edits):
-                stack.enter_context(implementation(self._model, NAME))
-            yield from stream.layers(work)
-        self._done = True
+        return stream.layers(work)
 
     def _reachable(self, structure: Structure) -> None:
         name = type(self._model).__name__
