@@ -20,7 +20,7 @@ if importlib.util.find_spec("torch") is not None:
     _isa.load_core()
 
     from attnscope import inference, protocols
-    from attnscope.capture import capture
+    from attnscope.capture import capture, edit, edits
     from attnscope.inference import Frames, classify_frames, emergence_step
     from attnscope.metrics.alignment import (
         entropy_magnitude_correlation,
@@ -131,6 +131,8 @@ __all__ = [
     "betti_numbers",
     "capture",
     "classify_frames",
+    "edit",
+    "edits",
     "effective_rank",
     "emergence_step",
     "entropy_magnitude_correlation",

@@ -5,7 +5,10 @@
 arrives, never before.
 """
 
-from attnscope.capture.layer import SITES, Layer
+from attnscope.capture.editing import edit
+from attnscope.capture.forward import Forward, forward
+from attnscope.capture.layer import Layer
+from attnscope.capture.sites import SITES
 from attnscope.capture.tape import Tape, capture
 
-__all__ = ["SITES", "Layer", "Tape", "capture"]
+__all__ = ["SITES", "Forward", "Layer", "Tape", "capture", "edit", "forward"]

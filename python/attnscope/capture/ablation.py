@@ -3,34 +3,15 @@
 
 from __future__ import annotations
 
-import sys
-import threading
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture.implementation import implementation
-from attnscope.capture.interface import mask_function
+from attnscope.capture.edits import HideKeys
+from attnscope.capture.forward import Forward, forward
 from attnscope.metrics._named import shown_by_shape
-
-NAME = "attnscope_ablation"
-_registration = threading.Lock()
-_registered = False
-
-
-class _Removal:
-    """The keys to hide, [B, n], and how many attention calls hid them."""
-
-    def __init__(self, removed: Tensor) -> None:
-        self.removed = removed
-        self.calls = 0
-
-
-_LIVE: ContextVar[_Removal | None] = ContextVar("attnscope_ablation", default=None)
 
 
 @shown_by_shape
@@ -134,80 +115,15 @@ def _compared(model: nn.Module, p: Tensor, q: Tensor, ids: Tensor, real: Tensor)
     return OutputKl(kl, _loss(p, ids, real), _loss(q, ids, real))
 
 
-@contextmanager
-def removing(model: nn.Module, removed: Tensor) -> Iterator[_Removal]:
-    """Inside the block the model's attention hides the keys marked in `removed` [B, n]."""
-    _register()
-    removal = _Removal(removed)
-    token = _LIVE.set(removal)
-    try:
-        with implementation(model, NAME):
-            yield removal
-    finally:
-        _LIVE.reset(token)
-
-
 def _logits(model: nn.Module, inputs: Mapping[str, Any], removed: Tensor) -> Tensor:
-    with removing(model, removed) as removal:
-        output = model(**{**inputs, "use_cache": False} if _takes_cache(model) else inputs)
-    if removal.calls == 0:
-        raise NotImplementedError(
-            f"output_kl: the attention of {type(model).__name__} does not go through transformers' attention "
-            "interface, so keys cannot be hidden before its softmax"
-        )
-    logits = getattr(output, "logits", None)
-    if logits is None:
-        raise TypeError(
-            f"output_kl: {type(model).__name__} gives no logits; load it with its language-model head"
-        )
-    return logits.detach().double().cpu()  # type: ignore[no-any-return]
-
-
-def _attention(
-    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Tensor | None, **kwargs: Any
-) -> tuple[Tensor, Tensor | None]:
-    own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
-    if own is None:
-        raise NotImplementedError(
-            f"output_kl: {type(module).__module__} has no eager attention function to hide keys in"
-        )
-    removal = _LIVE.get()
-    if removal is not None:
-        removal.calls += 1
-        if bool(removal.removed.any()):
-            attention_mask = _hidden(attention_mask, removal.removed, query, key.shape[-2])
-    result: tuple[Tensor, Tensor | None] = own(module, query, key, value, attention_mask, **kwargs)
-    return result
-
-
-def _hidden(mask: Tensor | None, removed: Tensor, query: Tensor, keys: int) -> Tensor:
-    """The float mask with the removed keys hidden, except from queries that would see nothing."""
-    lowest = torch.finfo(query.dtype).min
-    if mask is None:
-        mask = query.new_zeros(1, 1, query.shape[-2], keys)
-    elif mask.dtype == torch.bool:
-        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
-    mask = mask[..., :keys]
-    if removed.shape[-1] != keys or removed.shape[0] != query.shape[0]:
-        raise NotImplementedError(
-            f"output_kl: a layer attends from {query.shape[0]} samples to {keys} keys, where the input holds "
-            f"{removed.shape[0]} of {removed.shape[1]} tokens"
-        )
-    removed = removed[:, None, None, :].to(mask.device)
-    left = ((mask > lowest / 2) & ~removed).any(-1, keepdim=True)
-    return torch.where(left & removed, lowest, mask)
-
-
-def _register() -> None:
-    global _registered
-    with _registration:
-        if _registered:
-            return
-        from transformers import AttentionInterface, AttentionMaskInterface
-
-        AttentionInterface.register(NAME, _attention)
-        AttentionMaskInterface.register(NAME, mask_function)
-        _registered = True
+    """The logits of a run without some keys, in float64; without none of them, it computes alike."""
+    what = Forward(sites=("logits",), edits=(HideKeys(removed),))
+    try:
+        with forward(model, inputs, what) as run:
+            return run.outputs.logits.double().cpu()
+    except (NotImplementedError, TypeError) as error:
+        reason = str(error).removeprefix("HideKeys: ").removeprefix("forward: ")
+        raise type(error)(f"output_kl: {reason}") from None
 
 
 def _keys(keys: Any, real: Tensor) -> Tensor:
@@ -239,9 +155,3 @@ def _loss(log_p: Tensor, ids: Tensor, real: Tensor) -> Tensor:
 def _predicts_next(model: nn.Module) -> bool:
     name = type(model).__name__
     return "MaskedLM" not in name and ("CausalLM" in name or "LMHead" in name)
-
-
-def _takes_cache(model: nn.Module) -> bool:
-    import inspect
-
-    return "use_cache" in inspect.signature(model.forward).parameters

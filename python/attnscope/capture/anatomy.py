@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import inspect
 import re
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -21,6 +21,31 @@ from torch.utils._python_dispatch import TorchDispatchMode
 _NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")
 _COMPILED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
 _CROSS = re.compile(r"cross|encdec|encoder_attn|enc_attn", re.IGNORECASE)
+
+
+class Parts(NamedTuple):
+    """Where the block around an attention module keeps what, by name; None where it was not found.
+
+    block: the whole. projection: the first matrix behind the softmax, W_O. feed_forward: whose output the
+    feed-forward part adds to the residual stream. first: the matrix that reads the feed-forward part's input.
+    """
+
+    block: str | None = None
+    projection: str | None = None
+    feed_forward: str | None = None
+    first: str | None = None
+
+    def place(self, core: str | None, site: str) -> tuple[str | None, bool]:
+        """The module at which a site is seen, and whether on the way in."""
+        return {
+            "hidden": (self.block, True),
+            "attention_input": (core if core != self.block else None, True),
+            "head_output": (self.projection, True),
+            "attention_output": (self.projection, False),
+            "mlp_input": (self.first, True),
+            "mlp_output": (self.feed_forward, False),
+            "block_output": (self.block, False),
+        }[site]
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
@@ -67,6 +92,28 @@ def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
         if feed_forward(name, core, modules) is not None:
             return name
     return fallback
+
+
+def depth(model: nn.Module) -> int:
+    """Number of layers that the model's configuration names; 1 where it names none."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "num_hidden_layers", None) or 1)
+
+
+def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
+    """Names of all blocks in order: the neighbours of the known ones, else the first list of fitting length.
+
+    Args:
+        model: whose blocks they are.
+        modules: its modules by name.
+        known: blocks that were found around an attention module.
+    """
+    lists = list(dict.fromkeys(block.rpartition(".")[0] for block in known))
+    if not lists:
+        total = depth(model)
+        lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total][:1]
+    return [f"{name}.{child}" for name in lists for child, _ in modules[name].named_children()]
 
 
 def feed_forward(
@@ -129,6 +176,38 @@ def output_projection(core: str, block: str, modules: Mapping[str, nn.Module], t
             continue
         module = modules[name]
         if has_matrices(module) and not _has_norm(module) and name not in trace.mixing:
+            return name
+    return None
+
+
+def first_matrix(
+    block: str,
+    cores: Collection[str],
+    projections: Collection[str | None],
+    modules: Mapping[str, nn.Module],
+    trace: Trace,
+) -> str | None:
+    """Name of the first matrix that runs in the block when its attention is over.
+
+    Args:
+        block: the block.
+        cores: its attention modules.
+        projections: their output projections, which may lie outside of them.
+        modules: the model's modules by name.
+        trace: of one forward pass.
+    """
+    over = {*cores, *(name for name in projections if name)}
+    last = max(
+        (i for i, (event, name) in enumerate(trace.events) if event == "exit" and name in over), default=None
+    )
+    if last is None:
+        return None
+    for event, name in trace.events[last + 1 :]:
+        if event == "exit" and name == block:
+            return None
+        if event != "enter" or not name.startswith(f"{block}.") or not has_matrices(modules[name]):
+            continue
+        if not any(has_matrices(child) for child in modules[name].children()):
             return name
     return None
 

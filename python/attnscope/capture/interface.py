@@ -15,6 +15,9 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from attnscope.capture.draft import Draft
+from attnscope.capture.edits import softmax
+from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
 
 if TYPE_CHECKING:
@@ -49,6 +52,8 @@ INERT = frozenset(
     }
 )
 TILE_ELEMENTS = 1 << 22
+# Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
+MASKED_BELOW = -9000.0
 _registration = threading.Lock()
 _registered = False
 
@@ -81,10 +86,13 @@ def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:
 
     mask: Tensor | None = eager_mask(*args, **kwargs)
     recorder = LIVE.get()
-    if recorder is not None:
-        keys = kwargs.get("kv_length", mask.shape[-1] if mask is not None else None)
-        if keys is not None:
-            recorder.note_key_offset(int(keys), int(kwargs.get("kv_offset", 0)))
+    keys = kwargs.get("kv_length", mask.shape[-1] if mask is not None else None)
+    if keys is not None:
+        start = int(kwargs.get("kv_offset", 0))
+        if recorder is not None:
+            recorder.note_key_offset(int(keys), start)
+        for applied in ACTIVE.get():
+            applied.where.offsets[int(keys)] = (int(kwargs.get("q_offset", 0)), start)
     return mask
 
 
@@ -104,25 +112,32 @@ def attention_function(
     from attnscope.capture.recorder import LIVE
 
     recorder = LIVE.get()
-    if recorder is None or not recorder.owns(module):
-        return _bystander(
-            module,
-            query,
-            key,
-            value,
-            attention_mask,
-            scaling=scaling,
-            softcap=softcap,
-            s_aux=s_aux,
-            position_bias=position_bias,
-            **kwargs,
-        )
+    if recorder is not None and not recorder.owns(module):
+        recorder = None
+    special = {
+        "scaling": scaling,
+        "softcap": softcap,
+        "s_aux": s_aux,
+        "position_bias": position_bias,
+    }
+    if recorder is None:
+        edits = softmax.active(module)
+        if not edits:
+            return _bystander(module, query, key, value, attention_mask, **special, **kwargs)
+        own: Any = getattr(sys.modules[type(module).__module__], "eager_attention_forward", None)
+        if own is not None and not any(isinstance(a.edit, softmax.SubtractRead) for a in edits):
+            # Edits of the mask alone keep the model's own arithmetic.
+            mask, _ = softmax.attended(edits, module, query, key, attention_mask)
+            given = {k: v for k, v in (special | kwargs).items() if v is not None or k == "scaling"}
+            edited: tuple[Tensor, Tensor | None] = own(module, query, key, value, mask, **given)
+            return edited
     unknown = {name: type(v).__name__ for name, v in kwargs.items() if v is not None and name not in INERT}
     if unknown:
         raise NotImplementedError(
             f"capture: {type(module).__name__} passes its attention arguments unknown to capture: {unknown}"
         )
-    recorder.check_mask(module, query, key, attention_mask)
+    if recorder is not None:
+        recorder.check_mask(module, query, key, attention_mask)
     with torch.autocast(query.device.type, enabled=False):
         out = _captured(
             recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias
@@ -131,7 +146,7 @@ def attention_function(
 
 
 def _captured(
-    recorder: Recorder,
+    recorder: Recorder | None,
     module: nn.Module,
     query: Tensor,
     key: Tensor,
@@ -147,8 +162,11 @@ def _captured(
     dtype = torch.promote_types(torch.float32, query.dtype)
     scale = width**-0.5 if scaling is None else scaling
     out = value.new_empty(batch, queries, heads, value.shape[-1])
-    draft = recorder.begin_layer(module, query, key, value, mask, dtype)
-    for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk):
+    draft = Draft("", 0, 0, "")
+    if recorder is not None:
+        draft = recorder.begin_layer(module, query, key, value, mask, dtype, s_aux)
+    mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
+    for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
         p = draft.storage(samples, span, shape)
         flat = p.view(-1, queries, keys)
@@ -163,19 +181,26 @@ def _captured(
         for bias in (position_bias, mask):
             if bias is not None:
                 _add(p, bias, samples, span)
-        if s_aux is None:
+        sink = None if s_aux is None else s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
+        if draft.wants_scores:
+            hidden = _invisible((position_bias, mask), samples, span, keys)
+            scores = p if hidden is None else p.masked_fill(hidden, -torch.inf)
+            draft.keep_scores(samples, span, scores, sink)
+        if sink is None:
             torch.softmax(p, -1, out=p)
         else:  # a learned sink is one more logit without a value: rows sum to less than 1
-            sink = s_aux.to(dtype).reshape(1, -1, 1, 1)[:, span]
             top = torch.maximum(p.amax(-1, keepdim=True), sink)
             p.sub_(top).exp_()
             p.div_(p.sum(-1, keepdim=True) + (sink - top).exp())
         draft.keep(samples, span, p)
+        if unread is not None:
+            flat = p.masked_fill(_tile(unread, samples, span, keys), 0.0).view(-1, queries, keys)
         mixed = torch.bmm(
             flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
         )
         out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
-    recorder.end_attention(draft)
+    if recorder is not None:
+        recorder.end_attention(draft)
     return out
 
 
@@ -199,10 +224,25 @@ def _repeat(states: Tensor, span: slice, group: int) -> Tensor:
     return states[:, torch.arange(span.start, span.stop, device=states.device) // group]
 
 
-def _add(p: Tensor, bias: Tensor, samples: slice, span: slice) -> None:
-    bias = bias[..., : p.shape[-1]]  # a static cache may bring a longer mask
+def _tile(bias: Tensor, samples: slice, span: slice, keys: int) -> Tensor:
+    bias = bias[..., :keys]  # a static cache may bring a longer mask
     bias = bias if bias.shape[0] == 1 else bias[samples]
-    bias = bias if bias.shape[1] == 1 else bias[:, span]
+    return bias if bias.shape[1] == 1 else bias[:, span]
+
+
+def _invisible(biases: tuple[Tensor | None, ...], samples: slice, span: slice, keys: int) -> Tensor | None:
+    """The entries of a tile that any of the biases hides."""
+    found = None
+    for bias in biases:
+        if bias is not None:
+            tile = _tile(bias, samples, span, keys)
+            hidden = ~tile if tile.dtype == torch.bool else tile <= MASKED_BELOW
+            found = hidden if found is None else found | hidden
+    return found
+
+
+def _add(p: Tensor, bias: Tensor, samples: slice, span: slice) -> None:
+    bias = _tile(bias, samples, span, p.shape[-1])
     if bias.dtype == torch.bool:
         p.masked_fill_(~bias, torch.finfo(p.dtype).min)
     else:

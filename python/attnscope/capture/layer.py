@@ -8,18 +8,12 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-SITES = (
-    "attention",
-    "query",
-    "key",
-    "value",
-    "hidden",
-    "attention_input",
-    "attention_output",
-    "mlp_output",
-    "block_output",
-)
-PER_HEAD = frozenset({"query", "key", "value"})
+from attnscope.capture.sites import PER_HEAD, SITES, TABLE
+
+__all__ = ["PER_HEAD", "SITES", "Layer"]
+
+# Sites with two axes of tokens.
+SQUARE = ("attention", "scores")
 
 
 class End:
@@ -32,14 +26,20 @@ class Layer:
     | tensor | shape | meaning |
     |---|---|---|
     | ``attention`` | ``[B, h, q, k]`` | probabilities, rows = queries; float32 (float64 of a float64 model) |
+    | ``scores`` | ``[B, h, q, k]`` | argument of the softmax, -inf where invisible; dtype as ``attention`` |
+    | ``lse`` | ``[B, h, q]`` | log of the softmax's sum, a learned sink's term in it |
     | ``query`` | ``[B, h, q, d]`` | after the rotary embedding, as multiplied with the keys |
     | ``key``, ``value`` | ``[B, kv, k, d]`` | not repeated for grouped queries; cached positions included |
-    | ``hidden`` | ``[B, q, D]`` | residual stream entering the layer |
+    | ``hidden`` | ``[B, q, D]`` | residual stream entering the block |
     | ``attention_input`` | ``[B, q, D]`` | what the attention module reads (after a pre-norm) |
+    | ``head_output`` | ``[B, h, q, d]`` | what each head hands to the projection W_O |
     | ``attention_output`` | ``[B, q, D]`` | output of the projection W_O, before any norm and the residual |
+    | ``mlp_input`` | ``[B, q, D]`` | what the first matrix of the feed-forward part reads |
     | ``mlp_output`` | ``[B, q, D]`` | output of the feed-forward part, likewise |
-    | ``block_output`` | ``[B, q, D]`` | residual stream leaving the layer |
+    | ``block_output`` | ``[B, q, D]`` | residual stream leaving the block |
 
+    ``exp(scores - lse)`` is ``attention`` for every query that sees a key; a padding query that sees none has
+    scores of -inf only, where eager attention is uniform over what it must not see.
     A tensor whose site was not asked for raises ``AttributeError``; it is never a silent ``None``.
 
     Attributes:
@@ -52,6 +52,9 @@ class Layer:
         kv_heads: for each captured head the index of its key/value head.
         valid: ``[B, k]`` bool, True at real keys, False at padding and unused cache slots.
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
+        sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
+            where the model has none, or where the attention does not come from our own function.
+        gradients: tensors by site, filled by a forward pass with a gradient.
     """
 
     def __init__(
@@ -67,6 +70,7 @@ class Layer:
         valid: Tensor,
         key_offset: int,
         tensors: Mapping[str, Tensor],
+        sink_logits: Tensor | None = None,
     ) -> None:
         self.index = index
         self.stack = stack
@@ -78,6 +82,8 @@ class Layer:
         self.valid = valid
         self.key_offset = key_offset
         self.tensors = dict(tensors)
+        self.sink_logits = sink_logits
+        self.gradients: dict[str, Tensor] = {}
         self._spans: list[Tensor] | None = None
         # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A
         # weak reference to the layer itself calls back before its tensors are freed.)
@@ -92,50 +98,17 @@ class Layer:
                 f"ask for it with capture(model, sites=({name!r}, ...))"
             ) from None
 
-    @property
-    def attention(self) -> Tensor:
-        """Attention probabilities ``[B, h, q, k]``."""
-        return self._site("attention")
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in TABLE or "tensors" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        return self._site(name)
 
     @property
-    def query(self) -> Tensor:
-        """Queries ``[B, h, q, d]``, after the rotary embedding."""
-        return self._site("query")
-
-    @property
-    def key(self) -> Tensor:
-        """Keys ``[B, kv, k, d]``, after the rotary embedding, cached ones included."""
-        return self._site("key")
-
-    @property
-    def value(self) -> Tensor:
-        """Values ``[B, kv, k, d]``, cached ones included."""
-        return self._site("value")
-
-    @property
-    def hidden(self) -> Tensor:
-        """Residual stream entering the layer ``[B, q, D]``."""
-        return self._site("hidden")
-
-    @property
-    def attention_input(self) -> Tensor:
-        """Input of the attention module ``[B, q, D]``."""
-        return self._site("attention_input")
-
-    @property
-    def attention_output(self) -> Tensor:
-        """Output of the attention's projection W_O ``[B, q, D]``."""
-        return self._site("attention_output")
-
-    @property
-    def mlp_output(self) -> Tensor:
-        """Output of the feed-forward part ``[B, q, D]``."""
-        return self._site("mlp_output")
-
-    @property
-    def block_output(self) -> Tensor:
-        """Residual stream leaving the layer ``[B, q, D]``."""
-        return self._site("block_output")
+    def sink_mass(self) -> Tensor:
+        """What the learned sink takes of each row, ``[B, h, q]``; 0 without one. Needs the site ``lse``."""
+        if self.sink_logits is None:
+            return torch.zeros_like(self.lse)
+        return (self.sink_logits.to(self.lse)[:, None] - self.lse).exp()
 
     # Padding -------------------------------------------------------------------------------------------
 
@@ -162,55 +135,54 @@ class Layer:
 
     def _size(self) -> tuple[int, int]:
         keys = self.valid.shape[-1]
-        for name in (
-            "attention",
-            "query",
-            "hidden",
-            "attention_input",
-            "attention_output",
-            "mlp_output",
-            "block_output",
-        ):
-            if name in self.tensors:
-                return self.tensors[name].shape[-2], keys
+        for name, tensor in self.tensors.items():
+            if name not in ("key", "value"):
+                return tensor.shape[-1 if name == "lse" else -2], keys
         return keys, keys
 
-    def matrices(self) -> Tensor:
+    def matrices(self, site: str = "attention") -> Tensor:
         """The maps with every sample's padding removed: real tokens in the leading block, zeros behind.
 
         Left padding is cut away (its rows are meaningless: a query that sees no key is uniform over all of
-        them), right padding stays behind ``lengths``. Without left padding this is a view of ``attention``.
+        them), right padding stays behind ``lengths``. Without left padding this is a view of the tensor.
+
+        Args:
+            site: ``attention`` or ``scores``.
 
         Returns:
             ``[B, h, m, m]``, m = the largest of ``lengths``; pass ``lengths=layer.lengths[:, None]`` to a
             metric.
 
         Raises:
-            ValueError: for cross attention and for decoding steps, which are not square.
+            ValueError: for cross attention, for decoding steps, which are not square, and for other sites.
         """
+        if site not in SQUARE:
+            raise ValueError(f"matrices: site must be among {', '.join(SQUARE)}, got {site!r}; use states()")
         self._require_square("matrices")
-        return self._leading(self.attention, square=True)
+        return self._leading(self._site(site), square=True)
 
     def states(self, site: str, *, per_head: bool = False) -> Tensor:
         """The tensor of another site with every sample's padding removed, as ``matrices`` does it.
 
         Args:
-            site: any of ``SITES`` but ``attention``.
+            site: any of ``SITES`` but ``attention`` and ``scores``.
             per_head: repeat key/value heads so that axis 1 runs over ``heads``, as in ``matrices``.
 
         Returns:
-            ``[B, m, D]``, or ``[B, h, m, d]`` for ``query``, ``key``, ``value`` (``[B, kv, m, d]`` of the
-            latter two when ``per_head`` is False).
+            ``[B, m, D]``, or ``[B, h, m, d]`` for ``query``, ``head_output``, ``key``, ``value``
+            (``[B, kv, m, d]`` of the latter two when ``per_head`` is False), or ``[B, h, m]`` for ``lse``.
 
         Raises:
-            ValueError: for cross attention, for decoding steps, and for the site ``attention``.
+            ValueError: for cross attention, for decoding steps, and for ``attention`` and ``scores``.
         """
-        if site == "attention":
-            raise ValueError("states: 'attention' has two token axes, use matrices()")
+        if site in SQUARE:
+            raise ValueError(f"states: {site!r} has two token axes, use matrices()")
         self._require_square("states")
         tensor = self._site(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
+        if site == "lse":
+            return self._leading(tensor[..., None], square=False).squeeze(-1)
         return self._leading(tensor, square=False)
 
     def samples(self) -> list[Tensor]:

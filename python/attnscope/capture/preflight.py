@@ -18,14 +18,17 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
+from attnscope.capture.anatomy import Parts
 from attnscope.capture.eager import attention_outputs, taking
+from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
 from attnscope.capture.stream import uncompiled
 
-PLAIN, INTERFACE, HOOKS, OUTPUTS = 0, 1, 2, 3
+PLAIN = ALONE
 TOKENS = 16
 
 
@@ -38,7 +41,7 @@ class Plan:
         stacks: number of layers of each stack of attention modules.
         indices: which of them have attention (a hybrid model has other layers between).
         heads: number of heads of each stack (the smallest over its layers).
-        parts: block, output projection and feed-forward module of each attention module, by name.
+        parts: where the block of each attention module keeps what, by name of that module.
         weights: second tier: position of the weights in the output of each attention module, by name.
         ask: pass ``output_attentions=True``, without which some old models return no weights.
         unmasked: causal stacks that run without a mask even in eager attention.
@@ -50,7 +53,7 @@ class Plan:
     stacks: dict[str, int] = field(default_factory=dict)
     indices: dict[str, set[int]] = field(default_factory=dict)
     heads: dict[str, int] = field(default_factory=dict)
-    parts: dict[str, tuple[str | None, str | None, str | None]] = field(default_factory=dict)
+    parts: dict[str, Parts] = field(default_factory=dict)
     weights: dict[str, int] = field(default_factory=dict)
     ask: bool = False
     unmasked: frozenset[str] = frozenset()
@@ -89,7 +92,11 @@ def plan_for(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     """Tries the tiers on ``inputs`` and remembers the outcome for this model object."""
     found = known_plan(model)
     if found is None:
-        found = _make(model, inputs)
+        token = ACTIVE.set(())  # edits further up are no part of the model
+        try:
+            found = _make(model, inputs)
+        finally:
+            ACTIVE.reset(token)
         _plans[model] = (_signature(model), found)
     return found
 
@@ -174,7 +181,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
 
 def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> Plan:
     recorder = found.recorder
-    parts: dict[str, tuple[str | None, str | None, str | None]] = {}
+    parts: dict[str, Parts] = {}
     trace = recorder.trace
     assert trace is not None
     stacks = recorder.stacks
@@ -183,13 +190,19 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
             continue
         block = anatomy.block_of(core, recorder.modules)
         if block is None:
-            parts[core] = (None, None, None)
+            parts[core] = Parts()
             continue
-        parts[core] = (
+        parts[core] = Parts(
             block,
             anatomy.output_projection(core, block, recorder.modules, trace),
             anatomy.feed_forward(block, core, recorder.modules, trace.mixing),
         )
+    for block in {one.block for one in parts.values() if one.block}:
+        own = {core: one for core, one in parts.items() if one.block == block}
+        first = anatomy.first_matrix(
+            block, own, [one.projection for one in own.values()], recorder.modules, trace
+        )
+        parts.update({core: one._replace(first=first) for core, one in own.items()})
     return Plan(
         tier,
         stacks=dict(stacks),

@@ -3,57 +3,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
+from attnscope.capture.anatomy import Parts
+from attnscope.capture.draft import Draft
+from attnscope.capture.interface import MASKED_BELOW
 from attnscope.capture.layer import Layer
+from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
+from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
+
+if TYPE_CHECKING:
+    from attnscope.capture.structure import Structure
 
 # The consumer of the forward pass under way. A context variable: another thread's forward pass on the same
 # model, or one that the consumer runs between two layers, does not see it and is left alone.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
 
-LATE = frozenset({"attention_output", "mlp_output", "block_output"})
-# Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
-MASKED_BELOW = -9000.0
-
-
-class Draft:
-    """A layer that is being computed."""
-
-    def __init__(self, stack: str, index: int, call: int, name: str) -> None:
-        self.stack, self.index, self.call, self.name = stack, index, call, name
-        self.tensors: dict[str, Tensor] = {}
-        self.heads: list[int] = []
-        self.kv_heads: list[int] = []
-        self.valid = torch.empty(0)
-        self.key_offset = 0
-        self.cross = False
-        self.wanted = False
-        self.size = (0, 0)
-        self.full: Tensor | None = None
-        self._scratch: Callable[[tuple[int, ...]], Tensor] | None = None
-
-    def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
-        """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""
-        if self.full is not None:
-            return self.full[samples, span]
-        assert self._scratch is not None
-        return self._scratch(shape)
-
-    def keep(self, samples: slice, span: slice, probabilities: Tensor) -> None:
-        """Copies the kept heads of one tile out of the scratch memory."""
-        if self.full is not None or "attention" not in self.tensors:
-            return
-        for position, head in enumerate(self.heads):
-            if span.start <= head < span.stop:
-                self.tensors["attention"][samples, position] = probabilities[:, head - span.start]
+# Moments at which a site is the block's; at the others it is the attention module's.
+OF_BLOCK = (ENTRY, FEED_FORWARD, EXIT)
 
 
 class Recorder:
@@ -67,9 +42,11 @@ class Recorder:
         stacks: number of layers of each stack, from the preflight.
         chunk: heads per tile; None lets the size of the maps decide.
         emit: receives each finished layer; may block, may raise.
-        parts: block, output projection and feed-forward module by attention module, for the sites that need
-            them.
+        parts: where each attention module's block keeps what, for the sites that need it.
         unmasked: causal stacks that are known to run without a mask.
+        alone: the model's blocks, each of which is a layer, when its attention is not captured.
+        graph: sites that stay in the graph of a forward pass with a gradient.
+        dual: whether that pass carries tangents.
     """
 
     def __init__(
@@ -82,15 +59,32 @@ class Recorder:
         heads: Collection[int] | None = None,
         stacks: dict[str, int] | None = None,
         chunk: int | None = None,
-        parts: dict[str, tuple[str | None, str | None, str | None]] | None = None,
+        parts: Mapping[str, Parts] | None = None,
         unmasked: Collection[str] = (),
+        alone: Structure | None = None,
+        graph: Collection[str] = (),
+        dual: bool = False,
     ) -> None:
         self.emit = emit
         self.sites = frozenset(sites)
         self.layers, self.heads, self.chunk = layers, heads, chunk
         self.stacks = dict(stacks or {})
         self.indices: dict[str, set[int]] = {}
-        self.parts = parts or {}
+        # Sites that are there after the attention: the layer waits for its block's end.
+        self.hooked = frozenset(s for s in self.sites if ALONE in TABLE[s].tiers)
+        self.late = frozenset(s for s in self.hooked if TABLE[s].moment not in (ENTRY, INPUT))
+        self.parts = dict(parts or {}) if self.hooked else {}
+        self.alone = alone
+        self.blocks: dict[str, tuple[int, str | None]] = {}
+        if alone is not None:
+            self.late = self.hooked
+            self.parts, self.blocks = alone.by_block()
+            for block, (index, _) in self.blocks.items():
+                stack = anatomy.starred(block)
+                self.stacks[stack] = max(self.stacks.get(stack, 0), alone.depth_of(block), index + 1)
+        self.graph, self.dual = frozenset(graph), dual
+        self.roots: dict[tuple[str, str], Tensor] = {}
+        self.drafts: list[Draft] = []
         self.unmasked = set(unmasked)
         self.modules = anatomy.named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
@@ -101,9 +95,7 @@ class Recorder:
         self.offsets: dict[int, int] = {}
         self.input_mask: Tensor | None = None
         self.waiting: dict[str, list[Draft]] = {}
-        self.blocks: dict[str, dict[str, Tensor]] = {}
-        self.inputs: dict[str, Tensor] = {}
-        self.projections: dict[str, Tensor] = {}
+        self.kept: dict[tuple[str, str], Tensor] = {}
         self.trace: anatomy.Trace | None = None
         self.pulse: Callable[[], None] = lambda: None
         self._simple = not anatomy.takes(model, "decoder_input_ids")
@@ -188,6 +180,7 @@ class Recorder:
         total = self.stacks[stack]
         draft.wanted = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
         draft.heads = choose(self.heads, heads, f"heads of {stack}, layer {index}")
+        draft.total = heads
         group = max(1, heads // max(1, kv_heads))
         draft.kv_heads = [h // group for h in draft.heads]
         return draft
@@ -200,6 +193,7 @@ class Recorder:
         value: Tensor,
         mask: Tensor | None,
         dtype: torch.dtype,
+        sink: Tensor | None = None,
     ) -> Draft:
         """A layer's attention starts (first tier)."""
         batch, heads, queries, _ = query.shape
@@ -217,16 +211,14 @@ class Recorder:
                 self._buffer = torch.empty(size, dtype=dtype, device=device)
             return self._buffer[:size].view(shape)
 
-        draft._scratch = scratch
+        draft.scratch = scratch
         if not draft.wanted:
             return draft
         draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
         draft.valid = self._valid(batch, keys, draft.key_offset, draft.cross, mask).to(device)
-        if "attention" in self.sites:
-            store = torch.empty((batch, len(draft.heads), queries, keys), dtype=dtype, device=device)
-            draft.tensors["attention"] = store
-            if draft.heads == list(range(heads)):
-                draft.full = store
+        if sink is not None:
+            draft.sink_logits = sink.detach().to(dtype).flatten()[draft.heads]
+        draft.allocate(self.sites, queries, keys, dtype, device)
         if "query" in self.sites:
             draft.tensors["query"] = query[:, draft.heads].detach().clone()
         for site, states in (("key", key), ("value", value)):
@@ -239,13 +231,11 @@ class Recorder:
         draft.full = None
         if not draft.wanted:
             return
-        block = self.parts.get(draft.name, (None, None, None))[0]
-        if "hidden" in self.sites:
-            draft.tensors["hidden"] = self._found(self.blocks.get(block or "", {}), "hidden", draft)
-        if "attention_input" in self.sites:
-            draft.tensors["attention_input"] = self._found(self.inputs, draft.name, draft, "attention_input")
-        if self.sites & LATE:
-            self.waiting.setdefault(block or "", []).append(draft)
+        parts = self.parts.get(draft.name, Parts())
+        for site in self.hooked - self.late:
+            self._fill(draft, parts, site)
+        if self.late:
+            self.waiting.setdefault(parts.block or "", []).append(draft)
         else:
             self._send(draft)
 
@@ -265,16 +255,30 @@ class Recorder:
             draft.tensors["attention"] = weights.detach() if every else weights.detach()[:, draft.heads]
         self.end_attention(draft)
 
-    @staticmethod
-    def _found(tensors: dict[str, Tensor], key: str, draft: Draft, site: str = "") -> Tensor:
-        if key not in tensors:
-            raise RuntimeError(
-                f"capture: site {site or key!r} was not seen in {draft.stack}, layer {draft.index}"
-            )
-        return tensors[key]
+    def _fill(self, draft: Draft, parts: Parts, site: str) -> None:
+        """Moves what a hook has kept of the site into the layer."""
+        moment = TABLE[site].moment
+        place = parts.block if moment in OF_BLOCK else draft.name
+        tensor = self.kept.get((place or "", site))
+        if tensor is None:
+            raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
+        draft.tensors[site] = self.shaped(draft, site, tensor)
+        if (place or "", site) in self.roots:
+            draft.roots[site] = self.roots.pop((place or "", site))
+
+    def shaped(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
+        """What a hook has kept, in the site's shape."""
+        if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
+            tensor = tensor.reshape(*draft.size, -1)
+        if TABLE[site].moment == HEADS:
+            tensor = tensor.reshape(*draft.size, draft.total, -1).transpose(1, 2)
+            tensor = tensor if self.heads is None else tensor[:, draft.heads]
+        return tensor
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}
+        if draft.roots:
+            self.drafts.append(draft)
         self.emit(
             Layer(
                 draft.index,
@@ -287,6 +291,7 @@ class Recorder:
                 valid=draft.valid,
                 key_offset=draft.key_offset,
                 tensors=tensors,
+                sink_logits=draft.sink_logits,
             )
         )
 
@@ -299,88 +304,95 @@ class Recorder:
 
         handles: list[Any] = []
 
-        def before(name: str, act: Callable[[tuple[Any, ...], dict[str, Any]], None]) -> None:
-            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-                if LIVE.get() is self:
-                    act(args, kwargs)
+        def before(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+                new = act(entering(args, kwargs)) if LIVE.get() is self else None
+                return None if new is None else with_entering(args, kwargs, new)
 
-            handles.append(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True, prepend=True))
+            handles.append(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True))
 
-        def after(name: str, act: Callable[[Any], None]) -> None:
-            def hook(_: nn.Module, args: Any, output: Any) -> None:
-                if LIVE.get() is self:
-                    act(output)
+        def after(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
+            def hook(_: nn.Module, args: Any, output: Any) -> Any:
+                new = act(leaving(output)) if LIVE.get() is self else None
+                return None if new is None else with_leaving(output, new)
 
             handles.append(self.modules[name].register_forward_hook(hook))
+
+        def starting(name: str) -> Callable[..., None]:
+            def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+                if LIVE.get() is self:
+                    self._enter_model(name, args, kwargs)
+
+            return hook
 
         try:
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
-                    before(name, partial(self._enter_model, name))
-            for core, (_, projection, _) in self.parts.items():
-                if "attention_input" in self.sites:
-                    before(core, partial(self._enter_core, core))
-                if "attention_output" in self.sites and projection:
-                    after(projection, partial(self._projected, core))
-            for block, forward in dict.fromkeys((b, f) for b, _, f in self.parts.values()):
-                if block and "hidden" in self.sites:
-                    before(block, partial(self._enter_block, block))
-                if block and forward and "mlp_output" in self.sites:
-                    after(forward, partial(self._fed, block))
-                if block and self.sites & (LATE | {"hidden", "attention_input"}):
-                    after(block, partial(self._leave_block, block))
+                    handles.append(module.register_forward_pre_hook(starting(name), with_kwargs=True))
+            blocks: dict[str, None] = {}
+            for core, parts in self.parts.items():
+                for site in self.hooked:
+                    place: str | None
+                    place, enters = parts.place(core, site)
+                    owner = parts.block if TABLE[site].moment in OF_BLOCK else core
+                    if place and owner and (owner not in blocks or owner == core):
+                        (before if enters else after)(place, partial(self._keep, owner, site))
+                if parts.block:
+                    blocks[parts.block] = None
+            for block in blocks:
+                after(block, partial(self._leave_block, block))
             yield
         finally:
             for handle in handles:
                 handle.remove()
 
-    def _enter_block(self, block: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.blocks[block] = {"hidden": _stream(args, kwargs).detach().clone()}
+    def _keep(self, place: str, site: str, tensor: Tensor) -> Tensor | None:
+        self.kept[place, site] = tensor.detach().clone()
+        if site not in self.graph:
+            return None
+        root = self.roots[place, site] = self.rooted(tensor)
+        return None if root is tensor else root
 
-    def _enter_core(self, core: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self.inputs[core] = _stream(args, kwargs).detach().clone()
+    def rooted(self, tensor: Tensor) -> Tensor:
+        """The tensor as part of the graph; the graph begins at the first one that is asked for."""
+        return tensor if self.dual or tensor.requires_grad else tensor.detach().requires_grad_()
 
-    def _projected(self, core: str, output: Any) -> None:
-        self.projections[core] = _first(output).detach().clone()
+    def _begin_block(self, block: str, leaving: Tensor) -> None:
+        """A block is a layer: it has just run."""
+        index, core = self.blocks[block]
+        stack = anatomy.starred(block)
+        nth = self.count[(block,)] = self.count.get((block,), -1) + 1
+        draft = Draft(stack, index + nth, 0, core or block)
+        chosen = choose(self.layers, self.stacks[stack], f"layers of {stack}")
+        draft.wanted = draft.index in chosen
+        if not draft.wanted:
+            return
+        assert self.alone is not None
+        batch, queries = leaving.shape[:2]
+        draft.size = (batch, queries)
+        draft.total = self.alone.heads.get(core or "", 0)
+        draft.heads = choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
+        given = self.input_mask
+        keys = queries if given is None or "decoder" in block else given.shape[1]
+        draft.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
+        if given is not None and given.shape == draft.valid.shape:
+            draft.valid = given.to(leaving.device, torch.bool).clone()
+        self.seen += 1
+        self.waiting.setdefault(block, []).append(draft)
 
-    def _fed(self, block: str, output: Any) -> None:
-        self.blocks.setdefault(block, {})["mlp_output"] = _first(output).detach().clone()
-
-    def _leave_block(self, block: str, output: Any) -> None:
-        if "block_output" in self.sites:
-            self.blocks.setdefault(block, {})["block_output"] = _first(output).detach().clone()
+    def _leave_block(self, block: str, tensor: Tensor) -> None:
+        if self.alone is not None:
+            self._begin_block(block, tensor)
         for draft in self.waiting.pop(block, []):
-            late = {
-                "mlp_output": (self.blocks.get(block, {}), "mlp_output"),
-                "block_output": (self.blocks.get(block, {}), "block_output"),
-                "attention_output": (self.projections, draft.name),
-            }
-            for site in LATE & self.sites:
-                tensor = self._found(*late[site], draft, site)
-                # Some feed-forward parts work on [B * q, D].
-                draft.tensors[site] = tensor.reshape(*draft.size, -1) if tensor.ndim == 2 else tensor
+            parts = self.parts[draft.name]
+            for site in self.late:
+                # A layer without attention has none of its sites.
+                if self.alone is None or parts.place(draft.name, site)[0]:
+                    self._fill(draft, parts, site)
             self._send(draft)
-        self.blocks.pop(block, None)
-        for core, parts in self.parts.items():
-            if parts[0] == block:
-                self.inputs.pop(core, None)
-                self.projections.pop(core, None)
-
-
-def _stream(args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-    """The residual stream among a module's arguments: the first tensor, or ``hidden_states`` by name."""
-    for candidate in (*args[:1], kwargs.get("hidden_states"), *kwargs.values()):
-        if torch.is_tensor(candidate):
-            return candidate
-    raise RuntimeError(
-        f"capture: no tensor among the arguments {[type(a).__name__ for a in args]}, {sorted(kwargs)}"
-    )
-
-
-def _first(output: Any) -> Tensor:
-    tensor = output if torch.is_tensor(output) else output[0]
-    assert torch.is_tensor(tensor)
-    return tensor
+        inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
+        for key in [key for key in self.kept if key[0] in inside]:
+            del self.kept[key]
 
 
 def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:

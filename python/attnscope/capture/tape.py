@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from types import TracebackType
 from typing import Any
 
@@ -17,8 +17,9 @@ from attnscope.capture import anatomy, preflight
 from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import NAME, register
-from attnscope.capture.layer import PER_HEAD, SITES, Layer
-from attnscope.capture.recorder import LATE, LIVE, Recorder, choose
+from attnscope.capture.layer import Layer
+from attnscope.capture.recorder import LIVE, Recorder, choose
+from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked, out_of_reach
 from attnscope.capture.stream import Stream, uncompiled
 
 
@@ -36,9 +37,7 @@ def capture(
         model: a transformers model in evaluation mode, or a module that holds one.
         layers: numbers of the layers to keep; negative ones count from the end of each stack. Default: all.
         heads: numbers of the query heads to keep. Default: all.
-        sites: which tensors to keep, any of ``attention``, ``query``, ``key``, ``value``, ``hidden``,
-            ``attention_input``, ``attention_output``, ``mlp_output``, ``block_output``; memory is
-            spent on these only.
+        sites: which tensors to keep, any of those in the table of `Layer`; memory is spent on these only.
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
 
     Returns:
@@ -86,10 +85,9 @@ class Tape:
     ) -> None:
         if not isinstance(model, nn.Module):
             raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}")
-        sites = (sites,) if isinstance(sites, str) else tuple(sites)
-        unknown = [site for site in sites if site not in SITES]
-        if unknown or not sites:
-            raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {unknown or sites}")
+        sites = checked("capture", sites)
+        if not sites:
+            raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {sites}")
         if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
             raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
         self._whole = model
@@ -102,6 +100,8 @@ class Tape:
         self._inside = False
         self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
         self.output: Any = None
+        # What a forward pass runs inside, in the thread that runs it: edits, and hooks for the model's sites.
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
 
     def __repr__(self) -> str:
         """The model, what is captured and how."""
@@ -186,7 +186,7 @@ class Tape:
             raise TypeError(f"generate: {type(self._model).__name__} does not generate text")
         if self._plan is None:
             raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
-        if self._plan.tier == preflight.OUTPUTS:
+        if self._plan.tier == OUTPUTS:
             raise RuntimeError(
                 f"generate: {type(self._model).__name__} is captured by output_attentions, use run"
             )
@@ -221,9 +221,8 @@ class Tape:
                 raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
         for stack, heads in plan.heads.items():
             choose(self._heads, heads, f"heads of {name}, {stack}")
-        far = [s for s in self._sites if s in PER_HEAD and plan.tier != preflight.INTERFACE]
-        if plan.tier == preflight.OUTPUTS:
-            far = [s for s in self._sites if s != "attention"]
+        far = out_of_reach(self._sites, plan.tier)
+        if plan.tier == OUTPUTS:
             warn(
                 f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
                 f"every layer's maps are in memory together. {'; '.join(plan.reasons)}",
@@ -231,17 +230,17 @@ class Tape:
             )
         if far:
             raise RuntimeError(f"capture: {name} does not let {far} be captured. {'; '.join(plan.reasons)}")
-        places = (("hidden", 0), ("block_output", 0), ("attention_output", 1), ("mlp_output", 2))
-        for site, place in places:
-            lost = [core for core, parts in plan.parts.items() if parts[place] is None]
-            if site in self._sites and lost:
-                raise RuntimeError(f"capture: {name}: no place for site {site!r} was found around {lost[0]}")
+        for site in self._sites:
+            if not TABLE[site].of_attention:
+                for core, parts in plan.parts.items():
+                    if parts.place(core, site)[0] is None:
+                        raise RuntimeError(
+                            f"capture: {name}: no place for site {site!r} was found around {core}"
+                        )
 
     def _start(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Layer]:
         assert self._plan is not None
-        stream = (
-            self._outputs(inputs) if self._plan.tier == preflight.OUTPUTS else self._streamed(forward, inputs)
-        )
+        stream = self._outputs(inputs) if self._plan.tier == OUTPUTS else self._streamed(forward, inputs)
         self._open.add(stream)
         return stream
 
@@ -249,12 +248,11 @@ class Tape:
         plan = self._plan
         assert plan is not None
         self.output = None
-        hooks = plan.tier == preflight.HOOKS
+        hooks = plan.tier == HOOKS
         if hooks:
-            inputs = {key: _float_mask(key, value, self._model) for key, value in inputs.items()}
+            inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
             if plan.ask:
                 inputs["output_attentions"] = True
-        late_or_block = LATE | {"hidden", "attention_input"}
         stream = Stream()
         recorder = Recorder(
             self._model,
@@ -264,19 +262,19 @@ class Tape:
             heads=self._heads,
             stacks=plan.stacks,
             chunk=self._chunk,
-            parts=plan.parts if late_or_block & set(self._sites) else None,
+            parts=plan.parts,
             unmasked=plan.unmasked,
         )
         recorder.pulse = stream.pulse
 
         def work() -> None:
             LIVE.set(recorder)
-            self.output = forward(**inputs)
+            with self.around(), recorder.listening():
+                self.output = forward(**inputs)
 
         with ExitStack() as stack:
             stack.enter_context(uncompiled(self._whole))
             stack.enter_context(implementation(self._model, "eager" if hooks else NAME))
-            stack.enter_context(recorder.listening())
             if hooks:
                 stack.enter_context(taking(recorder, dict(plan.weights)))
             yield from stream.layers(work)
@@ -288,8 +286,8 @@ class Tape:
     def _outputs(self, inputs: dict[str, Any]) -> Generator[Layer, None, None]:
         plan = self._plan
         assert plan is not None
-        inputs = {key: _float_mask(key, value, self._model) for key, value in inputs.items()}
-        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"):
+        inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
+        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"), self.around():
             output = self._model(**inputs, output_attentions=True)
         given = inputs.get("attention_mask")
         found = [(name, index, [tensor]) for name, index, tensor in attention_outputs(output)]
@@ -329,7 +327,7 @@ def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
     return numbers
 
 
-def _float_mask(name: str, value: Any, model: nn.Module) -> Any:
+def float_mask(name: str, value: Any, model: nn.Module) -> Any:
     """Eager attention adds its mask: a boolean one would count as 0 and 1."""
     if not (name.endswith("attention_mask") and torch.is_tensor(value) and value.ndim == 4):
         return value

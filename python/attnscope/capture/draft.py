@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""A layer that is being computed: where its tensors come to lie, tile by tile."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+from torch import Tensor
+
+
+class Draft:
+    """What is known of a layer so far.
+
+    Attributes:
+        stack, index, call, name: which attention module (or block) it is.
+        tensors: the sites that are there.
+        heads: the kept heads, of `total`.
+        size: samples and queries.
+        roots: sites in the graph of a forward pass with a gradient.
+    """
+
+    def __init__(self, stack: str, index: int, call: int, name: str) -> None:
+        self.stack, self.index, self.call, self.name = stack, index, call, name
+        self.tensors: dict[str, Tensor] = {}
+        self.roots: dict[str, Tensor] = {}
+        self.heads: list[int] = []
+        self.kv_heads: list[int] = []
+        self.total = 0
+        self.valid = torch.empty(0)
+        self.key_offset = 0
+        self.cross = False
+        self.wanted = False
+        self.size = (0, 0)
+        self.sink_logits: Tensor | None = None
+        self.full: Tensor | None = None
+        self.scratch: Callable[[tuple[int, ...]], Tensor] = torch.empty
+
+    def allocate(
+        self, sites: Collection[str], queries: int, keys: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        """Makes room for the maps, and nothing for what was not asked for."""
+        square = (self.size[0], len(self.heads), queries, keys)
+        for site, shape in (("attention", square), ("scores", square), ("lse", square[:3])):
+            if site in sites:
+                self.tensors[site] = torch.empty(shape, dtype=dtype, device=device)
+        if "attention" in sites and self.heads == list(range(self.total)):
+            self.full = self.tensors["attention"]
+
+    def storage(self, samples: slice, span: slice, shape: tuple[int, ...]) -> Tensor:
+        """Where the probabilities of one tile are computed: in the layer itself if all its heads are kept."""
+        return self.scratch(shape) if self.full is None else self.full[samples, span]
+
+    @property
+    def wants_scores(self) -> bool:
+        """Whether anything is kept of what goes into the softmax."""
+        return "scores" in self.tensors or "lse" in self.tensors
+
+    def keep_scores(self, samples: slice, span: slice, scores: Tensor, sink: Tensor | None) -> None:
+        """Copies the kept heads of one tile of scores, -inf where invisible, and of their log-sum."""
+        if "scores" in self.tensors:
+            self._copy("scores", samples, span, scores)
+        if "lse" in self.tensors:
+            lse = torch.logsumexp(scores, -1)
+            self._copy("lse", samples, span, lse if sink is None else torch.logaddexp(lse, sink[..., 0]))
+
+    def keep(self, samples: slice, span: slice, probabilities: Tensor) -> None:
+        """Copies the kept heads of one tile out of the scratch memory."""
+        if self.full is None and "attention" in self.tensors:
+            self._copy("attention", samples, span, probabilities)
+
+    def _copy(self, site: str, samples: slice, span: slice, tile: Tensor) -> None:
+        for position, head in enumerate(self.heads):
+            if span.start <= head < span.stop:
+                self.tensors[site][samples, position] = tile[:, head - span.start]

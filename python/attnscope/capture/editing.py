@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""``edit(model, ...)``: a model that runs changed for the time of a block."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Any
+
+from torch import nn
+
+from attnscope.capture import anatomy, preflight
+from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
+from attnscope.capture.implementation import implementation
+from attnscope.capture.interface import NAME, register
+from attnscope.capture.sites import INTERFACE
+from attnscope.capture.stream import uncompiled
+from attnscope.capture.structure import structure_of
+
+
+@contextmanager
+def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
+    """Runs the model changed inside the block: by itself, under `capture`, in ``generate``.
+
+    Edits of weights and inputs come first, then the others in their order, each seeing what the one before
+    left; blocks nest. Edits of the softmax's argument change how the model computes its attention; compare
+    such a run with one under an edit that changes nothing, so that both arms compute alike.
+
+    Args:
+        model: a transformers model in evaluation mode.
+        edits: what is changed, see `attnscope.capture.edits`.
+
+    Returns:
+        A context manager that gives one `Applied` for each edit, which counts how often it acted.
+
+    Raises:
+        TypeError: for something that is no edit.
+        ValueError: when two edits set the same thing, or for layers, heads or positions out of range.
+        NotImplementedError: for a model that an edit cannot reach.
+        RuntimeError: when an edit never acted, or the model is in training mode.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> import attnscope as asc
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> with asc.edit(model, asc.edits.HideKeys([0])), asc.capture(model) as tape:
+        ...     for layer in tape.run(input_ids=torch.arange(5)[None]):
+        ...         print(layer.attention[0, :, 1:, 0].sum().item())
+        0.0
+    """
+    check(model, edits)
+    with ExitStack() as stack:
+        if needs_interface(edits):
+            require_interface(model, edits)
+            stack.enter_context(implementation(model, NAME))
+        stack.enter_context(uncompiled(model))
+        yield tuple(stack.enter_context(installed(model, edits)))
+
+
+@contextmanager
+def installed(
+    model: nn.Module, edits: Sequence[Edit], batch: Mapping[str, Any] | None = None
+) -> Iterator[list[Applied]]:
+    """The edits, in the calling code's context; which attention function runs is the caller's choice."""
+    if not edits:
+        yield []
+        return
+    architecture = structure_of(model, batch)
+    applied: dict[int, Applied] = {}
+    with ExitStack() as stack:
+        for place in sorted(range(len(edits)), key=lambda i: not getattr(edits[i], "outermost", False)):
+            applied[place] = stack.enter_context(edits[place].install(model, architecture, batch))
+        yield [applied[place] for place in range(len(edits))]
+        for place, one in applied.items():
+            if one.count == 0:
+                raise RuntimeError(
+                    f"edit: {type(edits[place]).__name__} never acted on {type(model).__name__}: nothing "
+                    "that it changes ran inside the block"
+                )
+
+
+def check(model: nn.Module, edits: Sequence[Edit]) -> None:
+    """Raises for what cannot be edited, and for edits that contradict one another or those further up."""
+    for one in edits:
+        if not isinstance(one, Edit):
+            raise TypeError(f"edit: {type(one).__name__} is no edit: it has no install()")
+    if not edits:
+        return
+    name = type(model).__name__
+    if model.training:
+        raise RuntimeError(f"edit: {name} is in training mode; call model.eval() first")
+    if anatomy.takes(model, "decoder_input_ids"):
+        raise NotImplementedError(
+            f"edit: {name} has an encoder and a decoder, with tokens and layers of their own; edit one of "
+            "them, as in edit(model.get_encoder(), ...)"
+        )
+    mine = {id(module) for module in model.modules()}
+    above = [a.edit for a in ACTIVE.get() if any(id(m) in mine for m in a.model.modules())]
+    for place, one in enumerate(edits):
+        for other in (*above, *edits[:place]):
+            if _clash(one, other):
+                raise ValueError(f"edit: two {type(one).__name__} on one target, {_target(one)}")
+
+
+def _target(one: Any) -> tuple[Any, ...] | None:
+    target: tuple[Any, ...] | None = one.target() if hasattr(one, "target") else None
+    return target
+
+
+def _clash(one: Any, other: Any) -> bool:
+    a, b = _target(one), _target(other)
+    return a is not None and a == b
+
+
+def needs_interface(edits: Sequence[Edit]) -> bool:
+    """Whether one of the edits acts on the softmax's argument."""
+    return any(getattr(one, "of_softmax", False) for one in edits)
+
+
+def require_interface(
+    model: nn.Module, edits: Sequence[Edit], batch: Mapping[str, Any] | None = None
+) -> None:
+    """Raises for a model whose attention does not go through transformers' interface."""
+    register()
+    inputs = preflight.trial_inputs(model) or batch
+    reasons: tuple[str, ...] = ()
+    try:
+        plan = None if inputs is None else preflight.plan_for(model, inputs)
+    except RuntimeError as error:
+        plan, reasons = preflight.Plan(preflight.PLAIN), (str(error),)
+    if plan is not None and plan.tier != INTERFACE:
+        first = next(type(one).__name__ for one in edits if getattr(one, "of_softmax", False))
+        raise NotImplementedError(
+            f"{first}: the attention of {type(model).__name__} does not go through transformers' attention "
+            f"interface, so nothing can be changed before its softmax. {'; '.join(reasons or plan.reasons)}"
+        )

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""What an edit of a model's run is: something installed for a while that counts how often it acted.
+
+An edit acts in one of four ways: on what goes into the model, on what a module hands on (hooks), on the
+argument of the softmax (a bias), or on weights and buffers (in place). The first three act in the context
+that installed them alone: another thread's pass over the same model is left as it is. Weights and buffers
+belong to the model, so an edit of them is seen by all who run it meanwhile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+if TYPE_CHECKING:
+    from attnscope.capture.structure import Structure
+
+
+class Where:
+    """Where a forward pass stands in its sequences.
+
+    Attributes:
+        root: the module whose pass it is; None between passes.
+        mask: ``[B, past + n]`` bool, True at real tokens.
+        past: tokens that came in earlier passes and are cached.
+        first: ``[B]``, column of each sample's first real token.
+        last: ``[B]``, column of its last one.
+        offsets: by number of keys, the positions of the first query and of the first key.
+        calls: how often modules without a layer number ran in this pass.
+    """
+
+    def __init__(self) -> None:
+        self.root: nn.Module | None = None
+        self.past = 0
+        self.mask = torch.ones(0, 0, dtype=torch.bool)
+        self.offsets: dict[int, tuple[int, int]] = {}
+        self.calls: dict[Any, int] = {}
+
+    def enter(self, module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        """A model or a model inside it is given these arguments."""
+        # After an interrupted pass the root is still there; it, or what holds it, starts another one.
+        outermost = self.root is None or any(m is self.root for m in module.modules())
+        tokens = next(
+            (
+                t
+                for t in (*args[:1], kwargs.get("input_ids"), kwargs.get("inputs_embeds"))
+                if torch.is_tensor(t) and t.ndim >= 2
+            ),
+            None,
+        )
+        if tokens is None:
+            return
+        batch, n = tokens.shape[:2]
+        if outermost:
+            self.root = module
+            self.calls.clear()
+            self.offsets.clear()
+        mask = kwargs.get("attention_mask")
+        if torch.is_tensor(mask) and mask.ndim == 2:
+            self.mask = mask.to(torch.bool)
+        elif outermost or self.mask.shape[0] != batch:
+            cache: Any = kwargs.get("past_key_values")
+            past = int(cache.get_seq_length()) if hasattr(cache, "get_seq_length") else 0
+            self.mask = torch.ones(batch, past + n, dtype=torch.bool, device=tokens.device)
+        self.past = max(0, self.mask.shape[1] - n)
+
+    @property
+    def first(self) -> Tensor:
+        """Column of each sample's first real token."""
+        return self.mask.int().argmax(-1)
+
+    @property
+    def last(self) -> Tensor:
+        """Column of each sample's last real token."""
+        return self.mask.shape[1] - 1 - self.mask.flip(-1).int().argmax(-1)
+
+    def columns(
+        self, function: str, positions: str | Sequence[int] | Tensor, *, cached: bool = False
+    ) -> Tensor:
+        """Which of this pass's tokens (with ``cached``: of all so far) are at the positions, bool [B, n].
+
+        Args:
+            function: whose argument the positions are.
+            positions: ``"last"``, ``"all"``, or numbers [p] or [B, p], counted from each sample's first real
+                token, negative ones from its end.
+            cached: count from the beginning of the cache.
+
+        Raises:
+            ValueError: for positions that the shortest sample does not have.
+        """
+        batch, total = self.mask.shape
+        here = torch.arange(0 if cached else self.past, total, device=self.mask.device)
+        if isinstance(positions, str):
+            if positions == "all":
+                return torch.ones(batch, len(here), dtype=torch.bool, device=here.device)
+            return here[None] == self.last[:, None]
+        wanted = torch.as_tensor(positions, dtype=torch.int64, device=here.device)
+        wanted = (wanted if wanted.ndim == 2 else wanted.reshape(1, -1)).expand(batch, -1)
+        shortest = int(self.mask.sum(-1).min())
+        if wanted.numel() and not -shortest <= int(wanted.min()) <= int(wanted.max()) < shortest:
+            raise ValueError(
+                f"{function}: positions must lie between {-shortest} and {shortest - 1} (the shortest "
+                f"sample), got {wanted.tolist()}"
+            )
+        column = torch.where(wanted < 0, self.last[:, None] + 1 + wanted, self.first[:, None] + wanted)
+        return (here[None, :, None] == column[:, None]).any(-1)
+
+    def nth(self, module: Any) -> int:
+        """How often the module ran before in this pass; counts this time."""
+        count = self.calls[module] = self.calls.get(module, -1) + 1
+        return count
+
+
+class Applied:
+    """An installed edit.
+
+    Attributes:
+        edit: the edit.
+        count: how often it acted.
+        where: the state of the pass under way.
+    """
+
+    def __init__(self, edit: Any, model: nn.Module) -> None:
+        self.edit = edit
+        self.model = model
+        self.count = 0
+        self.where = Where()
+        self._modules = {id(module) for module in model.modules()}
+
+    def owns(self, module: nn.Module) -> bool:
+        """Whether the module belongs to the edited model."""
+        return id(module) in self._modules
+
+    @property
+    def live(self) -> bool:
+        """Whether the running code is inside the edit."""
+        return any(one is self for one in ACTIVE.get())
+
+
+#: The edits that the running code is inside of, outermost first.
+ACTIVE: ContextVar[tuple[Applied, ...]] = ContextVar("attnscope_edits", default=())
+
+
+@runtime_checkable
+class Edit(Protocol):
+    """Something that changes how a model runs. Own kinds need `install` alone."""
+
+    def install(
+        self, model: nn.Module, architecture: Structure, batch: Mapping[str, Any] | None
+    ) -> AbstractContextManager[Applied]:
+        """Changes the model's runs inside the block and puts everything back after it."""
+
+
+class Change:
+    """What the edits of this package share.
+
+    Attributes:
+        outermost: weights and inputs are changed before the rest.
+        of_softmax: acts on the argument of the softmax, which needs our attention function.
+    """
+
+    outermost: ClassVar[bool] = False
+    of_softmax: ClassVar[bool] = False
+
+    @property
+    def name(self) -> str:
+        """As errors call it."""
+        return type(self).__name__
+
+    def target(self) -> tuple[Any, ...] | None:
+        """What no second edit may set at the same time; None for edits that add up."""
+        return None
+
+    def install(
+        self, model: nn.Module, architecture: Structure, batch: Mapping[str, Any] | None
+    ) -> AbstractContextManager[Applied]:
+        """See `Edit`."""
+        return self._installed(model, architecture)
+
+    @contextmanager
+    def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
+        applied = Applied(self, model)
+        handles: list[Any] = []
+        token = ACTIVE.set((*ACTIVE.get(), applied))
+        try:
+            handles += follow(model, applied)
+            handles += self.hooks(model, architecture, applied)
+            yield applied
+        finally:
+            for handle in handles:
+                handle.remove()
+            ACTIVE.reset(token)
+
+    def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
+        """Registers what acts and gives the handles."""
+        return []
+
+
+def follow(model: nn.Module, applied: Applied) -> list[Any]:
+    """Hooks that keep `applied.where`."""
+    from transformers import PreTrainedModel
+
+    def enter(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if applied.live:
+            applied.where.enter(module, args, kwargs)
+
+    def leave(module: nn.Module, *_: Any) -> None:
+        if applied.live and applied.where.root is module:
+            applied.where.root = None
+
+    handles: list[Any] = []
+    for module in [m for m in model.modules() if isinstance(m, PreTrainedModel)] or [model]:
+        handles.append(module.register_forward_pre_hook(enter, with_kwargs=True))
+        handles.append(module.register_forward_hook(leave))
+    return handles

@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Edits of the softmax's argument and of what is read with its result.
+
+They are carried out by our attention function: windows first, then all hidden keys together, so that a query
+is never left without a key by two edits of which each would leave it one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.edits.edit import ACTIVE, Applied, Change
+
+Heads = Sequence[int] | Sequence[tuple[int, int]] | None
+
+
+class Call(NamedTuple):
+    """One call of an attention module: its layer, its shape, and the columns of its queries and keys."""
+
+    layer: int
+    heads: int
+    queries: Tensor
+    keys: Tensor
+
+
+class Attended(NamedTuple):
+    """What a call shall compute: the mask to add, and the entries whose values are not read."""
+
+    mask: Tensor | None
+    unread: Tensor | None
+
+
+@dataclass(frozen=True, eq=False)
+class _OfKeys(Change):
+    keys: Sequence[int] | Tensor
+    heads: Heads = None
+    skip_queries: Sequence[int] = ()
+    of_softmax: ClassVar[bool] = True
+
+    def entries(self, call: Call, applied: Applied) -> Tensor | None:
+        """Bool [B, h or 1, q, k]: the entries that the edit is about; None where it is about none."""
+        device = call.keys.device
+        chosen = torch.ones(1, dtype=torch.bool, device=device)
+        if self.heads is not None:
+            chosen = torch.zeros(call.heads, dtype=torch.bool, device=device)
+            for one in self.heads:
+                layer, head = one if isinstance(one, tuple) else (call.layer, one)
+                if layer == call.layer:
+                    if not -call.heads <= head < call.heads:
+                        raise ValueError(f"{self.name}: head {head} of layer {layer}, which has {call.heads}")
+                    chosen[head] = True
+        keys = self._columns(self.keys, call.keys, applied)
+        queries = ~self._columns(self.skip_queries, call.queries, applied)
+        applied.count += 1
+        if not bool(chosen.any()):
+            return None
+        return (
+            chosen[None, :, None, None]
+            & queries.to(device)[:, None, :, None]
+            & keys.to(device)[:, None, None, :]
+        )
+
+    def _columns(self, wanted: Sequence[int] | Tensor, columns: Tensor, applied: Applied) -> Tensor:
+        where = applied.where
+        flags = torch.as_tensor(wanted)
+        total = where.mask.shape[1]
+        if flags.dtype != torch.bool:
+            every = where.columns(self.name, flags, cached=True)
+        elif flags.ndim == 2 and flags.shape[0] == len(where.mask) and flags.shape[1] <= total:
+            every = torch.zeros_like(where.mask)
+            every[:, : flags.shape[1]] = flags.to(every.device)
+            every &= where.mask
+        else:
+            raise ValueError(
+                f"{self.name}: keys must have shape {tuple(where.mask.shape)}, got {tuple(flags.shape)}"
+            )
+        if columns.numel() and int(columns.max()) >= total:
+            raise NotImplementedError(
+                f"{self.name}: a layer attends to {len(columns)} keys, where the input holds {total} tokens"
+            )
+        return every[:, columns.to(every.device)]
+
+
+@dataclass(frozen=True, eq=False)
+class HideKeys(_OfKeys):
+    """No query may attend to the keys: they get the mask's value before the softmax.
+
+    A query that would see no key keeps what it sees: under a causal mask the first token still attends to
+    itself. Several such edits are united.
+
+    Attributes:
+        keys: positions counted from each sample's first real token, or bool [B, n] in the input's columns.
+        heads: numbers of heads, in every layer, or pairs (layer, head); None for all.
+        skip_queries: positions of queries that still see them.
+    """
+
+
+@dataclass(frozen=True, eq=False)
+class SubtractRead(_OfKeys):
+    """A_ij v_j of the keys is taken from what each head hands on; the probabilities stay.
+
+    Attributes:
+        keys: positions counted from each sample's first real token, or bool [B, n] in the input's columns.
+        heads: numbers of heads, in every layer, or pairs (layer, head); None for all.
+        skip_queries: positions of queries that still read them.
+    """
+
+
+@dataclass(frozen=True)
+class LimitWindow(Change):
+    """Queries see the keys i − width + 1 … i alone (encoders: as many ahead), within the model's own mask.
+
+    Attributes:
+        width: of the window.
+        keep_first: the first real tokens that all queries see besides.
+    """
+
+    width: int
+    keep_first: int = 0
+    of_softmax: ClassVar[bool] = True
+
+    def __post_init__(self) -> None:
+        if self.width < 1 or self.keep_first < 0:
+            raise ValueError(
+                f"LimitWindow: width must be at least 1 and keep_first at least 0, got {self.width} and "
+                f"{self.keep_first}"
+            )
+
+    def entries(self, call: Call, applied: Applied) -> Tensor:
+        """Bool [B, 1, q, k]: what lies outside."""
+        applied.count += 1
+        far = (call.queries[:, None] - call.keys[None]).abs() >= self.width
+        offset = call.keys[None] - applied.where.first.to(call.keys.device)[:, None]
+        kept = (offset >= 0) & (offset < self.keep_first)
+        return far[None, None] & ~kept[:, None, None]
+
+
+def active(module: nn.Module) -> list[Applied]:
+    """The edits of the softmax's argument that the running code is inside of and that this module is in."""
+    return [
+        applied
+        for applied in ACTIVE.get()
+        if getattr(applied.edit, "of_softmax", False) and applied.owns(module)
+    ]
+
+
+def attended(
+    edits: Sequence[Applied], module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None
+) -> Attended:
+    """What a call of the module computes inside the edits."""
+    hidden: Tensor | None = None
+    unread: Tensor | None = None
+    n, keys = query.shape[2], key.shape[2]
+    for applied in edits:
+        where = applied.where
+        begin, start = where.offsets.get(keys, (where.past, 0))
+        own = getattr(module, "layer_idx", None)
+        call = Call(
+            own if type(own) is int else where.nth("attention"),  # else the order of calls
+            query.shape[1],
+            torch.arange(begin, begin + n, device=query.device),
+            torch.arange(start, start + keys, device=query.device),
+        )
+        if isinstance(applied.edit, LimitWindow):
+            mask = _masked(mask, applied.edit.entries(call, applied), query, keys)
+            continue
+        entries = applied.edit.entries(call, applied)
+        if entries is not None and isinstance(applied.edit, HideKeys):
+            hidden = entries if hidden is None else hidden | entries
+        elif entries is not None:
+            unread = entries if unread is None else unread | entries
+    if hidden is not None and bool(hidden.any()):
+        mask = _masked(mask, hidden, query, keys)
+    return Attended(mask, unread if unread is not None and bool(unread.any()) else None)
+
+
+def _masked(mask: Tensor | None, hidden: Tensor, query: Tensor, keys: int) -> Tensor:
+    """The float mask with more entries hidden, except from queries that would see nothing."""
+    lowest = torch.finfo(query.dtype).min
+    if mask is None:
+        mask = query.new_zeros(1, 1, query.shape[-2], keys)
+    elif mask.dtype == torch.bool:
+        mask = torch.zeros_like(mask, dtype=query.dtype).masked_fill_(~mask, lowest)
+    mask = mask[..., :keys]
+    left = ((mask > lowest / 2) & ~hidden).any(-1, keepdim=True)
+    return torch.where(left & hidden, lowest, mask)

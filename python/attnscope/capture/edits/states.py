@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""Edits of what modules hand on: states at chosen layers and positions, and logits."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.edits.edit import Applied, Change
+from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
+
+if TYPE_CHECKING:
+    from attnscope.capture.structure import Structure
+
+
+class _AtSite(Change):
+    """Acts on one site of some layers, by hooks."""
+
+    site: str
+
+    def layers_of(self, architecture: Structure) -> list[int]:
+        """The layers it acts on."""
+        raise NotImplementedError
+
+    def changed(self, states: Tensor, applied: Applied) -> Tensor:
+        """The states [B, n, D] that take their place."""
+        raise NotImplementedError
+
+    def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
+        """See `Change`."""
+        by_place: dict[tuple[str, bool], set[int]] = {}
+        for layer in self.layers_of(architecture):
+            name, enters, call = architecture.place(self.name, layer, self.site)
+            by_place.setdefault((name, enters), set()).add(call)
+        return [
+            self._hook(architecture.modules[name], enters, calls, applied)
+            for (name, enters), calls in by_place.items()
+        ]
+
+    def _hook(self, module: nn.Module, enters: bool, calls: set[int], applied: Applied) -> Any:
+        def act(states: Tensor) -> Tensor | None:
+            if not applied.live or applied.where.nth((id(module), enters)) not in calls:
+                return None
+            where = applied.where
+            n = where.mask.shape[1] - where.past
+            new = self.changed(states.reshape(len(where.mask), n, -1), applied)
+            return new.reshape(states.shape)
+
+        def before(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+            new = act(entering(args, kwargs))
+            return None if new is None else with_entering(args, kwargs, new)
+
+        def after(_: nn.Module, args: Any, output: Any) -> Any:
+            new = act(leaving(output))
+            return None if new is None else with_leaving(output, new)
+
+        if enters:
+            return module.register_forward_pre_hook(before, with_kwargs=True)
+        return module.register_forward_hook(after)
+
+
+@dataclass(frozen=True, eq=False)
+class _AtPositions(_AtSite):
+    layer: int
+    value: Tensor
+    positions: str | Sequence[int] | Tensor = "last"
+    steps: str = "first"
+    site: str = "block_output"
+
+    def __post_init__(self) -> None:
+        if isinstance(self.positions, str) and self.positions not in ("last", "all"):
+            raise ValueError(
+                f"{self.name}: positions must be 'last', 'all' or numbers, got {self.positions!r}"
+            )
+        if self.steps not in ("first", "all"):
+            raise ValueError(f"{self.name}: steps must be 'first' or 'all', got {self.steps!r}")
+        if not torch.is_tensor(self.value) or not bool(self.value.isfinite().all()):
+            raise ValueError(f"{self.name}: value must be a tensor of finite numbers")
+
+    def layers_of(self, architecture: Structure) -> list[int]:
+        """See `_AtSite`."""
+        return [architecture.layer(self.name, self.layer)]
+
+    def changed(self, states: Tensor, applied: Applied) -> Tensor:
+        """See `_AtSite`."""
+        applied.count += 1
+        if self.steps == "first" and applied.where.past:
+            return states
+        chosen = applied.where.columns(self.name, self.positions).to(states.device)
+        return torch.where(chosen[..., None], self.new(states, self.fitted(states)), states)
+
+    def fitted(self, states: Tensor) -> Tensor:
+        """The value as wide as the states, [D], [B, 1, D] or [B, n, D].
+
+        Raises:
+            ValueError: when it has another shape.
+        """
+        batch, n, width = states.shape
+        value = self.value.to(states)
+        if value.numel() == width:
+            return value.reshape(width)
+        if value.numel() in (batch * width, batch * n * width) and len(value) == batch:
+            return value.reshape(batch, -1, width)
+        raise ValueError(
+            f"{self.name}: value must have shape [{width}], [{batch}, {width}] or "
+            f"[{batch}, {n}, {width}], got {tuple(value.shape)}"
+        )
+
+    def new(self, states: Tensor, value: Tensor) -> Tensor:
+        """What the chosen states become."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True, eq=False)
+class AddDirection(_AtPositions):
+    """The value is added to the states of a layer.
+
+    Attributes:
+        layer: number of the block; negative ones count from the end.
+        value: [D], [B, D] or [B, n, D].
+        positions: "last", "all", or numbers counted from each sample's first real token, negative ones from
+            its end.
+        steps: "first" acts on the prompt, "all" on every step of a generation too.
+        site: any site of a layer but those of the attention itself.
+    """
+
+    def new(self, states: Tensor, value: Tensor) -> Tensor:
+        """See `_AtPositions`."""
+        return states + value
+
+
+@dataclass(frozen=True, eq=False)
+class SetState(_AtPositions):
+    """The value takes the place of the states of a layer.
+
+    Attributes:
+        layer, value, positions, steps, site: as for `AddDirection`.
+    """
+
+    def target(self) -> tuple[Any, ...]:
+        """See `Change`."""
+        where = self.positions
+        return (
+            "state",
+            self.layer,
+            self.site,
+            where if isinstance(where, str) else str(torch.as_tensor(where).tolist()),
+        )
+
+    def new(self, states: Tensor, value: Tensor) -> Tensor:
+        """See `_AtPositions`."""
+        return value.expand_as(states)
+
+
+@dataclass(frozen=True, eq=False)
+class Project(_AtPositions):
+    """The part of the states of a layer that lies in a subspace is taken away.
+
+    Attributes:
+        layer, positions, steps, site: as for `AddDirection`.
+        value: a direction [D] or several that span the subspace, [k, D]; k = 0 takes nothing.
+    """
+
+    def fitted(self, states: Tensor) -> Tensor:
+        """The directions, orthonormal, [k, D]."""
+        basis = self.value.to(states.device, torch.float64).reshape(-1, self.value.shape[-1])
+        if basis.shape[1] != states.shape[-1]:
+            raise ValueError(
+                f"Project: value must have width {states.shape[-1]}, got shape {tuple(self.value.shape)}"
+            )
+        if bool((basis.norm(dim=1) == 0).any()):
+            raise ValueError("Project: value must not hold a direction of norm 0")
+        orthonormal: Tensor = torch.linalg.qr(basis.mT).Q.mT
+        return orthonormal
+
+    def new(self, states: Tensor, value: Tensor) -> Tensor:
+        """See `_AtPositions`."""
+        if not len(value):
+            return states
+        wide = states.double()
+        return (wide - (wide @ value.mT) @ value).to(states)
+
+
+@dataclass(frozen=True, eq=False)
+class Scale(_AtSite):
+    """A site is multiplied by a factor in some layers.
+
+    Attributes:
+        site: any site of a layer but those of the attention itself.
+        factor: a number, or a tensor that fits the site's last axes: [h, 1] weighs the heads of
+            ``head_output``.
+        layers: numbers of blocks; None for all.
+    """
+
+    site: str
+    factor: float | Tensor
+    layers: Sequence[int] | None = None
+
+    def layers_of(self, architecture: Structure) -> list[int]:
+        """See `_AtSite`."""
+        if self.layers is None:
+            return list(range(architecture.depth))
+        return [architecture.layer(self.name, layer) for layer in self.layers]
+
+    def changed(self, states: Tensor, applied: Applied) -> Tensor:
+        """See `_AtSite`."""
+        applied.count += 1
+        factor = torch.as_tensor(self.factor, dtype=states.dtype, device=states.device)
+        if factor.ndim < 2:
+            return states * factor
+        split: Tensor = states.reshape(*states.shape[:-1], factor.shape[0], -1) * factor
+        return split.flatten(-2)
+
+
+@dataclass(frozen=True, eq=False)
+class AddLogits(Change):
+    """Values are added to the model's logits, at every position.
+
+    Attributes:
+        values: [V], or anything that broadcasts over [B, n, V].
+        steps: "first" acts on the prompt, "all" on every step of a generation too.
+    """
+
+    values: Tensor
+    steps: str = "all"
+
+    def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
+        """See `Change`."""
+
+        def after(_: nn.Module, args: Any, output: Any) -> Any:
+            if not applied.live:
+                return None
+            logits = getattr(output, "logits", None)
+            if logits is None:
+                raise TypeError(
+                    f"AddLogits: {type(model).__name__} gives no logits; load it with its vocabulary head"
+                )
+            applied.count += 1
+            if self.steps != "first" or not applied.where.past:
+                output["logits"] = logits + self.values.to(logits)
+            return output
+
+        return [model.register_forward_hook(after)]

@@ -1,0 +1,231 @@
+# SPDX-License-Identifier: MIT
+"""One forward pass, declared: what is kept of it, what is changed in it, what is differentiated.
+
+A `Forward` that keeps something of the attention itself runs the model as `capture` does. One that does not
+is a pass of hooks alone, under the model's own backend, with one layer for each block; it needs no attention
+that can be captured. The vocabulary head runs only when logits or a gradient ask for it.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture import anatomy
+from attnscope.capture.editing import check, installed, needs_interface, require_interface
+from attnscope.capture.edits.edit import Edit
+from attnscope.capture.implementation import implementation
+from attnscope.capture.interface import NAME
+from attnscope.capture.layer import Layer
+from attnscope.capture.outputs import Outputs
+from attnscope.capture.recorder import LIVE, Recorder, choose
+from attnscope.capture.sites import MODEL_SITES, SITES, TABLE, checked
+from attnscope.capture.stream import Stream, uncompiled
+from attnscope.capture.structure import Structure, structure_of
+from attnscope.capture.tape import Tape
+
+
+@dataclass(frozen=True)
+class Forward:
+    """What one run of a model is.
+
+    Attributes:
+        sites: tensors to keep, of layers and of the model, see `Layer` and `Outputs`.
+        layers: numbers of the layers to keep, negative ones counted from the end; None keeps all.
+        edits: what is changed, see `attnscope.capture.edits`.
+        heads: numbers of the query heads to keep; None keeps all.
+        rows: columns of the input whose logits are kept, [r] or [B, r]; None keeps all.
+    """
+
+    sites: tuple[str, ...] = ()
+    layers: Sequence[int] | None = None
+    edits: tuple[Edit, ...] = ()
+    heads: Sequence[int] | None = None
+    rows: Tensor | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "sites", checked("Forward", self.sites, (*SITES, *MODEL_SITES)))
+        object.__setattr__(self, "edits", tuple(self.edits))
+
+    @property
+    def of_layers(self) -> tuple[str, ...]:
+        """The sites that layers own."""
+        return tuple(site for site in self.sites if TABLE[site].owner == "layer")
+
+    @property
+    def of_model(self) -> tuple[str, ...]:
+        """The sites that the model owns."""
+        return tuple(site for site in self.sites if TABLE[site].owner == "model")
+
+    @property
+    def of_attention(self) -> bool:
+        """Whether something of the attention itself is kept."""
+        return any(TABLE[site].of_attention for site in self.sites)
+
+
+@contextmanager
+def forward(model: nn.Module, batch: Mapping[str, Any], what: Forward) -> Iterator[Run]:
+    """Runs a model once, as declared.
+
+    Args:
+        model: a transformers model in evaluation mode.
+        batch: its inputs by name.
+        what: see `Forward`.
+
+    Returns:
+        A context manager that gives a `Run`: iterate over it for the layers, of which at most two are alive
+        at any time, then read its ``outputs``.
+
+    Raises:
+        RuntimeError: for a site that is out of reach for the model, by name.
+
+    Example:
+        >>> import torch
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> from attnscope.capture import Forward, forward
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=2,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> inputs = {"input_ids": torch.arange(5)[None]}
+        >>> with forward(model, inputs, Forward(sites=("block_output", "final_norm"))) as run:
+        ...     states = [layer.block_output for layer in run]
+        >>> len(states), run.outputs
+        (2, Outputs(final_norm=[1, 5, 16]))
+        >>> torch.equal(model.model.norm(states[-1]), run.outputs.final_norm)
+        True
+    """
+    run = Run(model, batch, what)
+    try:
+        yield run
+    finally:
+        run.close()
+
+
+class Run:
+    """One forward pass. Made by `forward`; see there.
+
+    Attributes:
+        what: the declaration.
+        tier: how the model is run: 0 its own backend with hooks, 1 to 3 as `Tape.tier`.
+    """
+
+    def __init__(self, model: nn.Module, batch: Mapping[str, Any], what: Forward) -> None:
+        self.what = what
+        self._whole = model
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._batch = dict(batch)
+        self._outputs = Outputs(what.of_model)
+        self._finish: Any = None
+        self._done = False
+        self._open: weakref.ref[Generator[Layer, None, None]] | None = None
+        self.tier: int | None = None
+        check(self._model, what.edits)
+        if self._model.training:
+            raise RuntimeError(
+                f"forward: {type(model).__name__} is in training mode; call model.eval() first"
+            )
+        if needs_interface(what.edits):
+            require_interface(self._model, what.edits, self._batch)
+        if "past_key_values" not in self._batch and anatomy.takes(self._model, "use_cache"):
+            self._batch.setdefault("use_cache", False)
+        self._layers = self._attended() if what.of_attention else self._alone()
+
+    def __iter__(self) -> Iterator[Layer]:
+        """The layers in the order they are computed; a second time, what is left of them."""
+        return self._layers
+
+    @property
+    def outputs(self) -> Outputs:
+        """The sites of the model. Finishes the pass; layers that were not taken are dropped.
+
+        Raises:
+            RuntimeError: when the pass was left before its end.
+        """
+        if not self._done:
+            for _layer in self._layers:
+                pass
+        if not self._done:
+            raise RuntimeError("forward: the pass was left before its end, so it has no outputs")
+        return self._outputs
+
+    def close(self) -> None:
+        """Stops the model where it is."""
+        self._layers.close()
+
+    @contextmanager
+    def _around(self) -> Iterator[None]:
+        """What the model runs inside, in the thread that runs it."""
+        with (
+            installed(self._model, self.what.edits, self._batch),
+            self._outputs.listening(self._model, rows=self.what.rows) as self._finish,
+        ):
+            yield
+
+    def _attended(self) -> Generator[Layer, None, None]:
+        """The layers of a pass whose attention is captured."""
+        tape = Tape(
+            self._whole,
+            layers=self.what.layers,
+            heads=self.what.heads,
+            sites=self.what.of_layers,
+            chunk=None,
+        )
+        tape.around = self._around
+        with tape:
+            layers = tape.run(**self._batch)
+            self.tier = tape.tier
+            yield from layers
+        self._finish(tape.output)
+        self._done = True
+
+    def _alone(self) -> Generator[Layer, None, None]:
+        """The layers of a pass of hooks alone."""
+        self.tier = 0
+        with ExitStack() as stack:
+            stack.enter_context(uncompiled(self._whole))
+            if needs_interface(self.what.edits):
+                stack.enter_context(implementation(self._model, NAME))
+            if self.what.of_layers:
+                yield from self._blocks()
+            else:
+                with torch.no_grad(), self._around():
+                    self._finish(self._model(**self._batch))
+        self._done = True
+
+    def _blocks(self) -> Iterator[Layer]:
+        """One layer for each block, streamed."""
+        structure = structure_of(self._model, self._batch)
+        self._reachable(structure)
+        stream = Stream()
+        recorder = Recorder(
+            self._model,
+            stream.emit,
+            sites=self.what.of_layers,
+            layers=self.what.layers,
+            heads=self.what.heads,
+            alone=structure,
+        )
+        recorder.pulse = stream.pulse
+
+        def work() -> None:
+            LIVE.set(recorder)
+            with self._around(), recorder.listening():
+                self._finish(self._model(**self._batch))
+
+        return stream.layers(work)
+
+    def _reachable(self, structure: Structure) -> None:
+        name = type(self._model).__name__
+        if not structure.depth:
+            raise RuntimeError(f"forward: no list of blocks was found in {name}")
+        choose(self.what.layers, structure.depth, f"layers of {name}")
+        for site in self.what.of_layers:
+            places = [parts.place(core or parts.block, site)[0] for parts, core, _ in structure.layers]
+            if not any(places):
+                raise RuntimeError(f"forward: no place for site {site!r} was found in {name}")

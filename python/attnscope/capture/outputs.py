@@ -1,0 +1,145 @@
+# SPDX-License-Identifier: MIT
+"""The tensors of a pass that belong to the model and not to a layer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.sites import MODEL_SITES
+
+_LIVE: ContextVar[Outputs | None] = ContextVar("attnscope_outputs", default=None)
+
+
+class Outputs:
+    """What one forward pass gave besides its layers.
+
+    | tensor | shape | meaning |
+    |---|---|---|
+    | ``embeddings`` | ``[B, q, D]`` | output of the embedding module, before a model scales or adds to it |
+    | ``final_norm`` | ``[B, q, D]`` | residual stream behind the model's last norm |
+    | ``logits`` | ``[B, q, V]`` | output of the vocabulary head, of the chosen rows where some were chosen |
+
+    A tensor whose site was not asked for raises ``AttributeError``.
+
+    Attributes:
+        tensors: those that are there, by site.
+        value: what the gradient was taken of, where one was.
+        derivative: its derivative along the directions added, where tangents were carried.
+        parameters: gradients of parameters by entry of the model's weight map.
+    """
+
+    def __init__(self, sites: Collection[str]) -> None:
+        self.sites = tuple(sites)
+        self.tensors: dict[str, Tensor] = {}
+        self.value: Tensor | None = None
+        self.derivative: Tensor | None = None
+        self.parameters: dict[Any, Tensor] = {}
+
+    def __getattr__(self, name: str) -> Tensor:
+        if name not in MODEL_SITES or "tensors" not in self.__dict__:
+            raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name not in self.tensors:
+            raise AttributeError(
+                f"this pass holds {sorted(self.tensors)}, not {name!r}: ask for it with "
+                f"Forward(sites=({name!r}, ...))"
+            )
+        return self.tensors[name]
+
+    def __repr__(self) -> str:
+        """The tensors by shape."""
+        shown = (f"{name}={list(tensor.shape)}" for name, tensor in self.tensors.items())
+        return f"Outputs({', '.join(shown)})"
+
+    @contextmanager
+    def listening(
+        self, model: nn.Module, *, rows: Tensor | None = None, graph: bool = False
+    ) -> Iterator[Callable[[Any], None]]:
+        """Collects inside the block; gives what takes the model's output.
+
+        Args:
+            model: of the pass.
+            rows: columns of the input whose logits are wanted, [r] or [B, r].
+            graph: keep the tensors in their graph.
+        """
+        from transformers import PreTrainedModel
+
+        def keep(site: str, tensor: Tensor) -> None:
+            self.tensors[site] = tensor if graph else tensor.detach()
+
+        def embedded(_: nn.Module, args: Any, output: Any) -> None:
+            if _LIVE.get() is self and "embeddings" not in self.tensors:
+                keep("embeddings", output if graph else output.clone())
+
+        def normed(_: nn.Module, args: Any, output: Any) -> None:
+            last = getattr(output, "last_hidden_state", None)
+            if _LIVE.get() is self and torch.is_tensor(last):
+                keep("final_norm", last)
+
+        def some(_: nn.Module, args: tuple[Any, ...]) -> Any:
+            if _LIVE.get() is not self or not args or not torch.is_tensor(args[0]) or args[0].ndim != 3:
+                return None
+            if "logits" not in self.sites:
+                return args[0][:, :0], *args[1:]
+            return _rows(args[0], rows), *args[1:]
+
+        def finish(output: Any) -> None:
+            if "logits" in self.sites:
+                logits = getattr(output, "logits", None)
+                if logits is None:
+                    raise TypeError(
+                        f"forward: {type(model).__name__} gives no logits; load it with its vocabulary head"
+                    )
+                keep("logits", logits if head is not None or rows is None else _rows(logits, rows))
+            for site in self.sites:
+                if site not in self.tensors:
+                    raise RuntimeError(f"forward: site {site!r} was not seen in {type(model).__name__}")
+            if "final_norm" not in self.sites:
+                self.tensors.pop("final_norm", None)
+
+        handles: list[Any] = []
+        head = _head(model)
+        token = _LIVE.set(self)
+        try:
+            inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
+            if "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
+                own = {_called(module, "get_input_embeddings") for module in inside} - {None}
+                handles += [one.register_forward_hook(embedded) for one in own if one is not None]
+            if "final_norm" in self.sites:
+                handles += [module.register_forward_hook(normed) for module in inside]
+            if head is not None and (rows is not None or "logits" not in self.sites):
+                handles.append(head.register_forward_pre_hook(some))
+            yield finish
+        finally:
+            for handle in handles:
+                handle.remove()
+            _LIVE.reset(token)
+
+
+def _rows(states: Tensor, rows: Tensor | None) -> Tensor:
+    if rows is None:
+        return states
+    if rows.ndim == 1:
+        return states[:, rows.to(states.device)]
+    place = rows.to(states.device)[..., None].expand(-1, -1, states.shape[-1])
+    return states.gather(1, place)
+
+
+def _called(model: nn.Module, getter: str) -> nn.Module | None:
+    get: Any = getattr(model, getter, None)
+    try:
+        found = get() if get is not None else None
+    except NotImplementedError:  # a part of a model that has none
+        found = None
+    return found if isinstance(found, nn.Module) else None
+
+
+def _head(model: nn.Module) -> nn.Module | None:
+    """The vocabulary head, where it is a module of its own."""
+    head = _called(model, "get_output_embeddings")
+    return None if head is _called(model, "get_input_embeddings") else head

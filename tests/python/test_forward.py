@@ -1,0 +1,291 @@
+# SPDX-License-Identifier: MIT
+"""One declared pass: its layers, the model's own tensors, which backend ran, and what did not run."""
+
+import threading
+from itertools import pairwise
+
+import pytest
+import torch
+
+import models
+from attnscope.capture import Forward, forward
+from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding
+from attnscope.capture.implementation import configs
+from attnscope.capture.sites import MODEL_SITES, SITES, TABLE
+from census import Census
+
+ALL = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ, *models.LEGACY, "jamba")
+HOOKED = tuple(site for site in SITES if not TABLE[site].of_attention)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left_behind():
+    yield
+    assert not [t for t in threading.enumerate() if t.name == "attnscope-capture"]
+
+
+def plain(model, inputs):
+    with torch.no_grad():
+        return model(**inputs)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_sites_of_the_model_are_what_it_returns(name):
+    """Under the model's own backend, bit for bit."""
+    model = models.tiny(name)
+    inputs = models.text(model, padding="left")
+    usual = plain(model, inputs)
+    logits = "logits" in usual
+    sites = ("embeddings", "final_norm", *(("logits",) if logits else ()))
+    with forward(model, inputs, Forward(sites=sites)) as run:
+        assert list(run) == []
+        found = run.outputs
+    assert run.tier == 0
+    with torch.no_grad():
+        body = model.get_encoder() if name in models.SEQ2SEQ else model
+        assert torch.equal(found.embeddings, body.get_input_embeddings()(inputs["input_ids"]))
+    if logits:
+        assert torch.equal(found.logits.nan_to_num(), usual.logits.nan_to_num())
+    else:
+        assert torch.equal(found.final_norm.nan_to_num(), usual[0].nan_to_num())
+    if name in ("llama", "gpt_neox", "qwen3"):
+        assert torch.equal(model.get_output_embeddings()(found.final_norm), found.logits)
+
+
+@pytest.mark.parametrize("name", [*ALL, "mamba"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_layer_for_each_block_of_every_model(name):
+    model = models.tiny(name)
+    inputs = models.text(model, padding="right")
+    with forward(model, inputs, Forward(sites=("hidden", "block_output"))) as run:
+        layers = list(run)
+    with torch.no_grad():
+        states = model(**inputs, output_hidden_states=True)
+    stacks = {layer.stack for layer in layers}
+    assert len(stacks) == (2 if name in models.SEQ2SEQ else 1)
+    for stack in stacks:
+        own = [layer for layer in layers if layer.stack == stack]
+        assert [layer.index for layer in own] == list(range(len(own)))
+        for one, following in pairwise(own):
+            assert torch.equal(one.block_output, following.hidden)
+        if "decoder" in stack and name in models.SEQ2SEQ:
+            wanted = states.decoder_hidden_states
+        else:
+            wanted = getattr(states, "hidden_states", None) or states.encoder_hidden_states
+            assert torch.equal(own[0].valid, inputs["attention_mask"].bool())
+        if name == "mamba":  # its hidden_states are taken behind the blocks
+            assert torch.allclose(own[0].block_output, wanted[0], atol=1e-5)
+            assert torch.equal(own[0].hidden, model.get_input_embeddings()(inputs["input_ids"]))
+        else:
+            assert len(own) == len(wanted) - 1
+            for layer in own:
+                assert torch.allclose(layer.hidden, wanted[layer.index], atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "phi", "bert", "albert", "opt", "gemma2", "gpt_oss", "t5"])
+def test_hooks_alone_see_what_capture_sees(name):
+    """The same sites under eager attention, with and without the attention itself."""
+    if name == "t5":
+        models.needs_attention_interface(name)
+    model = models.tiny(name, implementation="eager")
+    if name == "t5":
+        model = model.get_encoder()
+    inputs = models.text(model, padding="left")
+    inputs.pop("decoder_input_ids", None)
+    with forward(model, inputs, Forward(sites=HOOKED)) as run:
+        alone = list(run)
+    with forward(model, inputs, Forward(sites=(*HOOKED, "attention", "final_norm"))) as run:
+        together = list(run)
+        final = run.outputs.final_norm
+    assert run.tier == 1
+    for one, two in zip(alone, together, strict=True):
+        assert one.index == two.index
+        assert torch.equal(one.valid, two.valid)
+        for site in HOOKED:
+            assert torch.allclose(one.tensors[site], two.tensors[site], atol=1e-5), site
+        assert torch.equal(one.lengths, two.lengths)
+    body = getattr(model, "base_model", model)
+    assert torch.allclose(final, plain(body, inputs)[0], atol=1e-5)
+
+
+def test_the_backend_stays_the_models_own(monkeypatch):
+    model = models.tiny("llama")
+    seen = []
+    handle = model.model.layers[0].self_attn.register_forward_hook(
+        lambda m, *_: seen.append(m.config._attn_implementation)
+    )
+    inputs = models.text(model)
+    with forward(model, inputs, Forward(sites=("block_output",))) as run:
+        list(run)
+    with forward(model, inputs, Forward(sites=("block_output", "lse"))) as run:
+        list(run)
+    handle.remove()
+    assert seen[-2:] == ["sdpa", "attnscope"]
+    assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "opt", "gemma2", "t5", "mamba", "bloom"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_the_vocabulary_head_runs_only_when_asked(name):
+    model = models.tiny(name)
+    inputs = models.text(model)
+    rows = []
+    handle = model.get_output_embeddings().register_forward_hook(lambda m, a, o: rows.append(o.shape[1]))
+    with forward(model, inputs, Forward(sites=("final_norm", "hidden"))) as run:
+        list(run)
+        assert rows[-1] == 0
+    with forward(model, inputs, Forward(sites=("logits",))) as run:
+        whole = run.outputs.logits
+    assert rows[-1] == whole.shape[1] > 0
+    with forward(model, inputs, Forward(sites=("logits",), rows=torch.tensor([3, 1]))) as run:
+        assert torch.allclose(run.outputs.logits, whole[:, [3, 1]], atol=1e-5)
+    assert rows[-1] == 2
+    each = torch.tensor([[5], [2]])
+    with forward(model, inputs, Forward(sites=("logits",), rows=each)) as run:
+        assert torch.allclose(run.outputs.logits[:, 0], whole[[0, 1], [5, 2]], atol=1e-5)
+    handle.remove()
+
+
+def test_some_layers_and_heads():
+    model = models.tiny("llama")
+    inputs = models.text(model)
+    with forward(model, inputs, Forward(sites=("block_output", "head_output"))) as run:
+        whole = list(run)
+    what = Forward(sites=("block_output", "head_output"), layers=[-1, 0], heads=[-1, 1])
+    with forward(model, inputs, what) as run:
+        part = list(run)
+    assert [layer.index for layer in part] == [0, 2]
+    for layer in part:
+        assert layer.heads == (3, 1)
+        assert torch.equal(layer.block_output, whole[layer.index].block_output)
+        assert torch.equal(layer.head_output, whole[layer.index].head_output[:, [3, 1]])
+
+
+def test_at_most_two_layers_are_alive(monkeypatch):
+    model = models.tiny("llama", num_hidden_layers=6)
+    inputs = models.text(model)
+    with forward(model, inputs, Forward(sites=("attention", "block_output"))) as run:
+        census = Census(monkeypatch)
+        for _layer in run:
+            pass
+    assert census.most == 2
+
+
+def test_edits_are_of_this_run_alone():
+    model = models.tiny("llama", implementation="eager")
+    inputs = models.text(model)
+    base = plain(model, inputs).logits
+    edits = (SetEmbedding(0, torch.zeros(96)), AddDirection(1, torch.ones(96), "all"), HideKeys([1]))
+    outside, hidden = [], []
+    for sites in (("logits", "block_output"), ("logits", "block_output", "attention")):
+        with forward(model, inputs, Forward(sites=sites, edits=edits)) as run:
+            for layer in run:
+                outside.append(plain(model, inputs).logits)
+                if layer.index == 1:
+                    hidden.append(layer.block_output)
+            assert not torch.equal(run.outputs.logits, base)
+    assert torch.allclose(hidden[0], hidden[1], atol=1e-5)
+    for logits in outside:
+        assert torch.allclose(logits, base, atol=1e-5)
+    assert torch.equal(plain(model, inputs).logits, base)
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+
+
+def test_two_passes_that_differ_by_hidden_keys_differ_by_them_alone():
+    model = models.tiny("gpt_oss")
+    inputs = models.text(model, padding="left")
+    logits = []
+    for keys in ([], [], [2]):
+        with forward(model, inputs, Forward(sites=("logits",), edits=(HideKeys(keys),))) as run:
+            logits.append(run.outputs.logits)
+    assert torch.equal(logits[0], logits[1])
+    assert not torch.equal(logits[0], logits[2])
+
+
+def test_an_edit_that_never_acts_reaches_the_reader():
+    model = models.tiny("llama")
+    embeds = {"inputs_embeds": torch.zeros(1, 4, 96)}
+    what = Forward(sites=("block_output",), edits=(SetEmbedding(0, torch.zeros(96)),))
+    with (
+        pytest.raises(RuntimeError, match="SetEmbedding never acted"),
+        forward(model, embeds, what) as run,
+    ):
+        list(run)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_leaving_early_restores_the_model(error):
+    model = models.tiny("llama")
+    inputs = models.text(model)
+    base = plain(model, inputs).logits
+    what = Forward(sites=("hidden", "logits"), edits=(AddDirection(0, torch.ones(96)), HideKeys([0])))
+
+    def consume():
+        with forward(model, inputs, what) as run:
+            for _layer in run:
+                raise error("in the loop")
+
+    with pytest.raises(error, match="in the loop"):
+        consume()
+    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in model.modules())
+    assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
+    assert torch.equal(plain(model, inputs).logits, base)
+    with forward(model, inputs, Forward(sites=("hidden",))) as run:
+        for _layer in run:
+            break
+        run.close()
+        with pytest.raises(RuntimeError, match="the pass was left before its end"):
+            run.outputs  # noqa: B018
+
+
+def test_what_is_out_of_reach_is_refused_by_name():
+    inputs = models.text(models.tiny("llama"))
+    with pytest.raises(ValueError, match=r"Forward: sites must be among .*logits, got \['atention'\]"):
+        Forward(sites=("atention",))
+    bloom, mamba = models.tiny("bloom"), models.tiny("mamba")
+    with (
+        pytest.raises(RuntimeError, match=r"BloomForCausalLM does not let \['scores'\] be captured"),
+        forward(bloom, inputs, Forward(sites=("scores", "logits"))) as run,
+    ):
+        list(run)
+    with (
+        pytest.raises(RuntimeError, match="no place for site 'mlp_output' was found in MambaForCausalLM"),
+        forward(mamba, inputs, Forward(sites=("mlp_output",))) as run,
+    ):
+        list(run)
+    with (
+        pytest.raises(NotImplementedError, match="HideKeys: the attention of BloomForCausalLM"),
+        forward(bloom, inputs, Forward(edits=(HideKeys([0]),))),
+    ):
+        pass
+    bert = models.tiny("bert")
+    with (
+        pytest.raises(TypeError, match="BertModel gives no logits"),
+        forward(bert, inputs, Forward(sites=("logits",))) as run,
+    ):
+        list(run)
+    with (
+        pytest.raises(ValueError, match=r"layers of BertModel: \[7\] out of range for 3"),
+        forward(bert, inputs, Forward(sites=("hidden",), layers=[7])) as run,
+    ):
+        list(run)
+    bert.train()
+    with pytest.raises(RuntimeError, match="BertModel is in training mode"), forward(bert, inputs, Forward()):
+        pass
+
+
+def test_a_tensor_that_was_not_asked_for_says_so():
+    model = models.tiny("llama")
+    with forward(model, models.text(model), Forward(sites=("final_norm",))) as run:
+        found = run.outputs
+    with pytest.raises(AttributeError, match=r"holds \['final_norm'\], not 'logits': ask for it with"):
+        found.logits  # noqa: B018
+    with pytest.raises(AttributeError, match="no attribute 'losses'"):
+        found.losses  # noqa: B018
+    assert set(MODEL_SITES) == {"embeddings", "final_norm", "logits"}
