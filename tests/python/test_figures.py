@@ -10,7 +10,6 @@ import matplotlib
 import numpy as np
 import pandas as pd
 import pytest
-from attnscope.plots.axes import step_axis
 from matplotlib.figure import Figure
 
 from attnscope.engine.results import Results
@@ -29,6 +28,7 @@ from attnscope.plots import (
     spectrum_against_null,
     threshold_curve,
 )
+from attnscope.plots.axes import step_axis
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
 from attnscope.plots.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law

@@ -9,7 +9,6 @@ import pandas as pd
 import pytest
 import study_tables as made
 import torch
-from attnscope.plots.axes import depth_axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
@@ -25,6 +24,7 @@ from attnscope.plots import (
     layer_head_map,
     persistence_diagram,
 )
+from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
 from attnscope.plots.style import caption_of
 from attnscope.studies.attention_sinks.figures import FIGURES

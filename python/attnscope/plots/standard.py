@@ -18,6 +18,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
     Drawn,
     Figure,
@@ -32,7 +33,7 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.lines import axis_label, depth_profile, emergence_curve, series_colors, threshold_curve
+from attnscope.plots.lines import depth_profile, emergence_curve, threshold_curve
 from attnscope.plots.maps import attention_map, layer_head_map, layer_head_table, plain_colorbar
 from attnscope.plots.selection import (
     CHECKPOINT,

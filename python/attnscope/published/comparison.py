@@ -87,10 +87,10 @@ def compare_published(
         chosen = next((name for name in known if same_model(name, against)), None)
         if chosen is None:
             raise MissingError(f"compare: {against!r} was not published{nearest(against, known)}")
-    module = home.part("published")
-    if module is None:
+    compare = getattr(home.part("published"), "compare", None)
+    if compare is None:
         raise ResultsError(f"compare: {home.name} stores numbers of {paper} and no way to compare them")
-    compared: Compared = module.compare(results, numbers, chosen, draws=draws, seed=seed)
+    compared: Compared = compare(results, numbers, chosen, draws=draws, seed=seed)
     return compared
 
 

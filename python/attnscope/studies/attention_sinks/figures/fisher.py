@@ -18,9 +18,7 @@ from attnscope.plots.figure import (
     optional,
     stored,
 )
-from attnscope.plots.lines import (
-    draw_curve,
-)
+from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import (
     estimate,
     last_step,

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.plots.axes import depth_axis, drawn_range
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -20,11 +21,7 @@ from attnscope.plots.figure import (
     optional,
     stored,
 )
-from attnscope.plots.lines import (
-    depth_axis,
-    draw_curve,
-    drawn_range,
-)
+from attnscope.plots.lines import draw_curve
 from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import (
     defined,

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator
 
+from attnscope.plots.axes import depth_axis, series_colors
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -21,11 +22,7 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.lines import (
-    depth_axis,
-    draw_curve,
-    series_colors,
-)
+from attnscope.plots.lines import draw_curve
 from attnscope.plots.selection import (
     estimate,
     last_step,

@@ -7,6 +7,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.colors import Normalize
 
+from attnscope.plots.axes import axis_label
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -19,10 +20,7 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.lines import (
-    axis_label,
-    head_emergence,
-)
+from attnscope.plots.lines import head_emergence
 from attnscope.plots.maps import layer_head_map, layer_head_table
 from attnscope.plots.selection import (
     CHECKPOINT,

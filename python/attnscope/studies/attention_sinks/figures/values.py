@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from attnscope.plots.axes import drawn_range, series_colors
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -18,11 +19,7 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.lines import (
-    depth_profile,
-    drawn_range,
-    series_colors,
-)
+from attnscope.plots.lines import depth_profile
 from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import (
     is_series,

@@ -12,6 +12,7 @@ import torch
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
+from attnscope.plots.axes import layer_colors
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -20,7 +21,6 @@ from attnscope.plots.figure import (
     captioned,
     stored,
 )
-from attnscope.plots.lines import layer_colors
 from attnscope.plots.selection import (
     heads_only,
     last_step,

@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
+from attnscope.plots.axes import layer_colors, series_colors
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -24,7 +25,7 @@ from attnscope.plots.figure import (
     stored,
     with_values,
 )
-from attnscope.plots.lines import draw_curve, emergence_curve, layer_colors, series_colors
+from attnscope.plots.lines import draw_curve, emergence_curve
 from attnscope.plots.quantities import QUANTITIES, Quantity
 from attnscope.plots.selection import (
     CHECKPOINT,
