@@ -32,9 +32,9 @@ from attnscope.metrics.measure import measure
 from attnscope.models import load_model
 from attnscope.protocols import ruscio2025
 from attnscope.studies import recipe_of
-from attnscope.studies.sink.readings import HEADS
-from attnscope.studies.sink.runs import Ablation, fisher_rows
-from attnscope.studies.sink.states import States
+from attnscope.studies.attention_sinks.readings import HEADS
+from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
+from attnscope.studies.attention_sinks.states import States
 from harness import machine_facts
 
 HERE = Path(__file__).resolve().parent

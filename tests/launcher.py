@@ -18,7 +18,8 @@ import torch
 torch.set_num_threads(1)            # no pool of threads exists, so that a fork is sound
 import pandas, pyarrow.parquet, transformers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
-import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run, attnscope.studies.sink_study
+import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run
+import attnscope.studies.attention_sinks.study
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)

@@ -35,7 +35,7 @@ def inputs(tmp_path_factory):
 def command(inputs, output, name="a"):
     model, texts = inputs
     return (
-        "run", "sink_study", "--no-draw", "--model", model, "--texts", texts, "--block", 4,
+        "run", "attention_sinks", "--no-draw", "--model", model, "--texts", texts, "--block", 4,
         "--output", output, "--name", name, "--set", "metrics=[fiedler_value, graph_statistics]",
     )  # fmt: skip
 

@@ -73,7 +73,8 @@ def test_the_wheel_carries_the_package_and_no_library_of_torch(dist):
         "_build.py",
         "view/view.js",
         "report/page.html",
-        "configs/sink_study.yaml",
+        "studies/attention_sinks/configs/attention_sinks.yaml",
+        "studies/attention_sinks/published/ruscio2025.csv",
     ):
         assert f"attnscope/{wanted}" in names
     libraries = [name for name in names if ".so" in name]

@@ -95,6 +95,6 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
     }  # fmt: skip
     return Results(
         {name: pd.DataFrame(rows) for name, rows in tables.items()},
-        study={"study": "sink_study", "models": [{"path": "tiny"}]},
+        study={"study": "attention_sinks", "models": [{"path": "tiny"}]},
         provenance={"attnscope": "0.1.0", "torch": {"version": "2"}, "skipped": []},
     )

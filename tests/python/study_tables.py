@@ -129,7 +129,7 @@ def make_study(
                 )  # fmt: skip
     return Results(
         {name: pd.DataFrame(table) for name, table in rows.items()},
-        study={"study": "sink_study", "models": [{"path": model, "label": model} for model in models]},
+        study={"study": "attention_sinks", "models": [{"path": model, "label": model} for model in models]},
         provenance={"attnscope": "0.1.0", "skipped": []},
     )
 

@@ -79,19 +79,19 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     assert (code, err) == (0, "")
     answer = json.loads(out)
     assert answer == {
-        "folder": str(tmp_path / "sink_study-tiny"), "skipped": [],
-        "report": str(tmp_path / "sink_study-tiny/report.html"),
+        "folder": str(tmp_path / "attention_sinks-tiny"), "skipped": [],
+        "report": str(tmp_path / "attention_sinks-tiny/report.html"),
         "tables": {"samples": 3, "heads": 30, "baselines": 6},
         "figures_left_out": answer["figures_left_out"],
     }  # fmt: skip
     assert answer["figures_left_out"]["emergence"].startswith("the run has one checkpoint")
     assert "depth" not in answer["figures_left_out"]
     assert Path(answer["report"]).read_text(encoding="utf-8").startswith("<!DOCTYPE html>")
-    assert list((tmp_path / "sink_study-tiny/figures").glob("*.pdf"))
+    assert list((tmp_path / "attention_sinks-tiny/figures").glob("*.pdf"))
     code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]")
     assert code == 1
-    assert f"attnscope resume {tmp_path}/sink_study-tiny" in err
-    code, out, _ = call("resume", tmp_path / "sink_study-tiny", "--json", "--no-draw")
+    assert f"attnscope resume {tmp_path}/attention_sinks-tiny" in err
+    code, out, _ = call("resume", tmp_path / "attention_sinks-tiny", "--json", "--no-draw")
     assert code == 0
     assert json.loads(out) == {**answer, "report": None, "figures_left_out": {}}
 

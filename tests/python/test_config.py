@@ -77,7 +77,7 @@ def test_files_that_are_no_study_are_refused_in_words(tmp_path):
         (listed, "expected keys and values, got a list"),
         (tmp_path / "nowhere.yaml", "there is no file"),
         (tmp_path, "is a folder, no study"),
-        ("sink_stduy", "did you mean 'sink_study'"),
+        ("attention_sinsk", "did you mean 'attention_sinks'"),
     ):
         with pytest.raises(ConfigError, match=message):
             read_config(path)
@@ -96,19 +96,25 @@ def test_packaged_studies_can_be_done(name):
     assert recipe_of(study).name == study.study
 
 
+def test_a_study_answers_to_its_older_name():
+    old, new = (Study.from_yaml(name, models="gpt2") for name in ("sink_study", "attention_sinks"))
+    assert old == new
+    assert Study(study="wavelet_study", models="a", texts="b").study == "wavelet_heads"
+
+
 def test_an_unknown_recipe_or_metric_is_refused():
-    with pytest.raises(ConfigError, match="there is no study 'sink'; did you mean 'sink_study'"):
-        recipe_of(Study(study="sink", models="a", texts="b"))
+    with pytest.raises(ConfigError, match="there is no study 'sinks_study'; did you mean 'sink_study'"):
+        recipe_of(Study(study="sinks_study", models="a", texts="b"))
     with pytest.raises(ConfigError, match="no metric 'fiedler'; did you mean 'fiedler_value'"):
         recipe_of(Study(models="a", texts="b", metrics="fiedler"))
 
 
 def test_a_protocol_that_a_recipe_cannot_follow_is_refused(monkeypatch):
-    from attnscope.studies.sink_study import SinkStudy
+    from attnscope.studies.attention_sinks.study import SinkStudy
 
     assert recipe_of(Study(models="a", texts="b", protocols="both")).protocols == ("exact", "ruscio2025")
     monkeypatch.setattr(SinkStudy, "protocols", ("exact",))
-    with pytest.raises(ConfigError, match="sink_study follows exact, not ruscio2025; its functions are in"):
+    with pytest.raises(ConfigError, match="attention_sinks follows exact, not ruscio2025; its functions"):
         recipe_of(Study(models="a", texts="b", protocols="both"))
 
 
@@ -126,7 +132,7 @@ def test_extra_analyses_are_named_or_all():
     assert extra(["row_permutation", "fisher"]) == ("fisher", "row_permutation")
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
         extra(["fischer"])
-    with pytest.raises(ConfigError, match="sink_study has no option 'extras'; did you mean 'extra'"):
+    with pytest.raises(ConfigError, match="attention_sinks has no option 'extras'; did you mean 'extra'"):
         recipe_of(Study(models="a", texts="b", options={"extras": "all"}))
 
 

@@ -15,8 +15,7 @@ from attnscope.engine.config import Study
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.engine.schema import KEYS
-from attnscope.figures import NotDrawable, figures_of
-from attnscope.figures.style import caption_of, settled
+from attnscope.plots import NotDrawable, figures_of
 from attnscope.report import report
 from folders import model_folder, sentences, series
 
@@ -65,14 +64,14 @@ def outcomes(results: Results, only: set[str] | None = None) -> dict[str, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             try:
-                figure = settled(draw(results))
+                drawn = draw(results)
             except NotDrawable as reason:
                 found[name] = str(reason)
                 assert found[name]
                 continue
         found[name] = ""
-        assert caption_of(figure), name
-        panels = [ax for ax in figure.axes if ax.axison]
+        assert drawn.caption, name
+        panels = [ax for ax in drawn.figure.axes if ax.axison]
         assert panels, name
         for ax in panels:
             assert holds_something(ax), (name, ax.get_title(loc="left"), ax.get_ylabel())

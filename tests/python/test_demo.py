@@ -173,10 +173,10 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from attnscope.demo import run_demo
-    from attnscope.figures import FIGURES
+    from attnscope.studies.attention_sinks.figures import FIGURES
 
     few = {name: FIGURES[name] for name in ("sink_maps", "examples")}
-    monkeypatch.setattr("attnscope.figures.FIGURES", few)
+    monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", few)
     recipe = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=4)
     root, said = tmp_path / "runs" / "demo", []
     results = run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
@@ -200,7 +200,7 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     strongest = copying.groupby("head")["sink_share"].mean().max()
     assert f"{strongest:.3f}" in text
 
-    monkeypatch.setattr("attnscope.figures.FIGURES", {})
+    monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", {})
     tables = {file.name: file.read_bytes() for file in (root / "tables").iterdir()}
     run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
     assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables

@@ -13,8 +13,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from attnscope.engine.results import Results
-from attnscope.figures import (
-    FIGURES,
+from attnscope.plots import (
     LeftOut,
     NotDrawable,
     attention_map,
@@ -29,11 +28,11 @@ from attnscope.figures import (
     spectrum_against_null,
     threshold_curve,
 )
-from attnscope.figures.lines import step_axis
-from attnscope.figures.maps import printable
-from attnscope.figures.registry import measured_heads
-from attnscope.figures.selection import estimate, heads_only, uniform_value, with_groups
-from attnscope.figures.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
+from attnscope.plots.axes import step_axis
+from attnscope.plots.maps import printable
+from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
+from attnscope.plots.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
+from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 
 RESULTS = made.make_results()
 #: Figures of tables that this run lacks; test_study_figures.py draws them.
@@ -44,7 +43,7 @@ OF_OTHER_TABLES = {
 
 @pytest.fixture
 def heads() -> pd.DataFrame:
-    return measured_heads(RESULTS)
+    return measured_heads(RESULTS, METRICS)
 
 
 @pytest.fixture
@@ -298,7 +297,7 @@ def test_missing_tables_and_wrong_names_are_told() -> None:
     assert set(draw(only)) == {"metric_maps", "emergence", "depth"}
     with pytest.raises(NotDrawable, match="thresholds: the run has no table 'graphs'"):
         draw(only, ["thresholds"])
-    with pytest.raises(ValueError, match="no figure 'nonsense'; there are: sink_emergence"):
+    with pytest.raises(ValueError, match="no figure 'nonsense'; there are: fisher, frames"):
         draw(RESULTS, ["nonsense"])
     with pytest.raises(ValueError, match="no run folder"):
         figures(RESULTS)

@@ -91,6 +91,14 @@ def test_files_stay_small():
         assert lines <= 520, f"{path.relative_to(ROOT)} has {lines} lines: a concept inside wants a name"
 
 
+@pytest.mark.parametrize("room", ["plots", "report", "view", "published"])
+def test_common_rooms_know_no_paper(room):
+    papers = re.compile("ruscio|wavelet|sink_study|attention_sinks", re.IGNORECASE)
+    for path in (PACKAGE / room).rglob("*.*"):
+        if path.suffix in (".py", ".html", ".js", ".css"):
+            assert not papers.search(path.read_text()), path
+
+
 def test_no_room_is_called_utils():
     assert not [
         path

@@ -11,9 +11,9 @@ from typer.testing import CliRunner
 
 from attnscope.commands.cli import app
 from attnscope.engine.results import Results
-from attnscope.engine.schema import MissingError
+from attnscope.engine.schema import MissingError, ResultsError
 from attnscope.published import compare_published, published_numbers, same_model
-from attnscope.published.comparison import SOURCES
+from attnscope.studies.attention_sinks.published import SOURCES
 
 NUMBERS = published_numbers("ruscio2025")
 
@@ -152,13 +152,30 @@ def test_a_run_without_the_published_protocol_still_stands_beside():
     full = made.make_study()
     heads = full.table("heads")
     found = compare_published(
-        Results({"heads": heads[heads["protocol"] == "exact"], "samples": full.table("samples")}), draws=10
+        Results({"heads": heads[heads["protocol"] == "exact"], "samples": full.table("samples")}),
+        "ruscio2025",
+        draws=10,
     )
     assert found.table["measured"].drop(found.table.index[found.table["quantity"] == "tokens"]).isna().all()
     assert found.table["exact"].notna().any()
     assert "no rows of protocol ruscio2025" in str(found)
     with pytest.raises(MissingError, match="no table 'heads'"):
+        compare_published(Results({}), "ruscio2025")
+
+
+def test_a_paper_of_another_study_or_none_is_refused_in_words():
+    with pytest.raises(
+        ResultsError, match="ruscio2024 publishes numbers of wavelet_heads; this run is of att"
+    ):
+        compare_published(made.make_study(), "ruscio2024")
+    with pytest.raises(ResultsError, match="this run's study has no published numbers; there are those of"):
         compare_published(Results({}))
+    phases = pd.DataFrame(
+        {"model": ["Pythia-2.8B"], "revision": [""], "step": [-1], "metric": ["rho"], "mean": [-0.5]}
+        | {"low": [-0.6], "high": [-0.4], "samples": [3]}
+    )
+    found = compare_published(Results({"phases": phases}, study={"study": "wavelet_study"}))
+    assert set(found.table["measured"].dropna()) == {-0.5}
 
 
 def test_the_command_writes_text_json_and_csv(tmp_path):

@@ -15,14 +15,13 @@ import torch
 import attnscope
 import attnscope.protocols
 from attnscope.engine.results import Results
-from attnscope.figures.registry import measured_heads
-from attnscope.figures.selection import heads_only, series_are
+from attnscope.plots.selection import heads_only, measured_heads, series_are
 from attnscope.report import report
-from attnscope.report.numbers import number, number_rows, pair_rows, published_rows
-from attnscope.report.page import _facts, _flat, _small_table, render
-from attnscope.report.questions import questions
-from attnscope.report.sections import SECTIONS
-from attnscope.report.small_tables import emergence, fisher, frames
+from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows
+from attnscope.report.page import _facts, _flat, further, render
+from attnscope.studies.attention_sinks.questions import questions
+from attnscope.studies.attention_sinks.sections import SECTIONS
+from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
 
 EVIL = "<script>alert(1)</script>"
 
@@ -81,10 +80,10 @@ def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
     links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
     assert links == {f"#{name}" for name in ids}
-    missing = {"reference", "fisher", "frames"}  # this run has no such tables
+    missing = {"reference", "fisher", "frames", "published"}  # this run has no such tables
     assert ids == {section.id for section in SECTIONS} - missing | {
         "summary",
-        "tests",
+        "quantities",
         "inputs",
         "provenance",
     }
@@ -101,10 +100,11 @@ def test_honest_statements_stand_beside_the_numbers(html: str) -> None:
 
 
 def test_numbers_are_those_of_the_tables() -> None:
-    from attnscope.figures.registry import measured_heads
+    from attnscope.plots.selection import measured_heads
 
     results = made.make_results()
-    rows = number_rows(measured_heads(results), results.table("baselines"), ["fiedler_value", "betti_0"])
+    wanted = [("fiedler_value", None), ("betti_0", 0.02)]
+    rows = number_rows(measured_heads(results, wanted), results.table("baselines"), wanted)
     first = rows[0]
     values = [made.value(64, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
     before = [made.value(0, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
@@ -117,7 +117,7 @@ def test_numbers_are_those_of_the_tables() -> None:
 
 
 def test_missing_values_are_counted() -> None:
-    from attnscope.figures.registry import measured_heads
+    from attnscope.plots.selection import measured_heads
 
     results = made.make_results()
     heads = measured_heads(results)
@@ -126,14 +126,16 @@ def test_missing_values_are_counted() -> None:
 
 
 def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
+    monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = made.make_results(steps=(-1,))
     heads = results.table("heads")
     mean = heads[heads["head"] == -1].assign(protocol="ruscio2025", betti_0=12.0)
     both = Results(
-        {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)}
+        {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
+        study=results.study,
     )
-    assert ("heads", "betti_0", "12.0", "[12.0, 12.0]", 4) in published_rows({"heads": both.table("heads")})
+    told = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in told
     text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
@@ -180,10 +182,12 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
 
 
 def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
+    monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
     results = tables.make_study(causal=False)
     kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
-    text = "".join(Page(report(Results(kept), tmp_path / "e.html").read_text(encoding="utf-8")).text)
+    text = "".join(
+        Page(report(Results(kept, study=results.study), tmp_path / "e.html").read_text(encoding="utf-8")).text
+    )
     assert "The published reading is by token string" in text
     assert "for every causal model whose kept tokens" not in text
     assert "times a factor below" not in text
@@ -243,9 +247,15 @@ def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
     heads = results.table("heads").assign(series="text")
     heads.loc[(heads["sample"] == 0) & (heads["protocol"] == "ruscio2025"), "bar_count_0"] = -1
-    row = pair_rows({"heads": heads}, [("heads", "bar_count_0", "bars"), ("heads", "nonsense", "none")])
+    row = pair_rows(
+        {"heads": heads},
+        [Wanted("heads", "bar_count_0", "bars"), Wanted("heads", "nonsense", "none")],
+        "ruscio2025",
+    )
     assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
-    row = pair_rows({"heads": heads}, [("heads", "mp_ks", "law", "marchenko_pastur_deviation")])[0]
+    row = pair_rows(
+        {"heads": heads}, [Wanted("heads", "mp_ks", "law", "marchenko_pastur_deviation")], "ruscio2025"
+    )[0]
     mean = heads[(heads["head"] == -1) & (heads["protocol"] == "ruscio2025")][
         "marchenko_pastur_deviation"
     ].mean()
@@ -266,15 +276,15 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
     table = fisher({"fisher": pd.DataFrame(rows)})
     assert table is not None
     # Two blocks of 100 parameters; 4 and 8, so 6 in the mean and 6/200 a parameter.
-    assert table.rows == (("m", "mlp", "200", "6.00", "[4.00, 8.00]", "0.030", "4.00", "9.00"),)
+    assert table.to_numpy().tolist() == [["m", "mlp", "200", "6.00", "[4.00, 8.00]", "0.030", "4.00", "9.00"]]
     assert fisher({}) is None
 
 
 def test_emergence_and_frames_have_small_tables() -> None:
     verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
     assert verdicts is not None
-    assert verdicts.rows[0][2:4] == ("exact", "centralized")
-    assert verdicts.rows[0][-1] == "10 of 15"
+    assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
+    assert verdicts["consistent heads"].iloc[0] == "10 of 15"
     keys = {"model": "m", "metric": "sink_share"}
     table = pd.DataFrame(
         [
@@ -288,8 +298,8 @@ def test_emergence_and_frames_have_small_tables() -> None:
     )
     found = emergence({"emergence": table})
     assert found is not None
-    assert found.rows == (
-        (
+    assert found.to_numpy().tolist() == [
+        [
             "m",
             "attention to first key",
             "0.100",
@@ -298,8 +308,13 @@ def test_emergence_and_frames_have_small_tables() -> None:
             "4 to 8",
             "L0H1 0.100 → 0.900",
             "0.200 (step 8 − 0)",
-        ),
-    )
+        ]
+    ]
+    without = emergence({"emergence": table[table["protocol"] == "exact"]})
+    assert without is not None
+    assert "published change" not in without
+    groups = pd.concat([table.assign(group=name) for name in ("all", "text", "copying")])
+    assert emergence({"emergence": groups})["input"].tolist() == ["text", "copying"]
     assert frames({}) is None
     assert emergence({}) is None
 
@@ -316,13 +331,13 @@ def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
         "seed": "0",
     }
     table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
-    assert _small_table("t", table)["columns"] == ["model", "x"]
-    assert _small_table("t", table.assign(step=[0, 1]))["columns"] == ["model", "step", "x"]
+    assert list(further("t", table).frame) == ["model", "x"]
+    assert list(further("t", table.assign(step=[0, 1])).frame) == ["model", "step", "x"]
 
 
 def test_arrays_are_no_cells():
     table = pd.DataFrame({"head": [0, 1], "signal": [np.zeros(3), np.ones(3)]})
-    assert _small_table("signals", table)["columns"] == ["head"]
+    assert list(further("signals", table).frame) == ["head"]
 
 
 @pytest.mark.parametrize(
@@ -334,8 +349,9 @@ def test_what_tells_series_apart_is_named(models, groups, words):
 
 
 def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
-    # what takes long and is not looked at
-    monkeypatch.setattr("attnscope.figures.draw", lambda results, **_: {})
+    monkeypatch.setattr(
+        "attnscope.plots.draw_all", lambda results, left_out: {}
+    )  # what takes long and is not looked at
     last = made.make_results().table("heads").query("step == 64")
     heads = pd.concat([last.assign(model=name) for name in "ab"])
     samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
@@ -345,7 +361,7 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
     assert facts["input “text”"] == f"{count} sequences of 8 tokens"
     assert facts["cut"].startswith(f"{count} sequences were longer")
     page = render(Results({"heads": heads, "samples": samples}), "two")
-    assert "<th>mean over heads</th><th>model</th>" in page
+    assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
 
 
 def test_models_of_different_sizes_are_told_one_by_one():

@@ -10,7 +10,7 @@ import torch
 
 import attnscope as asc
 from attnscope.protocols import ruscio2025
-from attnscope.studies.sink.published import graph_columns
+from attnscope.studies.attention_sinks.as_published import graph_columns
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]
 

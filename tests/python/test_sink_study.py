@@ -327,7 +327,7 @@ def test_row_permutation_keeps_rows_and_what_no_order_changes(results):
 
 
 def test_shuffled_rows_do_not_depend_on_the_batch():
-    from attnscope.studies.sink.nulls import shuffled_rows
+    from attnscope.studies.nulls import shuffled_rows
 
     maps = torch.softmax(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)), -1)
     causal = maps[0].tril()
@@ -517,7 +517,8 @@ def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
 
 
 def test_examples_are_the_models_own_maps_of_the_first_sentence(results, model):
-    from attnscope.figures.registry import FIGURES, NotDrawable
+    from attnscope.plots import NotDrawable
+    from attnscope.studies.attention_sinks.figures import FIGURES
 
     table, bars = results.table("examples"), results.table("bars")
     ids = torch.tensor([list(results.table("samples")["token_ids"][0])])

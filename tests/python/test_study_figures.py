@@ -15,24 +15,23 @@ from matplotlib.figure import Figure
 
 import attnscope
 from attnscope.engine.results import Results
-from attnscope.figures import (
-    FIGURES,
+from attnscope.plots import (
     NotDrawable,
     betti_curve,
     depth_profile,
     draw,
     emergence_curve,
-    fisher_profile,
-    frame_shares,
-    kl_by_threshold,
     layer_head_map,
     persistence_diagram,
-    protocol_profile,
 )
-from attnscope.figures.lines import depth_axis
-from attnscope.figures.registry import measured_heads
-from attnscope.figures.selection import null_value, uniform_value, with_groups
-from attnscope.figures.style import caption_of
+from attnscope.plots.axes import depth_axis
+from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
+from attnscope.plots.style import caption_of
+from attnscope.studies.attention_sinks.figures import FIGURES
+from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
+from attnscope.studies.attention_sinks.figures.frames import frame_shares
+from attnscope.studies.attention_sinks.figures.protocols import protocol_profile
+from attnscope.studies.attention_sinks.figures.removal import kl_by_threshold
 
 ONE = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
@@ -111,7 +110,7 @@ def test_the_published_topology_is_held_against_its_bound() -> None:
     encoder = draw(made.make_study(causal=False), ["protocols"])["protocols"]
     assert with_gid(panel(encoder, r"H0 bars ($\beta_0$)"), "bound") is None
     heads = ONE.table("heads")
-    only = Results({"heads": heads[heads["protocol"] == "exact"]})
+    only = Results({"heads": heads[heads["protocol"] == "exact"]}, study=ONE.study)
     with pytest.raises(NotDrawable, match="the run has one protocol"):
         draw(only, ["protocols"])
 
@@ -291,7 +290,9 @@ def test_persistence_shows_the_heads_at_both_ends() -> None:
         for layer in range(made.LAYERS)
         for head in range(-1, made.HEADS)
     ]
-    figure = draw(Results({"heads": heads, "bars": pd.DataFrame(rows)}), ["persistence"])["persistence"]
+    figure = draw(Results({"heads": heads, "bars": pd.DataFrame(rows)}, study=ONE.study), ["persistence"])[
+        "persistence"
+    ]
     points = [axes.collections[0].get_offsets().tolist() for axes in figure.axes[::2]]
     assert points == [[[0.0, pytest.approx(0.42)]], [[0.0, 0.0]]]
     assert figure.axes[0].get_ylabel().startswith("L4H2, first key 0.38")
@@ -310,7 +311,7 @@ def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> 
 
     def titles(bars: list[dict]) -> list[str]:
         tables = {"heads": ONE.table("heads"), "bars": pd.DataFrame(bars)}
-        figure = draw(Results(tables), ["persistence"])["persistence"]
+        figure = draw(Results(tables, study=ONE.study), ["persistence"])["persistence"]
         return [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]]
 
     strongest, weakest = made.level(0, -1, 5, 4, 0), made.level(0, -1, 5, 0, 1)

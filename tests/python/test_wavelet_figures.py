@@ -8,9 +8,10 @@ from matplotlib.collections import PathCollection
 from attnscope.engine.config import Study
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
-from attnscope.figures import draw, figures_of
-from attnscope.figures import wavelets as figures
-from attnscope.figures.scalograms import scalogram
+from attnscope.plots import draw, figures_of
+from attnscope.studies.wavelet_heads import figures
+from attnscope.studies.wavelet_heads.figures.scalograms import scalogram
+from attnscope.studies.wavelet_heads.figures.signals import power_by_layer
 from folders import sentences, series
 
 
@@ -29,13 +30,13 @@ def results(tmp_path_factory):
 def test_the_study_brings_its_own_figures(results):
     assert set(figures_of(results)) == set(figures.FIGURES)
     assert set(draw(results)) == set(figures.FIGURES)
-    assert "sink_maps" in figures_of(Results({}))
+    assert set(figures_of(Results({}))) == {"metric_maps", "emergence", "depth", "thresholds", "examples"}
 
 
 def test_lines_hold_the_stored_means(results):
     spectra = results.table("spectra")
     last = spectra[spectra["step"] == 4]
-    ax = figures.power_by_layer(last)
+    ax = power_by_layer(last)
     lines = {line.get_label(): line for line in ax.get_lines()}
     expected = last[last["layer"] == 1].groupby("frequency")["power_share"].mean()
     np.testing.assert_allclose(lines["layer 1"].get_xdata(), expected.index)

@@ -15,8 +15,8 @@ from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
-from attnscope.studies.wavelet.options import WaveletOptions
-from attnscope.studies.wavelet.summaries import correlated, published
+from attnscope.studies.wavelet_heads.options import WaveletOptions
+from attnscope.studies.wavelet_heads.summaries import correlated, published
 from folders import model_folder, sentences, series
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
@@ -264,8 +264,8 @@ def test_the_papers_models_are_packaged():
     assert {f"wavelet-{one}" for one in (
         "gemma-2-2b", "pythia-2.8b", "pythia-12b", "llama-3.2-1b", "mistral-7b", "qwen2.5-0.5b",
         "pythia-2.8b-training",
-    )} == names - {"wavelet_study"}  # fmt: skip
+    )} == names - {"wavelet_heads"}  # fmt: skip
     for name in names:
-        one = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_study" else {}))
-        assert one.study == "wavelet_study"
+        one = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
+        assert one.study == "wavelet_heads"
         WaveletOptions.read(one.options)

@@ -19,7 +19,7 @@ import typer
 if TYPE_CHECKING:
     from attnscope.engine.config import Study
     from attnscope.engine.results import Results
-    from attnscope.figures import LeftOut
+    from attnscope.plots import LeftOut
 
 DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
 
@@ -106,7 +106,7 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
 def run(
     config: Annotated[
         str, typer.Argument(metavar="[CONFIG]", help="A YAML file or the name of a packaged study.")
-    ] = "sink_study",
+    ] = "attention_sinks",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -151,7 +151,7 @@ def run(
 ) -> None:
     """Do a study: tables, figures and report.html in runs/NAME.
 
-    Example: attnscope run sink_study --model gpt2 --texts sentences.csv --column text --samples 100
+    Example: attnscope run attention_sinks --model gpt2 --texts sentences.csv --column text --samples 100
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import run as run_study
@@ -193,7 +193,7 @@ def run(
 def resume(folder: Folder, draw: Draw = True, quiet: Quiet = False, as_json: Json = False) -> None:
     """Go on with a run that was stopped or killed, from its first missing unit.
 
-    Example: attnscope resume runs/sink_study-gpt2
+    Example: attnscope resume runs/attention_sinks-gpt2
     """
     from attnscope.engine.run import resume as resume_study
 
@@ -252,7 +252,7 @@ def figures(
     from attnscope._nearest import nearest
     from attnscope.engine.results import load
     from attnscope.engine.schema import MissingError, ResultsError
-    from attnscope.figures import NotDrawable, figures_of
+    from attnscope.plots import NotDrawable, figures_of
 
     results = load(folder)
     left_out: list[LeftOut] = []
@@ -298,7 +298,7 @@ def tables(
             typer.echo(file)
         return
     if latex and not table and not by:
-        from attnscope.figures import NotDrawable
+        from attnscope.plots import NotDrawable
         from attnscope.report import latex_tables
 
         try:

@@ -209,7 +209,7 @@ def compare_encodings(
     lines = [json.dumps({"text": window}) for window in text_windows(samples, _SAMPLES_SEED)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
     study = Study(
-        study="wavelet_study", name="study", output=str(root), models=models, texts={"path": str(texts)},
+        study="wavelet_heads", name="study", output=str(root), models=models, texts={"path": str(texts)},
         options={"nulls": ["row_permutation"]},
     )  # fmt: skip
     results = Engine(study, progress=progress).run(resume=True)

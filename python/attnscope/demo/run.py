@@ -51,7 +51,7 @@ def run_demo(
     root = Path(directory).resolve()
     checkpoints = train(root, recipe, progress=None if progress else False)
     study = Study(
-        study="sink_study",
+        study="attention_sinks",
         name=root.name,
         output=str(root.parent),
         models={"path": str(checkpoints / "step*"), "label": "demo"},
@@ -78,7 +78,7 @@ def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
     Returns:
         Lines of text.
     """
-    from attnscope.figures.registry import measured_heads
+    from attnscope.plots.selection import measured_heads
 
     heads = measured_heads(results)
     if "sink_share" not in heads:

@@ -22,7 +22,8 @@ from pydantic import (
 )
 
 from attnscope._nearest import nearest
-from attnscope.engine.packaged import analyses, analysis_keys, packaged, packaged_text
+from attnscope.engine.discovery import find_study
+from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
 
 
 class ConfigError(ValueError):
@@ -164,7 +165,7 @@ class Settings(_Strict):
     ('gpt2', 10, ['exact'])
     """
 
-    study: str = "sink_study"
+    study: str = "attention_sinks"
     name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
     models: Models
     texts: Texts = []
@@ -186,6 +187,12 @@ class Settings(_Strict):
             super().__init__(**values)
         except ValidationError as error:
             raise ConfigError(explain(error, type(self))) from None
+
+    @field_validator("study")
+    @classmethod
+    def _study(cls, value: str) -> str:
+        found = find_study(value)
+        return found.name if found else value
 
     @field_validator("protocols", mode="before")
     @classmethod
@@ -273,7 +280,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
             raise ConfigError(
                 f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
             )
-        elif str(source) in packaged():
+        elif is_packaged(str(source)):
             text = packaged_text(str(source))
         else:
             raise ConfigError(
@@ -293,7 +300,7 @@ def read_config(source: str | Path) -> dict[str, Any]:
     base = data.pop("extends", None)
     if base is None:
         return data
-    if base not in packaged() or base == str(source):
+    if not is_packaged(str(base)) or base == str(source):
         raise ConfigError(
             f"{source}: extends {base!r}, which is no packaged study{nearest(str(base), packaged())}"
         )
@@ -313,7 +320,7 @@ def split_analysis(source: str | Path) -> tuple[str | Path, str]:
     (('phi-2', 'topology'), ('study.yaml', ''))
     """
     name, colon, analysis = str(source).partition(":")
-    if not colon or name not in packaged():
+    if not colon or not is_packaged(name):
         return source, ""
     if analysis not in analyses():
         raise ConfigError(f"{source}: no analysis {analysis!r}{nearest(analysis, analyses())}")

@@ -6,7 +6,7 @@ A study is a package with these parts, each optional but the first:
 * `study.py`: `STUDY`, a subclass of `attnscope.engine.study.Study`;
 * `figures`: `FIGURES`, its figures by name;
 * `sections`: `SECTIONS`, what its report says, and `findings`, from results to sentences;
-* `published/PAPER.csv` with `PAPER.py`'s `comparison`: published numbers and how a run is held against them;
+* `published/PAPER.csv` and its `compare`: published numbers and how a run is held against them;
 * `configs/NAME.yaml`: studies ready to run; `configs/analyses/NAME.yaml`: parts of them;
 * `ALIASES` in its `__init__`: other names that it answers to.
 
@@ -43,8 +43,6 @@ class StudyFolder:
 
     def part(self, name: str) -> ModuleType | None:
         """A module of the study, None where it has none of this name."""
-        if not hasattr(importlib.import_module(self.package), "__path__"):
-            return importlib.import_module(self.package) if name == "study" else None
         full = f"{self.package}.{name}"
         return importlib.import_module(full) if importlib.util.find_spec(full) else None
 
@@ -71,18 +69,23 @@ def studies() -> Mapping[str, StudyFolder]:
     found = {
         one.name: StudyFolder(one.name, f"{_PARTS}.{one.name}")
         for one in pkgutil.iter_modules(home.__path__)
-        if one.ispkg or one.name.endswith("_study")
+        if one.ispkg
     }
     for entry in entry_points(group=_PARTS):
         found.setdefault(entry.name, StudyFolder(entry.name, entry.value))
     return found
 
 
+def study_names() -> list[str]:
+    """Every name that a study answers to."""
+    return [name for one in studies().values() for name in (one.name, *one.aliases)]
+
+
 def find_study(name: str) -> StudyFolder | None:
     """The study of a name or an alias, None where there is none.
 
-    >>> find_study("no such study") is None
-    True
+    >>> find_study("sink_study").name, find_study("no such study")
+    ('attention_sinks', None)
     """
     there = studies()
     return there.get(name) or next((one for one in there.values() if name in one.aliases), None)
@@ -105,7 +108,7 @@ def study_class(name: str) -> type[Study]:
 
     folder = find_study(name)
     if folder is None:
-        raise ConfigError(f"study: there is no study {name!r}{nearest(name, studies())}")
+        raise ConfigError(f"study: there is no study {name!r}{nearest(name, study_names())}")
     found: Any = getattr(folder.part("study"), "STUDY", None)
     if not (isinstance(found, type) and issubclass(found, Study)):
         raise TypeError(f"{folder.package}.study must hold a subclass of Study as STUDY, got {found!r}")

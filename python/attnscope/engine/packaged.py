@@ -3,16 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-_CONFIGS = Path(__file__).resolve().parent.parent / "configs"
-#: The folder of configs whose files are parts of a study, not studies.
-_ANALYSES = "analyses"
+from attnscope.engine.discovery import find_study, studies
 
 
 @dataclass(frozen=True)
@@ -34,27 +31,31 @@ class Packaged:
 
 def packaged() -> list[str]:
     """Names of the studies that come with the package."""
-    return sorted(entry.name.removesuffix(".yaml") for entry in _files())
+    return sorted(_files("configs"))
+
+
+def is_packaged(name: str) -> bool:
+    """Whether `packaged_text` knows the name."""
+    study = find_study(name)
+    return (study.name if study else name) in _files("configs")
 
 
 def analyses() -> list[str]:
     """Names of the paper's analyses; `NAME:ANALYSIS` is a packaged study with its sentences and token cap."""
-    return sorted(_names(_CONFIGS / _ANALYSES))
+    return sorted(_files("configs/analyses"))
 
 
 def packaged_text(name: str) -> str:
     """The YAML of a packaged study.
 
     Args:
-        name: from `packaged()`.
+        name: from `packaged()`, or another name of a study.
 
     Raises:
         KeyError: there is none.
     """
-    for entry in _files():
-        if entry.name == f"{name}.yaml":
-            return entry.read_text("utf-8")
-    raise KeyError(name)
+    study = find_study(name)
+    return _files("configs")[study.name if study else name].read_text("utf-8")
 
 
 def analysis_keys(name: str) -> dict[str, Any]:
@@ -66,7 +67,7 @@ def analysis_keys(name: str) -> dict[str, Any]:
     >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
     (48, 100)
     """
-    keys: dict[str, Any] = yaml.safe_load((_CONFIGS / _ANALYSES / f"{name}.yaml").read_text("utf-8"))
+    keys: dict[str, Any] = yaml.safe_load(_files("configs/analyses")[name].read_text("utf-8"))
     return keys
 
 
@@ -87,13 +88,6 @@ def catalogue() -> list[Packaged]:
     return sorted(found, key=lambda one: (bool(one.models), one.name))
 
 
-def _files() -> Iterator[Path]:
-    for entry in _CONFIGS.iterdir():
-        if entry.is_dir() and entry.name != _ANALYSES:
-            yield from (file for file in entry.iterdir() if file.name.endswith(".yaml"))
-        elif entry.name.endswith(".yaml"):
-            yield entry
-
-
-def _names(folder: Path) -> Iterator[str]:
-    return (entry.name.removesuffix(".yaml") for entry in folder.iterdir() if entry.name.endswith(".yaml"))
+def _files(folder: str) -> dict[str, Path]:
+    """YAML files in this folder of every study, by name."""
+    return {file.stem: file for one in studies().values() for file in one.path.glob(f"{folder}/*.yaml")}

@@ -343,8 +343,8 @@ class Results:
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
     ) -> Any:
-        """Draws the study's figures from the stored tables; see `attnscope.figures`."""
-        from attnscope.figures import figures
+        """Draws the study's figures from the stored tables; see `attnscope.plots`."""
+        from attnscope.plots import figures
 
         return figures(self, folder, names, **options)
 

@@ -61,7 +61,7 @@ def run(
 
     Example:
         >>> import attnscope as asc
-        >>> asc.run("sink_study", models="./no/such/folder")
+        >>> asc.run("attention_sinks", models="./no/such/folder")
         Traceback (most recent call last):
         attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """

@@ -2,6 +2,6 @@
 """Numbers that others published, as data, and a run's own numbers beside them."""
 
 from attnscope.published.comparison import Compared, compare_published
-from attnscope.published.numbers import PAPERS, published_numbers, publishes, same_model
+from attnscope.published.numbers import papers, published_numbers, same_model
 
-__all__ = ["PAPERS", "Compared", "compare_published", "published_numbers", "publishes", "same_model"]
+__all__ = ["Compared", "compare_published", "papers", "published_numbers", "same_model"]

@@ -11,10 +11,8 @@ from typing import Any
 import pandas as pd
 
 from attnscope._nearest import nearest
+from attnscope.engine.discovery import StudyFolder, studies
 from attnscope.engine.schema import MissingError
-
-#: Papers whose numbers are stored, and the study whose quantities they are.
-PAPERS = {"ruscio2025": "sink_study", "ruscio2024": "wavelet_study"}
 
 #: Letters of names that stand for one family: its other spellings.
 _SPELLINGS = {"xlmroberta": "xlmr"}
@@ -24,7 +22,7 @@ def published_numbers(paper: str) -> pd.DataFrame:
     """Every stored number of a paper.
 
     Args:
-        paper: one of `PAPERS`.
+        paper: a key of `papers()`.
 
     Returns:
         One row per number: `model`, `table` and `quantity` it belongs to, `layer` (−1: the whole model),
@@ -35,45 +33,30 @@ def published_numbers(paper: str) -> pd.DataFrame:
     Raises:
         MissingError: a paper without stored numbers.
 
-    >>> table = published_numbers("ruscio2025")
-    >>> row = table[(table["model"] == "LLaMA-3.2-3B") & (table["quantity"] == "beta_0")].iloc[0]
-    >>> float(row["value"]), row["printed"]
-    (26.41, '26.41+-5.14')
+    >>> all({"model", "quantity", "value", "origin"} <= set(published_numbers(one)) for one in papers())
+    True
     """
-    if paper not in PAPERS:
-        raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, PAPERS)}")
-    numbers: pd.DataFrame = _read(paper).copy()
+    there = papers()
+    if paper not in there:
+        raise MissingError(f"there are no published numbers of {paper!r}{nearest(paper, there)}")
+    numbers: pd.DataFrame = _read(there[paper].papers[paper]).copy()
     return numbers
 
 
+def papers() -> dict[str, StudyFolder]:
+    """The study that holds the numbers of each paper, by the paper's name."""
+    return {paper: study for study in studies().values() for paper in study.papers}
+
+
 @cache
-def _read(paper: str) -> pd.DataFrame:
+def _read(file: Path) -> pd.DataFrame:
     kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
-    table: pd.DataFrame = pd.read_csv(Path(__file__).with_name(f"{paper}.csv"), dtype=kinds)
+    table: pd.DataFrame = pd.read_csv(file, dtype=kinds)
     for column in ("layer", "samples"):
         table[column] = table[column].fillna(-1).astype("int64")
     for column in ("token", "printed"):
         table[column] = table[column].fillna("")
     return table
-
-
-def publishes(results: Any, paper: str) -> bool:
-    """Whether a paper's numbers are of the study that made some results; results may not say which.
-
-    Args:
-        results: what `attnscope.load` returns.
-        paper: one of `PAPERS`.
-    """
-    return study_of(results) in ("", PAPERS[paper])
-
-
-def study_of(results: Any) -> str:
-    """Name of the study that made some results, "" when they do not say.
-
-    Args:
-        results: what `attnscope.load` returns.
-    """
-    return str(dict(getattr(results, "study", None) or {}).get("study") or "")
 
 
 def same_model(one: str, other: str) -> bool:

@@ -6,14 +6,34 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from attnscope.figures.quantities import quantity
-from attnscope.figures.registry import THRESHOLD
-from attnscope.figures.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+
+#: A column, or a column of the graphs and their threshold.
+Metric = str | tuple[str, float | None]
+
+
+class Wanted(NamedTuple):
+    """A quantity to be shown under both protocols.
+
+    Attributes:
+        table: where it stands.
+        column: its name there.
+        label: what the report calls it.
+        other: its column under the other protocol, where that is another.
+        threshold: of the graph, for the table `graphs`.
+    """
+
+    table: str
+    column: str
+    label: str
+    other: str = ""
+    threshold: float | None = None
 
 
 @dataclass(frozen=True)
@@ -35,15 +55,20 @@ class Row:
     row_permutation: str = ""
 
 
+def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
+    """Columns, each with its threshold or None."""
+    return [(one, None) if isinstance(one, str) else one for one in metrics]
+
+
 def number_rows(
     heads: pd.DataFrame,
     baselines: pd.DataFrame | None,
-    metrics: Sequence[str],
+    metrics: Sequence[Metric],
 ) -> list[Row]:
     """One row per metric and series, averaged over heads at the last checkpoint.
 
     Args:
-        heads: single heads with `series` (see `figures.registry.measured_heads`).
+        heads: single heads with `series` (see `plots.selection.measured_heads`).
         baselines: the `baselines` table.
         metrics: columns; those that the table lacks are left out.
 
@@ -52,14 +77,13 @@ def number_rows(
     """
     final, before = last_step(heads), first_step(heads)
     rows = []
-    for metric in metrics:
+    for metric, threshold in quantities(metrics):
         if metric not in heads or final[metric].isna().all():
             continue
-        threshold = THRESHOLD if metric.startswith("betti_") else None
         table = estimate(final, metric, ["series"]).set_index("series")
         start = None if before is None else estimate(before, metric, ["series"]).set_index("series")
         about = quantity(metric)
-        label = about.label + (f" at {THRESHOLD:g}" if threshold else "")
+        label = about.label + (f" at {threshold:g}" if threshold else "")
         for series in dict.fromkeys(final["series"]):
             at, own = table.loc[series], final[final["series"] == series]
             per_head = own.groupby(["layer", "head"])[metric].mean()
@@ -119,31 +143,30 @@ class Pair:
     published_interval: str
 
 
-def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[tuple[str, ...]]) -> list[Pair]:
+def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str) -> list[Pair]:
     """Quantities under both protocols side by side, at the last checkpoint.
 
     Args:
-        tables: by name, each with `series`.
-        wanted: (table, column, label) or (table, column, label, column of the published protocol; empty
-            where it has none); of tables with heads the head mean is taken, of `graphs` the threshold
-            `THRESHOLD`.
+        tables: by name, each with `series`; of tables with heads the head mean is taken.
+        wanted: what to show.
+        protocol: the one beside the exact one.
 
     Returns:
         A row per quantity and series that at least one protocol has.
     """
     rows = []
-    for name, column, label, *other in wanted:
+    for name, column, label, other, threshold in wanted:
         table = tables.get(name)
         if table is None or table.empty or "protocol" not in table:
             continue
         own = last_step(table)
         if "head" in own:
             own = own[own["head"] == -1]
-        if name == "graphs":
-            own = own[np.isclose(own["threshold"].astype(float), THRESHOLD, rtol=1e-6, atol=0)]
+        if threshold is not None:
+            own = own[np.isclose(own["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
         for series in dict.fromkeys(own["series"]):
             exact = _mean_of(own, series, "exact", column)
-            published = _mean_of(own, series, "ruscio2025", other[0] if other else column)
+            published = _mean_of(own, series, protocol, other or column)
             if {exact[0], published[0]} != {"–"}:
                 rows.append(Pair(label, quantity(column).meaning, str(series), *exact, *published))
     return rows
@@ -152,41 +175,41 @@ def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[tuple[str, ..
 def _mean_of(own: pd.DataFrame, series: str, protocol: str, column: str) -> tuple[str, str]:
     """Mean and interval of a column under one protocol; a dash where there is none."""
     part = own[(own["series"] == series) & (own["protocol"] == protocol)]
-    if column not in part:
-        return "–", ""
-    part = finite(part, column)
+    return mean_text(part, column) if column in part else ("–", "")
+
+
+def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
+    """Mean over samples and its interval, infinite and undefined values left out; a dash where "
+    "there is none.
+    """
+    part = finite(part, column).assign(all="all")
     if part[column].isna().all():
         return "–", ""
-    at = estimate(part, column, ["series"]).iloc[0]
+    at = estimate(part, column, ["all"]).iloc[0]
     return number(at["mean"]), _interval(at)
 
 
-def published_rows(tables: Mapping[str, pd.DataFrame]) -> list[tuple[str, str, str, str, int]]:
-    """Means of every number that the published protocol stored, at the last checkpoint.
+def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:
+    """Means of every number that a protocol stored, at the last checkpoint, as text.
 
     Args:
-        tables: by name; those with rows of protocol "ruscio2025" are read.
-
-    Returns:
-        Table, column, mean, interval and number of samples.
+        tables: by name; those with rows of the protocol are read.
+        protocol: its name.
     """
     rows = []
     for name, table in tables.items():
         if "protocol" not in table or "sample" not in table:
             continue
-        own = last_step(table[table["protocol"] == "ruscio2025"])
+        own = last_step(table[table["protocol"] == protocol])
         # what the authors compute, they compute on the head mean
         own = own[own["head"] == -1] if "head" in own and (own["head"] == -1).any() else own
         keys = {"sample", "step", "layer", "head", "threshold", "n_tokens", "dimension"}
-        for column in own.columns:
-            if column in keys or not pd.api.types.is_numeric_dtype(own[column]) or own[column].isna().all():
-                continue
-            there = finite(own, str(column)).assign(all="all")
-            if there[column].isna().all():
-                continue
-            at = estimate(there, str(column), ["all"]).iloc[0]
-            rows.append((name, str(column), number(at["mean"]), _interval(at), int(at["samples"])))
-    return rows
+        for column in own.select_dtypes("number"):
+            if column not in keys and (mean := mean_text(own, column))[0] != "–":
+                count = finite(own, column).dropna(subset=column)["sample"].nunique()
+                rows.append((name, column, *mean, str(count)))
+    found: pd.DataFrame = pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
+    return found
 
 
 def number(value: Any) -> str:

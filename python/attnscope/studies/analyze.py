@@ -310,7 +310,7 @@ def _column(name: str, field: str) -> str:
 
 
 def _everything(options: Mapping[str, Any]) -> Recipe:
-    from attnscope.studies.sink_study import SinkStudy
+    from attnscope.studies.attention_sinks.study import SinkStudy
 
     unknown = set(options) - {"thresholds", "bars"}
     if unknown:

@@ -88,7 +88,7 @@ class Maps:
             return {"reason": "Fewer than eight tokens: too few eigenvalues to compare with a law."}
         if not np.isfinite(matrix).all():
             return {"reason": "The matrix has entries that are not finite."}
-        from attnscope.figures.spectra import ks_distance, spectrum
+        from attnscope.plots.spectra import ks_distance, spectrum
 
         try:
             found = spectrum(matrix)

@@ -77,8 +77,8 @@ def contents_of_tensors(
     Raises:
         ValueError: another shape, or tokens that do not match.
     """
-    from attnscope.figures.quantities import quantity
     from attnscope.metrics.persistence import persistence
+    from attnscope.plots.quantities import quantity
 
     maps = _one_sentence(attention)
     layers, heads, n, _ = maps.shape

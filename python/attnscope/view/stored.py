@@ -30,7 +30,7 @@ def contents_of_results(results: Results, max_bytes: int, sample: int | None = N
     Raises:
         ResultsError: no row of a head is stored, or the sentence cannot be captured again.
     """
-    from attnscope.figures.selection import heads_only, uniform_value, with_groups
+    from attnscope.plots.selection import heads_only, uniform_value, with_groups
 
     names = results.tables()
     samples = results.table("samples") if "samples" in names else None
@@ -115,7 +115,7 @@ def _columns(frame: pd.DataFrame) -> list[str]:
 
 
 def _metrics(table: str, frame: pd.DataFrame, levels: list[float]) -> list[dict[str, str]]:
-    from attnscope.figures.quantities import quantity
+    from attnscope.plots.quantities import quantity
 
     entries = []
     for level in levels:

@@ -1,0 +1,199 @@
+# SPDX-License-Identifier: MIT
+"""Drawing: functions that take `ax=` and return it, and the figures that the study of some results declares.
+
+This package and the figures of a study are the only ones that import matplotlib; `import attnscope` does not
+reach them.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import matplotlib.figure as mpl
+
+from attnscope._nearest import nearest
+from attnscope._warn import warn
+from attnscope.engine.discovery import study_of
+from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables
+from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
+from attnscope.plots.maps import attention_map, layer_head_map
+from attnscope.plots.spectra import spectrum_against_null
+from attnscope.plots.standard import figures_of_any_run
+from attnscope.plots.style import WIDTH, save, style
+from attnscope.plots.topology import betti_curve, persistence_diagram
+
+__all__ = [
+    "Drawn",
+    "Figure",
+    "LeftOut",
+    "NotDrawable",
+    "Options",
+    "attention_map",
+    "betti_curve",
+    "depth_profile",
+    "draw",
+    "draw_all",
+    "emergence_curve",
+    "figures",
+    "figures_of",
+    "head_emergence",
+    "layer_head_map",
+    "persistence_diagram",
+    "save",
+    "spectrum_against_null",
+    "style",
+    "threshold_curve",
+]
+
+
+def figures_of(results: Tables) -> Mapping[str, Figure]:
+    """The figures of the study that made some results, by name; of no study, those that any run has."""
+    study = study_of(results)
+    module = study.part("figures") if study else None
+    own: Mapping[str, Figure] = figures_of_any_run() if module is None else module.FIGURES
+    return own
+
+
+class LeftOut(NamedTuple):
+    """A figure that is not there.
+
+    Attributes:
+        name: of the figure.
+        reason: what the tables lack, or the error.
+        failed: whether it was an error of drawing, which is a fault of this package.
+    """
+
+    name: str
+    reason: str
+    failed: bool
+
+    def __str__(self) -> str:
+        return f"figure {self.name} is left out: {self.reason}"
+
+
+def draw_all(
+    results: Tables,
+    names: Sequence[str] | None = None,
+    options: Options | None = None,
+    *,
+    left_out: list[LeftOut] | None = None,
+) -> dict[str, Drawn]:
+    """Draws figures of the study from its tables, each with its caption.
+
+    An error of one figure does not end the others: that figure is left out and named.
+
+    Args:
+        results: what `attnscope.load` returns.
+        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
+        options: how.
+        left_out: gets the figures that were not drawn; None warns of those that failed.
+
+    Raises:
+        ValueError: for a name that does not exist.
+        NotDrawable: when a figure that was asked for by name lacks its tables.
+    """
+    own = figures_of(results)
+    unknown = [name for name in names or () if name not in own]
+    if unknown:
+        raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
+    drawn: dict[str, Drawn] = {}
+    missing: list[LeftOut] = []
+    for name in names or own:
+        try:
+            drawn[name] = own[name](results, options)
+        except NotDrawable as error:
+            if names:
+                raise NotDrawable(f"figures: {name}: {error}") from error
+            missing.append(LeftOut(name, str(error), failed=False))
+        except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
+            missing.append(_failed(name, error))
+    _tell(missing, left_out)
+    return drawn
+
+
+def draw(
+    results: Tables,
+    names: Sequence[str] | None = None,
+    *,
+    width: float = WIDTH,
+    left_out: list[LeftOut] | None = None,
+) -> dict[str, mpl.Figure]:
+    """Draws figures of the study from its tables.
+
+    Args:
+        results: what `attnscope.load` returns.
+        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
+        width: of a figure that fills the text, inches.
+        left_out: gets the figures that were not drawn; None warns of those that failed.
+
+    Returns:
+        Figures by name.
+
+    Raises:
+        ValueError: for a name that does not exist.
+        NotDrawable: when a figure that was asked for by name lacks its tables.
+    """
+    found = draw_all(results, names, Options(width), left_out=left_out)
+    return {name: drawn.figure for name, drawn in found.items()}
+
+
+def figures(
+    results: Tables,
+    folder: str | os.PathLike[str] | None = None,
+    names: Sequence[str] | None = None,
+    *,
+    formats: Sequence[str] = ("pdf", "png"),
+    width: float = WIDTH,
+    left_out: list[LeftOut] | None = None,
+) -> list[Path]:
+    """Draws figures of the study and writes each as vector PDF and as PNG.
+
+    Args:
+        results: what `attnscope.load` returns.
+        folder: where to write; None is `figures` in the run folder.
+        names: keys of `figures_of(results)`; None draws every figure that the tables allow.
+        formats: endings that matplotlib knows.
+        width: of a figure that fills the text, inches.
+        left_out: gets the figures that were not drawn; None warns of those that failed.
+
+    Returns:
+        The files written.
+
+    Raises:
+        ValueError: for a name that does not exist, or without a folder for results in memory.
+        NotDrawable: when a figure that was asked for by name lacks its tables.
+        OSError: the files cannot be written.
+    """
+    if folder is None:
+        home = getattr(results, "path", None)
+        if home is None:
+            raise ValueError("figures: these results have no run folder; say where to write")
+        folder = Path(home) / "figures"
+    files: list[Path] = []
+    missing: list[LeftOut] = []
+    for name, figure in draw(results, names, width=width, left_out=left_out).items():
+        try:
+            files += save(figure, Path(folder) / name, formats)
+        except OSError:
+            # a folder that cannot be written is no fault of one figure
+            raise
+        except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
+            missing.append(_failed(name, error))
+    _tell(missing, left_out)
+    return files
+
+
+def _failed(name: str, error: Exception) -> LeftOut:
+    return LeftOut(name, f"{type(error).__name__}: {' '.join(str(error).split())}", failed=True)
+
+
+def _tell(missing: list[LeftOut], left_out: list[LeftOut] | None) -> None:
+    if left_out is not None:
+        left_out += missing
+        return
+    for one in missing:
+        if one.failed:
+            warn(str(one), UserWarning)

@@ -1,0 +1,136 @@
+# SPDX-License-Identifier: MIT
+"""Axes and colours of curves: training steps, layers, what an axis says, what is drawn on it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
+
+from attnscope.plots.quantities import quantity
+from attnscope.plots.style import PALETTE
+
+
+def series_colors(names: Sequence[str]) -> dict[str, str]:
+    """A colour per series, by order of first appearance.
+
+    Args:
+        names: of the series.
+
+    Returns:
+        Hexadecimal colours by name.
+
+    >>> series_colors(["text", "copying", "text"])
+    {'text': '#0072b2', 'copying': '#d55e00'}
+    """
+    return {name: PALETTE[index % len(PALETTE)] for index, name in enumerate(dict.fromkeys(names))}
+
+
+def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
+    """A horizontal axis of layers, or from first to last layer when the series differ in depth.
+
+    Args:
+        ax: the axes.
+        table: rows with `series` and `layer`.
+
+    Returns:
+        From a series' name and its layers to places on the axis.
+    """
+    last = table.groupby("series")["layer"].max()
+    if last.nunique() == 1:
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        ax.set_xlabel("layer")
+        return lambda name, layers: np.asarray(layers, dtype=float)
+    ax.set_xlim(-0.03, 1.03)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.xaxis.set_major_formatter(
+        FuncFormatter(lambda share, _: {0: "first", 1: "last"}.get(share, f"{share:g}"[1:]))
+    )
+    ax.set_xlabel("depth")
+    return lambda name, layers: np.asarray(layers, dtype=float) / max(1, last[name])
+
+
+def axis_label(metric: str, threshold: float | None = None) -> str:
+    """What an axis says: the quantity, its symbol, and the graph's threshold where there is one.
+
+    Args:
+        metric: a column.
+        threshold: of the graph.
+
+    Returns:
+        A label.
+
+    >>> axis_label("density", 0.02)
+    'density at .02'
+    """
+    label = quantity(metric).axis
+    return label if threshold is None else f"{label} at {threshold:g}".replace(" 0.", " .")
+
+
+def step_axis(ax: Axes, steps: Any) -> None:
+    """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist.
+
+    Args:
+        ax: the axes.
+        steps: the step numbers drawn.
+    """
+    there = sorted({int(step) for step in steps})
+    last = max(there)
+    ax.set_xscale("symlog", linthresh=1, linscale=0.5)
+    ticks = [step for step in there if step == 0 or step == 1]
+    for step in there:
+        # A quarter of a decade apart is as close as labels can stand.
+        if step > 1 and (not ticks or step >= 3.9 * max(ticks[-1], 0.26)):
+            ticks.append(step)
+    if last not in ticks:
+        ticks = [step for step in ticks if step * 3.9 < last] + [last]
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+    ax.xaxis.set_minor_locator(FixedLocator([step for step in there if step not in ticks]))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.set_xlim(min(there) - (0.08 if min(there) == 0 else 0.0), last * 1.08)
+    ax.set_xlabel("training step")
+
+
+def layer_colors(count: int) -> list[str]:
+    """Colours from light to dark for layers, the first ones too pale for white left out.
+
+    Args:
+        count: of layers.
+
+    Returns:
+        Hexadecimal colours.
+    """
+    if count <= 4:
+        return ["#56b4e9", "#d55e00", "#009e73", "#cc79a7"][:count]
+    from matplotlib import colormaps
+    from matplotlib.colors import to_hex
+
+    return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
+
+
+def drawn_range(ax: Axes) -> tuple[float, float]:
+    """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none.
+
+    Args:
+        ax: the axes.
+
+    Returns:
+        The two values.
+    """
+    values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
+    values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
+    together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])
+    together = together[np.isfinite(together)]
+    return (float(together.min()), float(together.max())) if together.size else (np.nan, np.nan)
+
+
+def thousands(value: float) -> str:
+    """A step or threshold, short: 143000 is 143k."""
+    if value >= 10_000 and value % 1000 == 0:
+        return f"{value / 1000:g}k"
+    return f"{value:g}"

@@ -1,0 +1,226 @@
+# SPDX-License-Identifier: MIT
+"""What a figure is to a study: a function from stored tables to a drawing and the caption of what it drew.
+
+A study declares its figures with `declared_in`; nothing here knows which studies there are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Protocol
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.style import WIDTH, settled, styled
+
+
+class Tables(Protocol):
+    """What a figure needs of `Results`."""
+
+    def tables(self) -> list[str]:
+        """Names of the stored tables."""
+
+    def table(self, name: str) -> Any:
+        """One table."""
+
+
+class NotDrawable(LookupError):
+    """The stored tables lack what a figure shows; the message says what."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """How figures are drawn.
+
+    Attributes:
+        width: of a figure that fills the text, in inches; narrower ones keep their width where it fits.
+    """
+
+    width: float = WIDTH
+
+
+class Drawn(NamedTuple):
+    """A figure, the caption of what it shows in plain text, and what it had no room for."""
+
+    figure: mpl.Figure
+    caption: str
+    left_out: tuple[str, ...] = ()
+
+
+Draw = Callable[[Tables, Options], Drawn]
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A figure that a study declares.
+
+    Attributes:
+        draw: from results to the drawing; raises `NotDrawable` when a table or column is missing.
+        tables: without which there is nothing to draw.
+        caption: one sentence on what the figure shows of any run.
+    """
+
+    draw: Draw
+    tables: tuple[str, ...]
+    caption: str
+
+    def __call__(self, results: Tables, options: Options | None = None) -> Drawn:
+        """Draws in the style, laid out once and for all.
+
+        Raises:
+            NotDrawable: when the results lack what the figure shows.
+        """
+        for name in self.tables:
+            stored(results, name)
+        drawn = styled(self.draw)(results, options or Options())
+        return drawn._replace(figure=settled(drawn.figure))
+
+
+def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:
+    """A decorator that declares a function as a figure of a study, under its own name.
+
+    Args:
+        figures: of the study.
+
+    Returns:
+        A decorator that takes the names of the tables which the figure needs.
+    """
+
+    def needing(*tables: str) -> Callable[[Draw], Draw]:
+        def declare(draw: Draw) -> Draw:
+            sentence = (draw.__doc__ or "").partition("\n")[0]
+            figures[draw.__name__] = Figure(draw, tables, sentence)
+            return draw
+
+        return declare
+
+    return needing
+
+
+def stored(results: Tables, name: str, *columns: str) -> pd.DataFrame:
+    """A table that must be there and have rows, infinite measurements as missing ones.
+
+    Raises:
+        NotDrawable: when it is missing, empty or without one of the columns.
+    """
+    table = optional(results, name)
+    if table is None:
+        raise NotDrawable(
+            f"the run has no table {name!r}" + (" with rows" if name in results.tables() else "")
+        )
+    missing = [column for column in columns if column not in table]
+    if missing:
+        raise NotDrawable(f"the {name} table has no {', '.join(missing)}")
+    return table
+
+
+#: Columns in which infinity is a value: a bar that never ends.
+ENDLESS = ("birth", "death")
+
+
+def optional(results: Tables, name: str) -> pd.DataFrame | None:
+    """A table, infinite measurements as missing ones; None when the run has no rows of it.
+
+    Args:
+        results: the stored tables.
+        name: of the table.
+
+    Returns:
+        The table or None.
+    """
+    if name not in results.tables():
+        return None
+    table: pd.DataFrame = results.table(name)
+    for column in table.columns:
+        if table[column].dtype.kind == "f" and column not in ENDLESS and np.isinf(table[column]).any():
+            table[column] = table[column].where(np.isfinite(table[column]))
+    return None if table.empty else table
+
+
+def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:
+    """Those of some columns that hold at least one value.
+
+    Args:
+        table: where they stand.
+        name: of the table, for the reason.
+        wanted: the columns.
+
+    Returns:
+        Columns in the order asked for.
+
+    Raises:
+        NotDrawable: when there is none.
+    """
+    found = [column for column in wanted if column in table and table[column].notna().any()]
+    if not found:
+        raise NotDrawable(f"the {name} table has none of {', '.join(wanted)}")
+    return found
+
+
+def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
+    """Rows of the models that were measured at more than one step.
+
+    Args:
+        heads: a table with `model` and `step`.
+
+    Returns:
+        The chosen rows.
+
+    Raises:
+        NotDrawable: when there is no such model.
+    """
+    rows: pd.DataFrame = heads[heads.groupby("model")["step"].transform("nunique") > 1]
+    if rows.empty:
+        raise NotDrawable("the run has one checkpoint; a course over training needs several")
+    return rows
+
+
+def over_layers(table: pd.DataFrame) -> None:
+    """Refuses what has no depth.
+
+    Args:
+        table: with `layer`.
+
+    Raises:
+        NotDrawable: when all rows are of one layer.
+    """
+    if table["layer"].nunique() < 2:
+        raise NotDrawable("the run has one layer; a profile over depth needs several")
+
+
+def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ()) -> Drawn:
+    """A figure with the sentences that say what it shows; empty ones are left out.
+
+    Args:
+        figure: as it was drawn.
+        sentences: of the caption, plain text.
+        left_out: what it had no room for.
+    """
+    return Drawn(figure, " ".join(sentence for sentence in sentences if sentence), tuple(left_out))
+
+
+#: What stands beside the measured values, by the start of its artists' ids.
+_BESIDE = {
+    "interval": "bands: 95 % intervals over samples",
+    "uniform": "dashed: uniform attention of the same lengths",
+    "untrained": "dotted: before training",
+    "random_weights": "dash-dotted: a copy of the model with random weights",
+    "row_permutation": "short grey dashes: the same maps with shuffled rows",
+}
+
+
+def compared_with(figure: mpl.Figure) -> str:
+    """The intervals and baselines that a figure shows, in words.
+
+    Args:
+        figure: as it was drawn.
+
+    Returns:
+        A sentence; empty when it shows none.
+    """
+    ids = {str(artist.get_gid()).partition(":")[0] for ax in figure.axes for artist in ax.get_children()}
+    words = "; ".join(text for start, text in _BESIDE.items() if start in ids)
+    return f"{words[0].upper()}{words[1:]}." if words else ""

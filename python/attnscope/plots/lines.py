@@ -1,0 +1,328 @@
+# SPDX-License-Identifier: MIT
+"""Curves with intervals: emergence over training, profiles over depth, dependence on a threshold."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
+
+from attnscope.plots.axes import (
+    axis_label,
+    depth_axis,
+    drawn_range,
+    layer_colors,
+    series_colors,
+    step_axis,
+    thousands,
+)
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
+
+
+@styled
+def emergence_curve(
+    heads: pd.DataFrame,
+    metric: str,
+    *,
+    baselines: pd.DataFrame | None = None,
+    by: str = "series",
+    ax: Axes | None = None,
+    colors: Mapping[str, str] | None = None,
+    threshold: float | None = None,
+) -> Axes:
+    """A metric over training, one line per series, with its 95 % interval over samples.
+
+    Steps stand on a logarithmic axis that begins with 0. The dashed line is uniform attention of the same
+    lengths, the dotted one each series' own value before training; where the run measured them, the models
+    with random weights and the maps with shuffled rows are drawn too.
+
+    Args:
+        heads: rows of single heads, with `step` and the column named by `by` (see `selection.with_groups`).
+        metric: the column.
+        baselines: the `baselines` table.
+        by: the column that makes the lines.
+        ax: axes to draw on; None makes them.
+        colors: by value of `by`.
+        threshold: of the graph, for a metric that has one; names the axis and picks the baseline.
+
+    Returns:
+        The axes. Each series is a line whose label is its name and whose data are steps and means.
+    """
+    ax = axes_or_new(ax)
+    table = estimate(heads, metric, [by, "step"])
+    colors = colors or series_colors(list(heads[by]))
+    for name in dict.fromkeys(heads[by]):
+        rows = table[table[by] == name].sort_values("step")
+        draw_curve(ax, rows["step"], rows, str(name), colors[name], marker=len(rows) < 40)
+        if (rows["step"] == 0).any() and len(rows) > 1:
+            value = float(rows.loc[rows["step"] == 0, "mean"].iloc[0])
+            ax.axhline(value, gid=f"untrained:{name}", **(UNTRAINED | {"color": colors[name], "alpha": 0.7}))
+    _uniform_line(ax, uniform_value(heads, baselines, metric, threshold))
+    null_curves(ax, heads, baselines, metric, "step", threshold)
+    step_axis(ax, heads["step"])
+    ax.set_ylabel(axis_label(metric, threshold))
+    _limits(ax, metric)
+    return ax
+
+
+@styled
+def head_emergence(
+    heads: pd.DataFrame,
+    metric: str,
+    *,
+    baselines: pd.DataFrame | None = None,
+    ax: Axes | None = None,
+    named: int = 3,
+    limits: tuple[float, float] | None = None,
+) -> Axes:
+    """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
+
+    Args:
+        heads: rows of single heads of one series.
+        metric: the column.
+        baselines: the `baselines` table.
+        ax: axes to draw on; None makes them.
+        named: how many of the highest heads at the last step are drawn bold with an interval; those clearly
+            above uniform attention carry their name.
+        limits: of the vertical axis; None follows the data.
+
+    Returns:
+        The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
+    """
+    ax = axes_or_new(ax)
+    table = estimate(heads, metric, ["layer", "head", "step"])
+    final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
+    top = list(zip(final["layer"], final["head"], strict=True))[:named]
+    layers = sorted(table["layer"].unique())
+    colors = layer_colors(len(layers))
+    for (layer, head), rows in table.groupby(["layer", "head"]):
+        color = colors[layers.index(layer)]
+        rows = rows.sort_values("step")
+        strong = (layer, head) in top
+        draw_curve(
+            ax, rows["step"], rows, f"L{layer}H{head}", color,
+            interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
+        )  # fmt: skip
+    _uniform_line(ax, uniform_value(heads, baselines, metric))
+    null_curves(ax, heads, baselines, metric, "step")
+    step_axis(ax, heads["step"])
+    ax.set_ylabel(quantity(metric).axis)
+    _limits(ax, metric)
+    if limits is not None:
+        ax.set_ylim(*limits)
+    last = float(table["step"].max())
+    low, high = ax.get_ylim()
+    floor = uniform_value(heads, baselines, metric)
+    floor = (floor if np.isfinite(floor) else low) + 0.1 * (high - low)
+    names = [
+        (float(row["mean"]), int(row["layer"]), int(row["head"]))
+        for _, row in final[:named].iterrows()
+        if row["mean"] > floor
+    ]
+    _name_heads(ax, last, names, {layer: colors[place] for place, layer in enumerate(layers)})
+    return ax
+
+
+def _name_heads(ax: Axes, x: float, names: list[tuple[float, int, int]], colors: Mapping[int, str]) -> None:
+    """Writes heads' names right of their last points, moved apart where they would overlap."""
+    low, high = ax.get_ylim()
+    gap = 0.075 * (high - low)
+    below = float("inf")
+    for value, layer, head in sorted(names, reverse=True):
+        if not low <= value <= high:
+            continue
+        below = min(value, below - gap)
+        ax.annotate(
+            f"L{layer}H{head}", (x, below), xytext=(4, 0), textcoords="offset points", va="center",
+            color=colors[layer], fontsize=7, fontweight="bold", annotation_clip=False,
+        )  # fmt: skip
+
+
+@styled
+def depth_profile(
+    heads: pd.DataFrame,
+    metric: str,
+    *,
+    baselines: pd.DataFrame | None = None,
+    ax: Axes | None = None,
+    colors: Mapping[str, str] | None = None,
+    threshold: float | None = None,
+) -> Axes:
+    """A metric over depth at the last checkpoint, one line per series, with its 95 % interval over samples.
+
+    The dashed line is uniform attention, dotted lines are the untrained model (step 0) where there is one.
+    Models of different depth share an axis from first to last layer.
+
+    Args:
+        heads: rows of single heads, with `series` (see `selection.with_groups`).
+        metric: the column.
+        baselines: the `baselines` table.
+        ax: axes to draw on; None makes them.
+        colors: by series.
+        threshold: of the graph, for a metric that has one; names the axis and picks the baseline.
+
+    Returns:
+        The axes. Each series is a line whose label is its name and whose data are layers (of models of
+        different depth: layer over the last layer) and means.
+    """
+    ax = axes_or_new(ax)
+    colors = colors or series_colors(list(heads["series"]))
+    place = depth_axis(ax, heads)
+    final = last_step(heads)
+    table = estimate(final, metric, ["series", "layer"])
+    before = first_step(heads)
+    start = None if before is None else estimate(before, metric, ["series", "layer"])
+    for name in dict.fromkeys(final["series"]):
+        rows = table[table["series"] == name].sort_values("layer")
+        draw_curve(ax, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50)
+        if start is not None and (start["series"] == name).any():
+            rows = start[start["series"] == name].sort_values("layer")
+            ax.plot(
+                place(name, rows["layer"]), rows["mean"], gid=f"untrained:{name}",
+                **(UNTRAINED | {"color": colors[name], "alpha": 0.7}),
+            )  # fmt: skip
+    _uniform_line(ax, uniform_value(final, baselines, metric, threshold))
+    null_curves(ax, final, baselines, metric, "layer", threshold)
+    ax.set_ylabel(axis_label(metric, threshold))
+    _limits(ax, metric)
+    return ax
+
+
+@styled
+def threshold_curve(
+    graphs: pd.DataFrame,
+    metric: str,
+    *,
+    baselines: pd.DataFrame | None = None,
+    ax: Axes | None = None,
+    colors: Mapping[str, str] | None = None,
+    logarithmic: bool = False,
+) -> Axes:
+    """A statistic of the thresholded graph over the threshold, one line per series, with its 95 % interval.
+
+    Args:
+        graphs: rows of single heads at the last checkpoint, with `series`.
+        metric: the column.
+        baselines: the `baselines` table; the dashed line is uniform attention at each threshold.
+        ax: axes to draw on; None makes them.
+        colors: by series.
+        logarithmic: for a statistic that the complete graph of uniform attention lifts far above all else.
+
+    Returns:
+        The axes. Each series is a line whose label is its name and whose data are thresholds and means.
+    """
+    ax = axes_or_new(ax)
+    graphs = last_step(graphs)
+    colors = colors or series_colors(list(graphs["series"]))
+    table = estimate(graphs, metric, ["series", "threshold"])
+    for name in dict.fromkeys(graphs["series"]):
+        rows = table[table["series"] == name].sort_values("threshold")
+        draw_curve(ax, rows["threshold"], rows, str(name), colors[name], marker=True)
+    thresholds = sorted(graphs["threshold"].unique())
+    uniform = [
+        uniform_value(graphs[graphs["threshold"] == value], baselines, metric, value) for value in thresholds
+    ]
+    if np.isfinite(uniform).any():
+        ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
+    ax.set_xscale("log")
+    ax.xaxis.set_major_locator(FixedLocator(thresholds))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("0.", ".")))
+    ax.xaxis.set_minor_formatter(NullFormatter())
+    ax.minorticks_off()
+    ax.set_xlabel("threshold on attention")
+    ax.set_ylabel(quantity(metric).axis)
+    _limits(ax, metric)
+    if logarithmic:
+        top = ax.get_ylim()[1]
+        ax.set_yscale("symlog", linthresh=1.0)
+        ax.set_ylim(-0.08, 1.2 * top)
+        ax.yaxis.set_major_locator(FixedLocator([0, 1, 10, 100, 1000, 10_000]))
+        ax.yaxis.set_major_formatter(FuncFormatter(lambda value, _: thousands(value)))
+    return ax
+
+
+def draw_curve(
+    ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
+    *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
+) -> None:  # fmt: skip
+    """Draws means as a line and their interval as a band.
+
+    Args:
+        ax: the axes.
+        x: one place per row.
+        rows: from `selection.estimate`, in the order of x.
+        label: of the line.
+        color: of line and band.
+        marker: dots on the line.
+        interval: draw the band.
+        width: of the line.
+        alpha: of the line.
+        dash: line style; empty follows the colour.
+    """
+    x = np.asarray(x, dtype=float)
+    dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
+    ax.plot(
+        x, rows["mean"], label=label, color=color, linestyle=dash, linewidth=width, alpha=alpha,
+        marker="o" if marker else None, markersize=2.6, zorder=3,
+    )  # fmt: skip
+    low, high = rows["low"].to_numpy(float), rows["high"].to_numpy(float)
+    if interval and np.isfinite(low).any():
+        ax.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0, zorder=2, gid=f"interval:{label}")
+
+
+def null_curves(
+    ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
+    threshold: float | None = None,
+) -> None:  # fmt: skip
+    """Draws the measured nulls that a run holds: over training a line per null, elsewhere its level.
+
+    Args:
+        ax: the axes.
+        heads: the rows drawn.
+        baselines: the `baselines` table.
+        metric: the column.
+        along: "step" for the curves over training; anything else draws one level per null.
+        threshold: of the graph.
+    """
+    for kind, name in NULLS.items():
+        if along == "step":
+            points = [
+                (step, null_value(rows, baselines, kind, metric, threshold))
+                for step, rows in heads.groupby("step", sort=True)
+            ]
+            points = [(step, value) for step, value in points if np.isfinite(value)]
+            if len(points) > 1:
+                ax.plot(*zip(*points, strict=True), label=name, gid=kind, **NULL_LINES[kind])
+                continue
+        value = null_value(heads, baselines, kind, metric, threshold)
+        if np.isfinite(value):
+            ax.axhline(value, label=name, gid=kind, **NULL_LINES[kind])
+
+
+def _uniform_line(ax: Axes, value: float) -> None:
+    if np.isfinite(value):
+        ax.axhline(value, label="uniform attention", gid="uniform", **UNIFORM)
+
+
+def _limits(ax: Axes, metric: str) -> None:
+    """Keeps the axis inside the quantity's range, a share's zero in sight, and intervals whole."""
+    about = quantity(metric)
+    bottom, top = drawn_range(ax)
+    if not np.isfinite(top):
+        return
+    room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
+    low, high = bottom - room, top + room
+    if about.low == 0:
+        low, high = -0.02 * top, top + 0.06 * top
+    elif about.low is not None:
+        low = max(low, about.low)
+    if about.high is not None and high > about.high:
+        high = about.high + 0.02 * (about.high - low)
+    if high > low:
+        ax.set_ylim(low, high)

@@ -1,0 +1,316 @@
+# SPDX-License-Identifier: MIT
+"""From stored tables to the numbers a figure draws: which rows, which series, which interval."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, cast
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.figure import Tables, optional, stored
+
+CHECKPOINT = ["model", "revision", "step"]
+#: Columns, each with the threshold of the graph that it is taken at, or None.
+Quantities = Sequence[tuple[str, float | None]]
+
+
+def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFrame:
+    """Adds input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
+
+    A series is an input set of a model; the part that all rows share is left out of its name.
+
+    Args:
+        frame: a table with the keys model, revision, step and sample.
+        samples: the `samples` table; None puts everything into the group "text".
+
+    Returns:
+        A copy with the columns `group`, `n_tokens` and `causal` (where known) and `series`.
+    """
+    keys = [*CHECKPOINT, "sample"]
+    if samples is None:
+        frame = frame.copy()
+    else:
+        wanted = [name for name in ("group", "n_tokens", "causal") if name not in frame and name in samples]
+        of_samples = samples[[*keys, *wanted]].drop_duplicates(keys)
+        frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
+    frame["group"] = frame["group"].fillna("text") if "group" in frame else "text"
+    models, groups_there = frame["model"].astype(str), frame["group"].astype(str)
+    if models.nunique() <= 1:
+        frame["series"] = groups_there
+    elif groups_there.nunique() <= 1:
+        frame["series"] = models
+    else:
+        frame["series"] = models + ", " + groups_there
+    return frame
+
+
+def series_are(frame: pd.DataFrame) -> str:
+    """What tells the series of a table apart: "model", "input" or "model, input".
+
+    Args:
+        frame: what `with_groups` returns.
+    """
+    models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
+    return "model, input" if models and inputs else "model" if models else "input"
+
+
+def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
+    """Rows of single heads (not of the head mean, head −1) under one protocol.
+
+    Args:
+        frame: a table with `head`.
+        protocol: name of one; a table without the column passes whole.
+
+    Returns:
+        The chosen rows.
+    """
+    chosen = frame[frame["head"] >= 0]
+    if "protocol" in chosen:
+        chosen = chosen[chosen["protocol"] == protocol]
+    return cast("pd.DataFrame", chosen)
+
+
+def is_series(heads: pd.DataFrame) -> bool:
+    """Whether a model was measured at more than one step."""
+    return bool((heads.groupby("model")["step"].nunique() > 1).any())
+
+
+def measured_columns(frame: pd.DataFrame) -> list[str]:
+    """Columns with numbers that are neither keys nor what `with_groups` adds."""
+    keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
+    return [str(name) for name in frame.select_dtypes("number") if name not in keys]
+
+
+def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
+    """Single heads under the exact protocol with their series, and columns of the graphs that were asked for.
+
+    Args:
+        results: the stored tables.
+        quantities: those with a threshold are taken from `graphs` at that threshold.
+
+    Returns:
+        The `heads` table with `group` and `series`.
+
+    Raises:
+        NotDrawable: when there is no `heads` table.
+    """
+    heads = defined(with_groups(heads_only(stored(results, "heads")), optional(results, "samples")))
+    graphs = optional(results, "graphs")
+    if graphs is None:
+        return heads
+    keys = [*CHECKPOINT, "sample", "layer", "head", "protocol"]
+    for threshold in sorted({at for _, at in quantities if at is not None}):
+        columns = [name for name, at in quantities if at == threshold and name in graphs]
+        rows = graphs[np.isclose(graphs["threshold"].astype(float), threshold, rtol=1e-6, atol=0)]
+        if columns and not rows.empty:
+            heads = cast("pd.DataFrame", heads.merge(defined(rows)[keys + columns], on=keys, how="left"))
+    return heads
+
+
+def defined(table: pd.DataFrame) -> pd.DataFrame:
+    """A table whose counts of −1, which stand for "undefined", enter no mean."""
+    counts = [name for name in table.select_dtypes("integer") if name not in (*CHECKPOINT, "layer", "head")]
+    kept: pd.DataFrame = table.assign(**{name: table[name].where(table[name] >= 0) for name in counts})
+    return kept
+
+
+def last_step(frame: pd.DataFrame) -> pd.DataFrame:
+    """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series).
+
+    Args:
+        frame: a table with the keys model and step.
+
+    Returns:
+        The chosen rows.
+    """
+    last = frame.groupby("model")["step"].transform("max")
+    return cast("pd.DataFrame", frame[frame["step"] == last])
+
+
+def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
+    """The rows of untrained models: step 0.
+
+    Args:
+        frame: a table with the key step.
+
+    Returns:
+        The rows, or None when no model has a step 0 beside later ones.
+    """
+    untrained = frame[frame["step"] == 0]
+    return None if untrained.empty or frame["step"].nunique() < 2 else cast("pd.DataFrame", untrained)
+
+
+def estimate(
+    frame: pd.DataFrame,
+    metric: str,
+    by: Sequence[str],
+    *,
+    confidence: float = 0.95,
+    draws: int = 1000,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Mean and bootstrap interval of a column over samples.
+
+    The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
+    samples are drawn with replacement. Missing values are left out and counted.
+
+    Args:
+        frame: a table with `sample` and the metric.
+        metric: the column.
+        by: columns whose every combination gets an estimate.
+        confidence: of the percentile interval.
+        draws: of the bootstrap.
+        seed: of the draws.
+
+    Returns:
+        One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than two samples),
+        `samples` (used) and `missing`.
+
+    Raises:
+        KeyError: when the table lacks the metric.
+
+    >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
+    >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
+    [3.5, 2.0, 5.0, 2.0]
+    """
+    if metric not in frame:
+        raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
+    columns = [*by, "mean", "low", "high", "samples", "missing"]
+    if frame.empty:
+        empty: pd.DataFrame = pd.DataFrame(columns=columns)
+        return empty
+    unit = [name for name in ("model", "sample") if name in frame and name not in by]
+    table = (
+        frame.assign(**{metric: frame[metric].astype(float)})
+        .groupby([*by, *unit], sort=True, observed=True)[metric]
+        .mean()
+    )
+    wide = table.unstack(unit)
+    asked = frame.groupby([*by], sort=True, observed=True)[metric].apply(lambda column: column.isna().sum())
+    values = wide.to_numpy(dtype=float)
+    result = wide.index.to_frame(index=False)
+    result["mean"] = _nan_mean(values)
+    low, high = _bootstrap(values, confidence, draws, seed)
+    result["low"], result["high"] = low, high
+    result["samples"] = np.isfinite(values).sum(axis=1)
+    result["missing"] = asked.reindex(wide.index).to_numpy()
+    return cast("pd.DataFrame", result[columns])
+
+
+def _nan_mean(values: Any) -> Any:
+    there = np.isfinite(values)
+    count = there.sum(axis=1)
+    total = np.where(there, values, 0.0).sum(axis=1)
+    return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
+
+
+def _bootstrap(values: Any, confidence: float, draws: int, seed: int) -> tuple[Any, Any]:
+    """Percentiles of the resampled means of each row; rows seen on the same samples share the draws."""
+    low, high = np.full(len(values), np.nan), np.full(len(values), np.nan)
+    there = np.isfinite(values)
+    tail = 100 * (1 - confidence) / 2
+    patterns, which = np.unique(there, axis=0, return_inverse=True)
+    for index, pattern in enumerate(patterns):
+        size = int(pattern.sum())
+        if size < 2:
+            continue
+        rows = np.flatnonzero(which.ravel() == index)
+        draw = np.random.default_rng(seed)
+        weights = draw.multinomial(size, np.full(size, 1 / size), size=draws) / size
+        # 256 rows at a time keep the resampled means of a large model in the cache's order of size.
+        for start in range(0, len(rows), 256):
+            block = rows[start : start + 256]
+            means = values[np.ix_(block, np.flatnonzero(pattern))] @ weights.T
+            low[block], high[block] = np.percentile(means, [tail, 100 - tail], axis=1)
+    return low, high
+
+
+def uniform_value(
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None = None
+) -> float:
+    """The metric on uniform attention, averaged over the lengths of the frame's samples.
+
+    Causal samples are held against uniform causal attention, the others against uniform full attention; where
+    the frame does not say which they are, the table must hold one kind only.
+
+    Args:
+        frame: rows about to be drawn; `n_tokens` says how long their samples are, `causal` of which kind.
+        baselines: the `baselines` table.
+        metric: the column.
+        threshold: of the graph; None for metrics without one.
+
+    Returns:
+        The value, NaN when the table does not hold it.
+    """
+    if f"{metric}_uniform" in frame:
+        return float(frame[f"{metric}_uniform"].mean())
+    table = _baseline_rows(frame, baselines, metric, threshold)
+    table = table[table["kind"].isin(["uniform_causal", "uniform_full"])] if table is not None else None
+    if table is None or table.empty:
+        return float("nan")
+    table = table.drop_duplicates(["kind", "n_tokens"])
+    if "causal" in frame and frame["causal"].notna().all():
+        kinds = frame["causal"].astype(bool).map({True: "uniform_causal", False: "uniform_full"})
+    elif table["kind"].nunique() == 1:
+        kinds = pd.Series(table["kind"].iloc[0], index=frame.index)
+    else:
+        return float("nan")
+    asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "kind": kinds.to_numpy()})
+    found = asked.merge(table[["n_tokens", "kind", "value"]], on=["n_tokens", "kind"], how="left")
+    return float(found["value"].mean())
+
+
+#: Measured nulls and what they are called: a copy of the model with random weights, and shuffled rows.
+NULLS = {"random_weights": "random weights", "row_permutation": "rows shuffled"}
+
+
+def null_value(
+    frame: pd.DataFrame,
+    baselines: pd.DataFrame | None,
+    kind: str,
+    metric: str,
+    threshold: float | None = None,
+) -> float:
+    """The metric under a measured null, averaged over the lengths of the frame's samples.
+
+    Args:
+        frame: rows of single heads about to be drawn.
+        baselines: the `baselines` table.
+        kind: a key of `NULLS`.
+        metric: the column.
+        threshold: of the graph; None for metrics without one.
+
+    Returns:
+        The value, NaN when the table does not hold it for the frame's models and steps.
+    """
+    table = _baseline_rows(frame, baselines, metric, threshold)
+    if table is None or "scope" not in table:
+        return float("nan")
+    table = table[(table["kind"] == kind) & (table["scope"] == "heads")]
+    # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+    wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT, "n_tokens")
+    keys = [key for key in wanted if key in frame and key in table]
+    if table.empty:
+        return float("nan")
+    table = table.drop_duplicates(keys)
+    found = frame[keys].merge(table[[*keys, "value"]], on=keys, how="left")
+    return float(found["value"].mean())
+
+
+def _baseline_rows(
+    frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None
+) -> pd.DataFrame | None:
+    """Rows of a metric at a threshold under the exact protocol; None when lengths or table are missing."""
+    if baselines is None or baselines.empty or "n_tokens" not in frame:
+        return None
+    table = baselines[baselines["metric"] == metric]
+    if "protocol" in table:
+        table = table[table["protocol"].isin(["exact", ""])]
+    if threshold is None:
+        return cast("pd.DataFrame", table[table["threshold"].isna()])
+    return cast(
+        "pd.DataFrame",
+        table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)],
+    )

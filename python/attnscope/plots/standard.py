@@ -1,0 +1,334 @@
+# SPDX-License-Identifier: MIT
+"""Figures that any study can declare: the quantities are its own, the drawing is the same.
+
+    FIGURES["depth"] = depth((("fiedler_value", None), ("betti_0", 0.02)))
+
+A study without figures of its own has `figures_of_any_run()`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.ticker import MaxNLocator
+
+from attnscope.plots.axes import axis_label, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    Figure,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    over_layers,
+    over_steps,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import depth_profile, emergence_curve, threshold_curve
+from attnscope.plots.maps import attention_map, layer_head_map, layer_head_table, plain_colorbar
+from attnscope.plots.selection import (
+    CHECKPOINT,
+    Quantities,
+    defined,
+    heads_only,
+    is_series,
+    last_step,
+    measured_columns,
+    measured_heads,
+    series_are,
+    uniform_value,
+    with_groups,
+)
+from attnscope.plots.spectra import has_spectrum, spectrum_against_null
+from attnscope.plots.style import legend_row, panels
+from attnscope.plots.topology import betti_curve, persistence_diagram
+
+
+def figures_of_any_run() -> dict[str, Figure]:
+    """Figures of a study that declares none: every measured column over training, depth and heads."""
+    return {
+        "metric_maps": metric_maps(),
+        "emergence": emergence(),
+        "depth": depth(),
+        "thresholds": thresholds(),
+        "examples": examples(),
+    }
+
+
+def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
+    """Those quantities that the table holds with at least one value.
+
+    Args:
+        heads: from `measured_heads`.
+        quantities: a study's; None takes every measured column.
+
+    Raises:
+        NotDrawable: when there is none.
+    """
+    wanted = [(name, None) for name in measured_columns(heads)] if quantities is None else quantities
+    found = [(name, at) for name, at in wanted if name in heads and heads[name].notna().any()]
+    if not found:
+        raise NotDrawable(f"the heads table has none of {', '.join(name for name, _ in wanted)}")
+    return found
+
+
+def metric_maps(quantities: Quantities | None = None) -> Figure:
+    """Quantities per layer and head at the last checkpoint, one column per input set."""
+
+    def draw(results: Tables, options: Options) -> Drawn:
+        heads = last_step(measured_heads(results, quantities or ()))
+        metrics = drawable(heads, quantities)
+        baselines = optional(results, "baselines")
+        names = list(dict.fromkeys(heads["series"]))
+        layers = heads["layer"].nunique()
+        each = float(np.clip(0.2 * layers, 0.62, 1.7)) + 0.33
+        figure, axes = panels(len(metrics), len(names), height=each * len(metrics) + 0.3, width=options.width)
+        for row, (axes_row, (metric, threshold)) in enumerate(zip(axes, metrics, strict=True)):
+            tables = [layer_head_table(heads[heads["series"] == name], metric).to_numpy() for name in names]
+            low, high = -highest([-table for table in tables]), highest(tables)
+            uniform = uniform_value(heads, baselines, metric, threshold)
+            # a baseline far from all that was measured would leave one colour for everything
+            near = np.isfinite(uniform) and low - (high - low) <= uniform <= high + (high - low)
+            if near:
+                low, high = min(low, uniform), max(high, uniform)
+            norm = Normalize(low, high if high > low else low + 1e-6)
+            for ax, name in zip(axes_row, names, strict=True):
+                layer_head_map(heads[heads["series"] == name], metric, ax=ax, norm=norm, colorbar=False)
+                ax.set_aspect("auto")
+                ax.label_outer()
+                title = axis_label(metric, threshold)
+                if np.isfinite(uniform) and not near:
+                    title += f" (uniform {uniform:.2g})"
+                ax.set_title(f"{title}: {name}" if row == 0 or len(names) > 1 else title)
+            shared_colorbar(figure, [axes_row], norm, "", uniform)
+        columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
+        return captioned(figure, f"Mean over samples per layer and head{columns_are}.", marked(figure))
+
+    return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
+
+
+def emergence(quantities: Quantities | None = None) -> Figure:
+    """Quantities over training, mean over heads with its interval over samples, one line per input set."""
+
+    def draw(results: Tables, options: Options) -> Drawn:
+        heads = over_steps(measured_heads(results, quantities or ()))
+        figure = metric_grid(
+            heads, drawable(heads, quantities), emergence_curve, optional(results, "baselines"),
+            untrained="before training", width=options.width,
+        )  # fmt: skip
+        words = "Each quantity over training, mean over heads, which hides single strong ones."
+        return captioned(figure, words, compared_with(figure))
+
+    return Figure(draw, ("heads",), "Every quantity over training.")
+
+
+def depth(
+    quantities: Quantities | None = None,
+    *,
+    columns: int = 4,
+    width: float = np.inf,
+    says: Mapping[str, str] | None = None,
+) -> Figure:
+    """Quantities over depth at the last checkpoint, mean over heads with its interval over samples.
+
+    Args:
+        quantities: a study's; None takes every measured column.
+        columns: most panels side by side.
+        width: largest width, inches.
+        says: what the caption says of each quantity that is drawn.
+    """
+
+    def draw(results: Tables, options: Options) -> Drawn:
+        heads = measured_heads(results, quantities or ())
+        metrics = drawable(last_step(heads), quantities)
+        over_layers(heads)
+        figure = metric_grid(
+            heads, metrics, depth_profile, optional(results, "baselines"), columns=columns,
+            untrained="before training" if is_series(heads) else None, width=min(width, options.width),
+        )  # fmt: skip
+        words = "By layer at the last checkpoint, mean over heads."
+        if says:
+            words = f"By layer: {' and '.join(says[name] for name, _ in metrics if name in says)}."
+        return captioned(figure, words, compared_with(figure))
+
+    return Figure(draw, ("heads",), "Every quantity by layer at the last checkpoint.")
+
+
+def thresholds(
+    columns: Sequence[str] | None = None,
+    *,
+    logarithmic: Sequence[str] = (),
+    says: Mapping[str, str] | None = None,
+) -> Figure:
+    """The attention graph over its threshold at the last checkpoint.
+
+    Args:
+        columns: of the table `graphs`; None takes every measured one.
+        logarithmic: those that the complete graph lifts far above all else.
+        says: what the caption adds for a column that is drawn.
+    """
+
+    def curve(table: pd.DataFrame, metric: str, **rest: Any) -> Axes:
+        return threshold_curve(table, metric, logarithmic=metric in logarithmic, **rest)
+
+    def draw(results: Tables, options: Options) -> Drawn:
+        graphs = with_groups(heads_only(stored(results, "graphs")), optional(results, "samples"))
+        graphs = defined(last_step(graphs))
+        there = with_values(graphs, "graphs", measured_columns(graphs) if columns is None else columns)
+        figure = metric_grid(
+            graphs, [(name, None) for name in there], curve, optional(results, "baselines"), columns=3,
+            width=options.width,
+        )  # fmt: skip
+        return captioned(
+            figure,
+            "The graph over its threshold at the last checkpoint: mean over layers and heads.",
+            compared_with(figure),
+            *((says or {}).get(name, "") for name in there),
+        )
+
+    return Figure(draw, ("graphs",), "The attention graph over its threshold at the last checkpoint.")
+
+
+#: What says whose map it is, and what a bar is.
+MAP_KEYS = [*CHECKPOINT, "sample", "layer", "head"]
+BARS = ("dimension", "birth", "death")
+
+
+def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Figure:
+    """Stored attention maps beside their spectrum, persistence diagram and Betti curve.
+
+    Args:
+        rank: of many maps the highest and the lowest by this number of the matrix are drawn; None takes the
+            first.
+        most: how many maps are drawn before a choice is made.
+    """
+
+    def draw(results: Tables, options: Options) -> Drawn:
+        whole = last_step(stored(results, "examples", "n_tokens", "attention"))
+        table = _few(whole.dropna(subset=["n_tokens", "attention"]), rank, most)
+        samples, bars = optional(results, "samples"), optional(results, "bars")
+        if bars is not None and set(BARS) <= set(bars):
+            bars = bars.dropna(subset=list(BARS)).merge(table[MAP_KEYS], on=MAP_KEYS)
+        drawn = 4 if bars is not None and set(BARS) <= set(bars) and len(bars) else 2
+        figure, axes = panels(len(table), drawn, height=1.85 * len(table), width=options.width)
+        for axes_row, (_, row) in zip(axes, table.iterrows(), strict=True):
+            matrix = matrix_of(row)
+            attention_map(matrix, ax=axes_row[0], colorbar=False)
+            title = f"L{row['layer']}H{row['head']}, sample {row['sample']}"
+            if samples is not None and "group" in samples:
+                own = samples[(samples[[*CHECKPOINT, "sample"]] == row[[*CHECKPOINT, "sample"]]).all(axis=1)]
+                title = f"L{row['layer']}H{row['head']}, {own['group'].iloc[0]}" if len(own) else title
+            axes_row[0].set_ylabel(f"{title}\nquery", linespacing=1.5)
+            spectrum_against_null(matrix, ax=axes_row[1])
+            if bars is not None and drawn == 4:
+                own = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
+                persistence_diagram(own, ax=axes_row[2])
+                betti_curve(own, ax=axes_row[3])
+        more = len(whole) - len(table)
+        return captioned(
+            figure,
+            "Each row a head: attention on a logarithmic scale, white under 0.001; its spectrum over the law "
+            "of random entries"
+            + ("; births and deaths; Betti numbers while the threshold falls." if drawn == 4 else "."),
+            left_out=(f"{more} stored maps",) if more else (),
+        )
+
+    return Figure(draw, ("examples",), "Stored attention maps, their spectra and their topology.")
+
+
+def matrix_of(row: Any) -> Any:
+    """The attention matrix of a row of the table `examples`, [n, n]."""
+    n = int(row["n_tokens"])
+    return np.asarray(row["attention"], dtype=float).reshape(n, n)
+
+
+def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
+    """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
+    maps = [matrix_of(row) for _, row in table.iterrows()]
+    places = [place for place, matrix in enumerate(maps) if has_spectrum(matrix)]
+    if not places:
+        raise NotDrawable(
+            "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
+        )
+    if len(places) > most:
+        ranks = [0.0 if rank is None else rank(maps[place]) for place in places]
+        first = places[:most]
+        places = first if rank is None else [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
+    few: pd.DataFrame = table.iloc[places]
+    return few
+
+
+def highest(tables: Sequence[Any]) -> float:
+    """The largest finite value of some arrays; NaN when they hold none."""
+    values = np.concatenate([np.ravel(table) for table in tables])
+    values = values[np.isfinite(values)]
+    return float(values.max()) if values.size else np.nan
+
+
+def metric_grid(
+    table: pd.DataFrame,
+    metrics: Quantities,
+    draw: Callable[..., Axes],
+    baselines: pd.DataFrame | None,
+    *,
+    width: float,
+    columns: int = 4,
+    untrained: str | None = None,
+) -> mpl.Figure:
+    """One panel per quantity under one legend.
+
+    Args:
+        table: rows with `series`.
+        metrics: columns, and the threshold of the graph or None.
+        draw: a function of `lines`, of the table and the metric.
+        baselines: the `baselines` table.
+        width: of the figure, inches.
+        columns: most panels side by side.
+        untrained: what the dotted lines are called; None where there are none.
+    """
+    columns = min(columns, len(metrics))
+    rows = -(-len(metrics) // columns)
+    figure, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)
+    colors = series_colors(list(table["series"]))
+    flat = [ax for row in axes for ax in row]
+    for ax, (metric, threshold) in zip(flat, metrics, strict=False):
+        options = {} if threshold is None else {"threshold": threshold}
+        draw(table, metric, ax=ax, baselines=baselines, colors=colors, **options)
+        ax.set_title(ax.get_ylabel())
+        ax.set_ylabel("")
+    for ax in flat[len(metrics) :]:
+        ax.set_axis_off()
+    for ax in flat[: max(0, len(metrics) - columns)]:
+        ax.set_xlabel("")
+    legend_row(figure, flat[: len(metrics)], colors, untrained=untrained)
+    return figure
+
+
+def shared_colorbar(
+    figure: mpl.Figure, axes: list[list[Axes]], norm: Normalize, label: str, uniform: float
+) -> None:
+    """One colour scale for several maps, with uniform attention marked on it."""
+    mesh: Any = next(ax.collections[0] for row in axes for ax in row if ax.collections)
+    bar = figure.colorbar(mesh, ax=[ax for row in axes for ax in row], pad=0.015, aspect=14, fraction=0.06)
+    plain_colorbar(bar)
+    bar.locator = MaxNLocator(4)
+    bar.update_ticks()
+    bar.set_label(label)
+    if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
+        bar.ax.axhline(uniform, color="white", linewidth=2.2)
+        bar.ax.axhline(uniform, color="black", linewidth=0.9, gid="uniform")
+
+
+def marked(figure: mpl.Figure) -> str:
+    """The mark on a colour scale in words; empty where there is none."""
+    there = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
+    return "The mark on a colour scale is uniform attention." if there else ""

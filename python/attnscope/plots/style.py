@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+"""One look for every figure: sizes, colours that the colour-blind can tell apart, and PDFs with real text."""
+
+from __future__ import annotations
+
+import functools
+import os
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+WIDTH = 7.0
+"""Inches: the text width of a two-column page; every figure that holds several panels has it."""
+
+SEQUENTIAL = "cividis"
+"""For quantities from low to high; even in lightness and the same to all colour vision."""
+
+SPARSE = "Blues"
+"""For maps that are mostly empty: what is small fades into the paper."""
+
+INK, MUTED, GRID = "#1a1a1a", "#6b6b6b", "#e4e4e4"
+
+#: Okabe and Ito's colours, dark ones first so that lines stay legible on white.
+PALETTE = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#56b4e9", "#e69f00", "#7a5195", "#1a1a1a")
+
+#: Line styles that go with the colours, so that a grey print tells series apart as well.
+DASHES = ("-", "-", "-", "-", "--", "--", "--", "--")
+
+UNIFORM: dict[str, Any] = {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.0, "zorder": 1.5}
+"""How uniform attention, the closed-form baseline, is drawn everywhere."""
+
+UNTRAINED: dict[str, Any] = {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0, "zorder": 1.5}
+"""How the untrained model is drawn everywhere."""
+
+#: How measured nulls are drawn everywhere, by the names of `selection.NULLS`.
+NULL_LINES: dict[str, dict[str, Any]] = {
+    "random_weights": {"color": INK, "linestyle": (0, (6, 1.5, 1, 1.5)), "linewidth": 0.9, "zorder": 1.6},
+    "row_permutation": {"color": "#9a9a9a", "linestyle": (0, (2, 1)), "linewidth": 1.1, "zorder": 1.6},
+}
+
+_RC: dict[str, Any] = {
+    "font.family": "sans-serif",
+    "font.sans-serif": ["DejaVu Sans"],
+    "mathtext.fontset": "dejavusans",
+    "font.size": 8.0,
+    "text.color": INK,
+    "axes.titlesize": 8.5,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.titlepad": 5.0,
+    "axes.labelsize": 8.0,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": MUTED,
+    "axes.linewidth": 0.7,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.axisbelow": True,
+    "axes.facecolor": "white",
+    "axes.unicode_minus": True,
+    "xtick.labelsize": 7.0,
+    "ytick.labelsize": 7.0,
+    "xtick.color": MUTED,
+    "ytick.color": MUTED,
+    "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK,
+    "xtick.major.size": 2.5,
+    "ytick.major.size": 2.5,
+    "xtick.minor.size": 1.5,
+    "ytick.minor.size": 1.5,
+    "xtick.major.width": 0.7,
+    "ytick.major.width": 0.7,
+    "lines.linewidth": 1.4,
+    "lines.solid_capstyle": "round",
+    "legend.frameon": False,
+    "legend.fontsize": 7.0,
+    "legend.handlelength": 2.4,
+    "legend.borderaxespad": 0.2,
+    "figure.facecolor": "white",
+    "figure.titlesize": 9.5,
+    "figure.titleweight": "bold",
+    "image.cmap": SEQUENTIAL,
+    "savefig.facecolor": "white",
+    "savefig.dpi": 200.0,
+    # Type 42 keeps letters as letters: the PDF can be searched and its labels edited.
+    "pdf.fonttype": 42,
+    "ps.fonttype": 42,
+    # Inlined in a report, outlines look the same on a machine that lacks the font.
+    "svg.fonttype": "path",
+    "svg.hashsalt": "attnscope",
+}
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+
+@contextmanager
+def style() -> Iterator[None]:
+    """The style, for the length of a `with` block; the user's rcParams are the same before and after it.
+
+    >>> import matplotlib
+    >>> before = matplotlib.rcParams["font.size"]
+    >>> with style():
+    ...     matplotlib.rcParams["pdf.fonttype"]
+    42
+    >>> matplotlib.rcParams["font.size"] == before
+    True
+    """
+    with mpl.rc_context(_RC):
+        yield
+
+
+def styled(draw: Callable[P, R]) -> Callable[P, R]:
+    """Makes a drawing function draw in the style.
+
+    Args:
+        draw: a function that makes artists.
+
+    Returns:
+        The same function inside `style()`.
+    """
+
+    @functools.wraps(draw)
+    def inside(*args: P.args, **kwargs: P.kwargs) -> R:
+        with style():
+            return draw(*args, **kwargs)
+
+    return inside
+
+
+def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axes:
+    """The given axes, or new ones on a pyplot figure, which a notebook shows by itself.
+
+    Args:
+        ax: axes to draw on; None makes a figure.
+        width: of the new figure, inches.
+        height: of the new figure, inches.
+
+    Returns:
+        Axes to draw on.
+    """
+    if ax is not None:
+        return ax
+    import matplotlib.pyplot as plt
+
+    made: Axes = plt.subplots(figsize=(width, height), layout="constrained")[1]
+    return made
+
+
+def legend_above(ax: Axes, **options: Any) -> None:
+    """A legend in one line above the axes, where it can hide no data.
+
+    Args:
+        ax: the axes.
+        options: what `Axes.legend` takes.
+    """
+    columns = len(ax.get_legend_handles_labels()[1])
+    legend = ax.legend(
+        loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
+        handlelength=1.4, borderpad=0.1, fontsize=6.5, **options,
+    )  # fmt: skip
+    # A legend wider than its axes must not make them narrower; the title keeps its height free.
+    legend.set_in_layout(False)
+    if not ax.get_title(loc="left"):
+        ax.set_title(" ")
+
+
+def legend_row(
+    figure: Figure, axes: Sequence[Axes], first: Iterable[str] = (), *, untrained: str | None = None
+) -> None:
+    """One legend above all panels, each name once; a single name needs none.
+
+    Args:
+        figure: with the panels.
+        axes: the panels.
+        first: names that stand in front.
+        untrained: what lines of the untrained model are called; None leaves them out.
+    """
+    found: dict[str, Any] = {}
+    for ax in axes:
+        lines, names = ax.get_legend_handles_labels()
+        for line, name in zip(lines, names, strict=True):
+            found.setdefault(str(name), line)
+        for line in ax.get_lines():
+            if untrained and str(line.get_gid()).startswith("untrained:"):
+                found.setdefault(untrained, line)
+    if len(found) < 2:
+        return
+    front = [name for name in first if name in found]
+    order = front + [name for name in found if name not in front]
+    legend = figure.legend(
+        [found[name] for name in order], order, loc="outside upper center", ncols=min(len(order), 6)
+    )
+    for line, name in zip(legend.get_lines(), order, strict=False):
+        if name == untrained:
+            line.set_color(MUTED)
+
+
+@styled
+def panels(
+    rows: int, columns: int, *, height: float, width: float = WIDTH, **options: Any
+) -> tuple[Figure, list[list[Axes]]]:
+    """A figure of `rows` x `columns` axes that needs no backend and no closing.
+
+    Args:
+        rows: of panels.
+        columns: of panels.
+        height: of the whole figure, inches.
+        width: of the whole figure, inches.
+        options: what `Figure.subplots` takes.
+
+    Returns:
+        The figure, and its axes by row and column.
+    """
+    figure = Figure(figsize=(width, height), layout="constrained")
+    axes = figure.subplots(rows, columns, squeeze=False, **options)
+    return figure, [list(row) for row in axes]
+
+
+@styled
+def settled(figure: Figure) -> Figure:
+    """Lays a figure out once and for all: every format saved afterwards would do it again.
+
+    Args:
+        figure: with a constrained layout.
+
+    Returns:
+        The same figure.
+    """
+    figure.draw_without_rendering()
+    figure.set_layout_engine("none")
+    return figure
+
+
+@styled
+def save(figure: Figure, path: str | os.PathLike[str], formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
+    """Writes a figure once per format, without a date in it: the same tables give the same bytes.
+
+    Args:
+        figure: what to write.
+        path: folder and name without an ending.
+        formats: endings that matplotlib knows.
+
+    Returns:
+        The files written.
+    """
+    stem = Path(path)
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    files = []
+    for ending in formats:
+        file = stem.with_name(f"{stem.name}.{ending}")
+        metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
+        figure.savefig(file, bbox_inches="tight", pad_inches=0.04, metadata=metadata)
+        files.append(file)
+    return files

@@ -1,0 +1,283 @@
+# SPDX-License-Identifier: MIT
+"""What a section of a report is to a study: a title, the tables it shows, and a function that writes it.
+
+    def write(page: Page) -> None:
+        page.words("How far a head looks back.")
+        page.figure("depth")
+        page.numbers(["entropy", ("betti_0", 0.02)])
+
+    SECTIONS = (Section("range", "How far heads look", ("heads",), write),)
+
+`analysis` makes the usual section from its parts. Words are a study's own HTML; nothing that comes from a run
+is put into them. Numbers are tables, which the page sets as HTML and `latex_tables` as LaTeX.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.figure import Drawn, NotDrawable, Tables, optional
+from attnscope.plots.selection import measured_heads, series_are, with_groups
+from attnscope.report.numbers import Metric, Wanted, number_rows, pair_rows, quantities
+
+if TYPE_CHECKING:
+    from pandas.io.formats.style import Styler
+
+
+class Block(NamedTuple):
+    """A piece of a section: "words", "definition", "heading", "notes", "published", "figure" or "table"."""
+
+    kind: str
+    content: Any
+
+
+@dataclass(frozen=True)
+class Table:
+    """Cells of text under a caption; the first columns hold names, the others numbers.
+
+    Attributes:
+        label: of its own in the report.
+        caption: one sentence.
+        frame: text cells.
+        names: how many leading columns hold names.
+        certain: rows that are set bold.
+        folded: shown behind its caption only.
+    """
+
+    label: str
+    caption: str
+    frame: pd.DataFrame
+    names: int = 1
+    certain: tuple[int, ...] = ()
+    folded: bool = False
+
+    def styled(self, escape: str) -> Styler:
+        """The table for `to_html` or `to_latex`: cells escaped, a first cell that repeats the one "
+        "above empty.
+        """
+        # line ends and other control characters of a token would be read by the page or by LaTeX
+        frame = self.frame.astype(str).replace(r"[\x00-\x1f]", "·", regex=True).reset_index(drop=True)
+        if self.names < len(frame.columns):
+            first = frame.iloc[:, 0]
+            frame.iloc[:, 0] = first.where(first != first.shift(), "")
+        bold = np.full(frame.shape, "", dtype=object)
+        bold[list(self.certain)] = "font-weight: bold"
+        styler = frame.style.hide(axis="index").format(escape=escape).format_index(escape=escape, axis=1)
+        with_bold: Styler = styler.apply(lambda _: bold, axis=None)
+        return with_bold
+
+
+@dataclass(frozen=True)
+class Section:
+    """A section that a study declares.
+
+    Attributes:
+        id: its address in the page.
+        title: its heading.
+        tables: what it shows; a table that no written section shows is listed at the end of the page.
+        write: writes it; a section that writes neither a figure nor a table is left out.
+    """
+
+    id: str
+    title: str
+    tables: tuple[str, ...]
+    write: Callable[[Page], None]
+
+
+class Page:
+    """The results of a run and the blocks that a section has written so far.
+
+    Args:
+        results: the stored tables.
+        drawn: the figures by name.
+    """
+
+    def __init__(self, results: Tables, drawn: Mapping[str, Drawn]) -> None:
+        self.results, self.drawn = results, drawn
+        self.blocks: list[Block] = []
+        self.section = Section("", "", (), lambda page: None)
+        self.meanings: dict[str, str] = {}
+        self._heads: dict[Any, pd.DataFrame] = {}
+
+    def written(self, section: Section) -> list[Block]:
+        """What a section writes; nothing where it has neither a figure nor a table."""
+        self.blocks, self.section = [], section
+        try:
+            section.write(self)
+        except NotDrawable:
+            return []
+        return self.blocks if any(block.kind in ("figure", "table") for block in self.blocks) else []
+
+    @cached_property
+    def tables(self) -> dict[str, pd.DataFrame]:
+        """Every stored table."""
+        return {name: self.results.table(name) for name in self.results.tables()}
+
+    @cached_property
+    def with_series(self) -> dict[str, pd.DataFrame]:
+        """Tables of heads, layers and graphs with their series."""
+        samples = self.tables.get("samples")
+        return {
+            name: with_groups(self.tables[name], samples)
+            for name in ("heads", "layers", "graphs")
+            if "sample" in self.tables.get(name, ())
+        }
+
+    @cached_property
+    def protocol(self) -> str:
+        """The protocol beside the exact one that the run followed, "" when there is none."""
+        heads = self.with_series.get("heads")
+        if heads is None or "protocol" not in heads:
+            return ""
+        return next((str(name) for name in heads["protocol"].unique() if name != "exact"), "")
+
+    @cached_property
+    def causal(self) -> bool:
+        """Whether any model of the run is causal; a run that does not say is taken for one."""
+        samples = self.tables.get("samples")
+        return samples is None or "causal" not in samples or bool(samples["causal"].astype(bool).any())
+
+    @cached_property
+    def apart(self) -> str:
+        """What tells the series of the run apart."""
+        heads = self.heads()
+        return series_are(heads) if heads is not None else "input"
+
+    def heads(self, metrics: Sequence[Metric] = ()) -> pd.DataFrame | None:
+        """Single heads under the exact protocol, with those columns of the graphs that are asked for."""
+        asked = tuple(one for one in quantities(metrics) if one[1] is not None)
+        if asked not in self._heads:
+            try:
+                self._heads[asked] = measured_heads(self.results, asked)
+            except NotDrawable:
+                return None
+        return self._heads[asked]
+
+    def words(self, html: str) -> None:
+        """A paragraph."""
+        self.blocks.append(Block("words", html))
+
+    def definition(self, html: str) -> None:
+        """A paragraph with formulas."""
+        self.blocks.append(Block("definition", html))
+
+    def heading(self, text: str) -> None:
+        """A heading inside the section."""
+        self.blocks.append(Block("heading", text))
+
+    def notes(self, lines: Sequence[str], *, published: bool = False) -> None:
+        """What has to be kept in mind with the numbers, or what the published computation is."""
+        if lines:
+            self.blocks.append(Block("published" if published else "notes", list(lines)))
+
+    def figure(self, name: str) -> None:
+        """A figure of the study, where it could be drawn."""
+        if name in self.drawn:
+            self.blocks.append(Block("figure", (name, self.drawn[name])))
+
+    def table(self, table: Table) -> None:
+        """A table."""
+        if len(table.frame):
+            self.blocks.append(Block("table", table))
+
+    def frame(self, name: str, caption: str, frame: pd.DataFrame | None, *, names: int = 1) -> None:
+        """A table of text cells, where there is one."""
+        if frame is not None:
+            self.table(Table(f"{self.section.id}-{name}", caption, frame, names))
+
+    def numbers(self, metrics: Sequence[Metric]) -> None:
+        """Means over single heads at the last checkpoint, with interval and baselines."""
+        heads = self.heads(metrics)
+        rows = [] if heads is None else number_rows(heads, optional(self.results, "baselines"), metrics)
+        if not rows:
+            return
+        self.meanings |= {row.label: row.meaning for row in rows}
+        several = len({row.series for row in rows}) > 1
+        columns = {"mean over heads": [row.label for row in rows]}
+        columns |= {self.apart: [row.series for row in rows]} if several else {}
+        columns |= {"exact": [row.mean for row in rows], "95 % interval": [row.interval for row in rows]}
+        for field, label in (
+            ("uniform", "uniform"),
+            ("random_weights", "random weights"),
+            ("row_permutation", "rows shuffled"),
+            ("untrained", "step 0"),
+            ("strongest", "highest head"),
+        ):
+            cells = [getattr(row, field) for row in rows]
+            columns |= {label: cells} if any(cell not in ("", "–") for cell in cells) else {}
+        columns["n"] = [str(row.samples) for row in rows]
+        if any(row.missing for row in rows):
+            columns["maps undefined"] = [str(row.missing) for row in rows]
+        caption = f"{self.section.title}: mean over heads; n is the number of texts."
+        self.table(Table(self.section.id, caption, pd.DataFrame(columns), 2 if several else 1))
+
+    def protocols(self, wanted: Sequence[Wanted]) -> None:
+        """The head mean under the exact protocol and the other one that the run followed."""
+        rows = pair_rows(self.with_series, wanted, self.protocol) if self.protocol else []
+        self.meanings |= {row.label: row.meaning for row in rows}
+        several = len({row.series for row in rows}) > 1
+        columns = {"head mean": [row.label for row in rows]}
+        columns |= {self.apart: [row.series for row in rows]} if several else {}
+        columns |= {
+            "exact": [row.exact for row in rows],
+            "95 % interval": [row.exact_interval for row in rows],
+            "as published": [row.published for row in rows],
+            "95 % interval, published": [row.published_interval for row in rows],
+        }
+        caption = f"{self.section.title}: the head mean under both protocols."
+        frame = pd.DataFrame(columns)
+        self.table(Table(f"{self.section.id}-protocols", caption, frame, 2 if several else 1))
+
+
+def analysis(
+    id: str,
+    title: str,
+    *,
+    words: str,
+    definition: str,
+    tables: tuple[str, ...] = ("heads",),
+    figures: Sequence[str] = (),
+    metrics: Sequence[Metric] = (),
+    pairs: Sequence[Wanted] = (),
+    table: Callable[[Page], None] | None = None,
+    published: Sequence[str] = (),
+    published_causal: Sequence[str] = (),
+    caveats: Sequence[str] = (),
+) -> Section:
+    """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
+
+    Args:
+        id: its address in the page.
+        title: its heading.
+        words: what is asked, in two sentences.
+        definition: formulas.
+        tables: what the section shows.
+        figures: names of the study's figures.
+        metrics: columns whose means stand in its table.
+        pairs: quantities under both protocols.
+        table: writes further tables.
+        published: what the other protocol computes here; shown when the run followed it.
+        published_causal: the same, shown only for causal models.
+        caveats: what not to read into the numbers.
+    """
+
+    def write(page: Page) -> None:
+        page.words(words)
+        page.definition(definition)
+        for name in figures:
+            page.figure(name)
+        page.numbers(metrics)
+        page.protocols(pairs)
+        if table is not None:
+            table(page)
+        if page.protocol:
+            page.notes([*(published_causal if page.causal else ()), *published], published=True)
+        page.notes(caveats)
+
+    return Section(id, title, tables, write)

@@ -1,0 +1,217 @@
+# SPDX-License-Identifier: MIT
+"""Tests over sentences, made from stored tables: against the nulls, of sink removal, between layers."""
+
+from __future__ import annotations
+
+import math
+from itertools import combinations
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.engine.results import Results
+from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.inference import benjamini_hochberg, holm, paired_test, welch_test
+from attnscope.studies.nulls import PLACES
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    import pandas as pd
+
+#: Columns of `heads` and `layers` that are no measurements.
+_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens", "sink_token"}
+PERCENTILES = (80, 90, 95)
+
+
+def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
+    """Keys and rows of every checkpoint, in stored order."""
+    for keys, part in frame.groupby(list(CHECKPOINT_KEYS), sort=False):
+        model, revision, step = keys
+        yield {"model": str(model), "revision": str(revision), "step": int(str(step))}, part
+
+
+def numbers_of(results: Results, table: str) -> list[str]:
+    """The measured columns of a table, in stored order.
+
+    Args:
+        results: the run.
+        table: `heads` or `layers`.
+    """
+    import pyarrow as pa
+
+    return [
+        field.name
+        for field in results.schema(table)
+        if field.name not in _NO_NUMBERS
+        and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+    ]
+
+
+def measured(results: Results, table: str, metric: str) -> pd.DataFrame:
+    """Keys and one number; what is undefined or infinite is NaN.
+
+    Args:
+        results: the run.
+        table: `heads` or `layers`.
+        metric: the column.
+    """
+    keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
+    frame = results.table(table, [*keys, metric])
+    whole = frame[metric].dtype.kind == "i"
+    values = frame[metric].to_numpy(float)
+    values = np.where(np.isfinite(values) & ~(whole & (values < 0)), values, np.nan)
+    made: pd.DataFrame = frame.assign(**{metric: values})
+    return made
+
+
+def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing.
+
+    Args:
+        rows: with the checkpoint's keys, protocol and p_value.
+    """
+    families: dict[tuple[Any, ...], list[int]] = {}
+    for index, row in enumerate(rows):
+        row |= {"p_holm": math.nan, "p_bh": math.nan}
+        if row["protocol"] == "exact":
+            families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(index)
+    for family in families.values():
+        p_values = [rows[index]["p_value"] for index in family]
+        for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
+            rows[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
+    return rows
+
+
+def compared_layers(count: int) -> list[int]:
+    """The layers that the topology notebook looks at: 0, the quarters, and the last.
+
+    Args:
+        count: number of layers.
+
+    >>> compared_layers(28), compared_layers(2)
+    ([0, 7, 14, 21, 27], [0, 1])
+    """
+    quarter = count // 4
+    return sorted({0, quarter, 2 * quarter, 3 * quarter, count - 1})
+
+
+def layer_tests(results: Results) -> list[dict[str, Any]]:
+    """Rows of `layer_tests`: exact pairs the sentences and corrects for the family, the authors do neither.
+
+    Args:
+        results: the run.
+    """
+    made: list[dict[str, Any]] = []
+    tables = [name for name in ("heads", "layers") if name in results.tables()]
+    # what both tables hold, as the divergence, is tested once, on the table that is about layers
+    metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
+    for metric, name in metrics.items():
+        frame = measured(results, name, metric)
+        frame = frame[frame["head"] == -1] if "head" in frame else frame
+        for keys, own in checkpoints(frame):
+            for protocol, rows in own.groupby("protocol", sort=True):
+                wide = rows.pivot(index="sample", columns="layer", values=metric)
+                layers = [one for one in compared_layers(int(wide.columns.max()) + 1) if one in wide.columns]
+                for one, other in combinations(layers, 2):
+                    a, b = wide[one].to_numpy(float), wide[other].to_numpy(float)
+                    test = (paired_test if protocol == "exact" else welch_test)(b, a)
+                    if not math.isnan(test.p_value):
+                        made.append(
+                            {
+                                **keys,
+                                "metric": metric,
+                                "layer": one,
+                                "other_layer": other,
+                                "protocol": protocol,
+                                "difference": test.difference,
+                                "p_value": test.p_value,
+                                "samples": int((~np.isnan(a) & ~np.isnan(b)).sum()),
+                            }
+                        )
+    return corrected(made)
+
+
+def removal_tests(results: Results) -> list[dict[str, Any]]:
+    """Rows of `removal_tests`: does taking the sinks out bring the heads together?
+
+    Exact: a paired t-test over sentences. The authors' way: each sentence's p-value over its heads, combined
+    by Fisher's method.
+
+    Args:
+        results: the run.
+    """
+    from attnscope.protocols.ruscio2025 import combine_p_values
+
+    keys = [*CHECKPOINT_KEYS, "sample", "layer", "protocol"]
+    there = set(results.schema("layers").names)
+    made: list[dict[str, Any]] = []
+    for percentile in (one for one in PERCENTILES if f"kl_reduction_{one}" in there):
+        wanted = [f"kl_reduction_{percentile}", f"p_value_{percentile}"]
+        frame = results.table("layers", [*keys, *(name for name in wanted if name in there)])
+        for named, own in checkpoints(frame):
+            for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
+                values = rows[wanted[0]].to_numpy(float)
+                test = paired_test(values, np.zeros(len(values)))
+                p_value = test.p_value
+                if protocol == "ruscio2025":
+                    each = rows[wanted[1]].dropna()
+                    p_value = combine_p_values(each.tolist()) if len(each) else math.nan
+                made.append(
+                    {
+                        **named,
+                        "layer": int(str(layer)),
+                        "percentile": percentile,
+                        "protocol": str(protocol),
+                        "kl_reduction": test.difference,
+                        "low": test.low,
+                        "high": test.high,
+                        "p_value": p_value,
+                        "samples": test.n,
+                    }
+                )
+    return corrected(made)
+
+
+def null_tests(results: Results) -> list[dict[str, Any]]:
+    """Rows of `null_tests`: every number of `heads` against the same sentences under each empirical null.
+
+    Args:
+        results: the run.
+    """
+    nulls = results.table("nulls")
+    nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
+    made: list[dict[str, Any]] = []
+    for metric in numbers_of(results, "heads"):
+        own_nulls = nulls[nulls["metric"] == metric]
+        if own_nulls.empty:
+            continue
+        frame = measured(results, "heads", metric)
+        frame = frame.assign(scope=np.where(frame["head"] == -1, "head_mean", "heads"))
+        for named, own in checkpoints(frame):
+            means = own.groupby(["protocol", "scope", "sample"], sort=True)[metric].mean()
+            for kind, of_kind in own_nulls.groupby("kind", sort=True):
+                # the twin belongs to the whole series, shuffled rows to their own checkpoint
+                where = (of_kind["model"] == named["model"]) & of_kind["revision"].isin(
+                    [named["revision"], ""]
+                )
+                values = of_kind[where].set_index(["protocol", "scope", "sample"])["value"]
+                both = means.to_frame("here").join(values.rename("null"), how="inner")
+                for (protocol, scope), rows in both.groupby(["protocol", "scope"], sort=True):
+                    test = paired_test(rows["here"].to_numpy(), rows["null"].to_numpy())
+                    if test.n:
+                        made.append(
+                            {
+                                **named,
+                                "kind": str(kind),
+                                "metric": metric,
+                                "scope": str(scope),
+                                "protocol": str(protocol),
+                                "difference": test.difference,
+                                "low": test.low,
+                                "high": test.high,
+                                "p_value": test.p_value,
+                                "samples": test.n,
+                            }
+                        )
+    return corrected(made)

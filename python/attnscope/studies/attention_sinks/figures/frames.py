@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""Reference frames: which sink rules which third of the layers."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    stored,
+)
+from attnscope.plots.maps import printable
+from attnscope.plots.selection import (
+    last_step,
+)
+from attnscope.plots.style import DASHES, INK, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
+
+
+@styled
+def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
+    """The share of the most frequent sink in each third of the layers, by position and by token.
+
+    Args:
+        evidence: rows of `frame_evidence` of one model, step and protocol.
+        ax: axes to draw on; None makes them.
+
+    Returns:
+        The axes: a line by position and one by token, and the threshold of a centralized frame.
+    """
+    ax = axes_or_new(ax)
+    thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
+    shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)
+    # of two names at one place the higher share's stands above
+    above = [
+        "token" if one.get("token", 0) > one.get("position", 0) else "position"
+        for _, one in shares.iterrows()
+    ]
+    for place, (kind, label) in enumerate((("position", "by position"), ("token", "by token"))):
+        rows = evidence[evidence["kind"] == kind].set_index("third").reindex(thirds)
+        ax.plot(
+            range(len(thirds)), rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
+            linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
+        )  # fmt: skip
+        for x, (_, row) in enumerate(rows.iterrows()):
+            if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
+                name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
+                ax.annotate(
+                    name, (x, row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
+                    textcoords="offset points", ha="center", va="bottom" if above[x] == kind else "top",
+                    fontsize=6, color=PALETTE[place],
+                )  # fmt: skip
+    ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
+    ax.set_xticks(range(len(thirds)), thirds)
+    ax.set_xlim(-0.35, len(thirds) - 0.65)
+    # room for the names of low shares
+    ax.set_ylim(-0.09, 1.08)
+    ax.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
+    ax.set_ylabel("share of the most frequent sink")
+    return ax
+
+
+@figure("frame_evidence", "frames")
+def frames(results: Tables, options: Options) -> Drawn:
+    """Share of the most frequent sink in each third of the layers, by position and by token; the verdict."""
+    evidence = stored(results, "frame_evidence", "group", "protocol", "kind", "third", "top_1")
+    verdicts = stored(results, "frames", "group", "protocol", "frame", "token_frame")
+    evidence, verdicts = last_step(evidence), last_step(verdicts)
+    evidence = evidence[evidence["top_1"].notna()]
+    whole = [
+        frame[frame["group"] == "all"] if (frame["group"] == "all").any() else frame
+        for frame in (evidence, verdicts)
+    ]
+    evidence, verdicts = whole
+    cases = [
+        (model, protocol)
+        for model in list(dict.fromkeys(verdicts["model"]))[:3]
+        for protocol in ("exact", "ruscio2025")
+        if all(
+            ((table["model"] == model) & (table["protocol"] == protocol)).any()
+            for table in (verdicts, evidence)
+        )
+    ]
+    if not cases:
+        raise NotDrawable("no verdict on a frame has its evidence stored")
+    several = verdicts["model"].nunique() > 1
+    columns = min(len(cases), 4)
+    rows = -(-len(cases) // columns)
+    figure_, axes = panels(
+        rows, columns, height=2.45 * rows + 0.3, width=min(options.width, 2.6 * columns + 0.6)
+    )
+    flat = [ax for row in axes for ax in row]
+    for ax, (model, protocol) in zip(flat, cases, strict=False):
+        own = evidence[(evidence["model"] == model) & (evidence["protocol"] == protocol)]
+        frame_shares(own, ax=ax)
+        row = verdicts[(verdicts["model"] == model) & (verdicts["protocol"] == protocol)].iloc[0]
+        both = len({protocol for _, protocol in cases}) > 1
+        if both:
+            ax.set_title(f"{model}, {PROTOCOL_NAMES[protocol]}" if several else PROTOCOL_NAMES[protocol])
+        else:
+            ax.set_title(str(model))
+        probability = row.get("probability", np.nan)
+        certain = f", {probability:.0%}" if pd.notna(probability) else ""
+        frame, of_tokens = (
+            row[name] if isinstance(row[name], str) else "unknown" for name in ("frame", "token_frame")
+        )
+        ax.set_xlabel(f"position: {frame}{certain}\ntoken: {of_tokens}", color=INK)
+    for ax in flat[len(cases) :]:
+        ax.set_axis_off()
+    for place, ax in enumerate(flat[: len(cases)]):
+        if place % columns:
+            ax.set_ylabel("")
+    legend_row(figure_, flat[: len(cases)])
+    return captioned(
+        figure_,
+        "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame.",
+        "The published computation stands beside the exact one."
+        if len({protocol for _, protocol in cases}) > 1
+        else "",
+    )

@@ -1,0 +1,174 @@
+# SPDX-License-Identifier: MIT
+"""The published computation beside the quantity it stands for, from the same maps."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from attnscope.plots.axes import depth_axis, drawn_range
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    stored,
+)
+from attnscope.plots.lines import draw_curve
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import (
+    defined,
+    estimate,
+    last_step,
+    with_groups,
+)
+from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
+from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
+
+
+class Pair(NamedTuple):
+    """A panel: a column under both protocols, and a level that the published one cannot leave."""
+
+    title: str
+    table: str
+    column: str
+    #: What the published number equals, from the table's rows, and in words.
+    bound: str = ""
+
+
+#: Quantities whose published computation differs from what its name promises.
+PAIRS: tuple[Pair, ...] = (
+    Pair(r"H0 bars ($\beta_0$)", "heads", "bar_count_0", bound="min(n, 30)"),
+    Pair(r"H1 bars ($\beta_1$)", "heads", "bar_count_1"),
+    Pair("mean H0 bar", "heads", "mean_persistence_0"),
+    Pair("first / second value", "heads", "spectral_ratio"),
+    Pair("participation ratio", "heads", "participation_ratio"),
+    Pair("alignment with states", "heads", "alignment_hidden"),
+    Pair("entropy (nats)", "heads", "entropy"),
+    Pair("reference, direction", "heads", "reference_directional"),
+)
+
+
+@styled
+def protocol_profile(
+    table: pd.DataFrame, column: str, *, ax: Axes | None = None, series: str | None = None
+) -> Axes:
+    """A column of the head mean over depth under both protocols, with 95 % intervals over samples.
+
+    Args:
+        table: rows of the head mean (or of a table without heads) with `protocol`, `series` and `layer`.
+        column: the column.
+        ax: axes to draw on; None makes them.
+        series: only this one; None takes the first.
+
+    Returns:
+        The axes: a line per protocol, labelled `exact` and `as published`.
+    """
+    ax = axes_or_new(ax)
+    series = series if series is not None else str(table["series"].iloc[0])
+    own = table[table["series"] == series]
+    place = depth_axis(ax, own)
+    for protocol, color in PROTOCOL_COLORS.items():
+        rows = own[own["protocol"] == protocol]
+        rows = rows.assign(value=np.where(np.isfinite(rows[column].astype(float)), rows[column], np.nan))
+        if rows["value"].notna().any():
+            means = estimate(rows, "value", ["layer"]).sort_values("layer")
+            draw_curve(ax, place(series, means["layer"]), means, PROTOCOL_NAMES[protocol], color, marker=True)
+    ax.set_ylabel(quantity(column).axis)
+    return ax
+
+
+def published_bound(samples_n: Any) -> float:
+    """The β0 that the published computation gives for causal maps: the mean of min(n, 30).
+
+    Args:
+        samples_n: tokens of each sample.
+
+    Returns:
+        The mean.
+
+    >>> published_bound([20, 40])
+    25.0
+    """
+    return float(np.minimum(np.asarray(samples_n, dtype=float), 30).mean())
+
+
+@figure("heads")
+def protocols(results: Tables, options: Options) -> Drawn:
+    """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
+    heads = stored(results, "heads", "protocol")
+    if set(heads["protocol"]) < {"exact", "ruscio2025"}:
+        raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
+    heads = defined(last_step(with_groups(heads[heads["head"] == -1], optional(results, "samples"))))
+    names = list(dict.fromkeys(heads["series"]))[:3]
+    heads = heads[heads["series"].isin(names)]
+    there = [pair for pair in PAIRS if _has_both(heads, pair)]
+    if not there:
+        raise NotDrawable("no quantity was measured under both protocols")
+    columns = 4
+    each = -(-len(there) // columns)
+    figure_, axes = panels(
+        each * len(names), columns, height=1.6 * each * len(names) + 0.35, width=options.width
+    )
+    for number, series in enumerate(names):
+        flat = [ax for row in axes[number * each : (number + 1) * each] for ax in row]
+        own = heads[heads["series"] == series]
+        for ax, pair in zip(flat, there, strict=False):
+            protocol_profile(own, pair.column, ax=ax, series=series)
+            ax.set_title(pair.title)
+            ax.set_ylabel("")
+            _readable(ax, pair, own)
+        for ax in flat[len(there) :]:
+            ax.set_axis_off()
+        for ax in flat[: max(0, len(there) - columns)]:
+            ax.set_xlabel("")
+        if len(names) > 1:
+            flat[0].set_ylabel(series)
+    drawn = [ax for row in axes for ax in row]
+    legend_row(figure_, drawn)
+    bound = any(line.get_gid() == "bound" for ax in drawn for line in ax.get_lines())
+    return captioned(
+        figure_,
+        "Each published quantity over depth beside the exact one, both on the head mean of the same maps.",
+        "Dotted: min(n, 30), the published β₀ of every causal model whose tokens all give themselves some "
+        "attention."
+        if bound
+        else "",
+        compared_with(figure_),
+    )
+
+
+def _has_both(heads: pd.DataFrame, pair: Pair) -> bool:
+    return pair.column in heads and bool(
+        heads[heads["protocol"] == "ruscio2025"][pair.column].notna().any()
+        and heads[heads["protocol"] == "exact"][pair.column].notna().any()
+    )
+
+
+def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
+    """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
+    bottom, top = drawn_range(ax)
+    if not np.isfinite(top):
+        ax.set_axis_off()
+        return
+    if pair.column.startswith("bar_count"):
+        ax.set_ylim(-0.04 * max(top, 1), 1.12 * max(top, 1))
+        ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
+    elif bottom >= 0:
+        ax.set_ylim(0, 1.1 * top if top > 0 else 1)
+    else:
+        ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+    causal = "causal" not in own or bool(own["causal"].astype(bool).all())
+    if pair.bound and causal and "n_tokens" in own:
+        lengths = own.drop_duplicates("sample")["n_tokens"]
+        ax.axhline(
+            published_bound(lengths), color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
+            label=pair.bound, gid="bound",
+        )  # fmt: skip

@@ -1,0 +1,167 @@
+# SPDX-License-Identifier: MIT
+"""Attention to the first key: over training, by layer and head, and the topology of its extremes."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+from matplotlib.colors import Normalize
+
+from attnscope.plots.axes import axis_label
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    over_steps,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import head_emergence
+from attnscope.plots.maps import layer_head_map, layer_head_table
+from attnscope.plots.selection import (
+    CHECKPOINT,
+    NULLS,
+    estimate,
+    last_step,
+    measured_heads,
+    series_are,
+    uniform_value,
+)
+from attnscope.plots.standard import BARS, MAP_KEYS, highest, marked, shared_colorbar
+from attnscope.plots.style import panels
+from attnscope.plots.topology import betti_curve, persistence_diagram
+from attnscope.studies.attention_sinks.figures.declared import figure
+
+
+def sinks(results: Tables) -> pd.DataFrame:
+    """`measured_heads`, with `sink_share` in it."""
+    heads = measured_heads(results)
+    with_values(heads, "heads", ["sink_share"])
+    return heads
+
+
+@figure("heads")
+def sink_emergence(results: Tables, options: Options) -> Drawn:
+    """Attention to the first key over training, one line per head, one panel per input set."""
+    heads = over_steps(sinks(results))
+    with_values(heads, "heads", ["sink_share"])
+    baselines = optional(results, "baselines")
+    names = list(dict.fromkeys(heads["series"]))
+    figure_, axes = panels(1, len(names), height=2.5, width=options.width)
+    means = estimate(heads, "sink_share", ["series", "layer", "head", "step"])
+    strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
+    top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
+    top = top if top > 0 else 1.0
+    for ax, name in zip(axes[0], names, strict=True):
+        rows = heads[heads["series"] == name]
+        limits = (-0.02 * top, min(1.15 * top, 1.02))
+        head_emergence(rows, "sink_share", baselines=baselines, ax=ax, limits=limits)
+        ax.set_title(name)
+        ax.label_outer()
+    layers = sorted(heads["layer"].unique())
+    lines = {str(line.get_label()): line for ax in axes[0] for line in ax.get_lines()}
+    shown = [layers[0], layers[len(layers) // 2], layers[-1]] if len(layers) > 4 else layers
+    first = {
+        layer: next(line for name, line in lines.items() if name.startswith(f"L{layer}H"))
+        for layer in dict.fromkeys(shown)
+    }
+    handles = list(first.values())
+    labels = [f"layer {layer}" for layer in first]
+    levels = [name for name in ("uniform attention", *NULLS.values()) if name in lines]
+    handles += [lines[name] for name in levels]
+    labels += levels
+    legend = figure_.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6))
+    for line, label in zip(legend.get_lines(), labels, strict=True):
+        if label not in levels:
+            line.set(alpha=1.0, linewidth=1.6)
+    return captioned(
+        figure_,
+        "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
+        "are bold.",
+        compared_with(figure_),
+    )
+
+
+@figure("heads")
+def sink_maps(results: Tables, options: Options) -> Drawn:
+    """Attention to the first key per layer and head from the first checkpoint to the last, by input set."""
+    heads = sinks(results)
+    names = list(dict.fromkeys(heads["series"]))
+    steps = sorted(heads["step"].unique())
+    if len(steps) > 5:
+        wanted = [step for step in steps if step >= steps[-1] / 30] or steps[-5:]
+        steps = [steps[0], *wanted[-4:]] if steps[0] not in wanted[-4:] else wanted[-5:]
+    tables = [
+        [heads[(heads["series"] == name) & (heads["step"] == step)] for step in steps] for name in names
+    ]
+    means = [layer_head_table(rows, "sink_share").to_numpy() for row in tables for rows in row if len(rows)]
+    top = highest(means)
+    layers, width = heads["layer"].nunique(), heads["head"].nunique()
+    cell = min(0.82 * options.width / len(steps) / width, 0.35)
+    figure_, axes = panels(
+        len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35,
+        width=float(np.clip(len(steps) * width * cell / 0.82 + 0.5, min(2.6, options.width), options.width)),
+    )  # fmt: skip
+    norm = Normalize(0, max(top, 1e-6))
+    for axes_row, row, name in zip(axes, tables, names, strict=True):
+        for ax, rows, step in zip(axes_row, row, steps, strict=True):
+            if rows.empty:
+                ax.set_axis_off()
+                continue
+            layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False)
+            if axes_row is axes[0] and step >= 0:
+                ax.set_title(f"step {step}")
+            ax.label_outer()
+        axes_row[0].set_ylabel(f"{name}\nlayer", linespacing=1.5)
+    shared_colorbar(
+        figure_,
+        axes,
+        norm,
+        axis_label("sink_share"),
+        uniform_value(heads, optional(results, "baselines"), "sink_share"),
+    )
+    rows_are = f", one row per {series_are(heads)}" if len(names) > 1 else ""
+    columns_are = ", one column per checkpoint" if len(steps) > 1 else ""
+    return captioned(
+        figure_, f"Attention to the first key per layer and head{rows_are}{columns_are}.", marked(figure_)
+    )
+
+
+@figure("bars", "heads")
+def persistence(results: Tables, options: Options) -> Drawn:
+    """Persistence diagrams and Betti curves of the heads that rest most and least on the first key.
+
+    Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
+    """
+    bars, heads = stored(results, "bars", *BARS), last_step(sinks(results))
+    keys = MAP_KEYS
+    bars = bars[bars["protocol"] == "exact"] if "protocol" in bars else bars
+    bars = bars[bars[["birth", "death"]].notna().all(axis=1)]
+    there = heads.merge(bars[keys].drop_duplicates(), on=keys).dropna(subset="sink_share")
+    if there.empty:
+        raise NotDrawable("no bars of single heads at the last checkpoint were stored")
+    one = [*CHECKPOINT, "sample"]
+    there = there[there.groupby(one)["sink_share"].transform("size") > 1]
+    if there.empty:
+        raise NotDrawable("no sample has the bars of two heads to hold against each other")
+    strongest = there.loc[there["sink_share"].idxmax()]
+    there = there[(there[one] == strongest[one]).all(axis=1)]
+    chosen = [strongest, there.loc[there.drop(index=strongest.name)["sink_share"].idxmin()]]
+    several = heads["model"].nunique() > 1
+    figure_, axes = panels(2, 2, height=4.3, width=min(5.4, options.width))
+    for axes_row, row in zip(axes, chosen, strict=True):
+        own = bars[(bars[keys] == row[keys]).all(axis=1)]
+        persistence_diagram(own, ax=axes_row[0])
+        betti_curve(own, ax=axes_row[1])
+        name = f"L{row['layer']}H{row['head']}, first key {row['sink_share']:.2f}"
+        axes_row[0].set_ylabel(f"{name}\ndeath", linespacing=1.5)
+    where = f"sample {strongest['sample']}" + (f" of {strongest['model']}" if several else "")
+    return captioned(
+        figure_,
+        f"Among the heads whose bars are stored, those of {where} that attend most and least to the first "
+        "key: births and deaths of components and loops, and Betti numbers while the threshold falls.",
+    )

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""By layer: alignment with what attention moves, influence of the sinks, spectra against their null law."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.axes import drawn_range, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    over_layers,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import depth_profile
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import (
+    is_series,
+    last_step,
+    measured_heads,
+    with_groups,
+)
+from attnscope.plots.style import MUTED, legend_row, panels
+from attnscope.studies.attention_sinks.figures.declared import figure
+
+
+@figure("heads")
+def alignment(results: Tables, options: Options) -> Drawn:
+    """Alignment over depth: value vectors, hidden states, without sinks, and as published."""
+    heads = measured_heads(results)
+    wanted = (
+        "alignment_value",
+        "alignment_value_without_sinks",
+        "alignment_hidden",
+        "alignment_hidden_without_sinks",
+    )
+    there = with_values(last_step(heads), "heads", wanted)
+    over_layers(heads)
+    colors = series_colors(list(heads["series"]))
+    drawn: list[tuple[str, str, pd.DataFrame]] = []
+    for space, title in (("value", "values"), ("hidden", "states")):
+        for ending, words in (("", ""), ("_without_sinks", ", no sinks")):
+            if f"alignment_{space}{ending}" in there:
+                drawn.append((f"alignment_{space}{ending}", title + words, heads))
+    whole = stored(results, "heads")
+    if "protocol" in whole and (whole["protocol"] == "ruscio2025").any():
+        published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
+        if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
+            drawn.append(
+                ("alignment_hidden", "as published", with_groups(published, optional(results, "samples")))
+            )
+    columns = min(len(drawn), 5)
+    figure_, axes = panels(1, columns, height=2.1, width=options.width, sharey=True)
+    baselines = optional(results, "baselines")
+    for ax, (column, title, rows) in zip(axes[0], drawn, strict=False):
+        depth_profile(
+            rows, column, ax=ax, colors=colors, baselines=None if title == "as published" else baselines
+        )
+        ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
+        ax.set_title(title)
+        ax.set_ylabel("")
+    axes[0][0].set_ylabel("correlation r")
+    # each panel sets its own limits on the axis that they share
+    ends = np.array([drawn_range(ax) for ax in axes[0]])
+    room = 0.06 * float(np.nanmax(ends) - np.nanmin(ends)) or 0.1
+    axes[0][0].set_ylim(float(np.nanmin(ends)) - room, float(np.nanmax(ends)) + room)
+    legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
+    spaces = [
+        words
+        for space, words in (
+            ("value", "their own value vectors"),
+            ("hidden", "the states that enter the layer"),
+        )
+        if any(name.startswith(f"alignment_{space}") for name in there)
+    ]
+    without = ", with and without the head's sink tokens" if any("without" in name for name in there) else ""
+    return captioned(
+        figure_,
+        f"Alignment by layer: single heads with {' and with '.join(spaces)}{without}"
+        + (", and as published (head mean, states, all ordered pairs)." if len(drawn) > len(there) else "."),
+        compared_with(figure_),
+    )
+
+
+@figure("heads")
+def spectra(results: Tables, options: Options) -> Drawn:
+    """Spectra against their null law over depth: directions, distance, largest value over the law's edge."""
+    heads = measured_heads(results)
+    over_layers(heads)
+    if {"mp_largest", "mp_edge"} <= set(heads):
+        edge = heads["mp_edge"].where(heads["mp_edge"] > 0)
+        heads = heads.assign(mp_over_edge=heads["mp_largest"] / edge)
+    wanted = ("participation_ratio", "effective_rank", "mp_ks", "mp_over_edge", "mp_outlier_energy")
+    there = with_values(last_step(heads), "heads", wanted)
+    if len(there) < 2:
+        raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
+    there = there[:4] if len(there) > 4 else there
+    colors = series_colors(list(heads["series"]))
+    figure_, axes = panels(1, len(there), height=2.1, width=options.width)
+    for ax, column in zip(axes[0], there, strict=True):
+        depth_profile(heads, column, ax=ax, colors=colors, baselines=optional(results, "baselines"))
+        ax.set_title(quantity(column).label)
+        ax.set_ylabel("")
+        if column == "mp_over_edge":
+            ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
+            ax.set_ylim(0, 1.06 * max(1.0, drawn_range(ax)[1]))
+    legend_row(figure_, axes[0], colors, untrained="before training" if is_series(heads) else None)
+    beside = compared_with(figure_)
+    return captioned(
+        figure_,
+        f"By layer, mean over heads: {', '.join(quantity(column).label for column in there)}.",
+        beside,
+        "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
+    )
+
+
+@figure("heads")
+def reference(results: Tables, options: Options) -> Drawn:
+    """Influence of the reference points over depth: share of the output, its direction, what they change."""
+    heads = measured_heads(results)
+    titles = {
+        "reference_magnitude": "size of their part",
+        "reference_directional": "its direction",
+        "reference_information": "turn without them",
+    }
+    there = with_values(last_step(heads), "heads", list(titles))
+    over_layers(heads)
+    colors = series_colors(list(heads["series"]))
+    whole = stored(results, "heads")
+    published = pd.DataFrame()
+    if "protocol" in whole:
+        published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
+    rows = [heads]
+    if len(published) and last_step(published)[there].notna().any(axis=None):
+        rows.append(with_groups(published, optional(results, "samples")))
+    figure_, axes = panels(len(rows), len(there), height=1.75 * len(rows) + 0.4, width=options.width)
+    for number, (axes_row, table) in enumerate(zip(axes, rows, strict=True)):
+        for ax, column in zip(axes_row, there, strict=True):
+            depth_profile(table, column, ax=ax, colors=colors)
+            ax.set_title(titles[column] if not number else "")
+            ax.set_ylabel("")
+            if number < len(rows) - 1:
+                ax.set_xlabel("")
+        if len(rows) > 1:
+            axes_row[0].set_ylabel("as published" if number else "exact, single heads")
+    legend_row(
+        figure_, [ax for row in axes for ax in row], colors,
+        untrained="before training" if is_series(heads) else None,
+    )  # fmt: skip
+    if len(rows) > 1:
+        words = (
+            "By layer: single heads with their value vectors (top), and the published computation on the "
+            "head mean and hidden states (bottom); its scales differ."
+        )
+    else:
+        words = "By layer: single heads with their value vectors."
+    return captioned(figure_, words, compared_with(figure_))

@@ -1,0 +1,250 @@
+# SPDX-License-Identifier: MIT
+"""Questions about a run that a test over sentences answers, each family corrected for its size."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import combinations
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import CHECKPOINT, NULLS, last_step
+from attnscope.report.numbers import number
+
+#: What models are held against their nulls and each other in.
+METRICS = (
+    "sink_share", "entropy_normalized", "fiedler_value", "participation_ratio", "mp_ks", "alignment_value",
+    "alignment_hidden",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One test: what is compared, in which quantity, and what came out."""
+
+    compared: str
+    quantity: str
+    difference: str
+    interval: str
+    sentences: int
+    p: str
+    holm: str
+    bh: str
+    certain: bool
+
+
+@dataclass(frozen=True)
+class Question:
+    """A family of tests under one question."""
+
+    title: str
+    words: str
+    answers: tuple[Answer, ...]
+
+    def frame(self) -> pd.DataFrame:
+        """The answers as text; without an interval they are counts of pairs."""
+        if self.answers[0].interval:
+            columns = {
+                "compared": "compared", "quantity": "quantity", "difference": "difference",
+                "interval": "95 % interval", "p": "p", "holm": "Holm", "bh": "B-H", "sentences": "n",
+            }  # fmt: skip
+        else:
+            columns = {
+                "compared": "model", "quantity": "quantity", "difference": "pairs of layers that differ",
+                "sentences": "n",
+            }  # fmt: skip
+        rows = pd.DataFrame([vars(one) for one in self.answers])[list(columns)]
+        renamed: pd.DataFrame = rows.rename(columns=columns)
+        return renamed
+
+
+def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
+    """Every question that the stored tables can answer.
+
+    Args:
+        tables: by name.
+        heads: single heads under the exact protocol with `series`.
+
+    Returns:
+        Questions with at least one test.
+    """
+    found: list[Question | None] = []
+    if heads is not None and not heads.empty:
+        heads = last_step(heads)
+        if "nulls" in tables:
+            found.append(_against_nulls(heads, tables["nulls"]))
+        found.append(_between_series(heads))
+    if "ablation" in tables:
+        found.append(_ablation(last_step(tables["ablation"])))
+    if "layer_tests" in tables:
+        found.append(_layers(last_step(tables["layer_tests"])))
+    return [question for question in found if question is not None and question.answers]
+
+
+def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
+    """Paired over sentences: the model against its copy with random weights and against shuffled rows."""
+    keys = [*CHECKPOINT, "sample"]
+    nulls = nulls[(nulls["protocol"] == "exact") & (nulls["scope"] == "heads") & nulls["threshold"].isna()]
+    tests: list[tuple[str, str, Comparison]] = []
+    for series, own in heads.groupby("series", sort=False):
+        for kind, name in NULLS.items():
+            for metric in METRICS:
+                if metric not in own or own[metric].isna().all():
+                    continue
+                # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+                on = ["model", "sample"] if kind == "random_weights" else keys
+                mine = own.groupby(on)[metric].mean()
+                theirs = nulls[(nulls["kind"] == kind) & (nulls["metric"] == metric)].set_index(on)["value"]
+                both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
+                a, b = both.iloc[:, 0], both.iloc[:, 1]
+                # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
+                if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12):
+                    tests.append((f"{series} − {name}", metric, paired_test(a, b)))
+    return Question(
+        "Does the trained model differ from its nulls?",
+        "Mean over heads of each sentence, paired with the same sentence under the null.",
+        _answers(tests),
+    )
+
+
+def _between_series(heads: pd.DataFrame) -> Question:
+    """Between input sets or models: paired where the sentences are the same, Welch where they are not."""
+    tests: list[tuple[str, str, Comparison]] = []
+    names = list(dict.fromkeys(heads["series"]))[:6]
+    paired = False
+    for one, other in combinations(names, 2):
+        a, b = heads[heads["series"] == one], heads[heads["series"] == other]
+        for metric in METRICS:
+            if metric not in heads or a[metric].isna().all() or b[metric].isna().all():
+                continue
+            x, y = per_sample(a, metric), per_sample(b, metric)
+            same = sorted(set(x.index) & set(y.index))
+            if len(same) == len(x) == len(y):
+                paired = True
+                result = paired_test(x.loc[same], y.loc[same])
+            else:
+                result = welch_test(x, y)
+            tests.append((f"{one} − {other}", metric, result))
+    how = "the same sentences, paired t-tests" if paired else "different sentences, Welch's t-tests"
+    return Question(
+        "Do input sets or models differ?", f"Mean over heads of each sentence; {how}.", _answers(tests)
+    )
+
+
+def _ablation(table: pd.DataFrame) -> Question:
+    """Paired over sentences: masking sinks against masking as many other keys."""
+    tests: list[tuple[str, str, Comparison]] = []
+    for model, own in table.groupby("model", sort=False):
+        for kind in ("sinks", "first"):
+            for column in ("output_kl", "loss_change"):
+                if column not in own:
+                    continue
+                wide = own.pivot_table(index="sample", columns="keys", values=column)
+                if {kind, "control"} <= set(wide):
+                    pair = wide[[kind, "control"]].dropna()
+                    if len(pair) > 1:
+                        name = "sinks" if kind == "sinks" else "first key"
+                        tests.append(
+                            (
+                                f"{model}: {name} − other keys",
+                                column,
+                                paired_test(pair[kind], pair["control"]),
+                            )
+                        )
+    return Question(
+        "Does the model need its sinks?",
+        "Keys masked before the softmax in every layer and head; the control masks as many other keys.",
+        _answers(tests),
+    )
+
+
+def _layers(table: pd.DataFrame) -> Question | None:
+    """How many pairs of layers differ: paired and corrected, and as published."""
+    wanted = [name for name in ("mean_persistence_0", *METRICS) if (table["metric"] == name).any()]
+    answers = []
+    for model, own in table.groupby("model", sort=False):
+        for metric in dict.fromkeys(wanted):
+            rows = own[own["metric"] == metric]
+            exact = rows[(rows["protocol"] == "exact") & rows["p_holm"].notna()]
+            published = rows[(rows["protocol"] == "ruscio2025") & rows["p_value"].notna()]
+            if exact.empty and published.empty:
+                continue
+            counts = (
+                [f"{int((exact['p_holm'] < 0.05).sum())} of {len(exact)} (paired, Holm)"]
+                if len(exact)
+                else []
+            )
+            if len(published):
+                counts.append(
+                    f"{int((published['p_value'] < 0.05).sum())} of {len(published)} (Welch, uncorrected)"
+                )
+            rows_there = exact if len(exact) else published
+            answers.append(
+                Answer(
+                    str(model), quantity(metric).label, "; ".join(counts), "",
+                    int(rows_there["samples"].max()), "", "", "", False,
+                )
+            )  # fmt: skip
+    if not answers:
+        return None
+    return Question(
+        "Which layers differ?",
+        "Pairs among the first, the quarter and the last layers with p < 0.05. The exact count is "
+        "paired by sentence "
+        "and corrected over the run's table. The published one is not corrected and treats the same "
+        "sentence in two "
+        "layers as two independent sentences.",
+        tuple(answers),
+    )
+
+
+def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]:
+    """Tests with their corrected p-values; the family is all of them."""
+    if not tests:
+        return ()
+    p = np.array([test.p_value for _, _, test in tests])
+    strict, discovered = _corrected(holm, p), _corrected(benjamini_hochberg, p)
+    return tuple(
+        Answer(
+            compared, LABELS.get(metric) or quantity(metric).label, number(test.difference),
+            f"[{number(test.low)}, {number(test.high)}]", test.n, p_text(test.p_value), p_text(strict[place]),
+            p_text(discovered[place]), bool(strict[place] < 0.05),
+        )
+        for place, (compared, metric, test) in enumerate(tests)
+    )  # fmt: skip
+
+
+LABELS = {"output_kl": "KL of the output (nats)", "loss_change": "change of loss (nats)"}
+
+
+def _corrected(correct: Callable[[Any], Any], p: Any) -> Any:
+    """Corrected p-values of the tests that have one."""
+    there = np.isfinite(p)
+    result = np.full(len(p), np.nan)
+    if there.any():
+        result[there] = correct(p[there])
+    return result
+
+
+def p_text(value: float) -> str:
+    """A p-value as it is written.
+
+    Args:
+        value: in [0, 1] or NaN.
+
+    Returns:
+        Text.
+
+    >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
+    ('0.20', '0.012', '< 0.001', '–')
+    """
+    if value != value:
+        return "–"
+    if value < 0.001:
+        return "< 0.001"
+    return f"{value:.2f}" if value >= 0.1 else f"{value:.3f}"

@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: MIT
+"""What the report says of the study: its sections in order, and its main numbers in sentences."""
+
+from __future__ import annotations
+
+from html import escape
+
+import pandas as pd
+
+from attnscope.plots.figure import NotDrawable, Tables
+from attnscope.plots.selection import estimate, last_step, measured_heads
+from attnscope.report.numbers import every_mean, number
+from attnscope.report.section import Page, Section, Table
+from attnscope.studies.attention_sinks import sections_of_layers, sections_of_maps
+from attnscope.studies.attention_sinks.questions import questions
+
+PROTOCOL = "ruscio2025"
+
+_PUBLISHED = (
+    "What the authors' published notebooks compute, quirks included, on the head mean, beside the exact "
+    "quantity on the same maps. Where the two disagree, the sections above say what the published "
+    "one measures.",
+    "Nothing of the exact protocol goes into the published numbers, and the other way round.",
+)
+
+_CAUSAL = (
+    "β₀ = min(<i>n</i>, 30) and β₁ = 0 for every causal model whose kept tokens give themselves some "
+    "attention, whatever else it attends to.",
+    "The eigenvalues of a causal map are its diagonal: their gap says nothing about sinks.",
+    "The alignment of a causal map is the exact one made smaller by the zeros above the diagonal.",
+    "Frames by token string and by position disagree where a tokenizer prepends no BOS.",
+)
+
+
+def findings(results: Tables) -> list[str]:
+    """The main numbers of the run in sentences that are true of any run."""
+    try:
+        heads = measured_heads(results)
+    except NotDrawable:
+        return []
+    if "sink_share" not in heads or heads["sink_share"].isna().all():
+        return []
+    lines = []
+    final = last_step(heads)
+    for series in dict.fromkeys(final["series"]):
+        own = final[final["series"] == series]
+        table = estimate(own, "sink_share", ["layer", "head"])
+        top = table.sort_values("mean", ascending=False).iloc[0]
+        uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
+        strong = int((table["mean"] > 0.3).sum())
+        interval = f" [{number(top['low'])}, {number(top['high'])}]" if top["samples"] > 1 else ""
+        lines.append(
+            f"{series}: {strong} of {len(table)} heads give the first key more than 0.3; the strongest is "
+            f"L{int(top['layer'])}H{int(top['head'])} with {number(top['mean'])}{interval}, "
+            f"uniform attention gives {number(uniform)}."
+        )
+    return lines
+
+
+def _tests(page: Page) -> None:
+    """Every question that the stored tables answer, a family of tests each."""
+    page.words(
+        "Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm and "
+        "Benjamini-Hochberg are over the tests of the same question. Bold: p &lt; 0.05 after Holm."
+    )
+    for place, question in enumerate(questions(page.tables, page.heads())):
+        page.heading(question.title)
+        page.definition(question.words)
+        certain = tuple(row for row, one in enumerate(question.answers) if one.certain)
+        frame = question.frame()
+        page.table(Table(f"tests-{place}", question.title, frame, 2, certain))
+
+
+def _published(page: Page) -> None:
+    """What the published protocol gives, beside the exact quantities and beside the paper's own numbers."""
+    if page.protocol != PROTOCOL:
+        return
+    for line in _PUBLISHED:
+        page.words(line)
+    page.notes(_CAUSAL if page.causal else ())
+    page.figure("protocols")
+    _comparison(page)
+    frame = every_mean(page.tables, PROTOCOL)
+    caption = "Every stored number of the published protocol, mean over models and layers"
+    page.table(Table("published", caption, frame, 2, folded=True))
+
+
+def _comparison(page: Page) -> None:
+    """The run beside the paper's numbers: what must be said first, then means and their differences."""
+    from attnscope.published import compare_published
+
+    found = compare_published(page.results, PROTOCOL, draws=300)
+    table = found.table
+    table = table[table["measured"].notna() & table["statistic"].isin(["mean", "share", "trend"])]
+    if table.empty:
+        return
+    page.heading("Beside the paper's numbers")
+    page.notes([escape(line) for line in found.statements])
+    rows = []
+    for row in table.to_dict("records"):
+        layer = "all" if row["published_layer"] < 0 else str(row["published_layer"])
+        if row["published_layer"] >= 0 and row["layer"] != row["published_layer"]:
+            layer += f" (here {row['layer']})"
+        published = number(row["published"])
+        if row["published"] != row["published"]:
+            published = f"{number(row['published_low'])} to {number(row['published_high'])}"
+        known = row["low"] == row["low"]
+        rows.append(
+            {
+                "run / paper": f"{row['model']} / {row['published_model']}",
+                "quantity": str(row["quantity"]).replace("_", " ")
+                + (f" “{row['token']}”" if row["token"] else ""),
+                "statistic": "trend with depth" if row["statistic"] == "trend" else str(row["statistic"]),
+                "layer": layer,
+                "published": published,
+                "this run, same way": number(row["measured"]),
+                "95 % interval": f"[{number(row['low'])}, {number(row['high'])}]" if known else "",
+                "difference": number(row["difference"]),
+                "exact": number(row["exact"]),
+                "printed in": str(row["origin"]),
+            }
+        )
+    caption = f"{len(rows)} published numbers with this run's own"
+    page.table(Table("comparison", caption, pd.DataFrame(rows), 3, folded=True))
+
+
+SECTIONS: tuple[Section, ...] = (
+    *sections_of_maps.SECTIONS,
+    *sections_of_layers.SECTIONS,
+    Section("tests", "Statistical tests", ("nulls", "null_tests", "layer_tests", "ablation"), _tests),
+    Section("published", "Published protocol (ruscio2025)", ("heads",), _published),
+)

@@ -1,0 +1,168 @@
+# SPDX-License-Identifier: MIT
+"""Tables that sections of the report make for themselves: Fisher traces, frames, when things emerge."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.maps import printable
+from attnscope.plots.quantities import quantity
+from attnscope.plots.selection import last_step
+from attnscope.report.numbers import mean_text, number
+
+#: What the table of emergence shows; the stored one has every column of `heads`.
+EMERGING = (
+    "sink_share", "sink_rate", "entropy_normalized", "fiedler_value", "fiedler_value_normalized",
+    "participation_ratio", "mp_ks", "total_persistence_1", "alignment_value", "alignment_hidden",
+    "head_divergence",
+)  # fmt: skip
+
+
+def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """The verdict on each model's frame, by position and by token, and its heads' consistency.
+
+
+    Returns:
+        The table; None when frames were not classified.
+    """
+    needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
+    if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
+        return None
+    verdicts, special = last_step(tables["frames"]), tables.get("specialization")
+    rows = []
+    for row in verdicts.to_dict("records"):
+        consistent = ""
+        if special is not None and row["group"] == "all":
+            own = last_step(special)
+            own = own[
+                (own["model"] == row["model"]) & (own["protocol"] == row["protocol"]) & (own["head"] >= 0)
+            ]
+            flags = own["specialised"].astype(float)
+            consistent = f"{int(flags.sum())} of {len(flags)}" if len(flags) else ""
+        rows.append(
+            {
+                "model": str(row["model"]),
+                "input": str(row["group"]),
+                "protocol": "as published" if row["protocol"] == "ruscio2025" else "exact",
+                "frame by position": str(row["frame"]),
+                "frame by token": str(row["token_frame"]),
+                "probability": _percent(row["probability"]),
+                "most frequent position": f"{row['modal_position']} "
+                "({_percent(row['modal_position_share'])})",
+                "most frequent token": f"“{printable(row['modal_token'])}” "
+                "({_percent(row['modal_token_share'])})",
+                "consistent heads": consistent,
+            }
+        )
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
+
+
+def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """When each quantity has covered half of its way, and the head that changes most.
+
+
+    Returns:
+        The table; None when the run is no checkpoint series.
+    """
+    if "emergence" not in tables or tables["emergence"].empty:
+        return None
+    table = tables["emergence"]
+    rows = []
+    table = table.assign(group="") if "group" not in table else table
+    # where input sets were told apart, their curves may differ: the pooled step stands for neither
+    apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
+    for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
+        for metric in EMERGING:
+            own = apart[(apart["model"] == model) & (apart["metric"] == metric) & (apart["group"] == group)]
+            whole = own[(own["layer"] == -1) & (own["head"] == -2)]
+            exact = whole[whole["protocol"] == "exact"]
+            if exact.empty:
+                continue
+            row = exact.iloc[0]
+            single = own[(own["head"] >= 0) & (own["protocol"] == "exact")]
+            change = (single["end"] - single["start"]).abs()
+            most = "" if change.isna().all() or single.empty else _head(single.loc[change.idxmax()])
+            published = whole[whole["protocol"] == "ruscio2025"]
+            change_printed = ""
+            if len(published) and np.isfinite(published["change"].iloc[0]):
+                last = published.iloc[0]
+                change_printed = (
+                    f"{number(last['change'])} (step {int(last['change_last_step'])} − "
+                    f"{int(last['change_first_step'])})"
+                )
+            rows.append(
+                {
+                    "model": str(model),
+                    "input": str(group),
+                    "quantity": quantity(metric).label,
+                    "first step": number(row["start"]),
+                    "last step": number(row["end"]),
+                    "half-way": _step(row["step"]),
+                    "95 % interval": _steps(row["low"], row["high"]),
+                    "head that changes most": most,
+                    "published change": change_printed,
+                }
+            )
+    if not rows:
+        return None
+    frame: pd.DataFrame = pd.DataFrame(rows)
+    empty = [name for name in ("input", "published change") if not frame[name].any()]
+    shown: pd.DataFrame = frame.drop(columns=empty)
+    return shown
+
+
+def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
+    """The trace of each group of parameters, summed over blocks, mean over sentences.
+
+
+    Returns:
+        The table; None when no gradients were taken.
+    """
+    if "fisher" not in tables or tables["fisher"].empty:
+        return None
+    # One sum per sentence: sentences are the unit of replication.
+    keys = ["model", "sample", "group", "protocol"]
+    measured = ["parameters", "trace", "trace_sampled"]
+    whole = last_step(tables["fisher"]).groupby(keys, sort=False)[measured].sum(min_count=1).reset_index()
+    rows = []
+    for model, group in whole[["model", "group"]].drop_duplicates().itertuples(index=False):
+        own = whole[(whole["model"] == model) & (whole["group"] == group)]
+        exact, published = own[own["protocol"] == "exact"], own[own["protocol"] == "ruscio2025"]
+        size = own["parameters"].max()
+        trace, interval = mean_text(exact, "trace")
+        rows.append(
+            {
+                "model": str(model),
+                "parameters of": str(group),
+                "how many": f"{int(size):,}",
+                "trace, labels as written": trace,
+                "95 % interval": interval,
+                "per parameter": number(exact["trace"].mean() / size) if len(exact) and size else "–",
+                "labels drawn": mean_text(exact, "trace_sampled")[0],
+                "as published": mean_text(published, "trace")[0],
+            }
+        )
+    table: pd.DataFrame = pd.DataFrame(rows)
+    return table
+
+
+def _head(row: pd.Series) -> str:
+    return f"L{int(row['layer'])}H{int(row['head'])} {number(row['start'])} → {number(row['end'])}"
+
+
+def _step(value: float) -> str:
+    return "never" if value < 0 else f"{int(value):,}"
+
+
+def _steps(low: float, high: float) -> str:
+    if low < 0 and high < 0:
+        return "–"
+    return _step(low) if low == high else f"{_step(low)} to {_step(high)}"
+
+
+def _percent(value: float) -> str:
+    return "–" if value != value else f"{value:.0%}"

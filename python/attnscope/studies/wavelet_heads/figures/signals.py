@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: MIT
+"""Spectra, bands over depth, uncertainty, phases, and how little a longer text changes them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
+
+from attnscope.plots.axes import layer_colors, series_colors
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    compared_with,
+    optional,
+    over_steps,
+    stored,
+    with_values,
+)
+from attnscope.plots.lines import draw_curve, emergence_curve
+from attnscope.plots.quantities import QUANTITIES, Quantity
+from attnscope.plots.selection import (
+    CHECKPOINT,
+    estimate,
+    first_step,
+    heads_only,
+    last_step,
+    measured_heads,
+    with_groups,
+)
+from attnscope.plots.standard import depth, metric_grid
+from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, panels, styled
+from attnscope.studies.wavelet_heads.figures.declared import FIGURES, figure
+
+QUANTITIES.update(
+    {
+        "low_band": Quantity(
+            "low band", "", "Share of power below a quarter of the Nyquist frequency.", 0, 1
+        ),
+        "mid_band": Quantity("mid band", "", "Share of power from a quarter to three quarters of it.", 0, 1),
+        "high_band": Quantity("high band", "", "Share of power above three quarters of it.", 0, 1),
+        "spectral_selectivity": Quantity(
+            "selectivity",
+            "",
+            "Share of the strongest bin; uniform attention has up to 2/3 of a Hann window.",
+            0,
+            1,
+        ),
+        "spectral_peak": Quantity(
+            "peak frequency", "", "Frequency of the strongest bin over Nyquist's.", 0, 1
+        ),
+        "spectral_flatness": Quantity(
+            "flatness", "", "Geometric over arithmetic mean of the spectrum: 0 a tone, 1 white.", 0, 1
+        ),
+        "spectral_entropy": Quantity("spectral entropy", "$H_s$", "Entropy of the spectrum in bits.", 0),
+        "wavelet_entropy": Quantity(
+            "wavelet entropy", "", "Entropy in bits of the energies of the scales: 0 where one holds all.", 0
+        ),
+        "wavelet_energy_0": Quantity("energy, smooth part", "", "Share of the approximation's energy.", 0, 1),
+        "wavelet_energy_1": Quantity("energy, coarse detail", "", "Share of the coarsest detail.", 0, 1),
+        "wavelet_energy_2": Quantity("energy, middle detail", "", "Share of the next finer detail.", 0, 1),
+        "wavelet_energy_3": Quantity("energy, fine detail", "", "Share of the finest detail.", 0, 1),
+        "reconstruction_error": Quantity(
+            "reconstruction error",
+            "",
+            "‖a − IDWT(DWT a)‖/‖a‖: rounding for every signal, random ones too. A check of the transform, no "
+            "evidence.",
+            0,
+        ),
+        "position_entropy": Quantity("position entropy", "$H_p$", "−Σ a log a in nats.", 0),
+        "fourier_entropy": Quantity(
+            "Fourier entropy", "", "Entropy in nats of |DFT √a|², the unitary transform.", 0
+        ),
+        "uncertainty_product": Quantity(
+            "variance product",
+            r"$\sigma_t^2\sigma_\omega^2$",
+            "Variance of position times that of frequency.",
+            0,
+        ),
+        "uncertainty_bound": Quantity(
+            "its bound", "", "What no variance product of these signals is below.", 0
+        ),
+        "local_global_ratio": Quantity(
+            "local / global", "", "Attention to keys at most 8 tokens away over attention to all others.", 0
+        ),
+        "local_share": Quantity(
+            "local share", "", "Share of attention given to keys at most 8 tokens away.", 0, 1
+        ),
+        "rho": Quantity(
+            "uncertainty",
+            r"$\rho$",
+            "Correlation of position and spectral entropy across a sentence's heads.",
+            -1,
+            1,
+        ),
+    }
+)
+
+#: Metrics of the depth figure and of the phases, in this order.
+DEPTH = (
+    *("low_band", "mid_band", "high_band", "spectral_selectivity"),
+    *("spectral_entropy", "wavelet_entropy", "position_entropy", "local_share"),
+)
+#: Bounds of the bands, in Nyquist frequencies.
+EDGES = (0.25, 0.75)
+
+
+@styled
+def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: bool = True) -> Axes:
+    """Share of power over frequency, one line per layer, mean over heads with its interval over samples.
+
+    Args:
+        spectra: rows of one series at one checkpoint.
+        ax: axes to draw on; None makes them.
+        interval: whether the 95 % interval is drawn.
+
+    Returns:
+        The axes. Each layer is a line labelled `layer L`.
+    """
+    ax = axes_or_new(ax)
+    layers = sorted(spectra["layer"].unique())
+    colors = layer_colors(len(layers))
+    table = estimate(spectra, "power_share", ["layer", "frequency"])
+    for layer, color in zip(layers, colors, strict=True):
+        rows = table[table["layer"] == layer]
+        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, interval=interval, dash="-")
+    for edge in EDGES:
+        ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
+    ax.set_yscale("log")
+    ax.set_xlim(0, 1)
+    ax.xaxis.set_major_locator(FixedLocator([0, 0.25, 0.5, 0.75, 1]))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.set_xlabel("frequency / Nyquist")
+    ax.set_ylabel("share of power per 1/32")
+    return ax
+
+
+@figure("spectra")
+def power_spectra(results: Tables, options: Options) -> Drawn:
+    """Power spectra of attention along the keys by layer, one panel per series, at the last checkpoint."""
+    spectra = with_groups(stored(results, "spectra", "power_share"), optional(results, "samples"))
+    final, before = last_step(spectra), first_step(spectra)
+    final = final[final["power_share"] > 0]
+    if final.empty:
+        raise NotDrawable("the spectra table has no power: too few tokens for a signal")
+    names = list(dict.fromkeys(final["series"]))
+    columns = min(3, len(names))
+    rows = -(-len(names) // columns)
+    figure_, axes = panels(
+        rows,
+        columns,
+        height=2.35 * rows + 0.35,
+        width=min(options.width, 3.6 * columns + 0.6),
+        sharey=True,
+    )
+    flat = [ax for row in axes for ax in row]
+    floor = float(final["power_share"].min())
+    for ax, name in zip(flat, names, strict=False):
+        power_by_layer(final[final["series"] == name], ax=ax)
+        if before is not None and (before["series"] == name).any():
+            own = before[before["series"] == name].groupby("frequency")["power_share"].mean()
+            floor = np.nanmin([floor, *own])
+            ax.plot(own.index, own, label="before training", gid="untrained", **UNTRAINED)
+        ax.set_title(name)
+        ax.label_outer()
+    for ax in flat[: len(names)][-columns:]:  # the lowest of each column, also above an empty place
+        ax.tick_params(labelbottom=True)
+        ax.set_xlabel("frequency / Nyquist")
+    for ax in flat:
+        ax.set_ylim(bottom=max(floor * 0.6, 1e-7))
+    for ax in flat[len(names) :]:
+        ax.set_axis_off()
+    lines = {str(line.get_label()): line for ax in flat for line in ax.get_lines()}
+    layers = sorted((label for label in lines if label.startswith("layer")), key=lambda label: int(label[6:]))
+    shown = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
+    shown += [label for label in ("before training",) if label in lines]
+    figure_.legend([lines[label] for label in shown], shown, loc="outside upper center", ncols=len(shown))
+    return captioned(figure_, "Mean over heads; dotted verticals bound the bands.", compared_with(figure_))
+
+
+FIGURES["band_shares"] = depth(tuple((name, None) for name in DEPTH))
+
+
+@figure("heads")
+def phases(results: Tables, options: Options) -> Drawn:
+    """Every number over training, mean over heads with its interval over samples: the phases."""
+    heads = over_steps(measured_heads(results))
+    there = with_values(heads, "heads", DEPTH)
+    rho = optional(results, "uncertainty")
+    if rho is not None and "rho" in rho:
+        keys = [*CHECKPOINT, "sample", "protocol"]
+        heads = heads.merge(rho[[*keys, "rho"]], on=keys, how="left")
+        there = [*there[:7], "rho"] if heads["rho"].notna().any() else there
+    figure_ = metric_grid(
+        heads, [(name, None) for name in there], emergence_curve, optional(results, "baselines"),
+        untrained="before training", width=options.width,
+    )  # fmt: skip
+    return captioned(figure_, "Each quantity over training, mean over heads.", compared_with(figure_))
+
+
+#: The panels of `uncertainty`: columns across and up, and those that they need besides.
+_BOUNDED = {
+    "entropies": ("position_entropy", "fourier_entropy", ("entropy_bound",)),
+    "variances": ("uncertainty_bound", "uncertainty_product", ()),
+}
+
+
+@figure("heads")
+def uncertainty(results: Tables, options: Options) -> Drawn:
+    """Position against frequency for every head at the last checkpoint, with the bounds of both pairs."""
+    heads = measured_heads(results)
+    columns = {title: [x, y, *more] for title, (x, y, more) in _BOUNDED.items()}
+    there = {
+        title: needed
+        for title, needed in columns.items()
+        if set(needed) <= set(heads) and last_step(heads)[needed].notna().all(axis=1).any()
+    }
+    if not there:
+        raise NotDrawable("the heads table has no uncertainty")
+    final, before = last_step(heads), first_step(heads)
+    layers = sorted(final["layer"].unique())
+    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
+    figure_, axes = panels(
+        1,
+        len(there),
+        height=2.9,
+        width=min(options.width, 3.3 * len(there) + 0.4),
+    )
+    keys = ["series", "layer", "head"]
+    for ax, (title, needed) in zip(axes[0], there.items(), strict=True):
+        x, y = needed[:2]
+        if before is not None:
+            old = before.groupby(keys)[needed].mean().dropna()
+            ax.scatter(
+                old[x],
+                old[y],
+                s=13,
+                marker="x",
+                color=MUTED,
+                linewidth=0.8,
+                label="before training",
+                zorder=2,
+            )
+        points = final.groupby(keys)[needed].mean().dropna().reset_index()
+        for layer, own in points.groupby("layer"):
+            ax.scatter(
+                own[x], own[y], s=18, color=colors[layer], edgecolor="white", linewidth=0.4,
+                label=f"layer {layer}", zorder=3,
+            )  # fmt: skip
+        (_below_entropies if title == "entropies" else _below_variances)(ax, points)
+        ax.set_title(title)
+    _layer_legend(figure_, axes[0], layers)
+    return captioned(figure_, "Each point a head, mean over samples; grey is where no signal can be.")
+
+
+def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
+    """The bound of the two entropies, and what lies below it in grey."""
+    bound = float(points["entropy_bound"].mean())
+    corner = 1.05 * max(bound, float(points[["position_entropy", "fourier_entropy"]].max().max()), 1e-3)
+    ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
+    ax.plot([0, bound], [bound, 0], color=INK, linewidth=1.0, label="$H_p + H_f$ = log m")
+    ax.annotate("impossible", (0.22 * bound, 0.22 * bound), color=MUTED, fontsize=7, ha="center", va="center")
+    ax.set_xlim(-0.02 * corner, corner)
+    ax.set_ylim(-0.02 * corner, corner)
+    ax.set_xlabel("position entropy $H_p$ (nats)")
+    ax.set_ylabel("Fourier entropy $H_f$ (nats)")
+
+
+def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
+    """The bound of the two variances, what lies below it in grey, and the line's own bound of 1/4."""
+    low = max(0.5 * float(points["uncertainty_bound"].clip(lower=1e-3).min()), 1e-4)
+    line = np.geomspace(low, 0.3, 50)
+    ax.fill_between(line, line, np.full(50, low * 0.3), color=MUTED, alpha=0.14, linewidth=0)
+    ax.plot(line, line, color=INK, linewidth=1.0)
+    ax.axhline(0.25, **UNIFORM)
+    ax.annotate("1/4", (low, 0.25), xytext=(2, 2), textcoords="offset points", color=MUTED, fontsize=7)
+    ax.set_yscale("log")
+    ax.set_xlim(low, 0.3)
+    ax.set_ylim(bottom=low * 0.3)
+    ax.set_xlabel(r"its bound $(1 - |\hat\psi(\pi)|^2)^2/4$")
+    ax.set_ylabel(r"$\sigma_t^2\,\sigma_\omega^2$")
+
+
+@figure("scale_sensitivity")
+def scale_sensitivity(results: Tables, options: Options) -> Drawn:
+    """1 − cosine between the wavelet descriptions of a text and of its beginning, over depth."""
+    table = with_groups(heads_only(stored(results, "scale_sensitivity")), optional(results, "samples"))
+    table = last_step(table)
+    titles = {"energy": "energies of the scales", "coefficients": "resampled coefficients"}
+    there = [name for name in titles if name in table and table[name].notna().any()]
+    if not there:
+        raise NotDrawable("no beginning of a text is long enough for a signal")
+    figure_, axes = panels(
+        1,
+        len(there),
+        height=2.4,
+        width=min(options.width, 3.3 * len(there) + 0.4),
+    )
+    names = list(dict.fromkeys(table["series"]))
+    colors = series_colors(names)
+    fractions = sorted(table["fraction"].unique(), reverse=True)
+    dashes = ("-", "--", ":", "-.")
+    for ax, column in zip(axes[0], there, strict=True):
+        found = estimate(table, column, ["series", "fraction", "layer"])
+        for name in names:
+            for place, fraction in enumerate(fractions):
+                rows = found[(found["series"] == name) & (found["fraction"] == fraction)]
+                label = f"{name}, {fraction:g}" if len(names) > 1 else f"first {fraction:g} of the text"
+                draw_curve(
+                    ax, rows["layer"], rows, label, colors[name], marker=len(rows) < 40,
+                    dash=dashes[place % 4], width=1.2,
+                )  # fmt: skip
+        ax.set_xlabel("layer")
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+        ax.set_title(titles[column])
+        ax.set_ylim(bottom=0)
+    axes[0][0].set_ylabel("1 − cosine")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)))
+    words = {"energy": "energies of the common scales", "coefficients": "coefficients resampled"}
+    return captioned(
+        figure_,
+        f"1 − cosine by layer: {', and '.join(words[name] for name in there)}.",
+        compared_with(figure_),
+    )
+
+
+def _layer_legend(figure_: mpl.Figure, axes: Sequence[Axes], layers: Sequence[int]) -> None:
+    """Bound, untrained model and layers (first, middle and last of many)."""
+    found: dict[str, Any] = {}
+    for ax in axes:
+        for handle, label in zip(*ax.get_legend_handles_labels(), strict=True):
+            found.setdefault(label, handle)
+    few = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
+    wanted = {f"layer {layer}" for layer in few}
+    kept = {
+        label: handle for label, handle in found.items() if not label.startswith("layer") or label in wanted
+    }
+    figure_.legend(kept.values(), kept.keys(), loc="outside upper center", ncols=min(6, len(kept)))

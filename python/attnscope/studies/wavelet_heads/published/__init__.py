@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: MIT
+"""The run's numbers beside those that arXiv 2410.18067 prints of whole models."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from attnscope.engine.schema import MissingError
+from attnscope.published import Compared, same_model
+from attnscope.published.comparison import Tables
+
+#: Pythia's last step; what is said of the trained model is said of it.
+_TRAINED = 143_000
+_ABOUT = {
+    "rho": "Pearson correlation of position and spectral entropy over a sentence's heads",
+    "low_band": "share of power below a quarter of the Nyquist frequency",
+    "spectral_selectivity": "share of the strongest bin",
+}
+
+
+def step_belongs(place: str, step: int) -> bool:
+    """Whether a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
+
+    Args:
+        place: as the stored numbers say it.
+        step: of the checkpoint; −1 for a model that is no series.
+
+    >>> step_belongs("steps 512 to 1000", 512), step_belongs("trained model", 512)
+    (True, False)
+    """
+    words = [int(word) for word in place.split() if word.isdigit()]
+    return words[0] <= step <= words[-1] if words else step < 0 or step >= _TRAINED
+
+
+def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+    """The numbers of a run beside the published ones.
+
+    A number of a training phase is held against the last checkpoint in it; a number of a trained model
+    against the run's last one. The study has one protocol: `measured` is its own, and `step` says of which
+    checkpoint. Its intervals are those of the stored table, so nothing is drawn.
+
+    Args:
+        results: with the table `phases`.
+        numbers: as they were printed.
+        chosen: the only published model to stand beside; None takes the run's own, or all.
+        draws: not used.
+        seed: not used.
+
+    Raises:
+        MissingError: a run without `phases`.
+    """
+    if "phases" not in results.tables():
+        raise MissingError("compare: the run has no table 'phases'")
+    phases, known = results.table("phases"), list(dict.fromkeys(numbers["model"]))
+    rows: list[dict[str, Any]] = []
+    statements: list[str] = []
+    for model, own in phases.groupby("model", sort=False):
+        name = next((one for one in known if same_model(one, str(model))), None)
+        beside = [chosen] if chosen else [name] if name else known
+        if name in beside:
+            statements.append(f"{model} is the published {name} by name.")
+        else:
+            statements.append(
+                f"{model} is not {' or '.join(beside)}: the differences below are between models and say "
+                "nothing about whether the published numbers can be reproduced."
+            )
+        for number in numbers[numbers["model"].isin(beside)].to_dict("records"):
+            rows.append(_row(str(model), own, number, same=number["model"] == name))
+    statements.append("The study has one protocol, so nothing stands under exact.")
+    return Compared(pd.DataFrame(rows), statements)
+
+
+def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any], *, same: bool) -> dict[str, Any]:
+    """One published number with the run's own."""
+    place, metric = str(number["table"]), str(number["quantity"])
+    own = phases[phases["metric"] == metric]
+    training = place.startswith("steps")
+    if training or same:
+        own = own[[step_belongs(place, int(step)) for step in own["step"]]]
+    last = own.sort_values("step").iloc[-1].to_dict() if len(own) else {}
+    mean = float(last.get("mean", math.nan))
+    about = _ABOUT.get(metric, "1 − cosine of the energies of the common scales")
+    step = int(last.get("step", -1))
+    return {
+        "model": model,
+        "published_model": number["model"],
+        "same_model": same,
+        "quantity": metric,
+        "layer": -1,
+        "published_layer": -1,
+        "token": place if training else "",
+        "statistic": number["statistic"],
+        "published": number["value"],
+        "published_low": number["low"],
+        "published_high": number["high"],
+        "step": step,
+        "measured": mean,
+        "low": float(last.get("low", math.nan)),
+        "high": float(last.get("high", math.nan)),
+        "sentences": int(last.get("samples", 0)),
+        "difference": mean - number["value"],
+        "exact": math.nan,
+        "exact_low": math.nan,
+        "exact_high": math.nan,
+        "printed": number["printed"],
+        "about": about + (f"; here at step {step}" if step >= 0 else ""),
+        "origin": number["origin"],
+    }
