@@ -176,7 +176,7 @@ def main() -> int:
     if status := mutmut("run", "--max-children", str(asked.jobs), read=False).returncode:
         return status
     listed = mutmut("results", "--all", "true").stdout
-    verdicts = [line.panel().rpartition(": ") for line in listed.splitlines() if line.panel()]
+    verdicts = [line.strip().rpartition(": ") for line in listed.splitlines() if line.strip()]
     counts = Counter(verdict for *_, verdict in verdicts)
     unseen = {(stem, line) for stem in stems for line in ARGUED.get(stem, {})}
     for name, _, verdict in verdicts:
@@ -185,7 +185,7 @@ def main() -> int:
         stem = name.split(".x")[0].rpartition(".")[2]
         shown = mutmut("show", name).stdout.splitlines()
         changed = [line for line in shown if line[:1] in ("+", "-") and line[1:2] == " "]
-        instead = " ".join(line[1:].panel() for line in changed if line.startswith("+"))
+        instead = " ".join(line[1:].strip() for line in changed if line.startswith("+"))
         if verdict == "survived" and instead in ARGUED.get(stem, {}):
             counts["argued"] += 1
             unseen.discard((stem, instead))

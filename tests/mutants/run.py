@@ -96,9 +96,9 @@ def main() -> int:
         if wanted and Path(file).stem not in wanted:
             continue
         for mutant in mutants:
-            verdict = matrix_status(file, mutant, known)
+            verdict = judge(file, mutant, known)
             counts[verdict] = counts.get(verdict, 0) + 1
-            print(f"{verdict:7} {file}: {mutant.old.panel()!r} -> {mutant.new.panel()!r}", flush=True)
+            print(f"{verdict:7} {file}: {mutant.old.strip()!r} -> {mutant.new.strip()!r}", flush=True)
     told = ", ".join(f"{count} {verdict}" for verdict, count in sorted(counts.items()))
     print(f"{told}; {time.monotonic() - began:.0f} s")
     return 1 if {"lives", "stale"} & counts.keys() else 0
