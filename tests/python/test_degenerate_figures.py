@@ -132,10 +132,15 @@ def test_whole_tables_give_every_figure(whole):
     assert {name for name, reason in outcomes(whole).items() if reason} == set()
 
 
-def test_empty_and_missing_tables(whole):
-    for name in [*whole.tables()]:
-        outcomes(with_tables(whole, **{name: whole.table(name).iloc[:0]}))
-        outcomes(with_tables(whole, **{name: None}))
+@pytest.mark.slow
+def test_each_table_empty_or_missing(whole):
+    seen = read_by(whole)
+    for name in seen:
+        for changed in (None, whole.table(name).iloc[:0]):
+            outcomes(with_tables(whole, **{name: changed}), seen[name])
+
+
+def test_no_tables_and_no_rows(whole):
     for empty in (Results({name: whole.table(name).iloc[:0] for name in whole.tables()}, study=whole.study),
                   Results({}, study=whole.study)):  # fmt: skip
         assert all(outcomes(empty).values())
@@ -170,8 +175,8 @@ def subsets(results: Results, *names: str) -> Results:
 @pytest.mark.parametrize(
     "names",
     [
-        *([name] for name in SUBSETS),
-        ["one text", "one step"], ["one text", "one layer", "one head", "one step"],
+        *(pytest.param([name], marks=pytest.mark.slow) for name in SUBSETS),
+        ["one text", "one layer", "one head", "one step"],
         ["one text", "one layer", "one head", "one step", "exact", "one threshold"],
     ],
     ids=", ".join,
@@ -180,7 +185,10 @@ def test_one_of_a_kind(whole, names):
     outcomes(subsets(whole, *names))
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, -np.inf, 0.0, -1.0])
+@pytest.mark.parametrize(
+    "value",
+    [np.nan, *(pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, -np.inf, 0.0, -1.0))],
+)
 def test_tables_without_a_number(whole, value):
     changed = {}
     for name in whole.tables():
@@ -229,8 +237,10 @@ def test_half_of_the_cells_missing(whole):
 @pytest.mark.parametrize(
     "options",
     [
-        {"text": "cat\n", "bos": "drop"}, {"text": "the cat sat on the mat\n"},
-        {"text": "the cat\nhome\nsea and old town\n"}, {"count": 1, "layers": [1]},
+        {"text": "cat\n", "bos": "drop"},
+        pytest.param({"text": "the cat sat on the mat\n"}, marks=pytest.mark.slow),
+        {"text": "the cat\nhome\nsea and old town\n"},
+        pytest.param({"count": 1, "layers": [1]}, marks=pytest.mark.slow),
     ],
     ids=["one token", "one text", "three short texts", "one layer"],
 )  # fmt: skip
