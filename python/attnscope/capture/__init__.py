@@ -7,8 +7,9 @@ arrives, never before.
 
 from attnscope.capture.editing import edit
 from attnscope.capture.forward import Forward, forward
+from attnscope.capture.gradient import Gradient
 from attnscope.capture.layer import Layer
 from attnscope.capture.sites import SITES
 from attnscope.capture.tape import Tape, capture
 
-__all__ = ["SITES", "Forward", "Layer", "Tape", "capture", "edit", "forward"]
+__all__ = ["SITES", "Forward", "Gradient", "Layer", "Tape", "capture", "edit", "forward"]

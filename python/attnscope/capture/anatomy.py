@@ -48,6 +48,20 @@ class Parts(NamedTuple):
         }[site]
 
 
+def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
+    """Non-negative numbers for ``wanted``, in its order.
+
+    Raises:
+        ValueError: naming the numbers that are out of range.
+    """
+    if wanted is None:
+        return list(range(total))
+    outside = [i for i in wanted if not -total <= i < total]
+    if outside:
+        raise ValueError(f"capture: {what}: {outside} out of range for {total} (-{total} to {total - 1})")
+    return [i + total if i < 0 else i for i in wanted]
+
+
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
     return {_COMPILED.sub("", name): module for name, module in model.named_modules()}

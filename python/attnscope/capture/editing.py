@@ -121,7 +121,7 @@ def needs_interface(edits: Sequence[Edit]) -> bool:
 
 
 def require_interface(
-    model: nn.Module, edits: Sequence[Edit], batch: Mapping[str, Any] | None = None
+    model: nn.Module, wanted: Sequence[Any], batch: Mapping[str, Any] | None = None
 ) -> None:
     """Raises for a model whose attention does not go through transformers' interface."""
     register()
@@ -132,7 +132,7 @@ def require_interface(
     except RuntimeError as error:
         plan, reasons = preflight.Plan(preflight.PLAIN), (str(error),)
     if plan is not None and plan.tier != INTERFACE:
-        first = next(type(one).__name__ for one in edits if getattr(one, "of_softmax", False))
+        first = type(next((w for w in wanted if getattr(w, "of_softmax", False)), wanted[0])).__name__
         raise NotImplementedError(
             f"{first}: the attention of {type(model).__name__} does not go through transformers' attention "
             f"interface, so nothing can be changed before its softmax. {'; '.join(reasons or plan.reasons)}"

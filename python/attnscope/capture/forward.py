@@ -17,15 +17,26 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnscope.capture import anatomy
+from attnscope.capture import anatomy, preflight
+from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
 from attnscope.capture.edits.edit import Edit
+from attnscope.capture.edits.states import AddDirection
+from attnscope.capture.gradient import (
+    FORWARD,
+    Gradient,
+    backward,
+    check_precision,
+    differentiating,
+    frozen,
+    tangents,
+)
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.outputs import Outputs
-from attnscope.capture.recorder import LIVE, Recorder, choose
-from attnscope.capture.sites import MODEL_SITES, SITES, TABLE, checked
+from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.sites import INTERFACE, MODEL_SITES, SITES, TABLE, checked
 from attnscope.capture.stream import Stream, uncompiled
 from attnscope.capture.structure import Structure, structure_of
 from attnscope.capture.tape import Tape
@@ -40,12 +51,14 @@ class Forward:
         layers: numbers of the layers to keep, negative ones counted from the end; None keeps all.
         edits: what is changed, see `attnscope.capture.edits`.
         heads: numbers of the query heads to keep; None keeps all.
+        gradient: what is differentiated; None differentiates nothing.
         rows: columns of the input whose logits are kept, [r] or [B, r]; None keeps all.
     """
 
     sites: tuple[str, ...] = ()
     layers: Sequence[int] | None = None
     edits: tuple[Edit, ...] = ()
+    gradient: Gradient | None = None
     heads: Sequence[int] | None = None
     rows: Tensor | None = None
 
@@ -70,13 +83,16 @@ class Forward:
 
 
 @contextmanager
-def forward(model: nn.Module, batch: Mapping[str, Any], what: Forward) -> Iterator[Run]:
+def forward(
+    model: nn.Module, batch: Mapping[str, Any], what: Forward, *, max_memory: int | None = None
+) -> Iterator[Run]:
     """Runs a model once, as declared.
 
     Args:
         model: a transformers model in evaluation mode.
         batch: its inputs by name.
         what: see `Forward`.
+        max_memory: bytes that the graph of a gradient may hold; None takes what is free.
 
     Returns:
         A context manager that gives a `Run`: iterate over it for the layers, of which at most two are alive
@@ -84,6 +100,7 @@ def forward(model: nn.Module, batch: Mapping[str, Any], what: Forward) -> Iterat
 
     Raises:
         RuntimeError: for a site that is out of reach for the model, by name.
+        MemoryError: when the graph of a gradient would hold too much.
 
     Example:
         >>> import torch
@@ -100,7 +117,7 @@ def forward(model: nn.Module, batch: Mapping[str, Any], what: Forward) -> Iterat
         >>> torch.equal(model.model.norm(states[-1]), run.outputs.final_norm)
         True
     """
-    run = Run(model, batch, what)
+    run = Run(model, batch, what, max_memory)
     try:
         yield run
     finally:
@@ -115,7 +132,9 @@ class Run:
         tier: how the model is run: 0 its own backend with hooks, 1 to 3 as `Tape.tier`.
     """
 
-    def __init__(self, model: nn.Module, batch: Mapping[str, Any], what: Forward) -> None:
+    def __init__(
+        self, model: nn.Module, batch: Mapping[str, Any], what: Forward, max_memory: int | None = None
+    ) -> None:
         self.what = what
         self._whole = model
         self._model: nn.Module = getattr(model, "_orig_mod", model)
@@ -134,7 +153,11 @@ class Run:
             require_interface(self._model, what.edits, self._batch)
         if "past_key_values" not in self._batch and anatomy.takes(self._model, "use_cache"):
             self._batch.setdefault("use_cache", False)
-        self._layers = self._attended() if what.of_attention else self._alone()
+        self._max_memory = max_memory
+        if what.gradient is not None:
+            self._layers = self._differentiated(what.gradient)
+        else:
+            self._layers = self._attended() if what.of_attention else self._alone()
 
     def __iter__(self) -> Iterator[Layer]:
         """The layers in the order they are computed; a second time, what is left of them."""
@@ -163,7 +186,9 @@ class Run:
         """What the model runs inside, in the thread that runs it."""
         with (
             installed(self._model, self.what.edits, self._batch),
-            self._outputs.listening(self._model, rows=self.what.rows) as self._finish,
+            self._outputs.listening(
+                self._model, rows=self.what.rows, graph=self.what.gradient is not None
+            ) as self._finish,
         ):
             yield
 
@@ -201,7 +226,7 @@ class Run:
     def _blocks(self) -> Iterator[Layer]:
         """One layer for each block, streamed."""
         structure = structure_of(self._model, self._batch)
-        self._reachable(structure)
+        self._reachable(structure, self.what.of_layers)
         stream = Stream()
         recorder = Recorder(
             self._model,
@@ -220,12 +245,66 @@ class Run:
 
         return stream.layers(work)
 
-    def _reachable(self, structure: Structure) -> None:
+    def _differentiated(self, gradient: Gradient) -> Generator[Layer, None, None]:
+        """The layers of a pass with a gradient, when it is there."""
+        model, what = self._model, self.what
+        check_precision(model)
+        sites = tuple(dict.fromkeys((*what.of_layers, *gradient.at)))
+        attention = any(TABLE[site].of_attention for site in sites)
+        dual = gradient.mode == FORWARD
+        if dual and not any(isinstance(one, AddDirection) for one in what.edits):
+            raise ValueError("Gradient: mode 'forward' needs an AddDirection among the edits to go along")
+        wanted = gradient.parameters or (lambda name: False)
+        parameters = {name: one for name, one in model.named_parameters() if wanted(name)}
+        layers: list[Layer] = []
+        recorder = self._recorder(layers, sites, gradient, attention)
+        # Tangents pass through no attention functions but eager's and ours.
+        own = NAME if attention or needs_interface(what.edits) else "eager" if dual else ""
+        token = LIVE.set(recorder)
+        try:
+            with ExitStack() as stack:
+                stack.enter_context(uncompiled(self._whole))
+                if own:
+                    stack.enter_context(implementation(model, own))
+                stack.enter_context(frozen(model, {id(one) for one in parameters.values()}))
+                stack.enter_context(differentiating(gradient, self._max_memory))
+                with self._around(), recorder.listening():
+                    self._finish(model(**self._batch))
+                if dual:
+                    tangents(gradient, self._outputs, recorder, layers)
+                else:
+                    backward(gradient, self._outputs, recorder, layers, parameters)
+                self._outputs.detach()
+        finally:
+            LIVE.reset(token)
+        for layer in layers:
+            layer.tensors = {s: t.detach() for s, t in layer.tensors.items() if s in what.of_layers}
+        self._done = True
+        yield from layers
+
+    def _recorder(
+        self, layers: list[Layer], sites: tuple[str, ...], gradient: Gradient, attention: bool
+    ) -> Recorder:
+        """What listens to a pass with a gradient."""
+        model, what = self._model, self.what
+        options: dict[str, Any] = {"sites": sites, "layers": what.layers, "heads": what.heads}
+        options |= {"graph": gradient.at, "dual": gradient.mode == FORWARD}
+        self.tier = INTERFACE if attention else 0
+        if attention:
+            require_interface(model, [gradient], self._batch)
+            plan = preflight.plan_for(model, preflight.trial_inputs(model) or self._batch)
+            options |= {"stacks": plan.stacks, "parts": plan.parts, "unmasked": plan.unmasked}
+        elif sites:
+            options["alone"] = structure_of(model, self._batch)
+            self._reachable(options["alone"], sites)
+        return Recorder(model, layers.append, **options)
+
+    def _reachable(self, structure: Structure, sites: Sequence[str]) -> None:
         name = type(self._model).__name__
         if not structure.depth:
             raise RuntimeError(f"forward: no list of blocks was found in {name}")
         choose(self.what.layers, structure.depth, f"layers of {name}")
-        for site in self.what.of_layers:
+        for site in sites:
             places = [parts.place(core or parts.block, site)[0] for parts, core, _ in structure.layers]
             if not any(places):
                 raise RuntimeError(f"forward: no place for site {site!r} was found in {name}")

@@ -138,8 +138,10 @@ def attention_function(
         )
     if recorder is not None:
         recorder.check_mask(module, query, key, attention_mask)
+    differentiated = recorder.differentiated if recorder else torch.is_grad_enabled() and query.requires_grad
+    compute = _out_of_place if differentiated else _captured
     with torch.autocast(query.device.type, enabled=False):
-        out = _captured(
+        out = compute(
             recorder, module, query, key, value, attention_mask, scaling, softcap, s_aux, position_bias
         )
     return out, None
@@ -199,6 +201,64 @@ def _captured(
             flat, _repeat(value[samples], span, group).to(dtype).reshape(-1, keys, value.shape[-1])
         )
         out[samples, :, span] = mixed.view(*shape[:3], -1).transpose(1, 2).to(out.dtype)
+    if recorder is not None:
+        recorder.end_attention(draft)
+    return out
+
+
+def _out_of_place(
+    recorder: Recorder | None,
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    mask: Tensor | None,
+    scaling: float | None,
+    softcap: float | None,
+    s_aux: Tensor | None,
+    position_bias: Tensor | None,
+) -> Tensor:
+    """The same arithmetic in a graph: all heads at once, nothing overwritten."""
+    heads, keys = query.shape[1], key.shape[2]
+    dtype = torch.promote_types(torch.float32, query.dtype)
+    everything, every = slice(0, query.shape[0]), slice(0, heads)
+    draft = Draft("", 0, 0, "")
+    if recorder is not None:
+        draft = recorder.begin_layer(module, query, key, value, mask, dtype, s_aux)
+        query = recorder.in_graph(draft, "query", query)
+        key = recorder.in_graph(draft, "key", key)
+        value = recorder.in_graph(draft, "value", value)
+    mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
+    group = heads // key.shape[1]
+    scale = query.shape[-1] ** -0.5 if scaling is None else scaling
+    scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * scale
+    if softcap is not None:
+        scores = (scores / softcap).tanh() * softcap
+    for bias in (position_bias, mask):
+        if bias is not None and bias.dtype == torch.bool:
+            scores = scores.masked_fill(~bias[..., :keys], torch.finfo(dtype).min)
+        elif bias is not None:
+            scores = scores + bias[..., :keys]
+    sink = None if s_aux is None else s_aux.to(dtype).reshape(1, -1, 1, 1)
+    if recorder is not None:
+        scores = recorder.in_graph(draft, "scores", scores)
+    if draft.wants_scores:
+        hidden = _invisible((position_bias, mask), everything, every, keys)
+        plain = scores.detach()
+        plain = plain if hidden is None else plain.masked_fill(hidden, -torch.inf)
+        draft.keep_scores(everything, every, plain, None if sink is None else sink.detach())
+    if sink is None:
+        p = torch.softmax(scores, -1)
+    else:
+        column = sink.expand(*scores.shape[:3], 1)
+        p = torch.softmax(torch.cat((scores, column), -1), -1)[..., :-1]
+    if recorder is not None:
+        p = recorder.in_graph(draft, "attention", p)
+        draft.full = None
+        draft.keep(everything, every, p.detach())
+    if unread is not None:
+        p = p.masked_fill(unread, 0.0)
+    out = (p @ _repeat(value, every, group).to(dtype)).transpose(1, 2).to(value.dtype)
     if recorder is not None:
         recorder.end_attention(draft)
     return out

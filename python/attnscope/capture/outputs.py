@@ -31,7 +31,7 @@ class Outputs:
         tensors: those that are there, by site.
         value: what the gradient was taken of, where one was.
         derivative: its derivative along the directions added, where tangents were carried.
-        parameters: gradients of parameters by entry of the model's weight map.
+        parameters: gradients of parameters by name.
     """
 
     def __init__(self, sites: Collection[str]) -> None:
@@ -39,7 +39,7 @@ class Outputs:
         self.tensors: dict[str, Tensor] = {}
         self.value: Tensor | None = None
         self.derivative: Tensor | None = None
-        self.parameters: dict[Any, Tensor] = {}
+        self.parameters: dict[str, Tensor] = {}
 
     def __getattr__(self, name: str) -> Tensor:
         if name not in MODEL_SITES or "tensors" not in self.__dict__:
@@ -50,6 +50,10 @@ class Outputs:
                 f"Forward(sites=({name!r}, ...))"
             )
         return self.tensors[name]
+
+    def detach(self) -> None:
+        """Leaves the graph, and what was not asked for."""
+        self.tensors = {site: self.tensors[site].detach() for site in self.sites}
 
     def __repr__(self) -> str:
         """The tensors by shape."""
@@ -65,7 +69,7 @@ class Outputs:
         Args:
             model: of the pass.
             rows: columns of the input whose logits are wanted, [r] or [B, r].
-            graph: keep the tensors in their graph.
+            graph: keep all of them, in their graph.
         """
         from transformers import PreTrainedModel
 
@@ -84,13 +88,13 @@ class Outputs:
         def some(_: nn.Module, args: tuple[Any, ...]) -> Any:
             if _LIVE.get() is not self or not args or not torch.is_tensor(args[0]) or args[0].ndim != 3:
                 return None
-            if "logits" not in self.sites:
+            if not graph and "logits" not in self.sites:
                 return args[0][:, :0], *args[1:]
             return _rows(args[0], rows), *args[1:]
 
         def finish(output: Any) -> None:
-            if "logits" in self.sites:
-                logits = getattr(output, "logits", None)
+            logits = getattr(output, "logits", None)
+            if "logits" in self.sites or (graph and logits is not None):
                 if logits is None:
                     raise TypeError(
                         f"forward: {type(model).__name__} gives no logits; load it with its vocabulary head"
@@ -99,20 +103,18 @@ class Outputs:
             for site in self.sites:
                 if site not in self.tensors:
                     raise RuntimeError(f"forward: site {site!r} was not seen in {type(model).__name__}")
-            if "final_norm" not in self.sites:
-                self.tensors.pop("final_norm", None)
 
         handles: list[Any] = []
         head = _head(model)
         token = _LIVE.set(self)
         try:
             inside = [module for module in model.modules() if isinstance(module, PreTrainedModel)]
-            if "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
+            if graph or "embeddings" in self.sites:  # the parts of a model may have embeddings of their own
                 own = {_called(module, "get_input_embeddings") for module in inside} - {None}
                 handles += [one.register_forward_hook(embedded) for one in own if one is not None]
-            if "final_norm" in self.sites:
+            if graph or "final_norm" in self.sites:
                 handles += [module.register_forward_hook(normed) for module in inside]
-            if head is not None and (rows is not None or "logits" not in self.sites):
+            if head is not None and (rows is not None or not (graph or "logits" in self.sites)):
                 handles.append(head.register_forward_pre_hook(some))
             yield finish
         finally:

@@ -13,18 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.anatomy import Parts
-from attnscope.capture.draft import Draft
+from attnscope.capture.anatomy import Parts, choose
+from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.interface import MASKED_BELOW
 from attnscope.capture.layer import Layer
 from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
-from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
+from attnscope.capture.sites import ALONE, ATTENTION, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
 
 if TYPE_CHECKING:
     from attnscope.capture.structure import Structure
 
-# The consumer of the forward pass under way. A context variable: another thread's forward pass on the same
-# model, or one that the consumer runs between two layers, does not see it and is left alone.
+# The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
 
 # Moments at which a site is the block's; at the others it is the attention module's.
@@ -44,7 +43,7 @@ class Recorder:
         emit: receives each finished layer; may block, may raise.
         parts: where each attention module's block keeps what, for the sites that need it.
         unmasked: causal stacks that are known to run without a mask.
-        alone: the model's blocks, each of which is a layer, when its attention is not captured.
+        alone: the blocks, each of which is a layer, when the attention is not captured.
         graph: sites that stay in the graph of a forward pass with a gradient.
         dual: whether that pass carries tangents.
     """
@@ -100,7 +99,7 @@ class Recorder:
         self.pulse: Callable[[], None] = lambda: None
         self._simple = not anatomy.takes(model, "decoder_input_ids")
         self._masks: list[tuple[Tensor, Tensor]] = []
-        self._buffer = torch.empty(0)
+        self._scratch = Scratch()
 
     # Which layer is this -------------------------------------------------------------------------------
 
@@ -205,13 +204,7 @@ class Recorder:
             self.trace.events.append(("softmax", draft.name))
         device = query.device
 
-        def scratch(shape: tuple[int, ...]) -> Tensor:
-            size = torch.Size(shape).numel()
-            if size > self._buffer.numel() or (self._buffer.dtype, self._buffer.device) != (dtype, device):
-                self._buffer = torch.empty(size, dtype=dtype, device=device)
-            return self._buffer[:size].view(shape)
-
-        draft.scratch = scratch
+        draft.scratch = self._scratch.of(dtype, device)
         if not draft.wanted:
             return draft
         draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
@@ -268,6 +261,8 @@ class Recorder:
 
     def shaped(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
         """What a hook has kept, in the site's shape."""
+        if TABLE[site].moment == ATTENTION:
+            return tensor if self.heads is None or site in ("key", "value") else tensor[:, draft.heads]
         if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
             tensor = tensor.reshape(*draft.size, -1)
         if TABLE[site].moment == HEADS:
@@ -353,6 +348,18 @@ class Recorder:
         root = self.roots[place, site] = self.rooted(tensor)
         return None if root is tensor else root
 
+    @property
+    def differentiated(self) -> bool:
+        """Whether the pass has a graph or carries tangents."""
+        return self.dual or torch.is_grad_enabled()
+
+    def in_graph(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
+        """A tensor of the attention, as part of the graph where its gradient is asked for."""
+        if site not in self.graph or not draft.wanted:
+            return tensor
+        draft.roots[site] = self.rooted(tensor)
+        return draft.roots[site]
+
     def rooted(self, tensor: Tensor) -> Tensor:
         """The tensor as part of the graph; the graph begins at the first one that is asked for."""
         return tensor if self.dual or tensor.requires_grad else tensor.detach().requires_grad_()
@@ -363,20 +370,18 @@ class Recorder:
         stack = anatomy.starred(block)
         nth = self.count[(block,)] = self.count.get((block,), -1) + 1
         draft = Draft(stack, index + nth, 0, core or block)
-        chosen = choose(self.layers, self.stacks[stack], f"layers of {stack}")
-        draft.wanted = draft.index in chosen
+        draft.wanted = draft.index in choose(self.layers, self.stacks[stack], f"layers of {stack}")
         if not draft.wanted:
             return
-        assert self.alone is not None
         batch, queries = leaving.shape[:2]
         draft.size = (batch, queries)
-        draft.total = self.alone.heads.get(core or "", 0)
+        draft.total = self.alone.heads.get(core or "", 0) if self.alone else 0
         draft.heads = choose(self.heads, draft.total, f"heads of {stack}") if draft.total else []
-        given = self.input_mask
-        keys = queries if given is None or "decoder" in block else given.shape[1]
+        given = None if "decoder" in block and not self._simple else self.input_mask
+        keys = queries if given is None else given.shape[1]
         draft.valid = torch.ones(batch, keys, dtype=torch.bool, device=leaving.device)
         if given is not None and given.shape == draft.valid.shape:
-            draft.valid = given.to(leaving.device, torch.bool).clone()
+            draft.valid &= given.to(leaving.device, torch.bool)
         self.seen += 1
         self.waiting.setdefault(block, []).append(draft)
 
@@ -393,17 +398,3 @@ class Recorder:
         inside = {block, *(core for core, parts in self.parts.items() if parts.block == block)}
         for key in [key for key in self.kept if key[0] in inside]:
             del self.kept[key]
-
-
-def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
-    """Non-negative numbers for ``wanted``, in its order.
-
-    Raises:
-        ValueError: naming the numbers that are out of range.
-    """
-    if wanted is None:
-        return list(range(total))
-    outside = [i for i in wanted if not -total <= i < total]
-    if outside:
-        raise ValueError(f"capture: {what}: {outside} out of range for {total} (-{total} to {total - 1})")
-    return [i + total if i < 0 else i for i in wanted]

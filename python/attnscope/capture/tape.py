@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from attnscope._warn import warn
 from attnscope.capture import anatomy, preflight
+from attnscope.capture.anatomy import choose
 from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.implementation import configs, implementation
 from attnscope.capture.interface import NAME, register
 from attnscope.capture.layer import Layer
-from attnscope.capture.recorder import LIVE, Recorder, choose
+from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked, out_of_reach
 from attnscope.capture.stream import Stream, uncompiled
 

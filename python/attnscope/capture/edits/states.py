@@ -4,17 +4,23 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
+from torch.autograd import forward_ad
 
 from attnscope.capture.edits.edit import Applied, Change
 from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
 
 if TYPE_CHECKING:
     from attnscope.capture.structure import Structure
+
+
+#: Whether directions are added as tangents, in a pass differentiated along them.
+TANGENT: ContextVar[bool] = ContextVar("attnscope_tangent", default=False)
 
 
 class _AtSite(Change):
@@ -130,7 +136,14 @@ class AddDirection(_AtPositions):
 
     def new(self, states: Tensor, value: Tensor) -> Tensor:
         """See `_AtPositions`."""
-        return states + value
+        if not TANGENT.get():
+            return states + value
+        unpack: Any = forward_ad.unpack_dual
+        make: Any = forward_ad.make_dual
+        primal, tangent = unpack(states)
+        along = value.expand_as(primal)
+        dual: Tensor = make(primal, along.clone() if tangent is None else tangent + along)
+        return dual
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""A forward pass that is differentiated: backwards from a number, or along directions that edits add.
+
+Such a pass does not stream. It runs in the caller's thread, keeps the sites asked for in the graph, computes
+attention out of place, and its layers come when the gradients are there. Parameters are frozen unless asked
+for; their flags and their ``.grad`` are afterwards as they were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from attnscope._memory import free_bytes
+from attnscope.capture.edits.states import TANGENT
+from attnscope.capture.outputs import Outputs
+from attnscope.capture.sites import checked
+
+if TYPE_CHECKING:
+    from attnscope.capture.layer import Layer
+    from attnscope.capture.recorder import Recorder
+
+REVERSE, FORWARD = "reverse", "forward"
+# Made beside the arithmetic: nothing passes through it.
+_ASIDE = frozenset({"lse"})
+
+
+@dataclass(frozen=True)
+class Gradient:
+    """What is differentiated, and with respect to what.
+
+    Attributes:
+        of: makes the value from the pass's `Outputs`: a number for ``reverse``, any tensor for ``forward``.
+        at: sites of layers; ``layer.gradients[site]`` is the gradient of the value with respect to the site
+            (``reverse``), or the derivative of the site along the directions (``forward``).
+        parameters: which parameters get a gradient besides, by name; ``reverse`` only. They come in
+            ``outputs.parameters``.
+        mode: ``"reverse"``, or ``"forward"``: each `AddDirection` among the edits adds its value as a
+            tangent, so that the states stay as they are and ``outputs.derivative`` is the derivative of the
+            value along it.
+    """
+
+    of: Callable[[Outputs], Tensor]
+    at: tuple[str, ...] = ()
+    parameters: Callable[[str], bool] | None = None
+    mode: str = REVERSE
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "at", checked("Gradient", self.at))
+        if aside := sorted(_ASIDE & set(self.at)):
+            raise ValueError(f"Gradient: nothing passes through {aside}; take the gradient at 'scores'")
+        if self.mode not in (REVERSE, FORWARD):
+            raise ValueError(f"Gradient: mode must be 'reverse' or 'forward', got {self.mode!r}")
+        if self.mode == FORWARD and self.parameters is not None:
+            raise ValueError("Gradient: mode 'forward' takes no parameters")
+
+
+def check_precision(model: nn.Module) -> None:
+    """Raises for a model whose gradients would under- and overflow.
+
+    Raises:
+        ValueError: for parameters in half precision.
+    """
+    half = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
+    if half:
+        raise ValueError(
+            f"Gradient: gradients in {', '.join(sorted(half))} under- and overflow; load "
+            f"{type(model).__name__} in float32"
+        )
+
+
+@contextmanager
+def frozen(model: nn.Module, wanted: set[int]) -> Iterator[None]:
+    """Only the parameters with these ids take part; all flags are put back."""
+    before = [(p, p.requires_grad) for p in model.parameters()]
+    try:
+        for parameter, _ in before:
+            parameter.requires_grad_(id(parameter) in wanted)
+        yield
+    finally:
+        for parameter, flag in before:
+            parameter.requires_grad_(flag)
+
+
+@contextmanager
+def within(limit: int | None) -> Iterator[None]:
+    """Stops the pass before its graph holds more memory than may be had.
+
+    Raises:
+        MemoryError: with both numbers.
+    """
+    limit = free_bytes() if limit is None else min(limit, free_bytes())
+    seen: set[int] = set()
+    held = 0
+
+    def keep(tensor: Tensor) -> Tensor:
+        nonlocal held
+        storage = tensor.untyped_storage()
+        if not isinstance(tensor, nn.Parameter) and storage.data_ptr() not in seen:
+            seen.add(storage.data_ptr())
+            held += storage.nbytes()
+            if held > limit:
+                raise MemoryError(
+                    f"Gradient: the graph of this pass holds {held / 2**20:.1f} MiB, where "
+                    f"{limit / 2**20:.1f} may be had; take fewer or shorter texts, or later layers"
+                )
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+        yield
+
+
+@contextmanager
+def differentiating(what: Gradient, max_memory: int | None) -> Iterator[None]:
+    """The modes of such a pass."""
+    if what.mode == REVERSE:
+        with torch.enable_grad(), within(max_memory):
+            yield
+        return
+    token = TANGENT.set(True)
+    try:
+        with torch.no_grad(), forward_ad.dual_level():
+            yield
+    finally:
+        TANGENT.reset(token)
+
+
+def backward(
+    what: Gradient,
+    outputs: Outputs,
+    recorder: Recorder,
+    layers: list[Layer],
+    parameters: dict[str, nn.Parameter],
+) -> None:
+    """Takes the gradients and puts them where they belong: into the layers and the outputs."""
+    value = what.of(outputs)
+    if not torch.is_tensor(value) or value.numel() != 1:
+        shape = tuple(value.shape) if torch.is_tensor(value) else type(value).__name__
+        raise ValueError(f"Gradient: of must give one number, got {shape}")
+    places = [(draft, site) for draft in recorder.drafts for site in draft.roots]
+    sources: list[Tensor] = [*(draft.roots[site] for draft, site in places), *parameters.values()]
+    if not sources or not value.requires_grad:
+        raise ValueError(f"Gradient: the value depends on none of {[*what.at, *parameters]}")
+    found = torch.autograd.grad(value.reshape(()), sources, allow_unused=True)
+    layer_of = dict(zip(map(id, recorder.drafts), layers, strict=False))
+    for (draft, site), source, gradient in zip(places, sources, found, strict=False):
+        flat = torch.zeros_like(source) if gradient is None else gradient
+        layer_of[id(draft)].gradients[site] = recorder.shaped(draft, site, flat.detach())
+    for (name, parameter), gradient in zip(parameters.items(), found[len(places) :], strict=True):
+        outputs.parameters[name] = torch.zeros_like(parameter) if gradient is None else gradient
+    outputs.value = value.detach()
+
+
+def tangents(what: Gradient, outputs: Outputs, recorder: Recorder, layers: list[Layer]) -> None:
+    """Unpacks the tangents of the value and of the sites."""
+    outputs.value, outputs.derivative = unpacked(what.of(outputs))
+    for draft, layer in zip(recorder.drafts, layers, strict=False):
+        for site, dual in draft.roots.items():
+            layer.gradients[site] = recorder.shaped(draft, site, unpacked(dual)[1])
+
+
+def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:
+    """Value and tangent of a tensor, 0 where it carries none."""
+    unpack: Any = forward_ad.unpack_dual
+    primal, tangent = unpack(dual)
+    return primal.detach(), torch.zeros_like(primal) if tangent is None else tangent.detach().clone()
