@@ -232,9 +232,9 @@ def test_figures_and_report(call, finished, tmp_path):
 
 
 def test_a_figure_that_fails_is_named_and_costs_nothing_else(call, inputs, tmp_path, monkeypatch):
-    from attnscope import figures
+    from attnscope.studies.attention_sinks import figures
 
-    def broken(results):
+    def broken(*_):
         raise ZeroDivisionError("nothing to divide by")
 
     monkeypatch.setitem(figures.FIGURES, "depth", broken)
@@ -258,7 +258,8 @@ def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished
     code, out, err = call("compare", finished / "a", "--published", "ruscio2024")
     assert (code, out) == (1, "")
     assert err == (
-        "attnscope: error: compare: ruscio2024 publishes numbers of wavelet_study; this run is a sink_study\n"
+        "attnscope: error: compare: ruscio2024 publishes numbers of wavelet_heads; "
+        "this run is of attention_sinks\n"
     )
     model, texts = model_folder(tmp_path / "tiny"), sentences(tmp_path / "texts.txt", 2, shortest=20)
     call(
@@ -277,7 +278,7 @@ def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished
     )
     code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2025")
     assert (code, out) == (1, "")
-    assert "ruscio2025 publishes numbers of sink_study; this run is a wavelet_study" in err
+    assert "ruscio2025 publishes numbers of attention_sinks; this run is of wavelet_heads" in err
     code, out, err = call("compare", tmp_path / "w", "--published", "ruscio2024")
     assert (code, err) == (0, "")
     assert "tiny beside Pythia-2.8B" in out

@@ -7,13 +7,13 @@ from importlib.metadata import EntryPoint
 import pandas as pd
 import pytest
 
+from attnscope.engine import discovery
 from attnscope.engine.config import Study, read_config
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
 from attnscope.plots import draw_all, figures_of
 from attnscope.published import compare_published, papers
 from attnscope.report import latex_tables, report
-from attnscope.studies import discovery
 
 FILES = {
     "__init__.py": 'ALIASES = ("toy_paper",)\n',

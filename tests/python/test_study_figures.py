@@ -20,13 +20,13 @@ from attnscope.plots import (
     betti_curve,
     depth_profile,
     draw,
+    draw_all,
     emergence_curve,
     layer_head_map,
     persistence_diagram,
 )
 from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
-from attnscope.plots.style import caption_of
 from attnscope.studies.attention_sinks.figures import FIGURES
 from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
 from attnscope.studies.attention_sinks.figures.frames import frame_shares
@@ -323,7 +323,7 @@ def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> 
 
 
 def test_captions_say_what_is_drawn_and_nothing_else() -> None:
-    whole = {name: caption_of(figure) for name, figure in draw(SERIES).items()}
+    whole = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
     assert all(whole.values())
     assert "(top), and the published" in whole["reference"]
     assert "as published (head mean" in whole["alignment"]
@@ -336,9 +336,10 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
         {
             "heads": heads[heads["protocol"] == "exact"],
             "layers": ONE.table("layers").query("protocol == 'exact'"),
-        }
+        },
+        study=ONE.study,
     )
-    few = {name: caption_of(figure) for name, figure in draw(alone).items()}
+    few = {name: drawn.caption for name, drawn in draw_all(alone).items()}
     assert few["reference"] == (
         "By layer: single heads with their value vectors. Bands: 95 % intervals over samples."
     )

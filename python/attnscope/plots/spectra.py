@@ -6,8 +6,10 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from matplotlib.axes import Axes
 
+from attnscope.metrics.marchenko_pastur import marchenko_pastur_deviation
 from attnscope.plots.style import INK, PALETTE, UNIFORM, axes_or_new, legend_above, styled
 
 
@@ -124,15 +126,15 @@ def marchenko_pastur_law(aspect: float, points: int = 4001) -> tuple[Any, Any]:
     return x, cdf / cdf[-1]
 
 
-def ks_distance(found: Spectrum) -> tuple[float, float]:
-    """The largest gap between the empirical and the null distribution.
+def ks_distance(found: Spectrum) -> tuple[float, float, float]:
+    """Where the empirical distribution is farthest from the null law; how far is `marchenko_pastur`'s `ks`.
 
     Args:
         found: from `spectrum`.
 
     Returns:
-        The Kolmogorov–Smirnov distance and the x where it is reached. Values below 1e-12 of the edge count as
-        below every x, as in `marchenko_pastur`.
+        The x of the largest gap, the law there and the share of values at its other end. Values below 1e-12
+        of the edge count as below every x, as in `marchenko_pastur`.
     """
     values = found.values
     law = np.interp(values, found.law_x, found.law_cdf, left=0.0, right=1.0)
@@ -140,7 +142,8 @@ def ks_distance(found: Spectrum) -> tuple[float, float]:
     gaps = np.maximum(abs(count - law), abs(count - 1 / len(values) - law))
     gaps = np.where(values >= 1e-12 * found.edge, gaps, 0.0)
     place = int(gaps.argmax())
-    return float(gaps[place]), float(values[place])
+    above = abs(count[place] - law[place]) >= gaps[place] - 1e-12
+    return float(values[place]), float(law[place]), float(count[place] - (0 if above else 1 / len(values)))
 
 
 @styled
@@ -160,11 +163,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     share = np.arange(1, len(found.values) + 1) / len(found.values)
     ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
     ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
-    distance, place = ks_distance(found)
-    law = float(np.interp(place, found.law_x, found.law_cdf, left=0.0, right=1.0))
-    at = float(share[int(np.searchsorted(found.values, place))])
-    if abs(at - law) < distance - 1e-12:
-        at -= 1 / len(found.values)
+    place, law, at = ks_distance(found)
+    distance = float(marchenko_pastur_deviation(torch.as_tensor(attention, dtype=torch.float64)))
     ax.plot([place, place], [law, at], color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
         f"KS {distance:.2f}", (place, (law + at) / 2), xytext=(4, 0), textcoords="offset points",

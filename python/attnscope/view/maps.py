@@ -11,6 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnscope.metrics.barcodes import Barcodes, betti_curve
+from attnscope.metrics.persistence import persistence
+
 _LAW_POINTS = 240
 
 
@@ -22,6 +25,14 @@ def number(value: Any) -> float | None:
     """
     value = float(value)
     return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
+    """Scales at which a Betti number changes, each with β0 and β1 from there to the next."""
+    ends = torch.cat([barcodes.birth, barcodes.death])
+    scales = sorted({end for end in ends.tolist() if math.isfinite(end)})
+    numbers = betti_curve(barcodes, scales).tolist()
+    return [[scale, *both] for scale, both in zip(scales, numbers, strict=True)]
 
 
 class Maps:
@@ -46,7 +57,6 @@ class Maps:
         self,
         attention: torch.Tensor,
         tokens: Sequence[str],
-        bars: Sequence[np.ndarray[Any, Any]],
         **place: Any,
     ) -> None:
         """Adds a matrix, unless the page is full.
@@ -54,7 +64,6 @@ class Maps:
         Args:
             attention: [n, n].
             tokens: n of them.
-            bars: [k, 2] by dimension, as `barcodes[index]` gives them.
             place: layer, head and what else tells where it comes from.
         """
         n = len(attention)
@@ -66,6 +75,7 @@ class Maps:
             self.refused += 1
             return
         self._room -= len(flat) * 16 // 3
+        barcodes = persistence(attention)
         self.stored.append(
             {
                 **place,
@@ -75,9 +85,10 @@ class Maps:
                 "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
                 "bars": [
                     [dimension, number(birth), number(death)]
-                    for dimension, rows in enumerate(bars)
+                    for dimension, rows in enumerate(barcodes[()])
                     for birth, death in rows
                 ],
+                "betti": _betti_steps(barcodes),
                 "spectrum": self._spectrum(attention.double().numpy()),
             }
         )
@@ -88,13 +99,15 @@ class Maps:
             return {"reason": "Fewer than eight tokens: too few eigenvalues to compare with a law."}
         if not np.isfinite(matrix).all():
             return {"reason": "The matrix has entries that are not finite."}
+        from attnscope.metrics.marchenko_pastur import marchenko_pastur
         from attnscope.plots.spectra import ks_distance, spectrum
 
         try:
             found = spectrum(matrix)
         except ValueError as error:
             return {"reason": f"{str(error).partition(': ')[2].capitalize()}."}
-        distance, place = ks_distance(found)
+        place, law, own = ks_distance(found)
+        measured = marchenko_pastur(torch.from_numpy(matrix))
         key = f"{found.law} {found.edge:.9f}"
         if key not in self.laws:
             # Even steps in the logarithm, the axis of the page, where the law is not already flat.
@@ -108,6 +121,8 @@ class Maps:
         return {
             "law": key,
             "values": [number(value) for value in found.values],
-            "ks": number(distance),
+            "ks": number(measured.ks),
+            "outliers": int(measured.outliers),
             "at": number(place),
+            "between": [number(law), number(own)],
         }

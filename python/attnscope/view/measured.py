@@ -77,7 +77,6 @@ def contents_of_tensors(
     Raises:
         ValueError: another shape, or tokens that do not match.
     """
-    from attnscope.metrics.persistence import persistence
     from attnscope.plots.quantities import quantity
 
     maps = _one_sentence(attention)
@@ -105,14 +104,12 @@ def contents_of_tensors(
         values.append([[number(cell) for cell in row] for row in found[column.name].tolist()])
         baselines.append(number(baseline[column.name]) if column.name in baseline else None)
 
-    barcodes = persistence(maps)
     collected = Maps(max_bytes)
     for layer in range(layers):
         for head in range(heads):
             collected.add(
                 maps[layer, head],
                 tokens,
-                barcodes[layer, head],
                 layer=layer,
                 head=head,
                 checkpoint=0,

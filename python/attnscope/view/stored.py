@@ -191,8 +191,6 @@ def _add_examples(
     """Adds the matrices that the run kept."""
     import torch
 
-    from attnscope.metrics.persistence import persistence
-
     keys = [*_CHECKPOINT, "sample"]
     for _, row in examples.iterrows():
         checkpoint = (row["model"], row["revision"], row["step"])
@@ -208,7 +206,7 @@ def _add_examples(
                     tokens = [str(token) for token in own["tokens"].iloc[0]]
         attention = torch.tensor(np.asarray(row["attention"], dtype=float).reshape(n, n))
         maps.add(
-            attention, tokens, persistence(attention)[()], layer=int(row["layer"]), head=int(row["head"]),
+            attention, tokens, layer=int(row["layer"]), head=int(row["head"]),
             checkpoint=checkpoints.index(checkpoint), input=inputs.index(group) if group in inputs else 0,
             sample=int(row["sample"]),
         )  # fmt: skip

@@ -227,14 +227,12 @@ function drawTokens() {
 // --- the graph of pairs at or above a threshold, and the bars it belongs to
 const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
 function drawGraph() {
-  const { n, pairs, tokens, bars } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
+  const { n, pairs, tokens, betti } = state.map, t = threshold(), picture = at("graph"), size = 480, radius = n > 40 ? 215 : 158, middle = size / 2;
   at("threshold-value").textContent = shown(t);
-  const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0), root = [...Array(n).keys()];
-  const find = (k) => { while (root[k] !== k) k = root[k] = root[root[k]]; return k; };
-  for (const [i, j] of edges) { degree[i]++; degree[j]++; root[find(i)] = find(j); }
-  const components = root.filter((r, k) => find(k) === k).length;
-  // the arithmetic of the filtration: a pair of weight w enters at 1 − w
-  const loops = bars.filter(([dimension, birth, death]) => dimension === 1 && birth <= 1 - t && (death === null || death > 1 - t)).length;
+  const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0);
+  for (const [i, j] of edges) { degree[i]++; degree[j]++; }
+  // a pair of weight w enters at 1 − w
+  const [, components, loops] = betti.filter(([scale]) => scale <= 1 - t).at(-1) ?? [0, 0, 0];
   picture.replaceChildren();
   picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
   const spot = (k, r = radius) => [middle + r * Math.sin(2 * Math.PI * k / n), middle - r * Math.cos(2 * Math.PI * k / n)];
@@ -304,15 +302,11 @@ function drawSpectrum() {
   let path = `M${box.left} ${y(0)}`;
   values.forEach((v, k) => { path += `H${x(v).toFixed(1)}V${y((k + 1) / count).toFixed(1)}`; });
   svg(picture, "path", { class: "map", d: path + `H${box.right}` });
-  const next = law.x.findIndex((v) => v >= found.at), below = Math.max(0, next - 1);
-  const theory = next < 0 ? 1 : next === 0 ? law.cdf[0] : law.cdf[below] + (law.cdf[next] - law.cdf[below]) * (found.at - law.x[below]) / (law.x[next] - law.x[below]);
-  const share = (values.lastIndexOf(found.at) + 1) / count, before = values.indexOf(found.at) / count;
-  const own = Math.abs(share - theory) >= Math.abs(before - theory) ? share : before;
+  const [theory, own] = found.between;
   svg(picture, "path", { class: "ks", d: `M${x(found.at)} ${y(theory)}V${y(own)}` });
   const right = x(found.at) > box.right - 70;
   svg(picture, "text", { class: "ks-text", x: x(found.at) + (right ? -6 : 6), y: y((theory + own) / 2) + 4, "text-anchor": right ? "end" : "start" }, `KS ${found.ks.toFixed(2)}`);
-  const outside = values.filter((v) => v > law.edge * (1 + state.map.n ** (-2 / 3))).length;
-  at("spectrum-facts").textContent = `Squared singular values of the row-standardised map over n (line) against the ${law.name} of random rows (dashed). KS ${found.ks.toFixed(3)}; ${outside} of ${count} beyond the edge ${shown(law.edge)}.`;
+  at("spectrum-facts").textContent = `Squared singular values of the row-standardised map over n (line) against the ${law.name} of random rows (dashed). KS ${found.ks.toFixed(3)}; ${found.outliers} of ${count} beyond the edge ${shown(law.edge)}.`;
 }
 
 // --- choices, and the address that remembers them
