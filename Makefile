@@ -25,7 +25,7 @@ sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitize
 	@.ci/setup tools && .ci/sanitize asan && .ci/sanitize tsan
 
 mutants:        ## break the kernels one line at a time: every mutant must turn the tests red
-	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/run.py
+	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/kernels.py
 
 mutants-python: ## the same for the metrics in Python, with mutmut; MODULES="locality entropy" for some of them
 	@.ci/setup dev && $(BIN)/python -m pip install -q "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py $(MODULES)

@@ -150,3 +150,22 @@ ARGUED: dict[str, dict[str, str]] = {
         "first = first.masked_fill(first < floor, math.nan)": "a threshold of rounding, met exactly",
     },
 }
+
+#: Mutants of the core that no test can see, by file below cpp and by a part of the line that they put in place.
+ARGUED_KERNELS: dict[str, dict[str, str]] = {
+    "graphs/block_inverse_lanczos.cpp": {
+        "if (false) {": "a rest of rounding, made orthogonal, leads on as well as a vector that is drawn",
+    },
+    "kernels/signals/power_spectrum.cpp": {
+        "if (t == 0) {": "a rotation's error grows by less than a rounding a step"
+    },
+    "kernels/spectra/singular_values.cpp": {
+        "if (n < kLargestPacked - 1) {": "both ways give the same values"
+    },
+    "kernels/states/alignment.cpp": {
+        "if (all.count < 1.0 ||": "one pair does not vary, and the next condition says NaN",
+    },
+    "matrix/quantile.cpp": {
+        "rank >= below + kept": "behind the last entry nothing is read, and no other lies at the end",
+    },
+}
