@@ -11,7 +11,7 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
-from attnscope.metrics.betti import bars_hold
+from attnscope.metrics.homology.betti import bars_hold
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 

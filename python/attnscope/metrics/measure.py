@@ -15,53 +15,53 @@ import torch
 
 from attnscope import _checks
 from attnscope._nearest import nearest
-from attnscope.metrics import sinks
-from attnscope.metrics.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
-from attnscope.metrics.divergence import divergence_of
+from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
+from attnscope.metrics.information import sinks
+from attnscope.metrics.information.divergence import divergence_of
 
 # Metrics that are functions of another public result: metric -> (that result, module, function of it).
 # The function's first argument is the shared result; the rest are the metric's own options.
 DERIVED: dict[str, tuple[str, str, str]] = {
-    "laplacian_gap": ("laplacian_eigenvalues", "laplacian", "gap_of"),
-    "stable_rank": ("singular_values", "singular_values", "stable_rank_of"),
-    "effective_rank": ("singular_values", "singular_values", "effective_rank_of"),
-    "spectral_gap": ("singular_values", "singular_values", "spectral_gap_of"),
-    "spectral_ratio": ("singular_values", "singular_values", "spectral_ratio_of"),
-    "marchenko_pastur_deviation": ("marchenko_pastur", "marchenko_pastur", "deviation_of"),
-    "betti_curve": ("persistence", "barcodes", "betti_curve"),
-    "bar_count": ("persistence", "barcodes", "bar_count"),
-    "total_persistence": ("persistence", "barcodes", "total_persistence"),
-    "max_persistence": ("persistence", "barcodes", "max_persistence"),
-    "persistent_entropy": ("persistence", "barcodes", "persistent_entropy"),
+    "laplacian_gap": ("laplacian_eigenvalues", "graphs.laplacian", "gap_of"),
+    "stable_rank": ("singular_values", "spectra.singular_values", "stable_rank_of"),
+    "effective_rank": ("singular_values", "spectra.singular_values", "effective_rank_of"),
+    "spectral_gap": ("singular_values", "spectra.singular_values", "spectral_gap_of"),
+    "spectral_ratio": ("singular_values", "spectra.singular_values", "spectral_ratio_of"),
+    "marchenko_pastur_deviation": ("marchenko_pastur", "spectra.marchenko_pastur", "deviation_of"),
+    "betti_curve": ("persistence", "homology.barcodes", "betti_curve"),
+    "bar_count": ("persistence", "homology.barcodes", "bar_count"),
+    "total_persistence": ("persistence", "homology.barcodes", "total_persistence"),
+    "max_persistence": ("persistence", "homology.barcodes", "max_persistence"),
+    "persistent_entropy": ("persistence", "homology.barcodes", "persistent_entropy"),
 }
 
 # Metric -> module in attnscope.metrics, for those that read attention themselves.
 DIRECT: dict[str, str] = {
-    "fiedler_value": "fiedler",
-    "fiedler_vector": "fiedler",
-    "laplacian_eigenvalues": "laplacian",
-    "graph_statistics": "graph_statistics",
-    "singular_values": "singular_values",
-    "participation_ratio": "participation_ratio",
-    "marchenko_pastur": "marchenko_pastur",
-    "persistence": "persistence",
-    "betti_numbers": "betti",
-    "attention_entropy": "entropy",
-    "incoming_attention": "sinks",
-    "sink_rate": "sinks",
-    "sink_tokens": "sinks",
-    "sink_position": "sinks",
-    "sink_share": "sinks",
-    "top_mass": "sinks",
-    "head_divergence": "divergence",
-    "sink_removal": "divergence",
-    "geometric_semantic_alignment": "alignment",
-    "reference_influence": "reference_influence",
-    "local_global_ratio": "locality",
-    "power_spectrum": "power_spectrum",
-    "spectral_uncertainty": "uncertainty",
-    "wavelet_transform": "wavelet",
-    "morlet_scalogram": "wavelet",
+    "fiedler_value": "graphs.fiedler",
+    "fiedler_vector": "graphs.fiedler",
+    "laplacian_eigenvalues": "graphs.laplacian",
+    "graph_statistics": "graphs.graph_statistics",
+    "singular_values": "spectra.singular_values",
+    "participation_ratio": "spectra.participation_ratio",
+    "marchenko_pastur": "spectra.marchenko_pastur",
+    "persistence": "homology.persistence",
+    "betti_numbers": "homology.betti",
+    "attention_entropy": "information.entropy",
+    "incoming_attention": "information.sinks",
+    "sink_rate": "information.sinks",
+    "sink_tokens": "information.sinks",
+    "sink_position": "information.sinks",
+    "sink_share": "information.sinks",
+    "top_mass": "information.sinks",
+    "head_divergence": "information.divergence",
+    "sink_removal": "information.divergence",
+    "geometric_semantic_alignment": "states.alignment",
+    "reference_influence": "states.reference_influence",
+    "local_global_ratio": "signals.locality",
+    "power_spectrum": "signals.power_spectrum",
+    "spectral_uncertainty": "signals.uncertainty",
+    "wavelet_transform": "signals.wavelet",
+    "morlet_scalogram": "signals.wavelet",
 }
 
 # Functions of all heads of a layer: [..., h, n, n], with one length per layer.

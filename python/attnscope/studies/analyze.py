@@ -18,10 +18,9 @@ from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
-from attnscope.metrics.alignment import geometric_semantic_alignment
 from attnscope.metrics.measure import THRESHOLDS, measure, requests_of
-from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
-from attnscope.metrics.sinks import sink_tokens
+from attnscope.metrics.states.alignment import geometric_semantic_alignment
+from attnscope.metrics.states.reference_influence import ReferenceInfluence, reference_influence
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 

@@ -9,8 +9,8 @@ import torch
 
 from attnscope import _checks, _core, _device
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.alignment import pearson
-from attnscope.metrics.alignment import transformation_magnitude as exact_magnitude
+from attnscope.metrics.states.alignment import pearson
+from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
 from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, spoiled
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 

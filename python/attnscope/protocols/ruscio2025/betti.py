@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import torch
 
-from attnscope.metrics.barcodes import bar_count
+from attnscope.metrics.homology.barcodes import bar_count
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import PROTOCOL
 
 Array = np.ndarray[Any, np.dtype[Any]]

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
 from attnscope.protocols.ruscio2025.persistence import bars_of
 

@@ -9,8 +9,8 @@ import torch
 
 from attnscope import _checks, _core, _device
 from attnscope._warn import warn
-from attnscope.metrics._states import states_argument, tokens_argument
-from attnscope.metrics.entropy import attention_entropy
+from attnscope.metrics.information.entropy import attention_entropy
+from attnscope.metrics.states._states import states_argument, tokens_argument
 
 
 def geometric_semantic_alignment(

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.laplacian import Symmetrize
+from attnscope.metrics.graphs.laplacian import Symmetrize
 
 
 def fiedler_value(

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import DIMENSIONS, Barcodes
-from attnscope.metrics.persistence import Symmetrize, attention_of_topology
+from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
+from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
 
 
 def betti_numbers(

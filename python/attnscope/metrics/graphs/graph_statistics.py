@@ -10,7 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.laplacian import Symmetrize
+from attnscope.metrics.graphs.laplacian import Symmetrize
 
 
 @shown_by_shape

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]

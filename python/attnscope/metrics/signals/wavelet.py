@@ -10,7 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics._signals import signal_arguments
+from attnscope.metrics.signals._signals import signal_arguments
 
 
 @shown_by_shape
