@@ -40,11 +40,25 @@ py::object first_invalid(const py::object& attention, const py::object& lengths,
   return found;
 }
 
+// Which matrices hold finite entries only, bool with the leading axes of `attention`. Reads in place.
+py::object finite_matrices(const py::object& attention, const py::object& lengths) {
+  const Batch batch = make_batch(attention, lengths);
+  const Result<bool> result = make_result(batch.sizes, {}, false);
+  run_blocks(batch.count, block_size(batch, 1), [&](Index begin, Index end, int) {
+    for (Index at = begin; at < end; ++at) {
+      visit_matrix(batch, at,
+                   [&](const auto& view, Index index) { result.data[index] = all_finite(view); });
+    }
+  });
+  return result.tensor;
+}
+
 }  // namespace
 
 void bind_validity(py::module_& module) {
   module.def("first_invalid", &first_invalid, py::arg("attention"), py::arg("lengths"),
              py::arg("upper"));
+  module.def("finite_matrices", &finite_matrices, py::arg("attention"), py::arg("lengths"));
 }
 
 }  // namespace attnscope

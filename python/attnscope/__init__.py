@@ -22,12 +22,10 @@ if importlib.util.find_spec("torch") is not None:
     from attnscope import inference, protocols
     from attnscope.capture import capture, edit, edits
     from attnscope.inference import Frames, classify_frames, emergence_step
-    from attnscope.metrics.alignment import (
-        entropy_magnitude_correlation,
-        geometric_semantic_alignment,
-        transformation_magnitude,
-    )
-    from attnscope.metrics.barcodes import (
+    from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
+    from attnscope.metrics.graphs.graph_statistics import GraphStatistics, graph_statistics
+    from attnscope.metrics.graphs.laplacian import laplacian_eigenvalues, laplacian_gap
+    from attnscope.metrics.homology.barcodes import (
         Barcodes,
         bar_count,
         betti_curve,
@@ -35,33 +33,12 @@ if importlib.util.find_spec("torch") is not None:
         persistent_entropy,
         total_persistence,
     )
-    from attnscope.metrics.betti import betti_numbers
-    from attnscope.metrics.divergence import SinkRemoval, head_divergence, sink_removal
-    from attnscope.metrics.entropy import attention_entropy
-    from attnscope.metrics.fiedler import fiedler_value, fiedler_vector
-    from attnscope.metrics.fisher import fisher_trace
-    from attnscope.metrics.graph_statistics import GraphStatistics, graph_statistics
-    from attnscope.metrics.harmonics import harmonic_distortion, softmax_harmonics
-    from attnscope.metrics.laplacian import laplacian_eigenvalues, laplacian_gap
-    from attnscope.metrics.locality import local_global_ratio
-    from attnscope.metrics.marchenko_pastur import (
-        MarchenkoPastur,
-        marchenko_pastur,
-        marchenko_pastur_deviation,
-    )
-    from attnscope.metrics.measure import measure
-    from attnscope.metrics.participation_ratio import participation_ratio
-    from attnscope.metrics.persistence import persistence
-    from attnscope.metrics.power_spectrum import PowerSpectrum, power_spectrum
-    from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
-    from attnscope.metrics.singular_values import (
-        effective_rank,
-        singular_values,
-        spectral_gap,
-        spectral_ratio,
-        stable_rank,
-    )
-    from attnscope.metrics.sinks import (
+    from attnscope.metrics.homology.betti import betti_numbers
+    from attnscope.metrics.homology.persistence import persistence
+    from attnscope.metrics.information.divergence import SinkRemoval, head_divergence, sink_removal
+    from attnscope.metrics.information.entropy import attention_entropy
+    from attnscope.metrics.information.fisher import fisher_trace
+    from attnscope.metrics.information.sinks import (
         SinkShare,
         incoming_attention,
         sink_position,
@@ -70,13 +47,36 @@ if importlib.util.find_spec("torch") is not None:
         sink_tokens,
         top_mass,
     )
-    from attnscope.metrics.uncertainty import SpectralUncertainty, spectral_uncertainty
-    from attnscope.metrics.wavelet import (
+    from attnscope.metrics.measure import measure
+    from attnscope.metrics.signals.harmonics import harmonic_distortion, softmax_harmonics
+    from attnscope.metrics.signals.locality import local_global_ratio
+    from attnscope.metrics.signals.power_spectrum import PowerSpectrum, power_spectrum
+    from attnscope.metrics.signals.uncertainty import SpectralUncertainty, spectral_uncertainty
+    from attnscope.metrics.signals.wavelet import (
         WaveletTransform,
         morlet_scalogram,
         scale_sensitivity,
         wavelet_transform,
     )
+    from attnscope.metrics.spectra.marchenko_pastur import (
+        MarchenkoPastur,
+        marchenko_pastur,
+        marchenko_pastur_deviation,
+    )
+    from attnscope.metrics.spectra.participation_ratio import participation_ratio
+    from attnscope.metrics.spectra.singular_values import (
+        effective_rank,
+        singular_values,
+        spectral_gap,
+        spectral_ratio,
+        stable_rank,
+    )
+    from attnscope.metrics.states.alignment import (
+        entropy_magnitude_correlation,
+        geometric_semantic_alignment,
+        transformation_magnitude,
+    )
+    from attnscope.metrics.states.reference_influence import ReferenceInfluence, reference_influence
     from attnscope.models.architecture import weight_map
     from attnscope.models.low_rank import LowRank
     from attnscope.models.weight_deltas import WeightDelta, weight_deltas

@@ -15,7 +15,7 @@ import torch
 
 from attnscope import _core, _device
 from attnscope._memory import announce
-from attnscope._warn import warn
+from attnscope._warn import NonFiniteWarning, warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 # Attention in half precision can exceed 1 by rounding; a hundredth is far above that and far below a bug.
@@ -302,10 +302,11 @@ def finished(function: str, attention: Attention, result: Any, spoiled: int, uni
     """`result`, after one warning when some inputs were not finite."""
     if spoiled:
         total = math.prod(attention.leading)
-        warn(
+        message = (
             f"{function}: {spoiled} of {total} {unit} hold NaN or infinite entries; their results are NaN "
             "(counts -1, flags False)"
         )
+        warn(NonFiniteWarning(message, function, spoiled))
     return result
 
 

@@ -8,6 +8,7 @@ from torch import Tensor
 def first_invalid(
     attention: Tensor, lengths: Tensor | None, upper: float
 ) -> tuple[int, int, int, float] | None: ...
+def finite_matrices(attention: Tensor, lengths: Tensor | None) -> Tensor: ...
 def laplacian_eigenvalues(
     attention: Tensor,
     lengths: Tensor | None,

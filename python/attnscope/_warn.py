@@ -12,12 +12,33 @@ from pathlib import Path
 _INSIDE = (str(Path(__file__).parent), contextlib.__file__)
 
 
-def warn(message: str, category: type[Warning] = RuntimeWarning) -> None:
+class CountedWarning(RuntimeWarning):
+    """Some of what a function was given has no value; says of how many beside the words.
+
+    Attributes:
+        function: that was called.
+        count: of maps, layers or tokens.
+    """
+
+    def __init__(self, message: str, function: str, count: int) -> None:
+        super().__init__(message)
+        self.function, self.count = function, count
+
+
+class NonFiniteWarning(CountedWarning):
+    """Their entries are NaN or infinite."""
+
+
+class UndefinedWarning(CountedWarning):
+    """They are finite, but too small or too even for the question."""
+
+
+def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the first line outside of this package.
 
     Args:
         message: what a person should know.
-        category: of the warning.
+        category: of a warning in words alone.
     """
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):

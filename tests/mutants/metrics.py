@@ -22,6 +22,7 @@ from pathlib import Path
 from argued import ARGUED
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "python" / "attnscope"
 WORK = ROOT / "build" / "mutmut"
 # Beside the copy: mutmut takes the folder that it runs in off Python's path.
 BESIDE = WORK / "beside"
@@ -99,7 +100,7 @@ def settings(stems: list[str]) -> str:
     lists = {
         "source_paths": ["src"],
         "only_mutate": [
-            f"src/{path.relative_to(ROOT / 'python')}" for stem in stems for path in sources(stem)
+            f"src/attnscope/{path.relative_to(PACKAGE)}" for stem in stems for path in sources(stem)
         ],
         "also_copy": ["src/attnscope"],
         "do_not_mutate_patterns": LEFT_ALONE,
@@ -126,8 +127,7 @@ def settings(stems: list[str]) -> str:
 
 def sources(stem: str) -> list[Path]:
     """The file of a module, in whichever folder its concept has put it."""
-    package = ROOT / "python/attnscope"
-    return [path for room in ("metrics", "inference") for path in (package / room).rglob(f"{stem}.py")]
+    return [path for room in ("metrics", "inference") for path in (PACKAGE / room).rglob(f"{stem}.py")]
 
 
 def literal(text: str) -> str:
@@ -149,7 +149,7 @@ def mutmut(*arguments: str, read: bool = True) -> subprocess.CompletedProcess[st
 def copy_package() -> None:
     """The package and its compiled core, which an editable install keeps elsewhere."""
     package = WORK / "src" / "attnscope"
-    shutil.copytree(ROOT / "python" / "attnscope", package)
+    shutil.copytree(PACKAGE, package)
     installed = importlib.util.find_spec("attnscope")
     for folder in (installed.submodule_search_locations or []) if installed else []:
         for file in [*Path(folder).glob("_core*.so"), *Path(folder).glob("_build.py")]:

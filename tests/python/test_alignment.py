@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy import stats
 
 import attnscope as asc
-from attnscope.metrics.alignment import pearson
+from attnscope.metrics.states.alignment import pearson
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -39,9 +39,11 @@ options = {
     "betti_curve": {"scales": [0.5]}, "geometric_semantic_alignment": {"states": states},
     "reference_influence": {"states": states, "reference": torch.arange(n) < 1},
     "sink_removal": {"keys": [0]},
+    "entropy_magnitude_correlation": {"before": states, "after": 2 * states},
 }
 maps = torch.rand(2, n, n)
 maps /= maps.sum(-1, keepdim=True)
+options["scale_sensitivity"] = {"prefix": maps}
 warm = torch.rand(64, 40, 40)
 asc.fiedler_value(warm), asc.singular_values(warm), asc.persistence(warm), asc.marchenko_pastur(warm)
 before = small()

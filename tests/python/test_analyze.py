@@ -40,7 +40,7 @@ def test_numbers_per_map_threshold_and_token(llama):
             rtol=1e-6,
         )
         np.testing.assert_allclose(
-            heads["sink_share_boost"].sel(layer=layer, head=range(4)).squeeze(),
+            heads["sink_boost"].sel(layer=layer, head=range(4)).squeeze(),
             asc.sink_share(attention).boost,
             rtol=1e-6,
         )
@@ -64,7 +64,7 @@ def test_padding_changes_nothing(llama):
     np.testing.assert_allclose(padded["fiedler_value"], alone.table("heads")["fiedler_value"], rtol=1e-4)
     rows = both.table("vectors").query("sample == 1")
     assert rows["index"].max() == 10
-    assert rows["attention_entropy"].notna().all()
+    assert rows["entropy"].notna().all()
 
 
 def test_sentences_a_folder_and_everything(tmp_path):
@@ -129,15 +129,15 @@ def test_metrics_that_need_states(llama, space):
             maps = layer.matrices()
             states = layer.states(space, per_head=True) if space == "value" else layer.states(space)[:, None]
             states = states.expand(*maps.shape[:2], *states.shape[2:])
-            found = heads["geometric_semantic_alignment"].sel(layer=layer.index, head=range(4)).squeeze()
+            found = heads[f"alignment_{space}"].sel(layer=layer.index, head=range(4)).squeeze()
             want = asc.geometric_semantic_alignment(maps, states)
             np.testing.assert_allclose(found, want, rtol=1e-12)
-            mean = heads["geometric_semantic_alignment"].sel(layer=layer.index, head=-1).squeeze()
+            mean = heads[f"alignment_{space}"].sel(layer=layer.index, head=-1).squeeze()
             assert np.isnan(mean).all() == (space == "value")
             want = asc.reference_influence(maps, states, asc.sink_tokens(maps)).directional
             own = vectors[(vectors["layer"] == layer.index) & (vectors["head"] >= 0)]
             np.testing.assert_allclose(
-                own.sort_values(["sample", "head", "index"])["reference_influence_directional"],
+                own.sort_values(["sample", "head", "index"])["reference_directional"],
                 want.flatten(), rtol=1e-12,
             )  # fmt: skip
 
@@ -145,7 +145,7 @@ def test_metrics_that_need_states(llama, space):
 def test_the_share_of_the_sink_has_the_name_of_the_stored_tables(llama):
     ids = text(llama, batch=1, n=9)["input_ids"]
     columns = asc.analyze(llama, ids, ["sink_share"]).table("heads").columns
-    assert {"sink_share", "sink_share_uniform", "sink_share_boost"} < set(columns)
+    assert {"sink_share", "sink_share_uniform", "sink_boost"} < set(columns)
     assert "sink_share_share" not in columns
 
 
@@ -190,7 +190,7 @@ def test_vectors_of_different_lengths_share_a_table(llama):
     rows = asc.analyze(llama, inputs, asked).table("vectors")
     short = rows[(rows["sample"] == 1) & (rows["layer"] == 0) & (rows["head"] == 0)]
     assert short["index"].tolist() == list(range(13))
-    assert short["attention_entropy"].notna().tolist() == [True] * 11 + [False] * 2
+    assert short["entropy"].notna().tolist() == [True] * 11 + [False] * 2
     assert short["smallest"].notna().tolist() == [True] * 11 + [False] * 2
     long = rows[(rows["sample"] == 0) & (rows["layer"] == 0) & (rows["head"] == 0)]
     assert long["smallest"].notna().tolist() == [True] * 13 + [False] * 7
@@ -198,8 +198,8 @@ def test_vectors_of_different_lengths_share_a_table(llama):
 
 def test_what_fits_no_table_is_refused_in_words(llama):
     ids = text(llama, batch=1, n=9)["input_ids"]
-    with pytest.raises(ValueError, match=r"analyze: wavelet_transform of shape .* has no place in a table"):
-        asc.analyze(llama, ids, ["wavelet_transform", "attention_entropy"])
+    with pytest.raises(ValueError, match=r"analyze: morlet_scalogram has no place in a table; use measure"):
+        asc.analyze(llama, ids, ["morlet_scalogram", "attention_entropy"])
 
 
 def test_names_are_checked_before_anything_is_loaded():

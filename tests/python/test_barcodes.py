@@ -11,7 +11,7 @@ from scipy.stats import entropy
 from topology_inputs import KINDS, attention_map
 
 import attnscope as asc
-from attnscope.metrics import barcodes
+from attnscope.metrics.homology import barcodes
 
 
 @pytest.fixture

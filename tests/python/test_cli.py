@@ -14,6 +14,7 @@ import pytest
 import attnscope
 from attnscope.commands import cli
 from attnscope.metrics.measure import metric_names
+from attnscope.metrics.quantity import Quantity
 from folders import model_folder, sentences, series
 
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
@@ -311,10 +312,12 @@ def test_doctor_passes_here_and_fails_when_a_kernel_lies(call, monkeypatch):
     assert code == 0
     assert "BAD" not in out
     assert "instruction set" in out
-    from attnscope.commands import doctor
-
-    compute, expected = doctor.KNOWN_ANSWERS["fiedler_value"]
-    monkeypatch.setitem(doctor.KNOWN_ANSWERS, "fiedler_value", (compute, expected + 1e-9))
+    real = Quantity.example
+    monkeypatch.setattr(
+        Quantity,
+        "example",
+        lambda one: (real(one)[0], real(one)[1] + 1e-9 * (one.name == "fiedler_value_normalized")),
+    )
     code, out, _ = call("doctor", "--json")
     checks = {check["name"]: check["ok"] for check in json.loads(out)["checks"]}
     assert code == 1
@@ -356,9 +359,9 @@ def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, m
 
 def test_the_doctor_knows_an_answer_for_every_metric():
     from attnscope.commands.catalogue import first_lines
-    from attnscope.commands.doctor import KNOWN_ANSWERS
+    from attnscope.commands.doctor import examine
 
-    assert set(first_lines()) <= set(KNOWN_ANSWERS)
+    assert set(first_lines()) <= {check.name for check in examine()}
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.metrics.fisher import group_parameters
+from attnscope.metrics.information.fisher import group_parameters
 
 transformers = pytest.importorskip("transformers")
 

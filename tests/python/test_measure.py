@@ -11,7 +11,9 @@ import torch
 
 import attnscope as asc
 from attnscope.metrics import measure as measuring
-from attnscope.metrics.betti import bars_hold
+from attnscope.metrics import plan as planning
+from attnscope.metrics.discovery import found
+from attnscope.metrics.homology.betti import bars_hold
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -51,7 +53,10 @@ OPTIONS = {
     "betti_curve": {"scales": SCALES},
     "top_mass": {"k": 2},
 }
-NEEDS_MORE = ("sink_removal", "geometric_semantic_alignment", "reference_influence")
+NEEDS_MORE = (
+    *("sink_removal", "geometric_semantic_alignment", "reference_influence"),
+    *("entropy_magnitude_correlation", "scale_sensitivity"),
+)
 SIMPLE = [name for name in measuring.metric_names() if name not in NEEDS_MORE]
 
 
@@ -66,39 +71,38 @@ def test_all_metrics_at_once_equal_their_functions_on_ragged_lengths():
     found = asc.measure(attention, {name: OPTIONS.get(name, {}) for name in SIMPLE}, lengths=lengths)
     assert list(found) == SIMPLE
     for name in SIMPLE:
-        own = lengths[:, 0] if name in measuring.OF_LAYERS else lengths
+        own = lengths[:, 0] if name == "head_divergence" else lengths
         assert same(found[name], direct(name, attention, lengths=own, **OPTIONS.get(name, {}))), name
 
 
-def test_shared_work_is_done_once(monkeypatch):
-    calls = []
-    function = measuring._function
+@pytest.fixture
+def calls(monkeypatch):
+    """The functions that are called, with their options."""
+    made = []
+    for name, function in found().functions.items():
 
-    def counting(metric):
-        real = function(metric)
+        def call(*given, name=name, function=function, **options):
+            made.append((name[1], options))
+            return function(*given, **options)
 
-        def wrapper(*args, **kwargs):
-            calls.append(metric)
-            return real(*args, **kwargs)
+        monkeypatch.setitem(found().functions, name, functools.wraps(function)(call))
+    return made
 
-        wrapper.__signature__ = measuring.inspect.signature(real)
-        wrapper.__name__ = real.__name__
-        return wrapper
 
-    monkeypatch.setattr(measuring, "_function", counting)
+def test_shared_work_is_done_once(calls):
     asc.measure(
         maps(2, 9, 9), ["stable_rank", "effective_rank", "spectral_gap", "spectral_ratio", "singular_values"]
     )
-    assert calls == ["singular_values"]
+    assert [name for name, _ in calls] == ["singular_values"]
     calls.clear()
     asc.measure(maps(2, 9, 9), ["bar_count", "total_persistence", "max_persistence", "persistent_entropy"])
-    assert calls == ["persistence"]
+    assert [name for name, _ in calls] == ["persistence"]
     calls.clear()
     asc.measure(
         maps(2, 9, 9),
         {"a": {"metric": "fiedler_value"}, "b": {"metric": "fiedler_value", "normalized": True}},
     )
-    assert calls == ["fiedler_value", "fiedler_value"]
+    assert [name for name, _ in calls] == ["fiedler_value", "fiedler_value"]
 
 
 def test_common_options_reach_every_metric_that_takes_them():
@@ -181,7 +185,7 @@ def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
 
 
 @pytest.mark.parametrize(
-    ("betti", "bars", "dtype", "calls"),
+    ("betti", "bars", "dtype", "alone"),
     [
         ({"thresholds": (0.2, 0.5)}, {}, torch.float32, 0),
         ({"thresholds": (0.2, 0.5)}, {}, torch.float64, 1),
@@ -191,24 +195,12 @@ def test_betti_numbers_from_bars_equal_their_own(dtype, symmetrize):
         ({"thresholds": (0.2,)}, {"max_dimension": 0}, torch.float32, 1),
     ],
 )
-def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(monkeypatch, betti, bars, dtype, calls):
+def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(calls, betti, bars, dtype, alone):
     a = torch.softmax(3 * torch.randn(4, 9, 9, dtype=dtype), -1)
     expected = asc.betti_numbers(a, **betti)
-    made = []
-    function = measuring._function
-
-    @functools.wraps(asc.betti_numbers)
-    def counted(*given, **options):
-        made.append(options)
-        return asc.betti_numbers(*given, **options)
-
-    monkeypatch.setattr(
-        measuring, "_function", lambda name: counted if name == "betti_numbers" else function(name)
-    )
-    measuring._PLANS.clear()
     found = asc.measure(a, {"betti_numbers": betti, "persistence": bars})
     assert torch.equal(found["betti_numbers"], expected)
-    assert len(made) == calls
+    assert [name for name, _ in calls].count("betti_numbers") == alone
 
 
 def test_betti_numbers_of_a_spoiled_map_are_its_own_call():
@@ -307,7 +299,7 @@ def test_a_bounded_number_of_plans_is_kept(monkeypatch):
 )
 def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
     attention, made, given = maps(2, 3, 9, 9), [], []
-    read, divergence = measuring.sinks.from_one_read, measuring.divergence_of
+    read, divergence = planning.sinks.from_one_read, planning.divergence_of
 
     def reading(tensor, asked, **options):
         made.append(sorted(asked))
@@ -317,8 +309,8 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
         given.append(entropy is not None)
         return divergence(tensor, entropy, **options)
 
-    monkeypatch.setattr(measuring.sinks, "from_one_read", reading)
-    monkeypatch.setattr(measuring, "divergence_of", diverging)
+    monkeypatch.setattr(planning.sinks, "from_one_read", reading)
+    monkeypatch.setattr(planning, "divergence_of", diverging)
     found = asc.measure(attention, metrics)
     assert made == reads
     assert given == ["attention_entropy" in reads[0] if reads else False] * ("head_divergence" in metrics)
@@ -330,13 +322,13 @@ def test_one_read_answers_what_it_can(monkeypatch, metrics, reads):
 
 def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
     attention, given = maps(2, 3, 9, 9), []
-    divergence = measuring.divergence_of
+    divergence = planning.divergence_of
 
     def diverging(tensor, entropy, **options):
         given.append((options["support"], entropy is not None))
         return divergence(tensor, entropy, **options)
 
-    monkeypatch.setattr(measuring, "divergence_of", diverging)
+    monkeypatch.setattr(planning, "divergence_of", diverging)
     ask = {
         "x": {"metric": "head_divergence", "support": "full"},
         "head_divergence": {},
@@ -346,27 +338,6 @@ def test_each_divergence_has_the_entropy_of_its_own_support(monkeypatch):
     assert given == [("full", False), ("auto", True)]
     assert same(found["x"], asc.head_divergence(attention, support="full"))
     assert same(found["head_divergence"], asc.head_divergence(attention))
-
-
-@pytest.fixture
-def calls(monkeypatch):
-    """The functions that are called, with their options."""
-    made, function = [], measuring._function
-
-    def watched(metric):
-        real = function(metric)
-
-        @functools.wraps(real)
-        def call(*given, **options):
-            made.append((metric, options))
-            return real(*given, **options)
-
-        return call
-
-    monkeypatch.setattr(measuring, "_function", watched)
-    measuring._PLANS.clear()
-    yield made
-    measuring._PLANS.clear()
 
 
 @pytest.mark.parametrize(

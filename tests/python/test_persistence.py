@@ -22,7 +22,7 @@ from topology_inputs import (
 )
 
 import attnscope as asc
-from attnscope.metrics.persistence import attention_of_topology
+from attnscope.metrics.homology.persistence import attention_of_topology
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 

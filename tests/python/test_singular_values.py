@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
-from attnscope.metrics import singular_values as module
+from attnscope.metrics.spectra import singular_values as module
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 READ_OFF = ("stable_rank", "effective_rank", "spectral_gap", "spectral_ratio")

@@ -8,7 +8,7 @@
 
 namespace attnscope {
 
-// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics._signals sees to it.
+// `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals._signals sees to it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
                                     Index min_keys) {
   using Kind = SignalOptions::Kind;

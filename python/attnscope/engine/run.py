@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import gc
 import json
-import re
 import shutil
 import sys
 import time
@@ -19,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from attnscope._warn import CountedWarning, NonFiniteWarning
 from attnscope.engine.config import ConfigError, Settings, differences
 from attnscope.engine.discovery import study_class
 from attnscope.engine.files import DiskFull, disk_error, remove_leftovers, write_bytes
@@ -347,10 +347,10 @@ class Engine:
             warnings.simplefilter("always")
             yield
         for warning in caught:
-            found = re.match(r"([\w.]+): (\d+) of \d+ [\w ]+? (hold NaN|have fewer)", str(warning.message))
-            if found:
-                tally = self.tally.spoiled if found[3] == "hold NaN" else self.tally.undefined
-                tally[found[1]] += int(found[2])
+            told = warning.message
+            if isinstance(told, CountedWarning):
+                tally = self.tally.spoiled if isinstance(told, NonFiniteWarning) else self.tally.undefined
+                tally[told.function] += told.count
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 

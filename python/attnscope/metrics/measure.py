@@ -4,80 +4,29 @@
 from __future__ import annotations
 
 import functools
-import importlib
 import inspect
-import math
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
 import torch
+from torch import Tensor
 
-from attnscope import _checks
+from attnscope import _checks, _core
 from attnscope._nearest import nearest
-from attnscope.metrics import sinks
-from attnscope.metrics.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
-from attnscope.metrics.divergence import divergence_of
-
-# Metrics that are functions of another public result: metric -> (that result, module, function of it).
-# The function's first argument is the shared result; the rest are the metric's own options.
-DERIVED: dict[str, tuple[str, str, str]] = {
-    "laplacian_gap": ("laplacian_eigenvalues", "laplacian", "gap_of"),
-    "stable_rank": ("singular_values", "singular_values", "stable_rank_of"),
-    "effective_rank": ("singular_values", "singular_values", "effective_rank_of"),
-    "spectral_gap": ("singular_values", "singular_values", "spectral_gap_of"),
-    "spectral_ratio": ("singular_values", "singular_values", "spectral_ratio_of"),
-    "marchenko_pastur_deviation": ("marchenko_pastur", "marchenko_pastur", "deviation_of"),
-    "betti_curve": ("persistence", "barcodes", "betti_curve"),
-    "bar_count": ("persistence", "barcodes", "bar_count"),
-    "total_persistence": ("persistence", "barcodes", "total_persistence"),
-    "max_persistence": ("persistence", "barcodes", "max_persistence"),
-    "persistent_entropy": ("persistence", "barcodes", "persistent_entropy"),
-}
-
-# Metric -> module in attnscope.metrics, for those that read attention themselves.
-DIRECT: dict[str, str] = {
-    "fiedler_value": "fiedler",
-    "fiedler_vector": "fiedler",
-    "laplacian_eigenvalues": "laplacian",
-    "graph_statistics": "graph_statistics",
-    "singular_values": "singular_values",
-    "participation_ratio": "participation_ratio",
-    "marchenko_pastur": "marchenko_pastur",
-    "persistence": "persistence",
-    "betti_numbers": "betti",
-    "attention_entropy": "entropy",
-    "incoming_attention": "sinks",
-    "sink_rate": "sinks",
-    "sink_tokens": "sinks",
-    "sink_position": "sinks",
-    "sink_share": "sinks",
-    "top_mass": "sinks",
-    "head_divergence": "divergence",
-    "sink_removal": "divergence",
-    "geometric_semantic_alignment": "alignment",
-    "reference_influence": "reference_influence",
-    "local_global_ratio": "locality",
-    "power_spectrum": "power_spectrum",
-    "spectral_uncertainty": "uncertainty",
-    "wavelet_transform": "wavelet",
-    "morlet_scalogram": "wavelet",
-}
-
-# Functions of all heads of a layer: [..., h, n, n], with one length per layer.
-OF_LAYERS = frozenset({"head_divergence", "sink_removal"})
-
-# What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
-THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-
-
-@dataclass(frozen=True)
-class Request:
-    """One result that `measure` is asked for."""
-
-    key: str
-    metric: str
-    options: dict[str, Any]
+from attnscope.metrics.discovery import found
+from attnscope.metrics.plan import (
+    MAPS,
+    Execution,
+    Plan,
+    Request,
+    options_of,
+    plan_of,
+    reads_layers,
+    reads_maps,
+)
+from attnscope.metrics.quantity import Quantity
 
 
 def measure(
@@ -123,63 +72,213 @@ def measure(
     """
     plan = _plan_of(metrics, options, _size_of(attention))
     tensor = _checks.square_tensor("measure", "attention", attention)
-    shared = _from_one_read(tensor, plan, lengths)
-    shared.update(_from_bars(tensor, plan, lengths))
-    results: dict[str, Any] = {}
-    for request, (source, identity, given) in zip(plan.requests, plan.calls, strict=True):
-        if (source, identity) not in shared:
-            each = _layer_lengths(lengths, tensor) if source in OF_LAYERS else lengths
-            if source == "head_divergence":
-                entropy = shared.get(("attention_entropy", plan.entropies.get(identity, ())))
-                result = divergence_of(tensor, entropy, lengths=each, **given)
-            else:
-                result = _function(source)(tensor, lengths=each, **given)
-            shared[source, identity] = result
-        result = shared[source, identity]
-        if request.metric in DERIVED:
-            derive = _derivation(request.metric)
-            own = {name: value for name, value in request.options.items() if name in _options(derive)}
-            result = derive(result, **own)
-        results[request.key] = result
-    return results
-
-
-# A call's name and its options in words, by which equal calls are known.
-_Identity = tuple[tuple[str, str], ...]
-_Call = tuple[str, _Identity, dict[str, Any]]
+    results = Execution(plan, {"attention": tensor}, lengths, "measure").results()
+    return {request.key: result for request, result in zip(plan.requests, results, strict=True)}
 
 
 @dataclass(frozen=True)
-class _Plan:
-    """What is to be called for maps of one size, whatever is in them."""
+class Measured:
+    """Numbers of the maps of one layer.
 
-    requests: list[Request]
-    calls: list[_Call]
-    # Calls that one read of the maps answers together, by their support and validate.
-    groups: list[dict[str, tuple[_Identity, dict[str, Any]]]]
-    # Of a head_divergence: the entropy that such a read gives, of which it is one half.
-    entropies: dict[_Identity, _Identity]
-    # Calls of betti_numbers and the call of persistence whose bars hold them.
-    held: list[tuple[_Call, _Call]]
+    Attributes:
+        values: by quantity, [batch, maps] and its axes; of scope "layer" [batch] and its axes. Where there is
+            none, a float is NaN and a whole number means nothing.
+        defined: by quantity, where there is a value.
+        finite: which maps hold finite entries only, [batch, maps].
+        size: tokens of the padded maps.
+        results: of the metrics whose whole result was asked for, by name.
+    """
+
+    values: Mapping[Quantity, Tensor]
+    defined: Mapping[Quantity, Tensor]
+    finite: Tensor
+    size: int
+    results: Mapping[str, Any] = field(default_factory=dict)
+
+    def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
+        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined.
+
+        Args:
+            scope: of the quantities.
+        """
+        return {
+            one.name: np.ma.MaskedArray(values.flatten().numpy(), ~self.defined[one].flatten().numpy())
+            for one, values in self.values.items()
+            if one.scope == scope
+        }
+
+
+def measure_quantities(
+    sites: Mapping[str, Tensor],
+    quantities: Sequence[Quantity],
+    *,
+    lengths: Tensor | Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    whole: Sequence[str] = (),
+) -> Measured:
+    """Quantities of one protocol of the maps of a layer, every equal call made once.
+
+    Args:
+        sites: captured tensors: attention [batch, maps, n, n], states of heads [batch, heads, n, d], of the
+            layer [batch, n, d], head_mean [batch, 1, n, n].
+        quantities: of one protocol. Those that need a site which is not there are undefined everywhere, and
+            left out where they have axes of their own.
+        lengths: tokens per sentence, [batch].
+        heads: numbers of the heads whose maps these are; None where they are not the heads of one layer (a
+            head mean, uniform attention), for which nothing is said of several heads.
+        whole: metrics whose result is wanted as it is beside the quantities, such as the bars of
+            `persistence`; of padded maps.
+
+    Raises:
+        ValueError: quantities of several protocols, and as the metrics.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.metrics.quantity import quantity
+        >>> maps = torch.full((1, 2, 4, 4), 0.25)
+        >>> wanted = [quantity("stable_rank"), quantity("sink_share")]
+        >>> {name: values.tolist() for name, values in measure_quantities({"attention": maps}, wanted)
+        ...  .columns().items()}
+        {'stable_rank': [1.0, 1.0], 'sink_share': [0.25, 0.25]}
+    """
+    protocols = {one.protocol for one in quantities}
+    if len(protocols) > 1:
+        raise ValueError(f"measure_quantities: one protocol at a time, got {', '.join(sorted(protocols))}")
+    each = None if lengths is None else torch.as_tensor(lengths, dtype=torch.int64)
+    if protocols and input_form(protocols.pop()) == "whole":
+        if whole:
+            raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
+        return _by_length(sites, quantities, each, heads)
+    return _measured(sites, quantities, each, heads, tuple(whole))
+
+
+def input_form(protocol: str) -> str:
+    """What a protocol declares: "padded" maps with their lengths, or "whole" maps in float64."""
+    if protocol == "exact":
+        return "padded"
+    return str(found().forms.get(protocol, "padded"))
+
+
+def _by_length(
+    sites: Mapping[str, Tensor],
+    quantities: Sequence[Quantity],
+    lengths: Tensor | None,
+    heads: Sequence[int] | None,
+) -> Measured:
+    """Sentences of one length at a time, cut to it, in double precision."""
+    batch, longest = next((len(maps), int(maps.shape[-1])) for name, maps in sites.items() if name in MAPS)
+    each = torch.full((batch,), longest) if lengths is None else lengths
+    parts = []
+    for n in sorted(set(each.tolist())):
+        places = (each == n).nonzero().flatten()
+        cut = {
+            name: (values[places][..., :n, :n] if name in MAPS else values[places][..., :n, :]).double()
+            for name, values in sites.items()
+        }
+        parts.append((places, _measured(cut, quantities, None, heads)))
+    finite = torch.empty(batch, parts[0][1].finite.shape[1], dtype=torch.bool)
+    values: dict[Quantity, Tensor] = {}
+    defined: dict[Quantity, Tensor] = {}
+    for places, part in parts:
+        finite[places] = part.finite
+        for one, own in part.values.items():
+            if one not in values:
+                trailing = [
+                    max(sizes)
+                    for sizes in zip(*(other.values[one].shape[1:] for _, other in parts), strict=True)
+                ]
+                nothing = torch.nan if own.dtype.is_floating_point else 0
+                values[one] = torch.full((batch, *trailing), nothing, dtype=own.dtype)
+                defined[one] = torch.zeros((batch, *trailing), dtype=torch.bool)
+            inside = (places, *(slice(size) for size in own.shape[1:]))
+            values[one][inside], defined[one][inside] = own, part.defined[one]
+    return Measured({one: values[one] for one in quantities if one in values}, defined, finite, longest)
+
+
+def _measured(
+    sites: Mapping[str, Tensor],
+    quantities: Sequence[Quantity],
+    lengths: Tensor | None,
+    heads: Sequence[int] | None,
+    whole: tuple[str, ...] = (),
+) -> Measured:
+    maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
+    known = [one for one in quantities if _is_there(one, sites, heads)]
+    each = None if lengths is None else lengths[:, None]
+    plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
+    results = Execution(plan, sites, each, "measure_quantities").results()
+    finite = {name: _finite(values, each) for name, values in sites.items() if name in MAPS}
+    values: dict[Quantity, Tensor] = {}
+    defined: dict[Quantity, Tensor] = {}
+    answers = dict(zip(known, results[: len(known)], strict=True))
+    for one in quantities:
+        if one not in answers:
+            if not one.axes:
+                shape = maps.shape[:1] if one.scope == "layer" else maps.shape[:2]
+                values[one] = torch.full(shape, torch.nan, dtype=torch.float64)
+                defined[one] = torch.zeros(shape, dtype=torch.bool)
+            continue
+        own = one.read(answers[one])
+        own = own.squeeze(1) if one.scope == "layer" and one.needs[0] == "head_mean" else own
+        values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
+    everywhere = torch.ones(maps.shape[:2], dtype=torch.bool)
+    entire = dict(zip(whole, results[len(known) :], strict=True))
+    return Measured(values, defined, finite.get("attention", everywhere), maps.shape[-1], entire)
+
+
+@functools.lru_cache(maxsize=256)
+def _plan_for(quantities: tuple[Quantity, ...], whole: tuple[str, ...], n: int) -> Plan:
+    requests = [Request(one.name, one.metric, one.options, one.protocol, one.needs[0]) for one in quantities]
+    return plan_of([*requests, *(Request(name, name, {}) for name in whole)], n)
+
+
+def _finite(maps: Tensor, lengths: Tensor | None) -> Tensor:
+    """Which of [batch, maps, n, n] hold finite entries only, inside their lengths."""
+    each = None if lengths is None else lengths.expand(maps.shape[:2]).contiguous()
+    return _core.finite_matrices(maps, each)
+
+
+def _is_there(one: Quantity, sites: Mapping[str, Tensor], heads: Sequence[int] | None) -> bool:
+    """Whether what a quantity needs was captured, and the maps are the heads of a layer if it reads those."""
+    if not set(one.needs) <= set(sites):
+        return False
+    derived = found().derived.get((one.protocol, one.metric))
+    function = found().functions[one.protocol, derived[0] if derived else one.metric]
+    return heads is not None or not reads_layers(function)
+
+
+def _where_defined(one: Quantity, values: Tensor, finite: Tensor | None) -> tuple[Tensor, Tensor]:
+    if values.dtype.is_floating_point:
+        defined = ~values.isnan()
+    elif one.kind in ("count", "position"):
+        defined = values >= 0
+    else:
+        defined = torch.ones(values.shape, dtype=torch.bool)
+    if finite is not None:
+        finite = finite.all(-1) if one.scope == "layer" else finite
+        defined &= finite.reshape(*finite.shape, *[1] * (values.ndim - finite.ndim))
+    if values.dtype.is_floating_point:
+        values = torch.where(defined, values, torch.nan)
+    return values, defined
 
 
 # Making a plan costs as much as a few small maps. Those of plain options are kept, a bounded number.
-_PLANS: dict[str, _Plan] = {}
+_PLANS: dict[str, Plan] = {}
 _MOST_PLANS = 1024
 _PLAIN = (str, int, float, bool, type(None))
 
 
 def _plan_of(
     metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], n: int
-) -> _Plan:
+) -> Plan:
     if not _is_plain(metrics, options):
-        return _plan(metrics, options, n)
+        return plan_of(requests_of(metrics, options), n)
     # What a value looks like tells True from 1, which compare equal.
     key = repr((n, metrics, options))
     if key not in _PLANS:
         if len(_PLANS) >= _MOST_PLANS:
             _PLANS.clear()
-        _PLANS[key] = _plan(metrics, options, n)
+        _PLANS[key] = plan_of(requests_of(metrics, options), n)
     return _PLANS[key]
 
 
@@ -206,97 +305,23 @@ def _size_of(attention: Any) -> int:
     return int(shape[-1]) if shape else 0
 
 
-def _plan(
-    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any], n: int
-) -> _Plan:
-    requests = requests_of(metrics, options)
-    calls = [_call(request, n) for request in requests]
-    groups: dict[tuple[str, bool], dict[str, tuple[_Identity, dict[str, Any]]]] = {}
-    for source, identity, given in calls:
-        plain = given.get("base", math.e) == math.e and not given.get("normalized")
-        if source in sinks.FROM_ONE_READ and plain:
-            group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
-            group.setdefault(source, (identity, given))  # a second setting is a call of its own
-    entropies = {}
-    for source, identity, given in calls:
-        if source != "head_divergence":
-            continue
-        group = groups.setdefault((_identity(given["support"]), given["validate"]), {})
-        if "attention_entropy" not in group:
-            continue
-        entropies[identity] = group["attention_entropy"][0]
-    # One call alone is that function's own; an entropy that something else needs is not alone.
-    wanted = [group for group in groups.values() if len(group) >= 2 or _needed(group, entropies)]
-    bars = [call for call in calls if call[0] == "persistence"]
-    held = [
-        (call, next(own for own in bars if bars_hold(call[2], own[2])))
-        for call in calls
-        if call[0] == "betti_numbers" and any(bars_hold(call[2], own[2]) for own in bars)
-    ]
-    return _Plan(requests, calls, wanted, entropies, held)
-
-
-def _needed(group: Mapping[str, tuple[_Identity, Any]], entropies: Mapping[_Identity, _Identity]) -> bool:
-    return "attention_entropy" in group and group["attention_entropy"][0] in entropies.values()
-
-
-def _call(request: Request, n: int) -> _Call:
-    source = DERIVED[request.metric][0] if request.metric in DERIVED else request.metric
-    given = _given(source, request, n)
-    # An option's repr tells two different settings apart; arrays, which print in part, their identity.
-    return source, tuple(sorted((name, _identity(value)) for name, value in given.items())), given
-
-
-def _from_one_read(
-    tensor: torch.Tensor, plan: _Plan, lengths: _checks.Lengths
-) -> dict[tuple[str, _Identity], Any]:
-    """The results of calls that one read of the maps answers together."""
-    shared = {}
-    for group in plan.groups:
-        given = next(iter(group.values()))[1]
-        found = sinks.from_one_read(
-            tensor,
-            {source: own for source, (_, own) in group.items()},
-            support=given["support"],
-            lengths=lengths,
-            validate=given["validate"],
-        )
-        for source, (identity, _) in group.items():
-            shared[source, identity] = found[source]
-    return shared
-
-
-def _from_bars(
-    tensor: torch.Tensor, plan: _Plan, lengths: _checks.Lengths
-) -> dict[tuple[str, _Identity], Any]:
-    """Bars that are asked for, and the Betti numbers that they hold."""
-    shared: dict[tuple[str, _Identity], Any] = {}
-    if tensor.dtype not in EXACT_IN_BARS:
-        return shared
-    for (source, identity, given), (_, bars_identity, bars_given) in plan.held:
-        bars = shared.get(("persistence", bars_identity))
-        if bars is None:
-            bars = _function("persistence")(tensor, lengths=lengths, **bars_given)
-            shared["persistence", bars_identity] = bars
-        # Of a map without bars the function itself is to warn.
-        if bool((bars.offsets.diff() > 0).all()):
-            shared[source, identity] = betti_numbers_of(bars, given["thresholds"])
-    return shared
-
-
 def metric_names() -> list[str]:
     """Every name that `measure` knows, in alphabetical order."""
-    return sorted({*DIRECT, *DERIVED})
+    return [name for name in found().names() if not name.startswith("_") and reads_maps(_function(name))]
 
 
 def requests_of(
-    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], options: Mapping[str, Any]
+    metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]],
+    options: Mapping[str, Any],
+    *,
+    partial: bool = False,
 ) -> list[Request]:
     """What `measure` is asked for, checked: the key, the metric and its options of every result.
 
     Args:
         metrics: as `measure` takes them.
         options: likewise.
+        partial: what a metric needs beside attention comes from elsewhere.
 
     Raises:
         ValueError: an unknown metric.
@@ -314,13 +339,13 @@ def requests_of(
         )
     asked: Mapping[str, Mapping[str, Any]]
     asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-    requests, taken = [], set()
+    requests, taken, names = [], set(), metric_names()
     for key, own in asked.items():
         if not isinstance(own, Mapping):
             raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
         metric = str(own.get("metric", key))
-        if metric not in DIRECT and metric not in DERIVED:
-            raise ValueError(f"measure: unknown metric {metric!r}{nearest(metric, metric_names())}")
+        if metric not in names:
+            raise ValueError(f"measure: unknown metric {metric!r}{nearest(metric, names)}")
         accepted = _accepted(metric)
         unknown = [name for name in own if name != "metric" and name not in accepted]
         if unknown:
@@ -329,7 +354,8 @@ def requests_of(
             )
         common = {name: value for name, value in options.items() if name in accepted}
         needed = accepted.keys() - {"thresholds"} - set(own) - set(common)
-        if missing := [name for name in sorted(needed) if accepted[name] is inspect.Parameter.empty]:
+        missing = [name for name in sorted(needed) if accepted[name] is inspect.Parameter.empty]
+        if missing and not partial:
             raise TypeError(f"measure: {metric} needs the option {missing[0]!r}")
         taken |= set(common)
         requests.append(Request(key, metric, {**common, **{k: v for k, v in own.items() if k != "metric"}}))
@@ -348,66 +374,12 @@ def _is_array(value: Any) -> bool:
 
 def _accepted(metric: str) -> dict[str, Any]:
     """A metric's options with their defaults."""
-    accepted = _defaults(_function(DERIVED[metric][0] if metric in DERIVED else metric))
-    return {**accepted, **_defaults(_derivation(metric))} if metric in DERIVED else accepted
+    accepted = options_of(_function(metric))
+    derived = found().derived.get(("exact", metric))
+    return {**accepted, **options_of(derived[1])} if derived else accepted
 
 
-@functools.cache
 def _function(metric: str) -> Callable[..., Any]:
-    module = importlib.import_module(f"attnscope.metrics.{DIRECT[metric]}")
-    function: Callable[..., Any] = getattr(module, metric)
-    return function
-
-
-@functools.cache
-def _derivation(metric: str) -> Callable[..., Any]:
-    _, module, name = DERIVED[metric]
-    function: Callable[..., Any] = getattr(importlib.import_module(f"attnscope.metrics.{module}"), name)
-    return function
-
-
-@functools.cache
-def _defaults(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's own options and their defaults; asking for a signature costs as much as a small map."""
-    parameters = list(inspect.signature(function).parameters.items())[1:]
-    return {name: parameter.default for name, parameter in parameters if name != "lengths"}
-
-
-def _options(function: Callable[..., Any]) -> list[str]:
-    return list(_defaults(function))
-
-
-def _identity(value: Any) -> str:
-    return f"array {id(value)}" if _is_array(value) else repr(value)
-
-
-def _given(source: str, request: Request, n: int) -> dict[str, Any]:
-    """The options of one call with its defaults filled in, so that equal calls are seen to be equal."""
-    given = {}
-    for name, default in _defaults(_function(source)).items():
-        if name in request.options:
-            given[name] = request.options[name]
-        elif name == "thresholds":
-            given[name] = THRESHOLDS
-        elif default is not inspect.Parameter.empty:
-            given[name] = default
-    if source == "laplacian_eigenvalues" and given.get("k") is None:
-        given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
-    return given
-
-
-def _layer_lengths(lengths: _checks.Lengths, heads: torch.Tensor) -> torch.Tensor | None:
-    """One length per layer out of lengths that broadcast against [..., h]."""
-    if lengths is None:
-        return None
-    each = _checks.as_tensor("measure", "lengths", lengths)
-    try:
-        each = each.expand(heads.shape[:-2])
-    except RuntimeError:
-        raise ValueError(
-            f"measure: lengths of shape {tuple(each.shape)} do not broadcast to the leading shape "
-            f"{tuple(heads.shape[:-2])}"
-        ) from None
-    if each.ndim == 0 or not bool((each == each[..., :1]).all()):
-        raise ValueError("measure: metrics of a whole layer need one length for all its heads")
-    return each[..., 0].contiguous()
+    """The function that reads the maps for a metric."""
+    derived = found().derived.get(("exact", metric))
+    return found().functions["exact", derived[0] if derived else metric]

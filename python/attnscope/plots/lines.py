@@ -318,11 +318,13 @@ def _limits(ax: Axes, metric: str) -> None:
         return
     room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
     low, high = bottom - room, top + room
-    if about.low == 0:
+    # bounds that depend on the number of tokens differ between the maps of one figure
+    least, most = (None if callable(bound) else bound for bound in (about.low, about.high))
+    if least == 0:
         low, high = -0.02 * top, top + 0.06 * top
-    elif about.low is not None:
-        low = max(low, about.low)
-    if about.high is not None and high > about.high:
-        high = about.high + 0.02 * (about.high - low)
+    elif least is not None:
+        low = max(low, least)
+    if most is not None and high > most:
+        high = most + 0.02 * (most - low)
     if high > low:
         ax.set_ylim(low, high)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from matplotlib.axes import Axes
 
-from attnscope.metrics.marchenko_pastur import marchenko_pastur_deviation
+from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur_deviation
 from attnscope.plots.style import INK, PALETTE, UNIFORM, axes_or_new, legend_above, styled
 
 

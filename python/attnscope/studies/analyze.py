@@ -3,14 +3,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.engine.config import Study
 from attnscope.engine.forward import Batch, batch_of, padded, self_attention
 from attnscope.engine.recipe import Recipe, UnitRows, bar_columns, head_mean
 from attnscope.engine.results import Results
@@ -18,10 +18,10 @@ from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
-from attnscope.metrics.alignment import geometric_semantic_alignment
-from attnscope.metrics.measure import THRESHOLDS, measure, requests_of
-from attnscope.metrics.reference_influence import ReferenceInfluence, reference_influence
-from attnscope.metrics.sinks import sink_tokens
+from attnscope.metrics.discovery import found
+from attnscope.metrics.measure import Measured, measure_quantities, metric_names, requests_of
+from attnscope.metrics.plan import MAPS, THRESHOLDS
+from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 
@@ -50,19 +50,21 @@ def analyze(
         inputs: a sentence, sentences, a tensor of token ids [batch, n], or the mapping that a tokenizer
             returns (`input_ids`, `attention_mask`).
         metrics: names, or a mapping from names of columns to options, as `measure` takes them; None takes
-            everything of the sink study.
+            every quantity with a number per map, or per map and threshold, that the model can give.
         tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
         options: given to every metric that takes an option of that name. Metrics that compare attention with
             states (`geometric_semantic_alignment`, `reference_influence`) take `space`: "value", the head's
             own value vectors (the head mean has none: NaN), or "hidden", the residual stream entering the
-            layer; the reference is the head's own `sink_tokens`.
+            layer; without it alignment takes both and influence values. The reference is the head's own
+            `sink_tokens`. `bars=True` adds the table of bars.
 
     Returns:
-        Results with `samples`, and as the metrics need them: `heads` (a number per map), `graphs` (per map
-        and threshold), `vectors` (per map and token or rank), `bars` (persistence). Sample, layer and head
-        count from 0; head −1 is the head mean.
+        Results with `samples`, and as the metrics need them: `heads` (a number per map, means over queries),
+        `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
+        `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
+        Sample, layer and head count from 0; head −1 is the head mean.
 
     Raises:
         ValueError: inputs of the wrong kind, an unknown metric.
@@ -77,7 +79,7 @@ def analyze(
         >>> dict(results.to_xarray().sizes)
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 5}
     """
-    recipe = _everything(options) if metrics is None else _Chosen(metrics, options)
+    recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
     text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
     if tokenizer is None and _has_text(inputs):
@@ -85,10 +87,10 @@ def analyze(
     encoder = Encoder(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
     )
-    found = _inputs_of(inputs, encoder)
+    texts = _inputs_of(inputs, encoder)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = UnitRows(constants={"model": name or label, "revision": "", "step": -1})
-    unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(found))
+    unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
         tensors = padded(batch, encoder.pad_id, loaded.device)
@@ -100,83 +102,266 @@ def analyze(
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
 
 
-#: Metrics with a value per threshold, and metrics whose last axis is the dimension of homology.
-OF_THRESHOLDS = ("graph_statistics", "betti_numbers")
-BY_DIMENSION = ("betti_numbers", "bar_count", "total_persistence", "max_persistence", "persistent_entropy")
-
-#: Metrics that need states beside attention.
-OF_STATES = ("geometric_semantic_alignment", "reference_influence")
+#: Spaces of states that attention is compared with, and the metrics that take one.
 SPACES = ("value", "hidden")
+OF_STATES = ("geometric_semantic_alignment", "reference_influence")
+
+
+class Column(NamedTuple):
+    """A quantity, and what its numbers are called here."""
+
+    name: str
+    quantity: Quantity
 
 
 class _Chosen(Recipe):
-    """Whatever metrics were asked for, each put where its shape belongs."""
+    """The quantities of some metrics, each put where its axes belong."""
 
     name = "analyze"
 
     def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
+        common = dict(options)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-        self.options = dict(options)
-        space = self.options.pop("space", "value")
-        self.asked = {key: own for key, own in asked.items() if own.get("metric", key) not in OF_STATES}
-        self.states = {key: {"space": space, **own} for key, own in asked.items() if key not in self.asked}
-        for key, own in self.states.items():
-            unknown = sorted(set(own) - {"metric", "space"})
-            if unknown:
-                raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
-            if own["space"] not in SPACES:
-                raise ValueError(f"analyze: space must be one of {', '.join(SPACES)}, got {own['space']!r}")
-        if "space" in options and not self.states:
+        space = common.pop("space", None)
+        spaces = {key: own.get("space", space) for key, own in asked.items()}
+        of_states = [key for key, own in asked.items() if own.get("metric", key) in OF_STATES]
+        if space is not None and not of_states:
             raise ValueError(f"analyze: 'space' is an option of {' and '.join(OF_STATES)}")
-        requests_of(self.asked, self.options)
-        common = self.options.get("thresholds", THRESHOLDS)
-        self.placed = {
-            key: _Place(own.get("metric", key), _listed(own.get("thresholds", common)))
-            for key, own in asked.items()
-        }
+        for key in of_states:
+            if unknown := sorted(set(asked[key]) - {"metric", "space"}):
+                raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
+            if spaces[key] not in (None, *SPACES):
+                raise ValueError(f"analyze: space must be one of {', '.join(SPACES)}, got {spaces[key]!r}")
+        plain = {key: own for key, own in asked.items() if key not in of_states}
+        settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
+        self.bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
+        self.columns: list[Column] = []
+        for key, own in asked.items():
+            metric = own.get("metric", key)
+            self.columns += columns_of(key, metric, settings.get(key, {}), spaces[key])
 
     @classmethod
     def metrics(cls) -> list[str]:
-        from attnscope.metrics.measure import metric_names
-
         return metric_names()
 
     def sites(self) -> tuple[str, ...]:
-        return ("attention", *dict.fromkeys(own["space"] for own in self.states.values()))
+        needed = (site for column in self.columns for site in column.quantity.needs)
+        return ("attention", *dict.fromkeys(site for site in needed if site not in MAPS))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
-        heads = layer.matrices()
-        lengths = layer.lengths[:, None]
-        mean = head_mean(heads)
-        for maps, names in ((mean, [-1]), (heads, list(layer.heads))):
-            found = measure(maps, self.asked, lengths=lengths, **self.options) if self.asked else {}
-            for key, own in self.states.items():
-                found[key] = self._against_states(
-                    own.get("metric", key), own["space"], layer, maps, lengths, mean=names == [-1]
-                )
-            place(found, self.placed, batch, number, names, maps.shape[-1], rows)
-
-    def _against_states(
-        self, metric: str, space: str, layer: Layer, maps: Tensor, lengths: Tensor, *, mean: bool
-    ) -> Any:
-        """Attention against the head's value vectors, or against the states of the whole layer."""
-        if mean and space == "value":
-            if metric == "geometric_semantic_alignment":
-                return torch.full(maps.shape[:2], torch.nan, dtype=torch.float64)
-            return ReferenceInfluence(*[torch.full(maps.shape[:3], torch.nan, dtype=torch.float64)] * 3)
-        states = layer.states(space, per_head=True).cpu()
-        states = states if space == "value" else states.unsqueeze(1).expand(*maps.shape[:2], -1, -1)
-        if metric == "geometric_semantic_alignment":
-            return geometric_semantic_alignment(maps, states, lengths=lengths)
-        return reference_influence(maps, states, sink_tokens(maps, lengths=lengths), lengths=lengths)
+        heads, mean = layer.matrices(), head_mean(layer.matrices())
+        states = {site: layer.states(site).cpu() for site in layer.tensors if site in STATES}
+        if "value" in states:
+            states["value"] = layer.states("value", per_head=True).cpu()
+        shared = {site: values for site, values in states.items() if site != "value"}
+        for sites, names in (
+            ({"attention": mean, **shared}, [-1]),
+            ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
+        ):
+            wanted = [one for one in self.columns if names != [-1] or one.quantity.scope == "map"]
+            measured = measure_quantities(
+                sites,
+                [column.quantity for column in wanted],
+                lengths=layer.lengths,
+                heads=None if names == [-1] else names,
+                whole=("persistence",) if self.bars else (),
+            )
+            place(wanted, measured, batch, number, names, rows)
 
 
-class _Place(NamedTuple):
-    """What a key of the result stands for, and the thresholds of a metric that has them."""
+#: Sites of states that quantities read.
+STATES = ("value", "hidden", "attention_output", "mlp_output", "block_output")
 
-    metric: str
-    thresholds: list[float | str]
+
+class _Everything(_Chosen):
+    """Every quantity with a number per map, or per map and threshold, whose sites the model gives."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        unknown = set(options) - {"thresholds", "bars"}
+        if unknown:
+            raise ValueError(
+                f"analyze: {sorted(unknown)[0]!r} is an option of single metrics; name the metrics"
+            )
+        self.bars = bool(options.get("bars", False))
+        thresholds = options.get("thresholds", THRESHOLDS)
+        self.columns = []
+        for one in found().quantities:
+            given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
+            if (
+                one.protocol == "exact"
+                and set(one.needs) <= {*MAPS, *STATES}
+                and table_of(given.mean_over("query")) in ("heads", "graphs", "layers")
+            ):
+                self.columns.append(Column(one.name, given.mean_over("query")))
+
+    def sites(self) -> tuple[str, ...]:
+        return ("attention",)
+
+    def extra_sites(self) -> tuple[str, ...]:
+        return STATES
+
+
+def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | None) -> list[Column]:
+    """The quantities of a metric under some options, with the names of their columns.
+
+    A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
+    metric's quantities are called by the key in the place of what their names have in common.
+
+    Raises:
+        ValueError: none of them has a place in a table.
+    """
+    declared = [one for one in found().quantities if one.protocol == "exact" and metric_of(one) == metric]
+    agreeing = [one for one in declared if _agrees(one, options)] or declared
+    if key != metric:  # a column of one's own is of the metric's plain form
+        fewest = min((len(_settings(one)) for one in agreeing), default=0)
+        agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
+    chosen = [_in_space(one, space) for one in agreeing]
+    bound = [one.with_options(**options) if options else one for one in chosen if one is not None]
+    placed = [one for one in bound if table_of(one)]
+    if not placed and metric != "persistence":
+        raise ValueError(f"analyze: {key} has no place in a table; use measure")
+    names = [one.name for one in placed]
+    if key != metric:
+        names = _named_after(key, names)
+    columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
+    means = [
+        Column(name, one.mean_over("query")) for name, one in columns if one.axes and one.axes == ("query",)
+    ]
+    return columns + means
+
+
+def metric_of(one: Quantity) -> str:
+    """The public metric that gives a quantity."""
+    derived = found().derived.get((one.protocol, one.metric))
+    return derived[0] if derived and one.metric.startswith("_") else one.metric
+
+
+def table_of(one: Quantity) -> str:
+    """The table with a row for every number of a quantity, "" where there is none."""
+    if one.scope == "layer":
+        return "" if one.axes else "layers"
+    if one.scope != "map" or len(one.axes) > 1:
+        return ""
+    return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "vectors")
+
+
+def _settings(one: Quantity) -> dict[str, Any]:
+    return {name: value for name, value in one.options.items() if not isinstance(value, (Site, Shared))}
+
+
+def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
+    return all(options.get(name, value) == value for name, value in _settings(one).items())
+
+
+def _in_space(one: Quantity, space: str | None) -> Quantity | None:
+    """A quantity of states in one space; None where it is the other space's."""
+    own = [site for site in one.needs if site in SPACES]
+    if space is None or own == [space] or not own:
+        return one
+    if metric_of(one) != "reference_influence":
+        return None
+    needs = tuple(space if site in SPACES else site for site in one.needs)
+    return replace(one, needs=needs).with_options(states=Site(space))
+
+
+def _named_after(key: str, names: Sequence[str]) -> list[str]:
+    """What the quantities of a metric are called under a key of one's own.
+
+    >>> _named_after("low", ["betti_0", "betti_1"]), _named_after("plain", ["fiedler_value"])
+    (['low_0', 'low_1'], ['plain'])
+    """
+    if len(set(names)) == 1:
+        return [key for _ in names]
+    words = [name.split("_") for name in names]
+    same = 0
+    while len({tuple(word[: same + 1]) for word in words}) == 1:
+        same += 1
+    return ["_".join([key, *word[same:]]) for word in words]
+
+
+def place(
+    columns: Sequence[Column],
+    measured: Measured,
+    batch: Batch,
+    number: int,
+    names: Sequence[int],
+    rows: UnitRows,
+) -> None:
+    """Puts what was measured of the maps of a layer into tables.
+
+    Args:
+        columns: that were asked for.
+        measured: of them, for [batch, heads].
+        batch: the sentences.
+        number: of the layer.
+        names: of the heads.
+        rows: takes the rows.
+    """
+    count, heads = len(batch.samples), len(names)
+    lengths = np.repeat(batch.lengths, heads)
+    keys = {
+        "sample": np.repeat(batch.samples, heads),
+        "layer": np.full(count * heads, number),
+        "head": np.tile(names, count),
+        "protocol": np.full(count * heads, "exact", dtype=object),
+    }
+    for name, barcodes in measured.results.items():
+        assert name == "persistence"
+        rows.add("bars", bar_columns(barcodes, keys))
+    parts: dict[str, _Parts] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
+    for name, one in columns:
+        if one not in measured.values:
+            continue
+        values = filled(measured.values[one], measured.defined[one])
+        if one.kind == "position" and name.endswith("_position") and not one.axes:
+            texts = _tokens_at(values, batch.tokens)
+            parts["heads"][name.removesuffix("position") + "token"] = ([0], texts)
+        flat = values.flatten(0, 0 if one.scope == "layer" else 1).numpy()
+        at: list[Any] = [0]
+        if one.axes == ("threshold",):
+            at = _listed(one.options.get("thresholds", THRESHOLDS))
+        elif one.axes:
+            at = list(range(flat.shape[1]))
+        parts[table_of(one)][name] = (at, flat.reshape(len(flat), -1))
+    if parts["heads"]:
+        rows.add("heads", {**keys, "n_tokens": lengths, **_flat(parts["heads"])})
+    if parts["layers"]:
+        own = {"sample": list(batch.samples), "layer": number, "protocol": "exact"}
+        rows.add("layers", {**own, "n_tokens": list(batch.lengths), **_flat(parts["layers"])})
+    if graphs := parts["graphs"]:
+        levels, whole = _side_by_side(graphs)
+        each = [
+            [float(one.partition("/")[0]) / length if isinstance(one, str) else float(one) for one in levels]
+            for length in lengths
+        ]
+        spread = {key: np.repeat(own, len(levels)) for key, own in keys.items()}
+        rows.add("graphs", {**spread, "threshold": np.concatenate(each), **whole})
+    if vectors := parts["vectors"]:
+        places, whole = _side_by_side(vectors)
+        spread = {key: np.repeat(own, len(places)) for key, own in keys.items()}
+        n = measured.size
+        # entries behind a short sentence's end belong to nothing; other axes are as long as they are
+        sizes = {flat.shape[1] for _, flat in vectors.values()}
+        ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
+        inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
+        whole = {**spread, "index": np.tile(places, count * heads), **whole}
+        rows.add("vectors", {key: own[inside] for key, own in whole.items()})
+
+
+def filled(values: Tensor, defined: Tensor) -> Tensor:
+    """Numbers as `Rows` takes them: −1 for a count or position, False for a flag that is not defined."""
+    if values.dtype.is_floating_point:
+        return values
+    return values & defined if values.dtype == torch.bool else torch.where(defined, values, -1)
+
+
+def _tokens_at(positions: Tensor, tokens: Sequence[Sequence[str]]) -> np.ndarray[Any, Any]:
+    """The token at each position of [batch, maps], "" where there is none, [batch * maps, 1]."""
+    texts = [
+        own[at] if at >= 0 else "" for own, row in zip(tokens, positions.tolist(), strict=True) for at in row
+    ]
+    return np.array(texts, dtype=object)[:, None]
 
 
 def _listed(thresholds: Any) -> list[float | str]:
@@ -187,80 +372,12 @@ def _listed(thresholds: Any) -> list[float | str]:
     return list(np.asarray(thresholds, dtype=object).ravel().tolist())
 
 
-def place(
-    found: Mapping[str, Any],
-    placed: Mapping[str, _Place],
-    batch: Batch,
-    number: int,
-    names: Sequence[int],
-    n: int,
-    rows: UnitRows,
-) -> None:
-    """Puts what `measure` returned for [batch, heads, n, n] into tables.
-
-    Args:
-        found: results by key.
-        placed: what each key stands for.
-        batch: the sentences.
-        number: of the layer.
-        names: of the heads.
-        n: size of the padded maps.
-        rows: takes the rows.
-
-    Raises:
-        ValueError: a result that has no place in a table.
-    """
-    count, heads = len(batch.samples), len(names)
-    lengths = np.repeat(batch.lengths, heads)
-    keys = {
-        "sample": np.repeat(batch.samples, heads),
-        "layer": np.full(count * heads, number),
-        "head": np.tile(names, count),
-        "protocol": np.full(count * heads, "exact", dtype=object),
-    }
-    columns: dict[str, Any] = {}
-    graphs: _Parts = {}
-    vectors: _Parts = {}
-    for key, result in found.items():
-        metric, thresholds = placed[key]
-        if metric == "persistence":
-            rows.add("bars", bar_columns(result, keys))
-            continue
-        for column, values in _columns_of(key, metric, result):
-            if values.shape[:2] != (count, heads) or values.ndim > 3:
-                raise ValueError(
-                    f"analyze: {key} of shape {tuple(values.shape)} has no place in a table; use measure"
-                )
-            flat = values.flatten(0, 1).numpy()
-            if values.ndim == 2:
-                columns[column] = flat
-            elif metric in OF_THRESHOLDS:
-                graphs[column] = (thresholds, flat)
-            else:
-                vectors[column] = (list(range(flat.shape[1])), flat)
-    if columns:
-        rows.add("heads", {**keys, "n_tokens": lengths, **columns})
-    if graphs:
-        levels, whole = _side_by_side(graphs)
-        each = [
-            [float(one.partition("/")[0]) / length if isinstance(one, str) else float(one) for one in levels]
-            for length in lengths
-        ]
-        spread = {key: np.repeat(own, len(levels)) for key, own in keys.items()}
-        rows.add("graphs", {**spread, "threshold": np.concatenate(each), **whole})
-    if vectors:
-        places, whole = _side_by_side(vectors)
-        spread = {key: np.repeat(own, len(places)) for key, own in keys.items()}
-        # entries behind a short sentence's end belong to nothing; other axes are as long as they are
-        sizes = {flat.shape[1] for _, flat in vectors.values()}
-        ends = np.maximum(lengths if n in sizes else 0, max(sizes - {n}, default=0))
-        inside = (np.arange(len(places)) < np.broadcast_to(ends, lengths.shape)[:, None]).ravel()
-        whole = {**spread, "index": np.tile(places, count * heads), **whole}
-        rows.add("vectors", {key: own[inside] for key, own in whole.items()})
-
-
 # By column: what stands along the last axis, and the values [maps, that many].
 _Parts = dict[str, tuple[Sequence[Any], np.ndarray[Any, Any]]]
+
+
+def _flat(parts: _Parts) -> dict[str, np.ndarray[Any, Any]]:
+    return {name: flat.ravel() for name, (_, flat) in parts.items()}
 
 
 def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, np.ndarray[Any, Any]]]:
@@ -278,44 +395,6 @@ def absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
     """What stands where a column has no value: NaN, −1 or False by its kind."""
     nothing: Any = {"f": np.nan, "i": -1, "b": False}[like.dtype.kind]
     return np.full(count, nothing, dtype=like.dtype)
-
-
-def _columns_of(key: str, metric: str, result: Any) -> Iterator[tuple[str, Tensor]]:
-    """Columns with their values [batch, heads] or [batch, heads, ...]."""
-    if isinstance(result, Tensor):
-        if metric not in BY_DIMENSION:
-            yield key, result
-            return
-        prefix = "betti" if key == "betti_numbers" else key
-        for dimension, values in enumerate(result.unbind(-1)):
-            yield f"{prefix}_{dimension}", values
-    elif hasattr(result, "_asdict"):
-        for field, values in result._asdict().items():
-            yield _column(key, field), values
-    else:
-        raise ValueError(
-            f"analyze: {key} returns {type(result).__name__}, which has no place in a table; use measure"
-        )
-
-
-def _column(name: str, field: str) -> str:
-    """The column of a result's field; a field that repeats the metric's last word adds nothing to its name.
-
-    >>> _column("sink_share", "share"), _column("sink_share", "uniform"), _column("graph_statistics", "gini")
-    ('sink_share', 'sink_share_uniform', 'gini')
-    """
-    if name == "graph_statistics":
-        return field
-    return name if name.endswith(f"_{field}") else f"{name}_{field}"
-
-
-def _everything(options: Mapping[str, Any]) -> Recipe:
-    from attnscope.studies.attention_sinks.study import SinkStudy
-
-    unknown = set(options) - {"thresholds", "bars"}
-    if unknown:
-        raise ValueError(f"analyze: {sorted(unknown)[0]!r} is an option of single metrics; name the metrics")
-    return SinkStudy(Study(models="-", texts="-", **options))
 
 
 def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope.metrics.barcodes import Barcodes, betti_curve
-from attnscope.metrics.persistence import persistence
+from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
+from attnscope.metrics.homology.persistence import persistence
 
 _LAW_POINTS = 240
 
@@ -99,7 +99,7 @@ class Maps:
             return {"reason": "Fewer than eight tokens: too few eigenvalues to compare with a law."}
         if not np.isfinite(matrix).all():
             return {"reason": "The matrix has entries that are not finite."}
-        from attnscope.metrics.marchenko_pastur import marchenko_pastur
+        from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur
         from attnscope.plots.spectra import ks_distance, spectrum
 
         try:

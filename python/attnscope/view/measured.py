@@ -3,65 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 
 from attnscope import _checks
+from attnscope.metrics.discovery import found
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import Quantity
 from attnscope.view.maps import Maps, number
-
-
-class _Column(NamedTuple):
-    """A number per head: the metric it comes from, that call's options, what of its result."""
-
-    name: str
-    metric: str
-    options: dict[str, Any]
-    take: Callable[[Any], torch.Tensor]
-
-
-def _whole(result: Any) -> torch.Tensor:
-    tensor: torch.Tensor = result
-    return tensor
-
-
-def _by_dimension(metric: str) -> list[_Column]:
-    def take(dimension: int) -> Callable[[Any], torch.Tensor]:
-        return lambda result: result[..., dimension]
-
-    return [_Column(f"{metric}_{dimension}", metric, {}, take(dimension)) for dimension in (0, 1)]
-
-
-_COLUMNS = (
-    _Column("sink_share", "sink_share", {}, lambda result: result.share),
-    _Column("sink_boost", "sink_share", {}, lambda result: result.boost),
-    _Column("top_mass", "top_mass", {"k": 1}, _whole),
-    _Column("entropy", "attention_entropy", {}, lambda result: result.mean(-1)),
-    _Column(
-        "entropy_normalized", "attention_entropy", {"normalized": True}, lambda result: result.nanmean(-1)
-    ),
-    _Column("fiedler_value", "fiedler_value", {}, _whole),
-    _Column("fiedler_value_normalized", "fiedler_value", {"normalized": True}, _whole),
-    _Column("participation_ratio", "participation_ratio", {}, _whole),
-    _Column("participation_ratio_laplacian", "participation_ratio", {"spectrum": "laplacian"}, _whole),
-    _Column("stable_rank", "stable_rank", {}, _whole),
-    _Column("effective_rank", "effective_rank", {}, _whole),
-    _Column("spectral_gap", "spectral_gap", {}, _whole),
-    _Column("spectral_ratio", "spectral_ratio", {}, _whole),
-    *_by_dimension("bar_count"),
-    *_by_dimension("total_persistence"),
-    *_by_dimension("max_persistence"),
-    *_by_dimension("persistent_entropy"),
-    _Column("head_divergence", "head_divergence", {}, _whole),
-    _Column("laplacian_gap", "laplacian_gap", {}, _whole),
-)
-_AGAINST_THE_LAW = (
-    _Column("mp_ks", "marchenko_pastur", {}, lambda result: result.ks),
-    _Column("mp_wasserstein", "marchenko_pastur", {}, lambda result: result.wasserstein),
-    _Column("mp_outliers", "marchenko_pastur", {}, lambda result: result.outliers),
-    _Column("mp_outlier_energy", "marchenko_pastur", {}, lambda result: result.outlier_energy),
-)
 
 
 def contents_of_tensors(
@@ -77,8 +28,6 @@ def contents_of_tensors(
     Raises:
         ValueError: another shape, or tokens that do not match.
     """
-    from attnscope.plots.quantities import quantity
-
     maps = _one_sentence(attention)
     layers, heads, n, _ = maps.shape
     if tokens is None:
@@ -91,19 +40,18 @@ def contents_of_tensors(
     uniform = ones.tril() if causal else ones
     uniform = uniform / uniform.sum(-1, keepdim=True)
 
-    columns = [*_COLUMNS, *(_AGAINST_THE_LAW if n >= 8 else ())]
-    found = _measured(maps, columns)
-    # Rows of uniform attention have nothing to standardise: no law is compared with it.
-    baseline = _measured(uniform.expand(1, 1, n, n), list(_COLUMNS))
+    wanted = _quantities()
+    measured = measure_quantities({"attention": maps}, wanted, heads=range(heads))
+    # of uniform heads nothing differs, and their rows have nothing to standardise
+    baseline = measure_quantities({"attention": uniform.expand(1, 1, n, n)}, wanted, heads=[0])
     metrics, values, baselines = [], [], []
-    for column in columns:
-        about = quantity(column.name)
-        metrics.append(
-            {"name": column.name, "label": about.label, "meaning": about.meaning, "group": "heads"}
-        )
-        values.append([[number(cell) for cell in row] for row in found[column.name].tolist()])
-        baselines.append(number(baseline[column.name]) if column.name in baseline else None)
-
+    for one in wanted:
+        if bool(measured.defined[one].any()):
+            metrics.append({"name": one.name, "label": one.label, "meaning": one.meaning, "group": "heads"})
+            numbers = measured.values[one].double().where(measured.defined[one], torch.nan)
+            values.append([[number(cell) for cell in row] for row in numbers.tolist()])
+            alike = baseline.values[one].item() if bool(baseline.defined[one]) else None
+            baselines.append(None if alike is None else number(alike))
     collected = Maps(max_bytes)
     for layer in range(layers):
         for head in range(heads):
@@ -138,12 +86,14 @@ def contents_of_tensors(
     }
 
 
-def _measured(maps: torch.Tensor, columns: Sequence[_Column]) -> dict[str, torch.Tensor]:
-    from attnscope.metrics.measure import measure
-
-    requests = {column.name: {"metric": column.metric, **column.options} for column in columns}
-    found = measure(maps, requests)
-    return {column.name: column.take(found[column.name]).double() for column in columns}
+def _quantities() -> list[Quantity]:
+    """Every exact quantity that attention alone gives: one number per map, means over queries."""
+    means = (
+        one.mean_over("query")
+        for one in found().quantities
+        if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
+    )
+    return [one for one in means if not one.axes]
 
 
 def _one_sentence(attention: torch.Tensor | Sequence[torch.Tensor]) -> torch.Tensor:

@@ -47,6 +47,9 @@ from attnscope.protocols.ruscio2025.sinks import sink_tokens
 from attnscope.protocols.ruscio2025.specialization import Specialization, head_specialization
 from attnscope.protocols.ruscio2025.topology import Topology, topology
 
+#: The notebooks know whole maps only, one text at a time.
+INPUT_FORM = "whole"
+
 __all__ = [
     "Bulk",
     "DepthTrend",

@@ -3,14 +3,19 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import numpy as np
 import torch
 
 from attnscope import _checks, _device
+from attnscope.metrics.quantity import Quantity
 
 PROTOCOL = "ruscio2025."
+
+#: A quantity of the protocol.
+declared = functools.partial(Quantity, protocol="ruscio2025")
 
 
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:

@@ -3,15 +3,18 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core, _device
+from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.alignment import pearson
-from attnscope.metrics.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, spoiled
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.states.alignment import pearson
+from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, spoiled
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -233,3 +236,106 @@ def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
     sign = v.gather(-1, v.abs().argmax(-1, keepdim=True)).sign().squeeze(-1)
     scores: torch.Tensor = u[..., :count] * (s[..., :count] * sign).unsqueeze(-2)
     return scores
+
+
+def _state_norm(before: torch.Tensor) -> torch.Tensor:
+    """Norms of the states of each token [..., n], as they are."""
+    norm: torch.Tensor = before.double().norm(dim=-1)
+    return norm
+
+
+def _correlation_of(entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    return correlation_over_tokens(entropy, transformation_magnitude(before, after))
+
+
+DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_of)}
+
+_MAP, _STATES = aligned()
+_GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
+_RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
+
+
+def _moved(name: str, metric: str, label: str, meaning: str, read: Callable[[Any], torch.Tensor]) -> Quantity:
+    sites = {"hidden": _RIGHT_ANGLE, "block_output": 2 * _RIGHT_ANGLE}
+    places = {"before": Site("hidden"), "after": Site("block_output")}
+    moving = metric == "transformation_magnitude"
+    return declared(
+        name,
+        metric,
+        label,
+        meaning,
+        Known(5.0, torch.eye(2, dtype=torch.float64), sites),
+        low=0,
+        options=places if moving else {"before": Site("hidden")},
+        read=read,
+        scope="layer",
+        needs=tuple(sites) if moving else ("hidden",),
+    )
+
+
+QUANTITIES = (
+    declared(
+        "alignment_hidden",
+        "geometric_semantic_alignment",
+        "alignment with states",
+        "Correlation of attention with the cosine of hidden states, over all ordered pairs.",
+        Known(1.0, _MAP, {"hidden": _STATES}),
+        symbol="r",
+        low=-1,
+        high=1,
+        options={"hidden": Site("hidden")},
+        needs=("attention", "hidden"),
+    ),
+    *(
+        declared(
+            name,
+            "pca_correlation",
+            label,
+            "Mean correlation of matching principal component scores of the rows and the hidden states.",
+            Known(1.0, causal(5), {"hidden": causal(5)}),
+            symbol="r",
+            low=low,
+            high=1,
+            options={"hidden": Site("hidden")},
+            read=field_of(field),
+            needs=("attention", "hidden"),
+        )
+        for name, label, field, low in (
+            ("pca_correlation", "PCA correlation", "signed", -1),
+            ("pca_correlation_absolute", "PCA correlation, size", "absolute", 0),
+        )
+    ),
+    declared(
+        "entropy_magnitude_correlation",
+        "entropy_magnitude_correlation",
+        "entropy with change",
+        "Correlation over tokens of a row's entropy with how far the block moves the token.",
+        Known(1.0, causal(5), {"hidden": torch.zeros(5, 1), "block_output": _GROWING}),
+        symbol="r",
+        low=-1,
+        high=1,
+        options={"before": Site("hidden"), "after": Site("block_output")},
+        needs=("attention", "hidden", "block_output"),
+    ),
+    _moved(
+        "state_norm",
+        "_state_norm",
+        "norm of states",
+        "Mean over tokens of the norm of the states that enter.",
+        lambda norm: norm.mean(-1),
+    ),
+    _moved(
+        "transformation_magnitude",
+        "transformation_magnitude",
+        "change by the block",
+        "Mean over tokens of the distance between a block's output and input, scaled to at most 1000.",
+        lambda moved: moved.mean(-1),
+    ),
+    _moved(
+        "transformation_magnitude_median",
+        "transformation_magnitude",
+        "change by the block (median)",
+        "Median over tokens of that distance.",
+        lambda moved: moved.quantile(0.5, -1),
+    ),
+)

@@ -10,8 +10,10 @@ from typing import NamedTuple
 import torch
 
 from attnscope import _checks
+from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
-from attnscope.protocols.ruscio2025._maps import all_heads, spoiled
+from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of, how_many
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, spoiled
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -241,3 +243,119 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     mean = difference.mean(-1)
     t = torch.as_tensor(mean).abs() / torch.as_tensor(error)
     return torch.as_tensor(2 * stats.t.sf(t.numpy(), difference.shape[-1] - 1), dtype=torch.float64)
+
+
+#: Percentiles of the published tables.
+PERCENTILES = (80, 90, 95)
+
+
+def _every_removal(heads: torch.Tensor) -> dict[tuple[float, bool], SinkRemoval]:
+    return sink_removals(heads, PERCENTILES)
+
+
+def _one_removal(
+    removals: dict[tuple[float, bool], SinkRemoval], percentile: float, speed: bool
+) -> SinkRemoval:
+    return removals[percentile, speed]
+
+
+SOURCES = (_every_removal,)
+DERIVED = {"sink_removal": ("_every_removal", _one_removal)}
+
+# Key 0 alone is a sink of the uneven heads, and without it they are equal: all divergence goes.
+_GONE = [
+    share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)
+    for share, rest in ((0.5, 0.25), (0.25, 0.375))
+]
+# Student's t with one degree of freedom is Cauchy's distribution.
+_P_VALUE = 1 - 2 / math.pi * math.atan(sum(_GONE) / abs(_GONE[0] - _GONE[1]))
+
+
+def _sinks_from(percentile: int) -> tuple[Quantity, ...]:
+    """What both modes of the notebook say of the keys from one percentile of incoming mass on."""
+    keys = f"the keys from the {percentile}th percentile of incoming mass on"
+
+    def one(
+        name: str,
+        label: str,
+        meaning: str,
+        expected: float,
+        field: str,
+        *,
+        speed: bool = False,
+        kind: Kind = "value",
+        low: Bound = 0,
+        high: Bound = None,
+    ) -> Quantity:
+        return declared(
+            f"{name}_speed_{percentile}" if speed else f"{name}_{percentile}",
+            "sink_removal",
+            label,
+            meaning,
+            Known(expected, uneven_heads()),
+            kind=kind,
+            low=low,
+            high=high,
+            options={"percentile": percentile, "speed": speed},
+            read=(lambda found: how_many(found.sinks)) if field == "sinks" else field_of(field),
+            scope="layer",
+        )
+
+    parts: list[Quantity] = []
+    for speed in (False, True):
+        said = f"{keys}, in the notebook's speed mode" if speed else keys
+        parts += [
+            one(
+                "kl_reduction",
+                "KL without sinks",
+                f"How much the heads' mean divergence falls without {said}, nats.",
+                sum(_GONE) / 2,
+                "kl_reduction",
+                speed=speed,
+                low=None,
+            ),
+            one(
+                "sink_concentration",
+                "mass on sinks",
+                f"Share of mass on {said}.",
+                0.375,
+                "sink_concentration",
+                speed=speed,
+                high=1,
+            ),
+        ]
+    counted = one(
+        "sink_count", "sink tokens per layer", f"Number of {keys}.", 1, "sinks", kind="count", high=float
+    )
+    tested = one(
+        "p_value",
+        "p without sinks",
+        f"Paired t-test over heads of the divergence with and without {keys}.",
+        _P_VALUE,
+        "p_value",
+        high=1,
+    )
+    return (*parts[:2], counted, tested, *parts[2:])
+
+
+QUANTITIES = (
+    declared(
+        "head_divergence",
+        "head_divergence",
+        "KL from head mean",
+        "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
+        Known(math.log(2) / 2, two_heads()),
+        low=0,
+    ),
+    declared(
+        "head_divergence",
+        "head_divergence",
+        "KL from head mean",
+        "Mean over heads and queries of that divergence.",
+        Known(math.log(2) / 2, two_heads()),
+        low=0,
+        read=lambda divergence: divergence.mean(-1),
+        scope="layer",
+    ),
+    *(quantity for percentile in PERCENTILES for quantity in _sinks_from(percentile)),
+)

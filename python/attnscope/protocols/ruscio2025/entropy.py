@@ -8,7 +8,9 @@ import math
 import torch
 
 from attnscope import _checks
-from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
+from attnscope.metrics._closed_forms import full
+from attnscope.metrics.quantity import Known
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, spoiled
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -64,3 +66,26 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         result = -torch.xlogy(share, share).sum(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))  # type: ignore[no-any-return]
+
+
+QUANTITIES = (
+    declared(
+        "entropy",
+        "attention_entropy",
+        "entropy (nats)",
+        "Mean over queries of the entropy of a row, over entries above 1.2e-5 alone.",
+        Known(math.log(4), full(4), entry=(0,)),
+        low=0,
+        high=lambda n: math.log(n),
+        axes=("query",),
+    ),
+    declared(
+        "entropy_bits",
+        "attention_entropy",
+        "entropy (bits)",
+        "Mean over queries of −Σ a·log2(a + 1e-10).",
+        Known(-math.log2(0.25 + 1e-10), full(4), entry=(0,)),
+        options={"base": 2},
+        axes=("query",),
+    ),
+)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from attnscope.metrics import fisher as exact
-from attnscope.metrics.fisher import differentiable, gradient_squares, trace_table
+from attnscope.metrics.information import fisher as exact
+from attnscope.metrics.information.fisher import differentiable, gradient_squares, trace_table
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, spoiled, type_in_numpy
+from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, spoiled, type_in_numpy
 
 Variant = Literal["laplacian", "fiedler"]
 # The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
@@ -249,3 +251,116 @@ def _paths(edges: Tensor) -> tuple[Tensor, Tensor]:
     among = inside.unsqueeze(-1) & inside.unsqueeze(-2)
     path = torch.where(among, distance, 0.0).double().sum((-2, -1)) / (size * (size - 1)).clamp(min=1)
     return torch.where(links.any(-1).any(-1), path, math.nan), clustering
+
+
+def _variant_of(
+    both: tuple[GraphStatistics, GraphStatistics], variant: Variant = "laplacian"
+) -> GraphStatistics:
+    return both[("laplacian", "fiedler").index(variant)]
+
+
+SOURCES = (both_variants,)
+DERIVED = {"graph_statistics": ("both_variants", _variant_of)}
+
+
+def _of_graph(
+    field: str,
+    label: str,
+    meaning: str,
+    expected: float,
+    *,
+    column: str = "",
+    kind: Kind = "value",
+    high: Bound = None,
+    variant: Variant = "laplacian",
+) -> Quantity:
+    """A field, with its value on the star of six tokens with its self-loop."""
+    return declared(
+        column or field,
+        "graph_statistics",
+        label,
+        meaning,
+        Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
+        kind=kind,
+        low=0,
+        high=high,
+        options={"variant": variant},
+        read=field_of(field),
+        axes=("threshold",),
+    )
+
+
+#: Numbers that both notebooks on graphs give, with another meaning in the second.
+_OF_DEGREES = (
+    ("hub_share", "largest in-degree", "Largest in-degree, self-loop included, over n − 1.", 1.2, 1.2),
+    ("gini", "Gini of in-degrees", "Inequality of the in-degrees.", 5 / 6, 5 / 6),
+    (
+        "centralization",
+        "centralisation of in-degrees",
+        "Σ(max d − d)/(n − 1)² of the in-degrees.",
+        1.2,
+        1.2,
+    ),
+    ("degree_variance", "variance of in-degrees", "Population variance of the in-degrees.", 5.0, 5.0),
+    (
+        "star_likeness",
+        "star-likeness",
+        "0.3 of the largest in-degree's share and 0.7 of the Gini; the Fiedler notebook's is that share.",
+        0.3 * 1.2 + 0.7 * 5 / 6,
+        1.2,
+    ),
+)
+
+QUANTITIES = (
+    _of_graph(
+        "fiedler_value",
+        "Fiedler value of the graph",
+        "Second smallest eigenvalue of the Laplacian of (B + Bᵀ)/2, B the entries above the threshold.",
+        0.5,
+        column="graph_fiedler_value",
+    ),
+    _of_graph(
+        "laplacian_gap",
+        "spectral gap of the graph",
+        "Distance from its second to its third eigenvalue.",
+        0.0,
+        column="graph_laplacian_gap",
+    ),
+    *(_of_graph(field, label, meaning, expected) for field, label, meaning, expected, _ in _OF_DEGREES),
+    _of_graph("density", "density", "Entries above the threshold over n².", 1 / 6, high=1),
+    _of_graph(
+        "average_shortest_path",
+        "average shortest path",
+        "Mean length of shortest paths in the largest component, of at most 30 tokens.",
+        5 / 3,
+    ),
+    _of_graph(
+        "average_clustering",
+        "average clustering",
+        "Mean clustering coefficient, of at most 30 tokens.",
+        0.0,
+        high=1,
+    ),
+    _of_graph(
+        "degenerate", "fewer than two edges", "Whether every number is 0 for want of edges.", 0, kind="flag"
+    ),
+    _of_graph(
+        "effective",
+        "density within bounds",
+        "Whether the density lies within [0.05, 0.95].",
+        1,
+        kind="flag",
+        high=1,
+    ),
+    *(
+        _of_graph(
+            field,
+            f"{label} (Fiedler notebook)",
+            f"{meaning} Isolated nodes are dropped.",
+            expected,
+            column=f"{field}_fiedler",
+            variant="fiedler",
+        )
+        for field, label, meaning, _, expected in _OF_DEGREES
+    ),
+)

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import Barcodes
+from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.protocols.ruscio2025._maps import PROTOCOL
 
 Array = np.ndarray[Any, np.dtype[Any]]
@@ -151,3 +151,7 @@ def _components(births: Array, deaths: Array, edges: Array) -> tuple[Array, Arra
     bars.sort(key=lambda bar: bar[:2])
     table = np.array(bars, dtype=np.float64).reshape(-1, 4)
     return table[:, 0], table[:, 1], table[:, 2:].astype(np.int32)
+
+
+# Its bars are read by `betti` and `topology`.
+SOURCES = (persistence,)

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics import singular_values as exact
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.spectra import singular_values as exact
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, percentile_of, spoiled
 
 # The notebook's Marchenko–Pastur density: aspect, eigenvalues kept, bins.

@@ -3,13 +3,17 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
 
 from attnscope import _checks
+from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.protocols.ruscio2025._maps import head_mean, hidden_states, limited, spoiled
+from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Site, field_of, how_many
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, limited, spoiled
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 LARGEST_STATE = 1e5
@@ -89,3 +93,72 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     return _checks.finished(  # type: ignore[no-any-return]
         "ruscio2025." + name, checked, result, int(bad.sum()), "matrices or their states"
     )
+
+
+# Of two tokens with equal states the first is the reference. The first query is in it; the second takes half
+# of its output from it.
+_STATES = {"hidden": torch.ones(2, 3, dtype=torch.float64)}
+
+
+def _of_sinks(
+    name: str,
+    read: Callable[[ReferenceInfluence], torch.Tensor],
+    label: str,
+    meaning: str,
+    expected: float,
+    *,
+    kind: Kind = "value",
+    high: Bound = None,
+    axes: tuple[str, ...] = ("query",),
+) -> Quantity:
+    return declared(
+        name,
+        "reference_influence",
+        label,
+        meaning,
+        Known(expected, full(2), _STATES, (1,) if axes else ()),
+        kind=kind,
+        low=0,
+        high=high,
+        options={"hidden": Site("hidden")},
+        read=read,
+        needs=("attention", "hidden"),
+        axes=axes,
+    )
+
+
+QUANTITIES = (
+    _of_sinks(
+        "reference_magnitude",
+        field_of("relative_magnitude"),
+        "reference, magnitude",
+        "Norm of what the reference contributes to a query's output over the norm of the output, at most 1.",
+        0.5,
+        high=1,
+    ),
+    _of_sinks(
+        "reference_directional",
+        field_of("directional"),
+        "reference, direction",
+        "(cos + 1)/2 between that contribution and the whole output.",
+        1.0,
+        high=1,
+    ),
+    _of_sinks(
+        "reference_information",
+        field_of("information_change"),
+        "reference, size",
+        "Norm of the output minus what is left without the reference: of the contribution once more.",
+        0.5 * math.sqrt(3),
+    ),
+    _of_sinks(
+        "reference_count",
+        lambda found: how_many(found.reference),
+        "reference tokens per map",
+        "Number of keys that the notebook's rule takes for the reference.",
+        1,
+        kind="count",
+        high=float,
+        axes=(),
+    ),
+)

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 
 from attnscope import _checks
-from attnscope.protocols.ruscio2025._maps import head_mean, percentile_of, spoiled
+from attnscope.metrics._closed_forms import star
+from attnscope.metrics.quantity import Known, how_many
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, percentile_of, spoiled
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
@@ -74,3 +76,19 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
         found = rank < wanted.unsqueeze(-1)
     found = found & ~bad.unsqueeze(-1)
     return _checks.finished(name, checked, found, int(bad.sum()))  # type: ignore[no-any-return]
+
+
+QUANTITIES = (
+    declared(
+        "sink_count",
+        "sink_tokens",
+        "sink tokens per map",
+        "Keys whose column sum reaches the 90th percentile of column sums.",
+        Known(1, star(6)),
+        kind="count",
+        low=0,
+        high=float,
+        options={"rule": "rmt"},
+        read=how_many,
+    ),
+)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 import torch
 
+from attnscope.metrics._closed_forms import full, identity, ring
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.barcodes import Barcodes
-from attnscope.protocols.ruscio2025._maps import head_mean, spoiled
+from attnscope.metrics.homology.barcodes import Barcodes
+from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Shared, field_of
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, spoiled
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
@@ -119,3 +123,119 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         torch.where(bad, -1, clean.mean(-2).argmax(-1)),
         torch.where(bad[..., None], -1, edge),
     )
+
+
+# Half of each query's attention on itself: tokens are born at 1/2 and meet at 3/4, and the loop of four fills
+# at 1.
+_RING = (identity(4) + ring()) / 2
+_CORNER = torch.tensor([[0.5, 0.5, 0.0], [0.5, 0.5, 0.0], [0.25, 0.75, 0.0]], dtype=torch.float64)
+
+
+def _of_topology(
+    name: str,
+    field: str,
+    label: str,
+    meaning: str,
+    expected: float | tuple[float, ...],
+    maps: torch.Tensor,
+    *,
+    kind: Kind = "value",
+    high: Bound = None,
+    axes: tuple[str, ...] = (),
+) -> Quantity:
+    return declared(
+        name,
+        "topology",
+        label,
+        meaning,
+        Known(expected, maps),
+        kind=kind,
+        low=0,
+        high=high,
+        options={"barcodes": Shared("persistence")},
+        read=field_of(field),
+        axes=axes,
+    )
+
+
+_MEAN, _LONGEST = (
+    _of_topology(
+        f"{word}_persistence",
+        f"{word}_length",
+        f"{said} H{{dimension}} bar",
+        f"{said.capitalize()} finite bar of at most 30 tokens in dimension {{dimension}}; of a causal map in "
+        "dimension 0, self-attentions.",
+        (0.25, 0.25),
+        _RING,
+        axes=("dimension",),
+    )
+    for word, said in (("mean", "mean"), ("max", "longest"))
+)
+_DENSITY, _EDGE = (
+    _of_topology(
+        "entry_density",
+        "density",
+        "density of entries",
+        "Share of all entries above a threshold.",
+        (0.25, 0.25),
+        identity(4),
+        high=1,
+        axes=("at",),
+    ),
+    _of_topology(
+        "strongest",
+        "strongest_edge",
+        "strongest edge",
+        "Query and key of the largest entry.",
+        (2, 1),
+        _CORNER,
+        kind="position",
+        high=lambda n: n - 1,
+        axes=("end",),
+    ),
+)
+
+QUANTITIES = (
+    _of_topology(
+        "sink_position",
+        "top_key",
+        "strongest column",
+        "The key of largest column mean.",
+        1,
+        _CORNER,
+        kind="position",
+        high=lambda n: n - 1,
+    ),
+    *(one.at(dimension=dimension) for dimension in (0, 1) for one in (_MEAN, _LONGEST)),
+    _of_topology("attention_mean", "mean", "mean entry", "Mean of all entries.", 0.25, full(4)),
+    _of_topology("attention_max", "max", "largest entry", "Largest entry.", 0.75, _CORNER, high=1),
+    _of_topology(
+        "attention_std", "std", "deviation of entries", "Standard deviation of all entries.", 0.5, identity(2)
+    ),
+    _of_topology(
+        "matrix_entropy",
+        "entropy",
+        "entropy of the matrix (bits)",
+        "−Σ a·log2(a + 1e-10) over the whole matrix.",
+        -4 * math.log2(0.25 + 1e-10),
+        full(4),
+    ),
+    *(
+        replace(
+            _DENSITY.at(at=at),
+            name=f"entry_density_{round(100 * threshold)}",
+            label=f"entries above {threshold}",
+            meaning=f"Share of all entries above {threshold}.",
+        )
+        for at, threshold in enumerate(DENSITY_THRESHOLDS)
+    ),
+    *(
+        replace(
+            _EDGE.at(end=end),
+            name=f"strongest_{word}",
+            label=f"{word} of the largest entry",
+            meaning=f"The {word} of the largest entry of the map.",
+        )
+        for end, word in enumerate(("query", "key"))
+    ),
+)

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.metrics.barcodes import bar_count
+from attnscope.metrics.homology.barcodes import bar_count
 from attnscope.protocols import ruscio2025
 from attnscope.protocols.ruscio2025._maps import type_in_numpy
 from attnscope.protocols.ruscio2025.alignment import correlation_over_tokens

@@ -11,15 +11,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.metrics.alignment import (
+from attnscope.metrics.information.divergence import sink_removal
+from attnscope.metrics.information.sinks import incoming_attention, sink_tokens
+from attnscope.metrics.measure import measure
+from attnscope.metrics.states.alignment import (
     entropy_magnitude_correlation,
     geometric_semantic_alignment,
     transformation_magnitude,
 )
-from attnscope.metrics.divergence import sink_removal
-from attnscope.metrics.measure import measure
-from attnscope.metrics.reference_influence import reference_influence
-from attnscope.metrics.sinks import incoming_attention, sink_tokens
+from attnscope.metrics.states.reference_influence import reference_influence
 from attnscope.studies.attention_sinks.readings import GRAPHS, HEADS, column
 from attnscope.studies.attention_sinks.states import States
 

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from attnscope.engine.forward import Batch
 from attnscope.engine.recipe import UnitRows, bar_columns
-from attnscope.metrics.persistence import persistence
+from attnscope.metrics.homology.persistence import persistence
 
 #: The sentence whose maps are kept.
 SAMPLE = 0

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from attnscope.engine.forward import Batch
 from attnscope.engine.recipe import UnitRows
-from attnscope.metrics.fisher import fisher_trace
-from attnscope.metrics.sinks import sink_tokens
+from attnscope.metrics.information.fisher import fisher_trace
+from attnscope.metrics.information.sinks import sink_tokens
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study

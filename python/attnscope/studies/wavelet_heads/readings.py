@@ -9,10 +9,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope.metrics.locality import local_global_ratio
-from attnscope.metrics.power_spectrum import power_spectrum
-from attnscope.metrics.uncertainty import spectral_uncertainty
-from attnscope.metrics.wavelet import wavelet_transform
+from attnscope.metrics.signals.locality import local_global_ratio
+from attnscope.metrics.signals.power_spectrum import power_spectrum
+from attnscope.metrics.signals.uncertainty import spectral_uncertainty
+from attnscope.metrics.signals.wavelet import wavelet_transform
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 
 #: Functions that the study can be restricted to.

@@ -44,7 +44,7 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 
     Returns:
         The axes; the vertical one is the period in tokens, long periods at the top.
     """
-    from attnscope.metrics.wavelet import morlet_scalogram
+    from attnscope.metrics.signals.wavelet import morlet_scalogram
 
     ax = axes_or_new(ax)
     x = torch.tensor(list(signal), dtype=torch.float64)

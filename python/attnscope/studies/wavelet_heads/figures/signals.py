@@ -12,6 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
+from attnscope.metrics.quantity import unmeasured
 from attnscope.plots.axes import layer_colors, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -26,7 +27,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
-from attnscope.plots.quantities import QUANTITIES, Quantity
+from attnscope.plots.quantities import QUANTITIES
 from attnscope.plots.selection import (
     CHECKPOINT,
     estimate,
@@ -40,68 +41,13 @@ from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, panels, styled
 from attnscope.studies.wavelet_heads.figures.declared import FIGURES, figure
 
-QUANTITIES.update(
-    {
-        "low_band": Quantity(
-            "low band", "", "Share of power below a quarter of the Nyquist frequency.", 0, 1
-        ),
-        "mid_band": Quantity("mid band", "", "Share of power from a quarter to three quarters of it.", 0, 1),
-        "high_band": Quantity("high band", "", "Share of power above three quarters of it.", 0, 1),
-        "spectral_selectivity": Quantity(
-            "selectivity",
-            "",
-            "Share of the strongest bin; uniform attention has up to 2/3 of a Hann window.",
-            0,
-            1,
-        ),
-        "spectral_peak": Quantity(
-            "peak frequency", "", "Frequency of the strongest bin over Nyquist's.", 0, 1
-        ),
-        "spectral_flatness": Quantity(
-            "flatness", "", "Geometric over arithmetic mean of the spectrum: 0 a tone, 1 white.", 0, 1
-        ),
-        "spectral_entropy": Quantity("spectral entropy", "$H_s$", "Entropy of the spectrum in bits.", 0),
-        "wavelet_entropy": Quantity(
-            "wavelet entropy", "", "Entropy in bits of the energies of the scales: 0 where one holds all.", 0
-        ),
-        "wavelet_energy_0": Quantity("energy, smooth part", "", "Share of the approximation's energy.", 0, 1),
-        "wavelet_energy_1": Quantity("energy, coarse detail", "", "Share of the coarsest detail.", 0, 1),
-        "wavelet_energy_2": Quantity("energy, middle detail", "", "Share of the next finer detail.", 0, 1),
-        "wavelet_energy_3": Quantity("energy, fine detail", "", "Share of the finest detail.", 0, 1),
-        "reconstruction_error": Quantity(
-            "reconstruction error",
-            "",
-            "‖a − IDWT(DWT a)‖/‖a‖: rounding for every signal, random ones too. A check of the transform, no "
-            "evidence.",
-            0,
-        ),
-        "position_entropy": Quantity("position entropy", "$H_p$", "−Σ a log a in nats.", 0),
-        "fourier_entropy": Quantity(
-            "Fourier entropy", "", "Entropy in nats of |DFT √a|², the unitary transform.", 0
-        ),
-        "uncertainty_product": Quantity(
-            "variance product",
-            r"$\sigma_t^2\sigma_\omega^2$",
-            "Variance of position times that of frequency.",
-            0,
-        ),
-        "uncertainty_bound": Quantity(
-            "its bound", "", "What no variance product of these signals is below.", 0
-        ),
-        "local_global_ratio": Quantity(
-            "local / global", "", "Attention to keys at most 8 tokens away over attention to all others.", 0
-        ),
-        "local_share": Quantity(
-            "local share", "", "Share of attention given to keys at most 8 tokens away.", 0, 1
-        ),
-        "rho": Quantity(
-            "uncertainty",
-            r"$\rho$",
-            "Correlation of position and spectral entropy across a sentence's heads.",
-            -1,
-            1,
-        ),
-    }
+QUANTITIES["rho"] = unmeasured(
+    "rho",
+    "uncertainty",
+    "Correlation of position and spectral entropy across a sentence's heads.",
+    symbol=r"$\rho$",
+    low=-1,
+    high=1,
 )
 
 #: Metrics of the depth figure and of the phases, in this order.

@@ -9,8 +9,10 @@ from typing import NamedTuple
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.laplacian import Symmetrize
+from attnscope.metrics.graphs.laplacian import Symmetrize
+from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of
 
 
 @shown_by_shape
@@ -101,3 +103,98 @@ def graph_statistics(
     levels = _checks.thresholds_argument(name, thresholds, checked)
     result, spoiled = _core.graph_statistics(checked.tensor, checked.lengths, levels)
     return _checks.finished(name, checked, GraphStatistics(*result), spoiled)  # type: ignore[no-any-return]
+
+
+def _of_graph(
+    name: str,
+    label: str,
+    meaning: str,
+    expected: float,
+    *,
+    column: str = "",
+    symbol: str = "",
+    kind: Kind = "value",
+    low: Bound = 0,
+    high: Bound = None,
+) -> Quantity:
+    """A field, with its value on the simple star of six nodes."""
+    return Quantity(
+        column or name,
+        "graph_statistics",
+        label,
+        meaning,
+        Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
+        symbol=symbol,
+        kind=kind,
+        low=low,
+        high=high,
+        read=field_of(name),
+        axes=("threshold",),
+    )
+
+
+QUANTITIES = (
+    _of_graph(
+        "fiedler_value",
+        "Fiedler value of the graph",
+        "Second smallest eigenvalue of the Laplacian of the thresholded graph; 0 when it falls apart.",
+        1.0,
+        column="graph_fiedler_value",
+        symbol=r"$\lambda_2$",
+    ),
+    _of_graph(
+        "laplacian_gap",
+        "spectral gap of the graph",
+        "Distance from the second to the third eigenvalue of the thresholded graph's Laplacian.",
+        0.0,
+        column="graph_laplacian_gap",
+        symbol=r"$\lambda_3-\lambda_2$",
+    ),
+    _of_graph(
+        "components",
+        "components",
+        "Connected components of the thresholded graph.",
+        1,
+        kind="count",
+        low=1,
+        high=float,
+    ),
+    _of_graph("density", "density", "Edges of the thresholded graph over all pairs.", 1 / 3, high=1),
+    _of_graph("hub_share", "hub share", "Largest degree over n − 1.", 1.0, high=1),
+    _of_graph(
+        "gini", "Gini of degrees", "Inequality of the degrees of the thresholded graph.", 1 / 3, high=1
+    ),
+    _of_graph(
+        "centralization",
+        "centralisation",
+        "Freeman's degree centralisation; 1 for a star.",
+        1.0,
+        high=1,
+    ),
+    _of_graph("degree_variance", "variance of degrees", "Population variance of the degrees.", 20 / 9),
+    _of_graph(
+        "star_likeness", "star-likeness", "Hub share times the sparsity among the others.", 1.0, high=1
+    ),
+    _of_graph(
+        "in_degree_gini",
+        "Gini of in-degrees",
+        "Inequality of the in-degrees of the directed thresholded graph.",
+        5 / 6,
+        high=1,
+    ),
+    _of_graph(
+        "in_degree_centralization",
+        "centralisation of in-degrees",
+        "Centralisation of the in-degrees of the directed thresholded graph.",
+        1.0,
+        high=1,
+    ),
+    _of_graph(
+        "effective",
+        "density within bounds",
+        "Whether the density lies within [0.05, 0.95].",
+        1,
+        kind="flag",
+        high=1,
+    ),
+)

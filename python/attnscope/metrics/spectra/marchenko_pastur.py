@@ -9,8 +9,10 @@ from typing import Literal, NamedTuple
 import torch
 
 from attnscope import _checks, _core
-from attnscope._warn import warn
+from attnscope._warn import UndefinedWarning, warn
+from attnscope.metrics._closed_forms import hadamard
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.quantity import Known, Quantity, field_of
 
 Null = Literal["auto", "full", "causal", "permutation"]
 Support = Literal["auto", "causal", "full"] | torch.Tensor
@@ -163,8 +165,88 @@ def _compared(
         checked.tensor, checked.lengths, visible, null, draws, seed, whole
     )
     if undefined:
-        warn(
+        message = (
             f"{name}: {undefined} of {math.prod(checked.leading)} matrices have fewer than 8 tokens or no "
             "row that varies; their results are NaN (outliers -1)"
         )
+        warn(UndefinedWarning(message, name, undefined))
     return _checks.finished(name, checked, MarchenkoPastur(*fields), spoiled)  # type: ignore[no-any-return]
+
+
+DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", deviation_of)}
+
+# All seven eigenvalues of the Hadamard map are 1. The distances are those of 1 from the law of aspect 7/8:
+# the larger of F(1) and 1 − F(1), and the integral of |x − 1| over the law.
+_KS, _WASSERSTEIN = 0.6015919507048966, 0.7762012825143158
+
+QUANTITIES = (
+    Quantity(
+        "mp_ks",
+        "marchenko_pastur",
+        "KS from random law",
+        "Kolmogorov-Smirnov distance between the spectrum of the row-standardised map and the law of random "
+        "entries on the same support.",
+        Known(_KS, hadamard()),
+        low=0,
+        high=1,
+        read=field_of("ks"),
+    ),
+    Quantity(
+        "mp_wasserstein",
+        "marchenko_pastur",
+        "distance from random law",
+        "Wasserstein distance from the law of random entries.",
+        Known(_WASSERSTEIN, hadamard()),
+        symbol=r"$W_1$",
+        low=0,
+        read=field_of("wasserstein"),
+    ),
+    Quantity(
+        "mp_outliers",
+        "marchenko_pastur",
+        "outliers",
+        "Eigenvalues above the edge of the random law.",
+        Known(0, hadamard()),
+        kind="count",
+        low=0,
+        high=float,
+        read=field_of("outliers"),
+    ),
+    Quantity(
+        "mp_outlier_energy",
+        "marchenko_pastur",
+        "energy of outliers",
+        "Share of the spectrum's sum held by outliers.",
+        Known(0.0, hadamard()),
+        low=0,
+        high=1,
+        read=field_of("outlier_energy"),
+    ),
+    Quantity(
+        "mp_largest",
+        "marchenko_pastur",
+        "largest eigenvalue",
+        "Largest eigenvalue of the row-standardised map's Gram matrix over n.",
+        Known(1.0, hadamard()),
+        low=0,
+        read=field_of("largest"),
+    ),
+    Quantity(
+        "mp_edge",
+        "marchenko_pastur",
+        "edge of the law",
+        "Upper edge of the random law.",
+        Known((1 + math.sqrt(7 / 8)) ** 2, hadamard()),
+        low=0,
+        read=field_of("edge"),
+    ),
+    Quantity(
+        "marchenko_pastur_deviation",
+        "marchenko_pastur_deviation",
+        "deviation from random law",
+        "Kolmogorov-Smirnov distance of the spectrum from the law of random entries.",
+        Known(_KS, hadamard()),
+        low=0,
+        high=1,
+    ),
+)

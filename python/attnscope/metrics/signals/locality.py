@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import causal
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def local_global_ratio(
@@ -65,3 +67,37 @@ def local_global_ratio(
         _checks.flag(name, "drop_first", drop_first),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def _finite_ratio(ratio: torch.Tensor) -> torch.Tensor:
+    # a map that holds nothing beyond the window has no ratio that could enter a mean
+    return ratio.masked_fill(ratio.isinf(), math.nan)
+
+
+def _share(ratio: torch.Tensor) -> torch.Tensor:
+    return torch.where(ratio.isinf(), 1.0, ratio / (1.0 + ratio))
+
+
+QUANTITIES = (
+    # of four keys the last query gives 2/4 to those two or more away, the one before it 1/3
+    Quantity(
+        "local_global_ratio",
+        "local_global_ratio",
+        "local / global",
+        "Attention to keys at most 8 tokens away over attention to all others.",
+        Known(3.8, causal(4), options={"window": 1}),
+        kind="ratio",
+        low=0,
+        read=_finite_ratio,
+    ),
+    Quantity(
+        "local_share",
+        "local_global_ratio",
+        "local share",
+        "Share of attention given to keys at most 8 tokens away.",
+        Known(3.8 / 4.8, causal(4), options={"window": 1}),
+        low=0,
+        high=1,
+        read=_share,
+    ),
+)

@@ -8,9 +8,11 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core, _device
-from attnscope._warn import warn
-from attnscope.metrics._states import states_argument, tokens_argument
-from attnscope.metrics.entropy import attention_entropy
+from attnscope._warn import NonFiniteWarning, warn
+from attnscope.metrics._closed_forms import aligned, causal
+from attnscope.metrics.information.entropy import attention_entropy
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site
+from attnscope.metrics.states._states import states_argument, tokens_argument
 
 
 def geometric_semantic_alignment(
@@ -73,7 +75,9 @@ def geometric_semantic_alignment(
     return _checks.finished(name, checked, result, spoiled, "matrices or their states")  # type: ignore[no-any-return]
 
 
-def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+def transformation_magnitude(
+    before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
+) -> torch.Tensor:
     """How far each token moves: ‖after_i − before_i‖₂.
 
     Before and after the attention sub-layer, or before and after the whole block.
@@ -81,9 +85,11 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     Args:
         before: states [..., n, d].
         after: states of a shape that broadcasts against `before`.
+        lengths: tokens per text, broadcast against the leading axes.
 
     Returns:
-        [..., n] float64, >= 0; NaN for a token with a NaN or infinite entry, with one warning.
+        [..., n] float64, >= 0; NaN past a text's own length, and for a token with a NaN or infinite entry,
+        with one warning.
 
     Raises:
         ValueError: fewer than two dimensions, no numbers per token, wrong dtype, shapes that do not
@@ -117,13 +123,24 @@ def transformation_magnitude(before: torch.Tensor, after: torch.Tensor) -> torch
     scale = torch.where(largest > 0, largest, 1.0)
     result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
     result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
-    spoiled = int(result.isnan().sum())
+    inside = _inside(name, lengths, result)
+    spoiled = int((result.isnan() & inside).sum())
     if spoiled:
-        warn(
+        message = (
             f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are "
             "NaN"
         )
-    return result
+        warn(NonFiniteWarning(message, name, spoiled))
+    return result if lengths is None else torch.where(inside, result, torch.nan)
+
+
+def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
+    """Which entries of [..., n] belong to a text."""
+    inside = torch.ones(values.shape, dtype=torch.bool)
+    if lengths is None:
+        return inside
+    each = _checks.as_tensor(function, "lengths", lengths).expand(values.shape[:-1])
+    return torch.arange(values.shape[-1]) < each.unsqueeze(-1)
 
 
 def entropy_magnitude_correlation(
@@ -169,6 +186,14 @@ def entropy_magnitude_correlation(
     name = "entropy_magnitude_correlation"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     entropy = attention_entropy(checked.tensor, support=support, lengths=lengths)
+    return _correlation_of(entropy, before, after, lengths=checked.lengths)
+
+
+def _correlation_of(
+    entropy: torch.Tensor, before: torch.Tensor, after: torch.Tensor, *, lengths: _checks.Lengths = None
+) -> torch.Tensor:
+    """`entropy_magnitude_correlation` from the entropies [..., n]."""
+    name = "entropy_magnitude_correlation"
     magnitude = transformation_magnitude(before, after)
     try:
         magnitude = magnitude.expand(entropy.shape)
@@ -177,10 +202,7 @@ def entropy_magnitude_correlation(
             f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to "
             f"{tuple(entropy.shape)}"
         ) from None
-    inside = torch.ones(entropy.shape, dtype=torch.bool)
-    if checked.lengths is not None:
-        inside = torch.arange(checked.n) < checked.lengths.reshape(*checked.leading, 1)
-    return pearson(entropy, magnitude, inside)
+    return pearson(entropy, magnitude, _inside(name, lengths, entropy))
 
 
 def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:
@@ -202,3 +224,127 @@ def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Ten
 
     a, b = centred(x), centred(y)
     return ((a * b).sum(-1) / norm(a, x) / norm(b, y)).clamp(-1, 1)
+
+
+DERIVED = {"entropy_magnitude_correlation": ("attention_entropy", _correlation_of)}
+
+_ATTENTION, _STATES = aligned()
+_GROWING = torch.arange(1, 6, dtype=torch.float64).log().unsqueeze(-1)
+_RIGHT_ANGLE = torch.tensor([[3.0, 4.0], [0.0, 5.0]], dtype=torch.float64)
+
+
+def _alignment(site: str, label: str, meaning: str, *, without: bool) -> Quantity:
+    return Quantity(
+        f"alignment_{site}" + ("_without_sinks" if without else ""),
+        "geometric_semantic_alignment",
+        label + (", no sinks" if without else ""),
+        "The same with the head's sink tokens left out of the keys." if without else meaning,
+        Known(1.0, _ATTENTION, {site: _STATES[None] if site == "value" else _STATES}),
+        symbol="r",
+        low=-1,
+        high=1,
+        options={"states": Site(site), **({"without": Shared("sink_tokens")} if without else {})},
+        needs=("attention", site),
+    )
+
+
+def _moved(
+    name: str, label: str, meaning: str, site: str, after: str = "", *, median: bool = False
+) -> Quantity:
+    """How far the tokens of a text move: from a site to another, or from nothing to what it holds."""
+    known = {site: _RIGHT_ANGLE} | ({after: 2 * _RIGHT_ANGLE} if after else {})
+    return Quantity(
+        name,
+        "transformation_magnitude",
+        label,
+        meaning,
+        Known(5.0, torch.eye(2, dtype=torch.float64), known),
+        low=0,
+        options={"before": Site(site, origin=not after), "after": Site(after or site)},
+        read=_middle if median else _mean,
+        scope="layer",
+        needs=(site, after) if after else (site,),
+    )
+
+
+def _mean(magnitude: torch.Tensor) -> torch.Tensor:
+    return magnitude.nanmean(-1)
+
+
+def _middle(magnitude: torch.Tensor) -> torch.Tensor:
+    return magnitude.nanquantile(0.5, -1)
+
+
+def _correlation(name: str, label: str, meaning: str, options: dict[str, Site]) -> Quantity:
+    sites = {site.name: torch.zeros(5, 1, dtype=torch.float64) for site in options.values()}
+    return Quantity(
+        name,
+        "entropy_magnitude_correlation",
+        label,
+        meaning,
+        Known(1.0, causal(5), {**sites, options["after"].name: _GROWING}),
+        symbol="r",
+        low=-1,
+        high=1,
+        options=options,
+        needs=("attention", *sites),
+    )
+
+
+QUANTITIES = (
+    *(
+        _alignment(
+            site,
+            f"alignment with {word}",
+            f"Correlation of attention with the cosine of {said}, over visible pairs.",
+            without=without,
+        )
+        for site, word, said in (
+            ("value", "values", "value vectors"),
+            ("hidden", "states", "hidden states"),
+        )
+        for without in (False, True)
+    ),
+    _correlation(
+        "entropy_magnitude_correlation",
+        "entropy with change",
+        "Correlation over tokens of a row's entropy with how far the block moves the token.",
+        {"before": Site("hidden"), "after": Site("block_output")},
+    ),
+    _correlation(
+        "entropy_magnitude_correlation_attention",
+        "entropy with change by attention",
+        "Correlation over tokens of a row's entropy with how far the attention sub-layer moves the token.",
+        {"before": Site("attention_output", origin=True), "after": Site("attention_output")},
+    ),
+    _moved(
+        "state_norm", "norm of states", "Mean over tokens of the norm of the states that enter.", "hidden"
+    ),
+    _moved(
+        "transformation_magnitude",
+        "change by the block",
+        "Mean over tokens of the distance between a block's output and input.",
+        "hidden",
+        "block_output",
+    ),
+    _moved(
+        "transformation_magnitude_median",
+        "change by the block (median)",
+        "Median over tokens of the distance between a block's output and input.",
+        "hidden",
+        "block_output",
+        median=True,
+    ),
+    _moved(
+        "transformation_magnitude_attention",
+        "change by attention",
+        "Mean over tokens of the norm of what the attention sub-layer adds.",
+        "attention_output",
+    ),
+    _moved(
+        "transformation_magnitude_mlp",
+        "change by the MLP",
+        "Mean over tokens of the norm of what the MLP adds.",
+        "mlp_output",
+    ),
+)

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics._signals import signal_arguments
+from attnscope.metrics.quantity import Bound, Known, Quantity, field_of
+from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 _FIELDS = 7
 
@@ -118,3 +121,74 @@ def power_spectrum(
     result = _checks.finished(name, given.checked, result, spoiled)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
+
+
+# A constant signal through a Hann window is bin 0 with two thirds of the power and bin 1 with one third.
+_ENTROPY = math.log2(3) - 2 / 3
+
+
+def _of_spectrum(
+    name: str, field: str, label: str, meaning: str, expected: float, *, symbol: str = "", high: Bound = 1
+) -> Quantity:
+    return Quantity(
+        name,
+        "power_spectrum",
+        label,
+        meaning,
+        Known(expected, full(32), entry=(0,)),
+        symbol=symbol,
+        low=0,
+        high=high,
+        read=field_of(field),
+        axes=("query",),
+        axis_when=BY_ROW,
+    )
+
+
+QUANTITIES = (
+    _of_spectrum(
+        "low_band", "low", "low band", "Share of power below a quarter of the Nyquist frequency.", 1.0
+    ),
+    _of_spectrum(
+        "mid_band", "mid", "mid band", "Share of power from a quarter to three quarters of it.", 0.0
+    ),
+    _of_spectrum("high_band", "high", "high band", "Share of power above three quarters of it.", 0.0),
+    _of_spectrum(
+        "spectral_selectivity",
+        "selectivity",
+        "selectivity",
+        "Share of the strongest bin; uniform attention has up to 2/3 of a Hann window.",
+        2 / 3,
+    ),
+    _of_spectrum(
+        "spectral_peak", "peak", "peak frequency", "Frequency of the strongest bin over Nyquist's.", 0.0
+    ),
+    _of_spectrum(
+        "spectral_flatness",
+        "flatness",
+        "flatness",
+        "Geometric over arithmetic mean of the spectrum: 0 a tone, 1 white.",
+        0.0,
+    ),
+    _of_spectrum(
+        "spectral_entropy",
+        "entropy",
+        "spectral entropy",
+        "Entropy of the spectrum in bits.",
+        _ENTROPY,
+        symbol="$H_s$",
+        high=None,
+    ),
+    Quantity(
+        "power_share",
+        "power_spectrum",
+        "share of power",
+        "Share of the power in a band of frequencies.",
+        Known(2 / 3, full(32), entry=(0, 0)),
+        low=0,
+        high=1,
+        read=field_of("bands"),
+        axes=("query", "frequency"),
+        axis_when=BY_ROW,
+    ),
+)

@@ -3,12 +3,24 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from typing import Literal
 
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import Barcodes
+from attnscope.metrics._closed_forms import ring
+from attnscope.metrics.homology.barcodes import (
+    DIMENSIONS,
+    Barcodes,
+    bar_count,
+    betti_curve,
+    max_persistence,
+    persistent_entropy,
+    total_persistence,
+)
+from attnscope.metrics.quantity import Known, Quantity
 
 Symmetrize = Literal["max", "mean", "min"]
 Metric = Literal["attention", "hellinger"]
@@ -93,3 +105,88 @@ def attention_of_topology(
             f"{function}: attention must have at most {_core.max_vertices} tokens, got {checked.n}"
         )
     return checked
+
+
+def _mean_persistence(barcodes: Barcodes) -> torch.Tensor:
+    """Mean length of the finite bars of each dimension [..., 2], NaN where there is none."""
+    # one of the components never dies
+    finite = bar_count(barcodes) - torch.tensor([1, 0])
+    mean = total_persistence(barcodes) / finite
+    return torch.where(finite > 0, mean, torch.nan)
+
+
+SOURCES = (persistence,)
+DERIVED = {
+    "betti_curve": ("persistence", betti_curve),
+    "bar_count": ("persistence", bar_count),
+    "total_persistence": ("persistence", total_persistence),
+    "max_persistence": ("persistence", max_persistence),
+    "persistent_entropy": ("persistence", persistent_entropy),
+    "_mean_persistence": ("persistence", _mean_persistence),
+}
+
+# In the ring of four, tokens are at distance 1/2 from their neighbours and 1 from the token across: three
+# bars of length 1/2 in dimension 0 and one loop from 1/2 to 1.
+_BAR_COUNT = Quantity(
+    "bar_count",
+    "bar_count",
+    "H{dimension} bars",
+    "Number of loops that appear anywhere in the filtration.",
+    Known((4, 1), ring()),
+    kind="count",
+    low=0,
+    axes=("dimension",),
+)
+
+
+def _of_bars(name: str, metric: str, label: str, meaning: str, expected: tuple[float, float]) -> Quantity:
+    return Quantity(name, metric, label, meaning, Known(expected, ring()), low=0, axes=("dimension",))
+
+
+_LENGTHS = (
+    _of_bars(
+        "total_persistence",
+        "total_persistence",
+        "total H{dimension} persistence",
+        "Sum of the lengths of finite bars in dimension {dimension}.",
+        (1.5, 0.5),
+    ),
+    _of_bars(
+        "max_persistence",
+        "max_persistence",
+        "longest H{dimension} bar",
+        "Length of the longest finite bar in dimension {dimension}.",
+        (0.5, 0.5),
+    ),
+    _of_bars(
+        "persistent_entropy",
+        "persistent_entropy",
+        "persistent entropy H{dimension}",
+        "Entropy of the lengths of finite bars in dimension {dimension}.",
+        (math.log(3), 0.0),
+    ),
+    _of_bars(
+        "mean_persistence",
+        "_mean_persistence",
+        "mean H{dimension} bar",
+        "Mean length of finite bars in dimension {dimension}.",
+        (0.5, 0.5),
+    ),
+)
+
+QUANTITIES = (
+    replace(_BAR_COUNT.at(dimension=0), meaning="Number of bars in dimension 0, the infinite one included."),
+    _BAR_COUNT.at(dimension=1),
+    *(one.at(dimension=dimension) for one in _LENGTHS for dimension in range(DIMENSIONS)),
+    Quantity(
+        "betti_curve",
+        "betti_curve",
+        "bars alive",
+        "Number of bars alive at a scale, which is 1 minus a threshold of attention.",
+        Known(1, ring(), entry=(1, 1)),
+        kind="count",
+        low=0,
+        options={"scales": (0.4, 0.6, 0.8)},
+        axes=("scale", "dimension"),
+    ),
+)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import full
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def attention_entropy(
@@ -70,3 +72,28 @@ def attention_entropy(
     if base != math.e and not normalized:
         result /= math.log(base)
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+QUANTITIES = (
+    Quantity(
+        "entropy",
+        "attention_entropy",
+        "entropy (nats)",
+        "Mean over queries of the entropy of a row.",
+        Known(math.log(4), full(4), entry=(0,)),
+        low=0,
+        high=lambda n: math.log(n),
+        axes=("query",),
+    ),
+    Quantity(
+        "entropy_normalized",
+        "attention_entropy",
+        "entropy / maximum",
+        "Row entropy over the logarithm of the number of visible keys, mean over queries.",
+        Known(1.0, full(4), entry=(0,)),
+        low=0,
+        high=1,
+        options={"normalized": True},
+        axes=("query",),
+    ),
+)

@@ -157,7 +157,7 @@ def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
         Layer −1 stands for what lies outside the layers.
 
     Example:
-        >>> from attnscope.metrics.fisher import group_parameters
+        >>> from attnscope.metrics.information.fisher import group_parameters
         >>> from torch import nn
         >>> group_parameters(nn.ModuleDict({"norm": nn.LayerNorm(2)}))["norm.bias"]
         (-1, 'norm')

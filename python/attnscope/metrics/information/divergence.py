@@ -3,12 +3,17 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _core, _device
+from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information.sink_sets import PERCENTILES
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
 
 
 @shown_by_shape
@@ -201,3 +206,106 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
 def _layers(checked: _checks.Attention) -> _checks.Attention:
     """The same argument, counted by layers in warnings."""
     return _checks.Attention(checked.tensor[..., 0, :, :], None)
+
+
+# Of the uneven heads key 0 alone is a sink of their mean, and without it they are equal: all divergence goes.
+_SHARES, _REST = (0.5, 0.25), (0.25, 0.375)
+_ALL_OF_IT = sum(
+    (share * math.log(share / 0.375) + 2 * rest * math.log(rest / 0.3125)) / 2
+    for share, rest in zip(_SHARES, _REST, strict=True)
+)
+
+
+def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
+    # NumPy's pairwise sum, whatever the number of threads
+    return torch.from_numpy(np.asarray(divergence.numpy().mean(-1)))
+
+
+def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
+    """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
+    options = {"keys": keys, "keep_attention": False}
+    both = ("attention", "head_mean")
+    return (
+        Quantity(
+            f"kl_reduction{suffix}",
+            "sink_removal",
+            "KL without sinks",
+            f"How much the heads' mean divergence falls without {said}, nats.",
+            Known(_ALL_OF_IT, uneven_heads()),
+            options=options,
+            read=field_of("kl_reduction"),
+            scope="layer",
+            needs=both,
+        ),
+        Quantity(
+            f"sink_concentration{suffix}",
+            "_mass_on",
+            "mass on sinks",
+            f"Share of the head mean's mass on {said}.",
+            Known(0.375, uneven_heads()),
+            low=0,
+            high=1,
+            options={"keys": keys},
+            scope="layer",
+            needs=("head_mean",),
+        ),
+        Quantity(
+            f"sink_count{suffix}",
+            keys.metric,
+            "sink tokens per layer",
+            f"Number of {said}.",
+            Known(1, uneven_heads()),
+            kind="count",
+            low=0,
+            high=float,
+            options=dict(keys.options),
+            read=how_many,
+            scope="layer",
+            needs=("head_mean",),
+        ),
+        Quantity(
+            f"excluded_rows{suffix}",
+            "sink_removal",
+            "emptied rows",
+            f"Rows of all heads with nothing left without {said}.",
+            Known(0, uneven_heads()),
+            kind="count",
+            low=0,
+            options=options,
+            read=lambda found: how_many(found.excluded),
+            scope="layer",
+            needs=both,
+        ),
+    )
+
+
+QUANTITIES = (
+    Quantity(
+        "head_divergence",
+        "head_divergence",
+        "KL from head mean",
+        "Mean over queries of KL(head ‖ mean of the heads).",
+        Known(math.log(2) / 2, two_heads()),
+        low=0,
+    ),
+    Quantity(
+        "head_divergence",
+        "head_divergence",
+        "KL from head mean",
+        "Mean over heads and queries of KL(head ‖ mean of the heads).",
+        Known(math.log(2) / 2, two_heads()),
+        low=0,
+        read=_mean_over_heads,
+        scope="layer",
+    ),
+    *_without("", "the sink tokens of the head mean", Shared("sink_tokens", of="head_mean")),
+    *(
+        quantity
+        for percentile in PERCENTILES
+        for quantity in _without(
+            f"_{percentile}",
+            f"the keys above the {percentile}th percentile of incoming attention",
+            Shared("_keys_above", (("percentile", percentile),), of="head_mean"),
+        )
+    ),
+)

@@ -6,6 +6,8 @@ from __future__ import annotations
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import full, identity
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def singular_values(
@@ -185,3 +187,61 @@ def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, va
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     result, spoiled = _core.singular_values(checked.tensor, checked.lengths)
     return _checks.finished(function, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+DERIVED = {
+    "stable_rank": ("singular_values", stable_rank_of),
+    "effective_rank": ("singular_values", effective_rank_of),
+    "spectral_gap": ("singular_values", spectral_gap_of),
+    "spectral_ratio": ("singular_values", spectral_ratio_of),
+}
+
+QUANTITIES = (
+    Quantity(
+        "stable_rank",
+        "stable_rank",
+        "stable rank",
+        "Squared Frobenius norm over squared spectral norm.",
+        Known(4.0, identity(4)),
+        low=1,
+        high=float,
+    ),
+    Quantity(
+        "effective_rank",
+        "effective_rank",
+        "effective rank",
+        "Exponential of the entropy of the normalised singular values.",
+        Known(4.0, identity(4)),
+        low=1,
+        high=float,
+    ),
+    Quantity(
+        "spectral_gap",
+        "spectral_gap",
+        "singular gap",
+        "First minus second singular value.",
+        Known(1.0, full(4)),
+        symbol=r"$\sigma_1-\sigma_2$",
+        low=0,
+    ),
+    Quantity(
+        "spectral_ratio",
+        "spectral_ratio",
+        "singular ratio",
+        "First over second singular value.",
+        Known(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64))),
+        symbol=r"$\sigma_1/\sigma_2$",
+        kind="ratio",
+        low=1,
+    ),
+    Quantity(
+        "singular_values",
+        "singular_values",
+        "singular value",
+        "Singular values of the map, descending.",
+        Known(1.0, full(4), entry=(0,)),
+        symbol=r"$\sigma$",
+        low=0,
+        axes=("rank",),
+    ),
+)

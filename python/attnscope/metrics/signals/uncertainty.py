@@ -3,13 +3,18 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics._signals import signal_arguments
+from attnscope.metrics.quantity import Bound, Known, Quantity
+from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
 @shown_by_shape
@@ -99,3 +104,75 @@ def spectral_uncertainty(
     result, spoiled = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
     result = _checks.finished(name, given.checked, result, spoiled)
     return SpectralUncertainty(*result.unbind(-1))
+
+
+def _of_signal(
+    name: str,
+    read: Callable[[SpectralUncertainty], torch.Tensor],
+    label: str,
+    meaning: str,
+    known: Known,
+    *,
+    symbol: str = "",
+    high: Bound = None,
+) -> Quantity:
+    return Quantity(
+        name,
+        "spectral_uncertainty",
+        label,
+        meaning,
+        known,
+        symbol=symbol,
+        low=0,
+        high=high,
+        read=read,
+        axes=("query",),
+        axis_when=BY_ROW,
+    )
+
+
+_ONE_KEY = Known(0.0, identity(32), entry=(0,), options={"support": "full"})
+
+QUANTITIES = (
+    _of_signal(
+        "position_entropy",
+        lambda found: found.position_entropy,
+        "position entropy",
+        "−Σ a log a in nats.",
+        Known(math.log(32), full(32), entry=(0,)),
+        symbol="$H_p$",
+        high=lambda n: math.log(n),
+    ),
+    _of_signal(
+        "fourier_entropy",
+        lambda found: found.spectral_entropy,
+        "Fourier entropy",
+        "Entropy in nats of |DFT √a|², the unitary transform.",
+        replace(_ONE_KEY, expected=math.log(32)),
+        high=lambda n: math.log(n),
+    ),
+    _of_signal(
+        "entropy_bound",
+        lambda found: found.entropy_bound,
+        "entropy bound",
+        "What no sum of position and Fourier entropy is below.",
+        Known(math.log(32), full(32), entry=(0,)),
+        high=lambda n: math.log(n),
+    ),
+    _of_signal(
+        "uncertainty_product",
+        lambda found: found.position_variance * found.frequency_variance,
+        "variance product",
+        "Variance of position times that of frequency.",
+        _ONE_KEY,
+        symbol=r"$\sigma_t^2\sigma_\omega^2$",
+    ),
+    _of_signal(
+        "uncertainty_bound",
+        lambda found: found.variance_bound,
+        "its bound",
+        "What no variance product of these signals is below.",
+        Known(0.25, full(32), entry=(0,)),
+        high=0.25,
+    ),
+)

@@ -8,7 +8,9 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.laplacian import Symmetrize
+from attnscope.metrics._closed_forms import full, star
+from attnscope.metrics.graphs.laplacian import Symmetrize
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def fiedler_value(
@@ -118,3 +120,38 @@ def fiedler_vector(
         _checks.flag(name, "normalized", normalized),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+QUANTITIES = (
+    # the star under the mean has weights 1/2: its Laplacian has 0, 1/2 (n - 2 times) and n/2
+    Quantity(
+        "fiedler_value",
+        "fiedler_value",
+        "Fiedler value",
+        "Second smallest eigenvalue of the Laplacian of the graph with weights (A + Aᵀ)/2: how hard the "
+        "graph is to cut.",
+        Known(0.5, star(6)),
+        symbol=r"$\lambda_2$",
+        low=0,
+    ),
+    Quantity(
+        "fiedler_value_normalized",
+        "fiedler_value",
+        "normalised Fiedler",
+        "The same for the degree-normalised Laplacian, which weak nodes cannot cap.",
+        Known(1.0, star(6)),
+        symbol=r"$\hat\lambda_2$",
+        low=0,
+        options={"normalized": True},
+    ),
+    Quantity(
+        "fiedler_vector",
+        "fiedler_vector",
+        "Fiedler vector",
+        "Unit eigenvector of the second smallest eigenvalue: which tokens the weakest cut parts.",
+        Known(0.5**0.5, full(2), entry=(0,)),
+        low=-1,
+        high=1,
+        axes=("token",),
+    ),
+)

@@ -10,6 +10,8 @@ from typing import Any
 from attnscope import _checks
 
 SIGNALS = ("rows", "last", "mean", "offset")
+#: Only "rows" gives a number per query.
+BY_ROW = {"query": ("signal", "rows")}
 
 
 @dataclass(frozen=True)

@@ -4,14 +4,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 
 from attnscope import _checks, _core
-from attnscope.metrics.barcodes import DIMENSIONS, Barcodes
-from attnscope.metrics.persistence import Symmetrize, attention_of_topology
+from attnscope.metrics._closed_forms import ring
+from attnscope.metrics.homology.barcodes import DIMENSIONS, Barcodes
+from attnscope.metrics.homology.persistence import Symmetrize, attention_of_topology
+from attnscope.metrics.quantity import Known, Quantity
 
 
 def betti_numbers(
@@ -111,3 +114,25 @@ def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) ->
     graphs = alive.reshape(count, DIMENSIONS, size + 1)[:, :, ::-1].cumsum(axis=2)[:, :, ::-1]
     found = np.ascontiguousarray(graphs[:, :, 1:][:, :, inverse].transpose(0, 2, 1))
     return torch.from_numpy(found).reshape(*barcodes.shape, -1, DIMENSIONS)
+
+
+_BETTI = Quantity(
+    "betti",
+    "betti_numbers",
+    "loops",
+    "Independent loops of the pairs at or above the threshold, cliques filled in.",
+    Known((1, 1), ring(), entry=(0,), options={"thresholds": (0.4,)}),
+    symbol=r"$\beta_{dimension}$",
+    kind="count",
+    low=0,
+    axes=("threshold", "dimension"),
+)
+
+QUANTITIES = (
+    replace(
+        _BETTI.at(dimension=0),
+        label="components",
+        meaning="Connected components of the pairs at or above the threshold.",
+    ),
+    _BETTI.at(dimension=1),
+)

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import detail, full, star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics._signals import signal_arguments
+from attnscope.metrics.quantity import Bound, Known, Quantity, Site, field_of
+from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
 @shown_by_shape
@@ -256,3 +260,111 @@ def morlet_scalogram(
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
     result, spoiled = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
     return _checks.finished(name, given.checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+#: What the scales are called that signals of 32 keys have.
+SCALES = ("smooth part", "coarse detail", "middle detail", "fine detail")
+_MEANINGS = (
+    "the approximation's energy",
+    "the coarsest detail",
+    "the next finer detail",
+    "the finest detail",
+)
+
+
+def _of_transform(
+    name: str,
+    field: str,
+    label: str,
+    meaning: str,
+    expected: float | tuple[float, ...],
+    *,
+    high: Bound = None,
+    scales: bool = False,
+) -> Quantity:
+    """A field, with its value for a constant signal, all of whose energy is in the approximation."""
+    return Quantity(
+        name,
+        "wavelet_transform",
+        label,
+        meaning,
+        Known(expected, full(32), entry=(0,)),
+        low=0,
+        high=high,
+        read=field_of(field),
+        axes=("query", "scale") if scales else ("query",),
+        axis_when=BY_ROW,
+    )
+
+
+ENERGY = _of_transform(
+    "wavelet_energy",
+    "energy",
+    "energy, scale {scale}",
+    "Share of the energy at scale {scale}.",
+    (1.0, 0.0, 0.0, 0.0),
+    high=1,
+    scales=True,
+)
+# four equal coefficients of the approximation: 2 bits
+POSITION_ENTROPY = _of_transform(
+    "wavelet_position_entropy",
+    "position_entropy",
+    "entropy within scale {scale}",
+    "Entropy in bits of the coefficients' energies at scale {scale}.",
+    (2.0, 0.0, 0.0, 0.0),
+    scales=True,
+)
+
+QUANTITIES = (
+    *(
+        replace(
+            ENERGY.at(scale=at),
+            label=f"energy, {name}",
+            meaning=f"Share of {_MEANINGS[at]}.",
+            # of a constant with one wavelet of a sixteenth of its energy per entry
+            known=Known(1 / 513, detail(32, at), entry=(0,)) if at else ENERGY.at(scale=0).known,
+        )
+        for at, name in enumerate(SCALES)
+    ),
+    _of_transform(
+        "wavelet_entropy",
+        "scale_entropy",
+        "wavelet entropy",
+        "Entropy in bits of the energies of the scales: 0 where one holds all.",
+        0.0,
+    ),
+    POSITION_ENTROPY.at(scale=0),
+    *(
+        replace(POSITION_ENTROPY.at(scale=at), known=Known(0.0, detail(32, at), entry=(0,)))
+        for at in range(1, len(SCALES))
+    ),
+    _of_transform(
+        "reconstruction_error",
+        "reconstruction_error",
+        "reconstruction error",
+        "‖a − IDWT(DWT a)‖/‖a‖: rounding for every signal, random ones too. A check of the transform, no "
+        "evidence.",
+        0.0,
+    ),
+    Quantity(
+        "scale_sensitivity",
+        "scale_sensitivity",
+        "scale sensitivity",
+        "1 − cosine between the wavelet energies of a text and of its beginning.",
+        Known(0.0, full(64), {"prefix": full(32)[None]}),
+        low=0,
+        high=1,
+        options={"prefix": Site("prefix")},
+        needs=("attention", "prefix"),
+    ),
+    Quantity(
+        "morlet_scalogram",
+        "morlet_scalogram",
+        "Morlet power",
+        "Power of attention along the keys at a scale and place.",
+        Known(1 / (4 * math.sqrt(math.pi)), star(32), entry=(0, 0), options={"scales": (4.0,)}),
+        low=0,
+        axes=("scale", "key"),
+    ),
+)

@@ -9,7 +9,8 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics._states import states_argument, tokens_argument
+from attnscope.metrics.quantity import Known, Quantity, Shared, Site, field_of
+from attnscope.metrics.states._states import states_argument, tokens_argument
 
 
 @shown_by_shape
@@ -81,3 +82,67 @@ def reference_influence(
     )
     result = ReferenceInfluence(*parts)
     return _checks.finished(name, checked, result, spoiled, "matrices or their states")  # type: ignore[no-any-return]
+
+
+def _of_some_reference(influence: ReferenceInfluence, reference: torch.Tensor) -> ReferenceInfluence:
+    """NaN for maps without a reference, of whose influence there is nothing to say."""
+    there = reference.any(-1, keepdim=True)
+    return ReferenceInfluence(*(torch.where(there, part, torch.nan) for part in influence))
+
+
+SOURCES = (reference_influence,)
+DERIVED = {"_influence_of_sinks": ("reference_influence", _of_some_reference)}
+
+
+def _of_sinks(
+    name: str, field: str, label: str, meaning: str, expected: float, low: float, high: float | None
+) -> Quantity:
+    """A field, on the head's own value vectors, with its sink tokens as the reference."""
+    return Quantity(
+        name,
+        "_influence_of_sinks",
+        label,
+        meaning,
+        Known(expected, _HALF, _SIDES, (-1,)),
+        low=low,
+        high=high,
+        options={"states": Site("value"), "reference": Shared("sink_tokens")},
+        read=field_of(field),
+        needs=("attention", "value"),
+        axes=("query",),
+    )
+
+
+# Every query takes (0.6, 0) from key 0, the sink, and (0, 0.8) from key 1.
+_HALF = torch.tensor([0.75, 0.25, 0.0, 0.0], dtype=torch.float64).expand(4, 4).contiguous()
+_SIDES = {"value": torch.tensor([[[0.8, 0.0], [0.0, 3.2], [1.0, 1.0], [1.0, 1.0]]], dtype=torch.float64)}
+
+QUANTITIES = (
+    _of_sinks(
+        "reference_magnitude",
+        "relative_magnitude",
+        "reference, magnitude",
+        "Norm of what the sink tokens contribute to a query's output, over the norm of the output.",
+        0.6,
+        0,
+        None,
+    ),
+    _of_sinks(
+        "reference_directional",
+        "directional",
+        "reference, direction",
+        "Cosine between that contribution and the whole output.",
+        0.6,
+        -1,
+        1,
+    ),
+    _of_sinks(
+        "reference_information",
+        "information_change",
+        "reference, turn",
+        "How far the output turns without it: 1 − cosine.",
+        0.2,
+        0,
+        2,
+    ),
+)

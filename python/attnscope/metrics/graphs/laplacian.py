@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import star
+from attnscope.metrics.quantity import Known, Quantity
 
 Symmetrize = Literal["mean", "max"]
 
@@ -126,3 +128,27 @@ def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
     if eigenvalues.shape[-1] < 3:
         return torch.full(eigenvalues.shape[:-1], torch.nan, dtype=torch.float64)
     return eigenvalues[..., 2] - eigenvalues[..., 1]
+
+
+DERIVED = {"laplacian_gap": ("laplacian_eigenvalues", gap_of)}
+
+QUANTITIES = (
+    Quantity(
+        "laplacian_gap",
+        "laplacian_gap",
+        "spectral gap",
+        "Distance from the second to the third eigenvalue of the Laplacian.",
+        Known(1.0, star(3)),
+        symbol=r"$\lambda_3-\lambda_2$",
+        low=0,
+    ),
+    Quantity(
+        "laplacian_eigenvalues",
+        "laplacian_eigenvalues",
+        "Laplacian eigenvalue",
+        "Eigenvalues of the Laplacian, ascending.",
+        Known(3.0, star(6), entry=(-1,)),
+        low=0,
+        axes=("rank",),
+    ),
+)

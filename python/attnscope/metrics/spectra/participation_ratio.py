@@ -8,6 +8,8 @@ from typing import Literal
 import torch
 
 from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import identity, star
+from attnscope.metrics.quantity import Known, Quantity
 
 Spectrum = Literal["singular", "eigen", "laplacian"]
 
@@ -58,3 +60,38 @@ def participation_ratio(
         _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
     )
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+QUANTITIES = (
+    Quantity(
+        "participation_ratio",
+        "participation_ratio",
+        "participation ratio",
+        "(Σe)²/Σe² over the squared singular values e of A: how many directions carry the map.",
+        Known(4.0, identity(4)),
+        symbol="PR",
+        low=1,
+        high=float,
+    ),
+    Quantity(
+        "participation_ratio_eigen",
+        "participation_ratio",
+        "participation ratio (eigenvalues)",
+        "The participation ratio of |eigenvalues of A|.",
+        Known(4.0, identity(4)),
+        low=1,
+        high=float,
+        options={"spectrum": "eigen"},
+    ),
+    # the star's Laplacian has 1/2 four times and 3 once: 5²/10
+    Quantity(
+        "participation_ratio_laplacian",
+        "participation_ratio",
+        "participation ratio (Laplacian)",
+        "The participation ratio of the Laplacian's eigenvalues.",
+        Known(2.5, star(6)),
+        low=1,
+        high=lambda n: n - 1,
+        options={"spectrum": "laplacian"},
+    ),
+)

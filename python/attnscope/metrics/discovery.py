@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""Every metric and quantity there is: what the modules of the packages declare, and those of others.
+
+A module that gives quantities declares `QUANTITIES`. One whose functions are made from the result of another
+declares `DERIVED`, metric -> (that metric, function of its result and the metric's own options); one whose
+result is only read by others, `SOURCES`. A protocol that takes whole maps in double precision says so by
+`INPUT_FORM = "whole"`.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import pkgutil
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib import metadata
+from types import ModuleType
+from typing import Any
+
+from attnscope.metrics.quantity import Quantity
+
+PACKAGES = ("attnscope.metrics", "attnscope.protocols")
+#: Entry point group of packages whose modules declare quantities too.
+GROUP = "attnscope.metrics"
+
+# A metric's source, and what is made of that source's result.
+Derivation = tuple[str, Callable[..., Any]]
+
+
+@dataclass(frozen=True)
+class Found:
+    """What is declared.
+
+    Attributes:
+        quantities: in the order of the modules.
+        functions: by protocol and metric.
+        derived: by protocol and metric.
+        forms: by protocol, the form in which it takes maps.
+    """
+
+    quantities: tuple[Quantity, ...]
+    functions: dict[tuple[str, str], Callable[..., Any]]
+    derived: dict[tuple[str, str], Derivation]
+    forms: dict[str, str]
+
+    def names(self, protocol: str = "exact") -> list[str]:
+        """Metrics of a protocol, in alphabetical order."""
+        return sorted({name for whose, name in {*self.functions, *self.derived} if whose == protocol})
+
+
+@functools.cache
+def found() -> Found:
+    """Everything that is declared in the packages and in installed packages of others.
+
+    Raises:
+        ValueError: two quantities of one identity.
+    """
+    roots = [*PACKAGES, *(point.value for point in metadata.entry_points(group=GROUP))]
+    return declared_in([module for root in dict.fromkeys(roots) for module in modules_of(root)])
+
+
+def modules_of(root: str) -> Iterator[ModuleType]:
+    """A module, and those of its folders where it is a package.
+
+    Args:
+        root: its name.
+    """
+    module = importlib.import_module(root)
+    yield module
+    for entry in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda one: one.name):
+        yield from modules_of(f"{root}.{entry.name}")
+
+
+def declared_in(modules: list[ModuleType]) -> Found:
+    """What modules declare.
+
+    Args:
+        modules: that may have `QUANTITIES`, `DERIVED` or `SOURCES`.
+
+    Raises:
+        ValueError: two quantities of one identity.
+    """
+    quantities: dict[tuple[str, str, str], Quantity] = {}
+    functions: dict[tuple[str, str], Callable[..., Any]] = {}
+    derived: dict[tuple[str, str], Derivation] = {}
+    forms: dict[str, str] = {}
+    for module in modules:
+        protocol = _protocol_of(module)
+        if hasattr(module, "INPUT_FORM"):
+            forms[protocol] = module.INPUT_FORM
+        for one in getattr(module, "QUANTITIES", ()):
+            if one.identity in quantities:
+                raise ValueError(f"two quantities are called {' '.join(one.identity)}: {module.__name__}")
+            quantities[one.identity] = one
+            if hasattr(module, one.metric):
+                functions[one.protocol, one.metric] = getattr(module, one.metric)
+        for function in getattr(module, "SOURCES", ()):
+            functions[protocol, function.__name__] = function
+        for name, derivation in getattr(module, "DERIVED", {}).items():
+            derived[protocol, name] = derivation
+    return Found(tuple(quantities.values()), functions, derived, forms)
+
+
+def _protocol_of(module: ModuleType) -> str:
+    """That of its quantities; a folder of `attnscope.protocols` is a protocol by itself."""
+    _, inside, rest = module.__name__.partition("attnscope.protocols.")
+    declared = [one.protocol for one in getattr(module, "QUANTITIES", ())]
+    return rest.partition(".")[0] if inside else next(iter(declared), "exact")

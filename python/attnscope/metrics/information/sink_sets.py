@@ -1,0 +1,179 @@
+# SPDX-License-Identifier: MIT
+"""Sinks in numbers: the columns that `sinks` gives, and the sets of keys that are taken out of a layer."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+import torch
+
+from attnscope import _checks
+from attnscope.metrics._closed_forms import causal, star
+from attnscope.metrics.information.sinks import (
+    incoming_attention,
+    sink_position,
+    sink_rate,
+    sink_share,
+    sink_tokens,
+    top_mass,
+)
+from attnscope.metrics.quantity import Known, Quantity, as_number, field_of, how_many
+
+#: Percentiles of incoming attention from which on a key counts as a sink to be removed.
+PERCENTILES = (80, 90, 95)
+
+
+def _keys_by_percentile(
+    attention: torch.Tensor, *, lengths: _checks.Lengths = None
+) -> dict[int, torch.Tensor]:
+    """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
+    incoming = incoming_attention(attention, lengths=lengths)
+    n = attention.shape[-1]
+    places = np.arange(n)
+    causal = (attention.triu(1) == 0).all(-1).all(-1).flatten().tolist()
+    each = torch.full((), n) if lengths is None else torch.as_tensor(lengths)
+    sizes = each.expand(attention.shape[:-2]).flatten().tolist()
+    flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
+    for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
+        seen_by = size - places[:size] if causal[at] else np.full(size, size)
+        eligible = seen_by >= math.ceil(0.3 * size)
+        if np.isfinite(row[:size]).all():
+            for percentile, flagged in flags.items():
+                least = np.percentile(row[:size][eligible], percentile)
+                flagged[at, :size] = eligible & (row[:size] >= least)
+    return {one: torch.from_numpy(own).reshape(incoming.shape) for one, own in flags.items()}
+
+
+def _keys_above(keys: Mapping[int, torch.Tensor], percentile: int) -> torch.Tensor:
+    return keys[percentile]
+
+
+def _incoming_mass(attention: torch.Tensor, *, lengths: _checks.Lengths = None) -> torch.Tensor:
+    """What all queries inside the lengths give each key, [..., n]."""
+    n = attention.shape[-1]
+    each = torch.full((), n) if lengths is None else torch.as_tensor(lengths)
+    inside = torch.arange(n) < each.expand(attention.shape[:-2]).unsqueeze(-1)
+    return torch.where(inside[..., None] & inside[..., None, :], attention, 0.0).sum(-2)
+
+
+def _mass_on(mass: torch.Tensor, keys: torch.Tensor) -> torch.Tensor:
+    return torch.where(keys, mass, 0.0).sum(-1) / mass.sum(-1)
+
+
+SOURCES = (
+    *(incoming_attention, sink_position, sink_rate, sink_share, sink_tokens, top_mass),
+    *(_keys_by_percentile, _incoming_mass),
+)
+DERIVED = {
+    "_keys_above": ("_keys_by_percentile", _keys_above),
+    "_mass_on": ("_incoming_mass", _mass_on),
+}
+
+QUANTITIES = (
+    Quantity(
+        "sink_share",
+        "sink_share",
+        "attention to first key",
+        "Mean over queries of the attention given to the first key.",
+        Known(1.0, star(6)),
+        low=0,
+        high=1,
+        read=field_of("share"),
+    ),
+    Quantity(
+        "sink_share_uniform",
+        "sink_share",
+        "uniform attention to first key",
+        "What uniform attention among the visible keys gives the first key.",
+        Known(25 / 48, causal(4)),
+        low=0,
+        high=1,
+        read=field_of("uniform"),
+    ),
+    Quantity(
+        "sink_boost",
+        "sink_share",
+        "sink share / uniform",
+        "Attention to the first key over what uniform attention gives it.",
+        Known(1.0, causal(4)),
+        kind="ratio",
+        low=0,
+        read=field_of("boost"),
+    ),
+    Quantity(
+        "sink_rate",
+        "sink_rate",
+        "share of heads with a sink",
+        "1 where the first key receives more than 0.3 on average; its mean is the share of heads.",
+        Known(1, star(6)),
+        kind="flag",
+        low=0,
+        high=1,
+        read=as_number,
+    ),
+    Quantity(
+        "sink_position",
+        "sink_position",
+        "strongest sink",
+        "The key that receives most attention, of those that enough queries see.",
+        Known(0, star(6)),
+        kind="position",
+        low=0,
+        high=lambda n: n - 1,
+    ),
+    Quantity(
+        "sink_count",
+        "sink_tokens",
+        "sink tokens per map",
+        "Keys that at least 40 % of the queries which see them attend to strongly.",
+        Known(1, star(6)),
+        kind="count",
+        low=0,
+        high=float,
+        read=how_many,
+    ),
+    Quantity(
+        "reference_count",
+        "sink_tokens",
+        "reference tokens per map",
+        "Number of the head's sink tokens, which are its reference.",
+        Known(1, star(6)),
+        kind="count",
+        low=0,
+        high=float,
+        read=how_many,
+    ),
+    Quantity(
+        "sink_tokens",
+        "sink_tokens",
+        "is a sink",
+        "Whether a key is a sink of the head.",
+        Known(1, star(6), entry=(0,)),
+        kind="flag",
+        low=0,
+        high=1,
+        axes=("key",),
+    ),
+    Quantity(
+        "top_mass",
+        "top_mass",
+        "mass of the top key",
+        "Share of all attention held by the strongest key.",
+        Known(1.0, star(6)),
+        low=0,
+        high=1,
+        options={"k": 1},
+    ),
+    Quantity(
+        "incoming_attention",
+        "incoming_attention",
+        "incoming attention",
+        "Mean attention that a key receives from the queries that see it.",
+        Known(25 / 48, causal(4), entry=(0,)),
+        low=0,
+        high=1,
+        axes=("key",),
+    ),
+)

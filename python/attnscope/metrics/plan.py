@@ -1,0 +1,322 @@
+# SPDX-License-Identifier: MIT
+"""Which calls answer many requests about the same maps, and what they share.
+
+Equal calls are made once. Ranks are read off one set of singular values and statistics of bars off one
+persistent homology; one read of the maps gives sinks, shares and entropies; a divergence takes the entropy
+that is there, and Betti numbers the bars. Every value equals what the function of that name returns.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics.discovery import found
+from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
+from attnscope.metrics.information import sinks
+from attnscope.metrics.information.divergence import divergence_of
+from attnscope.metrics.quantity import Shared, Site
+
+# What a metric that needs thresholds gets when the caller names none (Ruscio et al. 2025).
+THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
+
+#: Sites that hold maps.
+MAPS = ("attention", "head_mean", "scores")
+
+Name = tuple[str, str]
+# A call's options in words, by which equal calls are known.
+Identity = tuple[tuple[str, str], ...]
+
+
+@dataclass(frozen=True)
+class Request:
+    """One result that is asked for.
+
+    Attributes:
+        key: what it is called.
+        metric: the function.
+        options: of its call.
+        protocol: whose function.
+        of: the site that holds its maps.
+    """
+
+    key: str
+    metric: str
+    options: Mapping[str, Any]
+    protocol: str = "exact"
+    of: str = "attention"
+
+    @property
+    def name(self) -> Name:
+        """Protocol and metric."""
+        return self.protocol, self.metric
+
+
+@dataclass(frozen=True)
+class Call:
+    """One call of a function of the maps at a site."""
+
+    protocol: str
+    source: str
+    of: str
+    identity: Identity
+    given: Mapping[str, Any] = field(compare=False, hash=False)
+
+    def is_exact(self, source: str) -> bool:
+        """Whether it is that function of the exact protocol."""
+        return (self.protocol, self.source) == ("exact", source)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is to be called for maps of one size, whatever is in them.
+
+    Attributes:
+        requests: in the order asked for.
+        calls: one per request.
+        groups: calls that one read of the maps answers together, by source.
+        entropies: of a head_divergence the entropy that such a read gives, of which it is one half.
+        held: calls of betti_numbers, and the call of persistence whose bars hold them.
+    """
+
+    requests: Sequence[Request]
+    calls: Sequence[Call]
+    groups: Sequence[Mapping[str, Call]]
+    entropies: Mapping[Call, Call]
+    held: Mapping[Call, Call]
+
+
+def plan_of(requests: Sequence[Request], n: int) -> Plan:
+    """The calls that answer requests.
+
+    Args:
+        requests: of known metrics.
+        n: tokens of the padded maps.
+    """
+    calls = [call_of(request, n) for request in requests]
+    every = list(dict.fromkeys(one for call in calls for one in (*_inner(call, n), call)))
+    groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
+    for call in every:
+        if call.protocol == "exact" and call.source in sinks.FROM_ONE_READ and _is_plain_read(call.given):
+            # a second setting of the same function is a call of its own
+            groups.setdefault(_reading(call), {}).setdefault(call.source, call)
+    entropies = {}
+    for call in every:
+        if call.is_exact("head_divergence") and "attention_entropy" in groups.get(_reading(call), {}):
+            entropies[call] = groups[_reading(call)]["attention_entropy"]
+    # One call alone is that function's own; an entropy that something else needs is not alone.
+    together = [
+        group
+        for group in groups.values()
+        if len(group) >= 2 or any(call in entropies.values() for call in group.values())
+    ]
+    bars = [call for call in every if call.is_exact("persistence")]
+    held = {}
+    for call in every:
+        if call.is_exact("betti_numbers"):
+            holding = [one for one in bars if one.of == call.of and bars_hold(call.given, one.given)]
+            if holding:
+                held[call] = holding[0]
+    return Plan(requests, calls, together, entropies, held)
+
+
+def call_of(request: Request, n: int) -> Call:
+    """The call that a request comes down to, with the defaults filled in, so that equal calls are equal."""
+    derived = found().derived
+    source = derived[request.name][0] if request.name in derived else request.metric
+    function = found().functions[request.protocol, source]
+    given = {}
+    for name, default in options_of(function).items():
+        if name in request.options:
+            given[name] = request.options[name]
+        elif name == "thresholds":
+            given[name] = THRESHOLDS
+        elif default is not inspect.Parameter.empty:
+            given[name] = default
+    if source == "laplacian_eigenvalues" and given.get("k") is None:
+        given["k"] = min(n, 3) if request.metric == "laplacian_gap" else n
+    identity = tuple(sorted((name, _in_words(value)) for name, value in given.items()))
+    return Call(request.protocol, source, request.of, identity, given)
+
+
+def _inner(call: Call, n: int) -> tuple[Call, ...]:
+    """The calls whose results are options of a call."""
+    return tuple(
+        call_of(_request_of(value, call), n) for value in call.given.values() if isinstance(value, Shared)
+    )
+
+
+def _request_of(shared: Shared, call: Call) -> Request:
+    return Request("", shared.metric, dict(shared.options), call.protocol, shared.of)
+
+
+def _reading(call: Call) -> tuple[str, str, bool]:
+    return call.of, _in_words(call.given["support"]), call.given["validate"]
+
+
+def _is_plain_read(given: Mapping[str, Any]) -> bool:
+    return given.get("base", math.e) == math.e and not given.get("normalized")
+
+
+def _in_words(value: Any) -> str:
+    # An option's repr tells two different settings apart; arrays, which print in part, their identity.
+    return f"array {id(value)}" if hasattr(value, "__array__") else repr(value)
+
+
+class Execution:
+    """The calls of a plan on one batch of maps, each made once.
+
+    Args:
+        plan: for maps of this size.
+        sites: tensors by site; maps are [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes of maps.
+        function: whose name errors carry.
+    """
+
+    def __init__(
+        self, plan: Plan, sites: Mapping[str, Tensor], lengths: _checks.Lengths, function: str
+    ) -> None:
+        self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
+        self._results: dict[Call, Any] = {}
+        for group in plan.groups:
+            self._read_once(group)
+
+    def results(self) -> list[Any]:
+        """What every request gets, in their order."""
+        return [
+            self._answer(request, call)
+            for request, call in zip(self._plan.requests, self._plan.calls, strict=True)
+        ]
+
+    def _answer(self, request: Request, call: Call) -> Any:
+        result = self._result(call)
+        derived = found().derived.get(request.name)
+        if derived is None:
+            return result
+        function = derived[1]
+        given = {name: value for name, value in request.options.items() if name in options_of(function)}
+        return function(result, **self._arguments(function, given, call))
+
+    def _result(self, call: Call) -> Any:
+        if call not in self._results:
+            self._results[call] = self._made(call)
+        return self._results[call]
+
+    def _made(self, call: Call) -> Any:
+        maps: Any = self._sites.get(call.of)
+        bars = self._plan.held.get(call)
+        if bars is not None and maps is not None and maps.dtype in EXACT_IN_BARS:
+            held = self._result(bars)
+            # Of a map without bars the function itself is to warn.
+            if bool((held.offsets.diff() > 0).all()):
+                return betti_numbers_of(held, call.given["thresholds"])
+        function = found().functions[call.protocol, call.source]
+        given = self._arguments(function, call.given, call)
+        if call.is_exact("head_divergence"):
+            entropy = self._plan.entropies.get(call)
+            return divergence_of(maps, None if entropy is None else self._result(entropy), **given)
+        return function(maps, **given) if reads_maps(function) else function(**given)
+
+    def _arguments(
+        self, function: Callable[..., Any], given: Mapping[str, Any], call: Call
+    ) -> dict[str, Any]:
+        """Options with the tensors and results that some of them stand for, and the lengths."""
+        of_layers = first_of(function) in ("heads", "before")
+        own: dict[str, Any] = {}
+        for name, value in given.items():
+            if isinstance(value, Site):
+                states = self._sites[value.name]
+                # states of a whole layer belong to each of its maps
+                states = states.unsqueeze(1) if states.ndim == 3 and not of_layers else states
+                own[name] = torch.zeros_like(states) if value.origin else states
+            elif isinstance(value, Shared):
+                request = _request_of(value, call)
+                found_there = self._answer(request, call_of(request, self._sites[value.of].shape[-1]))
+                # what is known of the head mean [b, 1, n] belongs to the layer
+                own[name] = found_there.squeeze(1) if of_layers else found_there
+            else:
+                own[name] = value
+        if "lengths" in inspect.signature(function).parameters:
+            own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
+        return own
+
+    def _lengths_of(self, call: Call) -> Tensor | None:
+        """One length per layer."""
+        if call.of in MAPS:
+            return layer_lengths(self._lengths, self._sites[call.of], self._function)
+        own = self._lengths
+        return None if own is None else _checks.as_tensor(self._function, "lengths", own).flatten()
+
+    def _read_once(self, group: Mapping[str, Call]) -> None:
+        first = next(iter(group.values()))
+        read = sinks.from_one_read(
+            self._sites[first.of],
+            {source: call.given for source, call in group.items()},
+            support=first.given["support"],
+            lengths=self._lengths,
+            validate=first.given["validate"],
+        )
+        for source, call in group.items():
+            self._results[call] = read[source]
+
+
+@functools.cache
+def options_of(function: Callable[..., Any]) -> dict[str, Any]:
+    """A function's own options and their defaults; asking for a signature costs as much as a small map."""
+    parameters = list(inspect.signature(function).parameters.items())
+    first = 0 if parameters and parameters[0][0] == "before" else 1
+    return {
+        name: parameter.default
+        for name, parameter in parameters[first:]
+        if name != "lengths" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+    }
+
+
+@functools.cache
+def first_of(function: Callable[..., Any]) -> str:
+    """The name of a function's first argument."""
+    return next(iter(inspect.signature(function).parameters))
+
+
+def reads_maps(function: Callable[..., Any]) -> bool:
+    """Whether a function's first argument is attention."""
+    return first_of(function) in ("attention", "heads")
+
+
+def reads_layers(function: Callable[..., Any]) -> bool:
+    """Whether a function reads all heads of a layer together, [..., h, n, n]."""
+    return first_of(function) == "heads"
+
+
+def layer_lengths(lengths: _checks.Lengths, heads: Tensor, function: str) -> Tensor | None:
+    """One length per layer out of lengths that broadcast against [..., h].
+
+    Args:
+        lengths: tokens per map.
+        heads: [..., h, n, n].
+        function: whose name errors carry.
+
+    Raises:
+        ValueError: lengths that do not broadcast, or differ between the heads of a layer.
+    """
+    if lengths is None:
+        return None
+    each = _checks.as_tensor(function, "lengths", lengths)
+    try:
+        each = each.expand(heads.shape[:-2])
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: lengths of shape {tuple(each.shape)} do not broadcast to the leading shape "
+            f"{tuple(heads.shape[:-2])}"
+        ) from None
+    if each.ndim == 0 or not bool((each == each[..., :1]).all()):
+        raise ValueError(f"{function}: metrics of a whole layer need one length for all its heads")
+    return each[..., 0].contiguous()

@@ -1,0 +1,272 @@
+# SPDX-License-Identifier: MIT
+"""A number per map and everything that is known of it, declared once beside the metric that gives it.
+
+A metric returns what its words promise: a tensor, a named result, bars. Tables, figures and reports want
+single columns with a name, a label, a range and a kind. A `Quantity` is that column: which public function is
+called with which options, what of its result is read, and a closed form that it must reproduce.
+
+Modules declare `QUANTITIES`, and `found` walks the packages for them, so that no list is edited when a metric
+is added; packages of others name theirs in the entry point group `attnscope.metrics`.
+
+    >>> from attnscope.metrics.quantity import quantity
+    >>> quantity("sink_boost").label, quantity("bar_count_1").kind
+    ('sink share / uniform', 'count')
+    >>> quantity("stable_rank").example()
+    (4.0, 4.0)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+Kind = Literal["value", "ratio", "count", "position", "flag"]
+Scope = Literal["map", "head", "layer", "text", "cloud", "weights"]
+Bound = float | Callable[[int], float] | None
+
+
+@dataclass(frozen=True)
+class Site:
+    """An option that stands for what was captured at a site.
+
+    Attributes:
+        name: of the site.
+        origin: zeros of that shape instead, for states that are counted from nothing.
+    """
+
+    name: str
+    origin: bool = False
+
+
+@dataclass(frozen=True)
+class Shared:
+    """An option that is itself the result of a metric, computed once for all that ask for it.
+
+    Attributes:
+        metric: of the same protocol.
+        options: of that call.
+        of: the site that holds its maps.
+    """
+
+    metric: str
+    options: tuple[tuple[str, Any], ...] = ()
+    of: str = "attention"
+
+
+@dataclass(frozen=True, eq=False)
+class Known:
+    """Maps for which a closed form says what a quantity is.
+
+    Attributes:
+        expected: the value; one per entry of an axis that `Quantity.at` takes apart.
+        attention: one map [n, n], or the heads of a layer [h, n, n].
+        sites: further captured tensors, for one sentence.
+        entry: which map (of several heads) and which entry along the axes that are left.
+        options: of the call, where the quantity has none of its own.
+    """
+
+    expected: float | Sequence[float]
+    attention: Tensor
+    sites: Mapping[str, Tensor] = field(default_factory=dict)
+    entry: tuple[int, ...] = ()
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+
+def _itself(result: Any) -> Tensor:
+    tensor: Tensor = result
+    return tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Quantity:
+    """One column of numbers.
+
+    Attributes:
+        name: of the column, in tables, figures, reports and pages alike.
+        metric: the public function.
+        label: on an axis.
+        meaning: one sentence.
+        known: maps on which a closed form gives the value.
+        symbol: in formulas, "" without one.
+        kind: value; ratio (its denominator can vanish); count and position (whole numbers, of which a mean is
+            no position); flag (0 or 1).
+        low: the smallest value, a number or a function of the number of tokens.
+        high: the largest.
+        options: of the call; `Site` and `Shared` stand for what is at hand when it is made.
+        read: the metric's result -> one number per map. NaN where there is none; counts and positions say
+            so by a negative number, which `measure_quantities` turns into a mask.
+        scope: what there is one number of.
+        needs: captured sites; the first is what the function is called with.
+        protocol: whose computation it is.
+        axes: names of the axes that `read` leaves behind those of the scope.
+        axis_when: axis -> the option and its value under which there is that axis.
+    """
+
+    name: str
+    metric: str
+    label: str
+    meaning: str
+    known: Known
+    symbol: str = ""
+    kind: Kind = "value"
+    low: Bound = None
+    high: Bound = None
+    options: Mapping[str, Any] = field(default_factory=dict)
+    read: Callable[[Any], Tensor] = _itself
+    scope: Scope = "map"
+    needs: tuple[str, ...] = ("attention",)
+    protocol: str = "exact"
+    axes: tuple[str, ...] = ()
+    axis_when: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+
+    @property
+    def identity(self) -> tuple[str, str, str]:
+        """What no two quantities share: protocol, scope and name."""
+        return self.protocol, self.scope, self.name
+
+    @property
+    def axis(self) -> str:
+        """Label and symbol, for an axis of a figure."""
+        return f"{self.label} {self.symbol}" if self.symbol else self.label
+
+    def bounds(self, n: int) -> tuple[float | None, float | None]:
+        """The smallest and the largest value for maps of n tokens, None where there is no bound."""
+        low, high = (bound(n) if callable(bound) else bound for bound in (self.low, self.high))
+        return low, high
+
+    def at(self, **where: int) -> Quantity:
+        """The entries at one place along some of the axes, a quantity of its own.
+
+        `{axis}` in the label, symbol and meaning becomes the place.
+
+        >>> from attnscope.metrics.graphs.fiedler import QUANTITIES
+        >>> QUANTITIES[-1].name, QUANTITIES[-1].at(token=0).name
+        ('fiedler_vector', 'fiedler_vector_0')
+        """
+        self._has(where)
+        index = (..., *(where.get(axis, slice(None)) for axis in self.axes))
+        read = self.read
+        texts = {}
+        for name in ("label", "symbol", "meaning"):
+            texts[name] = getattr(self, name)
+            for axis, place in where.items():
+                texts[name] = texts[name].replace(f"{{{axis}}}", str(place))
+        known = self.known
+        if isinstance(known.expected, Sequence):
+            (place,) = where.values()
+            known = replace(known, expected=known.expected[place])
+        return replace(
+            self,
+            name="_".join([self.name, *(str(where[axis]) for axis in self.axes if axis in where)]),
+            read=lambda result: read(result)[index],
+            axes=tuple(axis for axis in self.axes if axis not in where),
+            known=known,
+            **texts,
+        )
+
+    def mean_over(self, axis: str) -> Quantity:
+        """The mean over the entries along an axis that have a value; itself where it lacks that axis."""
+        if axis not in self.axes:
+            return self
+        place, read = self.axes.index(axis) - len(self.axes), self.read
+        rest = tuple(name for name in self.axes if name != axis)
+        entry = self.known.entry
+        known = replace(self.known, entry=entry[:place] + entry[len(entry) + place + 1 :])
+        return replace(self, read=lambda result: read(result).nanmean(place), axes=rest, known=known)
+
+    def with_options(self, **run: Any) -> Quantity:
+        """The same quantity under the settings of a run."""
+        gone = {
+            axis
+            for axis, (option, value) in self.axis_when.items()
+            if run.get(option, value) != value and axis in self.axes
+        }
+        entry = self.known.entry
+        if gone and entry:
+            kept = zip(self.axes, entry[-len(self.axes) :], strict=True)
+            entry = tuple(place for axis, place in kept if axis not in gone)
+        return replace(
+            self,
+            options={**self.options, **run},
+            axes=tuple(axis for axis in self.axes if axis not in gone),
+            known=replace(self.known, entry=entry),
+        )
+
+    def example(self) -> tuple[float, float]:
+        """What is computed of the closed form, and what it must be."""
+        from attnscope.metrics.measure import measure_quantities
+
+        known = self.known
+        maps = known.attention if known.attention.ndim > 2 else known.attention[None]
+        sites = {"attention": maps[None], "head_mean": maps.double().mean(0)[None, None]}
+        sites |= {name: states[None] for name, states in known.sites.items()}
+        mine = replace(self, options={**known.options, **self.options})
+        values = measure_quantities(sites, [mine], heads=range(len(maps))).values[mine][0]
+        entry = known.entry
+        if self.scope == "map" and len(entry) < values.ndim:
+            entry = (0, *entry)
+        assert not isinstance(known.expected, Sequence)
+        return float(values[entry]), float(known.expected)
+
+    def _has(self, where: Mapping[str, int]) -> None:
+        for axis in where:
+            if axis not in self.axes:
+                raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
+
+
+def field_of(name: str) -> Callable[[Any], Tensor]:
+    """Reads a field of a named result."""
+
+    def read(result: Any) -> Tensor:
+        tensor: Tensor = getattr(result, name)
+        return tensor
+
+    return read
+
+
+def as_number(flags: Tensor) -> Tensor:
+    """Flags as 0 and 1, which can be averaged."""
+    return flags.double()
+
+
+def how_many(flags: Tensor) -> Tensor:
+    """Number of flags along the last axis."""
+    return flags.sum(-1)
+
+
+def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Quantity:
+    """What is declared under a column's name; an unknown one is known by its name alone.
+
+    Args:
+        name: of the column.
+        protocol: whose; another's is better than none.
+        scope: of the number; any where it is not said.
+    """
+    from attnscope.metrics.discovery import found
+
+    declared = [one for one in found().quantities if one.name == name]
+    for one in declared:
+        if one.protocol == protocol and scope in (None, one.scope):
+            return one
+    return declared[0] if declared else unmeasured(name, name.replace("_", " "))
+
+
+def unmeasured(
+    name: str, label: str, meaning: str = "", *, symbol: str = "", low: Bound = None, high: Bound = None
+) -> Quantity:
+    """A number that tables hold and no metric gives: its words alone.
+
+    Args:
+        name: of the column.
+        label: on an axis.
+        meaning: one sentence.
+        symbol: in formulas.
+        low: the smallest value.
+        high: the largest.
+    """
+    nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
+    return Quantity(name, "", label, meaning, nothing, symbol=symbol, low=low, high=high)

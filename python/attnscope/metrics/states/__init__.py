@@ -1,0 +1,2 @@
+# SPDX-License-Identifier: MIT
+"""Attention beside the token states that it moves."""

@@ -1,0 +1,347 @@
+# SPDX-License-Identifier: MIT
+"""Quantities: found without a list, each with a closed form that holds; measured together as one by one."""
+
+import functools
+import math
+import sys
+from collections import Counter
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.metrics import measure as measuring
+from attnscope.metrics.discovery import declared_in, found, modules_of
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import Known, Quantity, quantity
+from attnscope.protocols import ruscio2025
+from models import text, tiny
+
+QUANTITIES = found().quantities
+EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
+SITES = ("hidden", "block_output", "attention_output", "mlp_output")
+
+
+def in_words(one):
+    return " ".join(one.identity)
+
+
+def maps(*shape, seed=0, dtype=torch.float64):
+    logits = torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    hidden = ~torch.ones(shape[-2:], dtype=torch.bool).tril()
+    return torch.softmax(logits.masked_fill(hidden, -torch.inf), -1).to(dtype)
+
+
+def layer(batch=3, heads=4, n=12, dtype=torch.float64):
+    """Everything that may be captured of a layer."""
+    draw = torch.Generator().manual_seed(1)
+    attention = maps(batch, heads, n, n, dtype=dtype)
+    states = {name: torch.randn(batch, n, 5, generator=draw).to(dtype) for name in SITES}
+    return {
+        "attention": attention,
+        "head_mean": attention.double().mean(1, keepdim=True),
+        "value": torch.randn(batch, 2, n, 5, generator=draw).to(dtype),
+        **states,
+    }
+
+
+@pytest.mark.parametrize("one", QUANTITIES, ids=in_words)
+def test_the_closed_form_holds(one):
+    computed, expected = one.example()
+    assert math.isclose(computed, expected, rel_tol=1e-10, abs_tol=1e-12)
+
+
+@pytest.mark.parametrize("one", QUANTITIES, ids=in_words)
+def test_a_quantity_says_what_it_is(one):
+    assert one.label
+    assert one.meaning.endswith(".")
+    assert "{" not in one.label + one.meaning
+    assert one.kind in ("value", "ratio", "count", "position", "flag")
+    low, high = one.bounds(12)
+    assert low is None or high is None or low < high
+    assert (one.protocol, one.metric) in {**found().functions, **found().derived}
+
+
+def test_no_two_quantities_share_an_identity():
+    assert max(Counter(one.identity for one in QUANTITIES).values()) == 1
+    module = type(sys)("twice")
+    module.QUANTITIES = (quantity("entropy"), quantity("entropy"))
+    with pytest.raises(ValueError, match="two quantities are called exact map entropy"):
+        declared_in([module])
+
+
+@pytest.mark.parametrize("protocol", ["exact", "ruscio2025"])
+def test_values_lie_within_their_bounds(protocol):
+    wanted = [one for one in QUANTITIES if one.protocol == protocol]
+    measured = measure_quantities(layer(n=40), wanted, heads=range(4))
+    seen = 0
+    for one, values in measured.values.items():
+        own = values[measured.defined[one]].double()
+        low, high = one.bounds(40)
+        seen += len(own) > 0
+        assert low is None or (own >= low - 1e-12).all(), one.identity
+        assert high is None or (own <= high + 1e-12).all(), one.identity
+    assert seen > 0.9 * len(measured.values)
+
+
+def test_together_they_are_what_the_functions_give():
+    sites = layer()
+    attention, mean = sites["attention"], sites["head_mean"]
+    lengths = torch.tensor([12, 7, 10])
+    each = lengths[:, None]
+    measured = measure_quantities(sites, EXACT, lengths=lengths, heads=range(4))
+    columns, of_layer = measured.columns(), measured.columns("layer")
+
+    def same(name, values, among=columns):
+        np.testing.assert_array_equal(among[name].astype(float).filled(np.nan), values.flatten(), name)
+
+    share = asc.sink_share(attention, lengths=each)
+    same("sink_boost", share.boost)
+    same("fiedler_value_normalized", asc.fiedler_value(attention, normalized=True, lengths=each))
+    same("stable_rank", asc.stable_rank(attention, lengths=each))
+    bars = asc.persistence(attention, lengths=each)
+    same("total_persistence_1", asc.total_persistence(bars)[..., 1])
+    same("head_divergence", asc.head_divergence(attention, lengths=lengths))
+    same("head_divergence", asc.head_divergence(attention, lengths=lengths).mean(-1), of_layer)
+    sinks = asc.sink_tokens(attention, lengths=each)
+    states = sites["value"]
+    same("alignment_value", asc.geometric_semantic_alignment(attention, states, lengths=each))
+    same(
+        "alignment_hidden_without_sinks",
+        asc.geometric_semantic_alignment(attention, sites["hidden"][:, None], without=sinks, lengths=each),
+    )
+    before, after = (sites[name][:, None] for name in ("hidden", "block_output"))
+    same(
+        "entropy_magnitude_correlation",
+        asc.entropy_magnitude_correlation(attention, before, after, lengths=each),
+    )
+    keys = asc.sink_tokens(mean, lengths=each)[:, 0]
+    removed = asc.sink_removal(attention, keys, lengths=lengths)
+    same("kl_reduction", removed.kl_reduction, of_layer)
+    same("excluded_rows", removed.excluded.sum(-1).double(), of_layer)
+    same("sink_count", keys.sum(-1).double(), of_layer)
+    moved = asc.transformation_magnitude(sites["hidden"], sites["block_output"], lengths=lengths)
+    same("transformation_magnitude", moved.nanmean(-1), of_layer)
+
+
+def test_a_protocol_of_whole_maps_takes_them_by_length():
+    sites, lengths = layer(dtype=torch.float32), [12, 7, 12]
+    wanted = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
+    measured = measure_quantities(sites, wanted, lengths=lengths, heads=range(4))
+    columns = measured.columns()
+    for sample, n in enumerate(lengths):
+        own = sites["attention"][sample, :, :n, :n].double()
+        here = slice(4 * sample, 4 * sample + 4)
+        np.testing.assert_array_equal(columns["stable_rank"][here], ruscio2025.stable_rank(own))
+        np.testing.assert_array_equal(columns["bulk_edge"][here], ruscio2025.bulk(own).edge)
+        found_there = ruscio2025.topology(own)
+        np.testing.assert_array_equal(columns["strongest_key"][here], found_there.strongest_edge[:, 1])
+        np.testing.assert_array_equal(
+            measured.values[quantity("entropy", "ruscio2025")][sample, :, :n],
+            ruscio2025.attention_entropy(own),
+        )
+        graph = ruscio2025.graph_statistics(own, [0.1, 0.2], variant="fiedler").gini
+        gini = quantity("gini_fiedler", "ruscio2025").with_options(thresholds=[0.1, 0.2])
+        again = measure_quantities({"attention": own[None]}, [gini])
+        np.testing.assert_array_equal(again.values[gini][0], graph)
+
+
+def test_of_a_map_that_is_not_finite_nothing_is_defined():
+    sites = layer(n=40)
+    sites["attention"][1, 2, 5, 3] = torch.nan
+    with pytest.warns(RuntimeWarning):
+        measured = measure_quantities(sites, [one for one in EXACT if one.scope == "map"], heads=range(4))
+    assert measured.finite.sum() == 11
+    assert not measured.finite[1, 2]
+    for one in measured.values:
+        if one.needs[0] == "attention":
+            assert not measured.defined[one][1, 2].any(), one.identity
+    assert measured.columns()["sink_count"].mask.sum() == 1
+    assert measured.columns()["sink_rate"].mask.sum() == 1
+    # a divergence is one of the whole layer
+    assert measured.columns()["head_divergence"].mask.tolist() == [False] * 4 + [True] * 4 + [False] * 4
+
+
+def test_entries_behind_the_length_are_nobodys():
+    attention = maps(2, 1, 6, 6)
+    attention[1, :, 4:] = torch.inf
+    attention[1, :, :, 4:] = 0
+    measured = measure_quantities({"attention": attention}, [quantity("top_mass")], lengths=[6, 4])
+    assert measured.finite.all()
+
+
+def test_what_a_layer_lacks_is_undefined():
+    sites = {"attention": maps(2, 3, 8, 8)}
+    wanted = [quantity("alignment_value"), quantity("reference_magnitude").mean_over("query")]
+    measured = measure_quantities(sites, [*wanted, quantity("head_divergence"), quantity("top_mass")])
+    columns = measured.columns()
+    for name in ("alignment_value", "reference_magnitude", "head_divergence"):
+        assert columns[name].mask.all()
+        assert len(columns[name]) == 6
+    assert not columns["top_mass"].mask.any()
+
+
+def test_several_protocols_are_measured_one_at_a_time():
+    wanted = [quantity("entropy"), quantity("entropy", "ruscio2025")]
+    with pytest.raises(ValueError, match="one protocol at a time, got exact, ruscio2025"):
+        measure_quantities({"attention": maps(1, 1, 4, 4)}, wanted)
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of the functions that are called."""
+    made = []
+    for name, function in found().functions.items():
+
+        def call(*given, name=name, function=function, **options):
+            made.append(name[1])
+            return function(*given, **options)
+
+        monkeypatch.setitem(found().functions, name, functools.wraps(function)(call))
+    return made
+
+
+def test_a_layer_is_gone_through_once(calls):
+    once = ("persistence", "singular_values", "marchenko_pastur", "reference_influence")
+    measure_quantities(layer(n=40), EXACT, heads=range(4))
+    assert {name: calls.count(name) for name in once} == dict.fromkeys(once, 1)
+    # of the heads and of their mean
+    assert calls.count("sink_tokens") == 2
+    # the plain entropy comes with the sinks
+    assert calls.count("attention_entropy") == 1
+    calls.clear()
+    theirs = [one for one in QUANTITIES if one.protocol == "ruscio2025"]
+    measure_quantities(layer(n=40), theirs, heads=range(4))
+    once = ("persistence", "spectral_numbers", "both_variants", "_every_removal", "topology")
+    assert {name: calls.count(name) for name in once} == dict.fromkeys(once, 1)
+
+
+def test_settings_of_a_run():
+    density = quantity("density").with_options(thresholds=[0.05, "2/n"])
+    measured = measure_quantities({"attention": maps(1, 2, 9, 9)}, [density])
+    expected = asc.graph_statistics(maps(1, 2, 9, 9), [0.05, 2 / 9]).density
+    assert torch.equal(measured.values[density], expected)
+    assert quantity("density").options == {}
+
+
+def test_axes_are_reduced_or_taken_apart_by_name():
+    entropy = quantity("entropy")
+    assert entropy.mean_over("query").axes == ()
+    assert entropy.mean_over("threshold") is entropy
+    measured = measure_quantities(
+        {"attention": maps(1, 2, 9, 9)}, [entropy, mean := entropy.mean_over("query")], lengths=[7]
+    )
+    assert torch.equal(measured.values[entropy].nanmean(-1), measured.values[mean])
+    last = entropy.at(query=6)
+    assert (last.name, last.axes) == ("entropy_6", ())
+    with pytest.raises(ValueError, match="entropy: no axis 'rank' in query"):
+        entropy.at(rank=0)
+    assert quantity("betti_1").axes == ("threshold",)
+
+
+def test_what_nobody_declares_is_called_by_its_name():
+    assert quantity("my_own_number").label == "my own number"
+    assert quantity("fiedler_value").axis == r"Fiedler value $\lambda_2$"
+    assert quantity("bulk_edge").protocol == "ruscio2025"
+    assert quantity("head_divergence", scope="layer").meaning.startswith("Mean over heads")
+
+
+def forget():
+    """What was found, and plans made of it."""
+    found.cache_clear()
+    measuring._PLANS.clear()
+    measuring._plan_for.cache_clear()
+
+
+TOY = '''
+import torch
+from attnscope.metrics.quantity import Known, Quantity
+
+def self_attention(attention, *, power=1.0, lengths=None):
+    """Mean attention of a query to itself."""
+    return attention.double().diagonal(dim1=-2, dim2=-1).pow(power).mean(-1)
+
+QUANTITIES = (
+    Quantity("self_attention", "self_attention", "attention to itself", "Mean of the diagonal.",
+             Known(1.0, torch.eye(3)), low=0, high=1),
+)
+'''
+
+
+@pytest.fixture
+def toy(tmp_path, monkeypatch):
+    """An installed package of somebody else's, with a metric in a module of a folder."""
+    folder = tmp_path / "toy_metrics"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "diagonal.py").write_text(TOY)
+    known = tmp_path / "toy_metrics-1.0.dist-info"
+    known.mkdir()
+    (known / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-metrics\nVersion: 1.0\n")
+    (known / "entry_points.txt").write_text("[attnscope.metrics]\ntoy = toy_metrics\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    forget()
+    yield
+    forget()
+    for name in ("toy_metrics.diagonal", "toy_metrics"):
+        sys.modules.pop(name, None)
+
+
+def test_a_metric_of_another_package_is_found_everywhere(toy):
+    from attnscope.commands.doctor import examine
+
+    attention = maps(2, 5, 5)
+    expected = attention.diagonal(dim1=-2, dim2=-1).mean(-1)
+    assert torch.equal(asc.measure(attention, "self_attention")["self_attention"], expected)
+    assert torch.equal(
+        asc.measure(attention, {"square": {"metric": "self_attention", "power": 2.0}})["square"],
+        attention.diagonal(dim1=-2, dim2=-1).pow(2.0).mean(-1),
+    )
+    assert quantity("self_attention").label == "attention to itself"
+    assert [check.ok for check in examine() if check.name == "self_attention"] == [True]
+
+
+def test_a_metric_of_another_package_is_a_column_of_analyze(toy):
+    model = tiny("llama", implementation="eager")
+    ids = text(model, batch=2, n=9)["input_ids"]
+    alone = asc.analyze(model, ids, "self_attention").table("heads")
+    everything = asc.analyze(model, ids).table("heads")
+    assert (alone["self_attention"] == everything["self_attention"]).all()
+    with torch.no_grad():
+        maps = model(ids, output_attentions=True).attentions[1]
+    own = alone[(alone["layer"] == 1) & (alone["head"] >= 0)].sort_values(["sample", "head"])
+    np.testing.assert_allclose(
+        own["self_attention"], maps.diagonal(dim1=-2, dim2=-1).mean(-1).flatten(), 1e-5
+    )
+
+
+def test_columns_of_analyze_are_called_as_quantities():
+    model = tiny("llama", implementation="eager")
+    results = asc.analyze(model, text(model, batch=1, n=9)["input_ids"], bars=True)
+    known = {one.name for one in EXACT} | {"sink_token"}
+    for table in ("heads", "graphs", "layers"):
+        keys = {"model", "revision", "step", "sample", "layer", "head", "protocol", "n_tokens", "threshold"}
+        assert set(results.table(table)) - keys <= known
+    assert len(results.table("bars"))
+    assert {"sink_share", "fiedler_value_normalized", "alignment_hidden"} <= set(results.table("heads"))
+    assert {"graph_fiedler_value", "betti_0"} <= set(results.table("graphs"))
+    assert {"kl_reduction_90", "transformation_magnitude"} <= set(results.table("layers"))
+
+
+def test_without_the_package_there_is_no_such_metric():
+    with pytest.raises(ValueError, match="unknown metric 'self_attention'"):
+        asc.measure(maps(2, 5, 5), "self_attention")
+
+
+def test_every_module_of_the_folders_is_walked():
+    names = {module.__name__ for module in modules_of("attnscope.metrics")}
+    assert {"attnscope.metrics.graphs.fiedler", "attnscope.metrics.states.alignment"} <= names
+
+
+def test_an_example_can_fail():
+    wrong = replace(quantity("stable_rank"), known=Known(3.0, torch.eye(4)))
+    computed, expected = wrong.example()
+    assert (computed, expected) == (pytest.approx(4.0), 3.0)
+    assert isinstance(wrong, Quantity)
