@@ -16,6 +16,7 @@ from attnscope.capture.edits.edit import Applied, Change, Edit, Where
 from attnscope.capture.edits.inputs import SetEmbedding, SetPositionIds, SetRotary
 from attnscope.capture.edits.softmax import HideKeys, LimitWindow, SubtractRead
 from attnscope.capture.edits.states import AddDirection, AddLogits, Project, Scale, SetState
+from attnscope.capture.edits.weights import ReplaceWeight
 
 __all__ = [
     "AddDirection",
@@ -26,6 +27,7 @@ __all__ = [
     "HideKeys",
     "LimitWindow",
     "Project",
+    "ReplaceWeight",
     "Scale",
     "SetEmbedding",
     "SetPositionIds",

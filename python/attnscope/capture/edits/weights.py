@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""An edit of one matrix of a model, found by its role."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.edits.edit import Applied, Change
+
+if TYPE_CHECKING:
+    from attnscope.capture.structure import Structure
+    from attnscope.models.weight_entries import WeightEntry
+
+
+@dataclass(frozen=True, eq=False)
+class ReplaceWeight(Change):
+    """A matrix W [out, in] becomes W + size·‖W‖_F·u vᵀ, in place, for all who run the model meanwhile.
+
+    Attributes:
+        layer: number of the block; negative ones count from the end.
+        role: q, k, v, o, gate, up, down, … as `attnscope.weight_map` names them, fused layouts split.
+        u: [out], its length does not matter.
+        v: [in], likewise.
+        size: of the change, relative to the matrix.
+        expert: number of a routed expert.
+    """
+
+    layer: int
+    role: str
+    u: Tensor
+    v: Tensor
+    size: float = 0.05
+    expert: int | None = None
+    outermost: ClassVar[bool] = True
+
+    def target(self) -> tuple[Any, ...]:
+        """See `Change`."""
+        return ("weight", self.layer, self.role, self.expert)
+
+    @contextmanager
+    def _installed(self, model: nn.Module, architecture: Structure) -> Iterator[Applied]:
+        if torch.is_grad_enabled():
+            raise RuntimeError("ReplaceWeight: weights are changed in place; run it under torch.no_grad()")
+        entry = self._entry(model)
+        parameter = model.get_parameter(entry.tensor)
+        if not parameter.is_floating_point() or parameter.is_meta:
+            kind = "meta" if parameter.is_meta else str(parameter.dtype)
+            raise NotImplementedError(f"ReplaceWeight: {entry.tensor} holds no weights to add to ({kind})")
+        change = self._change(entry, entry.of(parameter))
+        before = parameter.detach().clone()
+        try:
+            _add(entry, parameter.detach(), change)
+            with super()._installed(model, architecture) as applied:
+                yield applied
+        finally:
+            parameter.detach().copy_(before)
+
+    def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
+        """See `Change`."""
+
+        def after(*_: Any) -> None:
+            applied.count += applied.live
+
+        owner = self._entry(model).tensor.rpartition(".")[0]
+        return [model.get_submodule(owner).register_forward_hook(after)]
+
+    def _entry(self, model: nn.Module) -> WeightEntry:
+        from attnscope.models.architecture import weight_map
+
+        found = weight_map(model)
+        if not -found.layers <= self.layer < found.layers:
+            raise ValueError(
+                f"ReplaceWeight: layer {self.layer} of {type(model).__name__}, which has {found.layers} "
+                "layers"
+            )
+        try:
+            return found[self.layer % found.layers, self.role, self.expert]
+        except KeyError as missing:
+            raise ValueError(f"ReplaceWeight: no such matrix, {missing.args[0]}") from None
+
+    def _change(self, entry: WeightEntry, matrix: Tensor) -> Tensor:
+        u, v = (one.to(matrix.device, torch.float64).flatten() for one in (self.u, self.v))
+        if (len(u), len(v)) != entry.shape:
+            raise ValueError(
+                f"ReplaceWeight: {entry.title} has shape {entry.shape}, got u and v of {len(u)} and {len(v)}"
+            )
+        lengths = float(u.norm()) * float(v.norm())
+        if not 0 < lengths < float("inf"):
+            raise ValueError("ReplaceWeight: u and v must be finite and not 0")
+        change: Tensor = self.size * matrix.double().norm() / lengths * torch.outer(u, v)
+        return change
+
+
+def _add(entry: WeightEntry, stored: Tensor, change: Tensor) -> None:
+    """Adds [out, in] to the rows of the entry, where they lie."""
+    matrix = stored if entry.index is None else stored[entry.index]
+    matrix = matrix.T if entry.transposed else matrix
+    runs = [(0, len(matrix))] if entry.rows is None else list(entry.rows.runs())
+    done = 0
+    for begin, end in runs:
+        part = change[done : done + end - begin]
+        matrix[begin:end].copy_(matrix[begin:end].double() + part)
+        done += end - begin

@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""A matrix changed by rank one: only that matrix, by what was said, and back to the last bit."""
+
+import pytest
+import torch
+
+import models
+from attnscope.capture import Forward, Gradient, edit, forward
+from attnscope.capture.edits import ReplaceWeight
+from attnscope.models.architecture import weight_map
+
+FAMILIES = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "gpt2",
+    "gpt_neox",
+    "phi",
+    "opt",
+    "mixtral",
+    "falcon",
+    "bloom",
+    "bert",
+)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def vectors(entry):
+    generator = torch.Generator().manual_seed(3)
+    return torch.randn(entry.shape[0], generator=generator), torch.randn(entry.shape[1], generator=generator)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_one_matrix_of_every_role_and_no_other(name):
+    model = models.tiny(name)
+    inputs = models.text(model)
+    entries = [one for one in weight_map(model) if one.layer == 1 and one.expert in (None, 2)]
+    assert {"q", "k", "v", "o", "up", "down"} <= {one.role for one in entries}
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    with torch.no_grad():
+        base = model(**inputs)[0]
+        for entry in entries:
+            u, v = vectors(entry)
+            one = ReplaceWeight(-model.config.num_hidden_layers + 1, entry.role, u, v, 0.1, entry.expert)
+            with edit(model, one) as applied:
+                edited = model(**inputs)[0]
+                for other in entries:
+                    parameter = model.get_parameter(other.tensor)
+                    change = (other.of(parameter) - other.of(before[other.tensor])).double()
+                    if other.key == entry.key:
+                        size = 0.1 * other.of(before[other.tensor]).double().norm()
+                        wanted = size * torch.outer(u.double(), v.double()) / (u.norm() * v.norm()).double()
+                        assert torch.allclose(change, wanted, atol=1e-6), entry.title
+                    else:
+                        assert not change.any(), (entry.title, other.title)
+            assert applied[0].count >= 1
+            assert not torch.equal(edited, base) or entry.expert is not None, entry.title
+            assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+        with edit(model, ReplaceWeight(1, "q", *vectors(entries[0]), 0.0)):
+            assert torch.equal(model(**inputs)[0], base)
+
+
+def test_the_last_down_projection_moves_the_last_state_as_it_must():
+    model = models.tiny("llama")
+    inputs = models.text(model)
+    down = model.model.layers[-1].mlp.down_proj
+    read = []
+    handle = down.register_forward_pre_hook(lambda _, args: read.append(args[0]))
+    entry = weight_map(model)[2, "down"]
+    u, v = vectors(entry)
+    states = []
+    for edits in ((), (ReplaceWeight(-1, "down", u, v, 0.2),)):
+        with forward(model, inputs, Forward(sites=("block_output",), layers=[-1], edits=edits)) as run:
+            states.append(next(iter(run)).block_output)
+            list(run)
+    handle.remove()
+    c = 0.2 * down.weight.detach().norm()
+    along = read[-1] @ (v / v.norm())
+    assert torch.allclose(states[1] - states[0], c * along[..., None] * (u / u.norm()), atol=1e-4)
+
+
+@pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
+def test_weights_are_restored_after_an_error(error):
+    model = models.tiny("gpt2")
+    before = {key: tensor.clone() for key, tensor in model.state_dict().items()}
+    u, v = vectors(weight_map(model)[0, "k"])
+    with (
+        torch.no_grad(),
+        pytest.raises(error, match="in the block"),
+        edit(model, ReplaceWeight(0, "k", u, v), ReplaceWeight(0, "v", u, v)),
+    ):
+        raise error("in the block")
+    assert all(torch.equal(tensor, before[key]) for key, tensor in model.state_dict().items())
+
+
+def test_what_is_refused():
+    model = models.tiny("llama")
+    inputs = models.text(model)
+    u, v = torch.ones(96), torch.ones(96)
+    one = ReplaceWeight(0, "q", u, v)
+    with pytest.raises(RuntimeError, match=r"run it under torch\.no_grad\(\)"), edit(model, one):
+        pass
+    what = Forward(edits=(one,), gradient=Gradient(of=lambda outputs: outputs.logits.sum(), at=("hidden",)))
+    with pytest.raises(RuntimeError, match=r"torch\.no_grad\(\)"), forward(model, inputs, what) as run:
+        list(run)
+    with torch.no_grad():
+        with pytest.raises(ValueError, match="two ReplaceWeight on one target"), edit(model, one, one):
+            pass
+        for wrong, words in (
+            (ReplaceWeight(0, "q", u[:5], v), r"layer 0 q has shape \(96, 96\), got u and v of 5 and 96"),
+            (ReplaceWeight(0, "query", u, v), "no such matrix"),
+            (ReplaceWeight(7, "q", u, v), "layer 7 of LlamaForCausalLM, which has 3 layers"),
+            (ReplaceWeight(0, "q", 0 * u, v), "must be finite and not 0"),
+        ):
+            with pytest.raises(ValueError, match=words), edit(model, wrong):
+                pass
