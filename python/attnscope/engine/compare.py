@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def compared(results: Results, other: Results, table: str = "heads") -> pd.DataFrame:
     """Two runs, metric by metric, over the rows that both have.
 
-    Rows are matched on the key columns (two runs of one model under two names: on all keys but model). Samples
-    are matched by number; a warning says so where their sentences differ.
+    Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
+    Samples are matched by number; a warning says so where their sentences differ.
 
     Args:
         results: one run.
@@ -26,8 +26,8 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
         table: which table.
 
     Returns:
-        one row per numeric metric: rows matched, rows only here, rows only there, both means, the mean and the
-        largest absolute difference, the correlation, and whether all matched values are equal.
+        one row per numeric metric: rows matched, rows only here, rows only there, both means, the mean and
+        the largest absolute difference, the correlation, and whether all matched values are equal.
 
     Raises:
         ResultsError: no rows match.
@@ -53,7 +53,7 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
     for name in mine.columns:
         if name in keys or f"{name}\0other" not in both or not pd.api.types.is_numeric_dtype(mine[name]):
             continue
-        a, b = both[name].to_numpy(float), both[f"{name}\0other"].to_numpy(float)
+        a, b = (both[one].to_numpy(float, na_value=np.nan) for one in (name, f"{name}\0other"))
         good = np.isfinite(a) & np.isfinite(b)
         x, y = a[good], b[good]
         varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0

@@ -97,11 +97,10 @@ class Results:
         return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
 
     def keys(self, name: str) -> list[str]:
-        """The columns that tell a table's rows apart, as its file names them.
-
-        Args:
-            name: a name from `tables()`.
-        """
+        """The columns that tell the rows of a table apart, as its file names them."""
+        stored = self._tables.get(name)
+        if stored is not None and not hasattr(stored, "schema"):
+            return [key for key in KEYS.get(name, ()) if key in stored.columns]
         schema = self.schema(name)
         about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
         return [key for key in about.get("keys", KEYS.get(name, ())) if key in schema.names]
@@ -318,7 +317,7 @@ class Results:
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.engine.store import dataset
+        from attnscope.engine.disk.store import dataset
 
         files = self._parts(name)
         try:
@@ -389,9 +388,9 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     import pyarrow as pa
 
     frame: pd.DataFrame = table.to_pandas()
-    for field, column in zip(table.schema, table.columns, strict=True):
-        if pa.types.is_integer(field.type) and column.null_count:
-            frame[field.name] = column.to_pandas(types_mapper={field.type: pd.Int64Dtype()}.get)
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_integer(column.type) and column.null_count:
+            frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
     return frame
 
 
