@@ -21,8 +21,8 @@ from pydantic import (
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import find_study
-from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
 from attnscope.engine.mistakes import explain
+from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
 
 
 class ConfigError(ValueError):
