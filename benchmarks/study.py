@@ -26,8 +26,9 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.forward import batch_of, padded, self_attention
-from attnscope.engine.plan import batches, make_plan
-from attnscope.engine.recipe import Rows
+from attnscope.engine.plan import make_plan
+from attnscope.engine.recipe import UnitRows
+from attnscope.engine.texts.encoding import batches
 from attnscope.metrics.measure import measure
 from attnscope.models import load_model
 from attnscope.protocols import ruscio2025
@@ -271,11 +272,12 @@ def breakdown(study: asc.Study) -> dict[str, Any]:
     """Processor seconds of every part of a run, one part after the other instead of side by side."""
     watch = Stopwatch()
     recipe: Any = recipe_of(study)
-    plan = make_plan(study, twins=False)
-    loaded = watch.time("load", load_model, plan.units[0].checkpoint)
+    plan = make_plan(study)
+    units = [unit for unit in plan.units if unit.inputs and not unit.variant]
+    loaded = watch.time("load", load_model, units[0].checkpoint)
     encoder, cells = plan.encoders[0], 0
-    for unit in plan.units:
-        rows = Rows({"model": "m", "revision": "", "step": -1})
+    for unit in units:
+        rows = UnitRows(constants={"model": "m", "revision": "", "step": -1})
         for group in batches(unit, plan.heads[0]):
             batch = batch_of(group, encoder)
             inputs, outputs = padded(batch, encoder.pad_id, "cpu"), []
@@ -400,7 +402,7 @@ def main() -> None:
         print(f"  {name:<28} {seconds:8.2f} s {1e3 * seconds / cells:9.3f} ms per sentence and layer")
     rest = whole - sum(parts["seconds"].values())
     print(
-        f"  {'twin, shards, summaries':<28} {rest:8.2f} s {1e3 * rest / cells:9.3f} ms per sentence and layer"
+        f"  {'controls, units, tables':<28} {rest:8.2f} s {1e3 * rest / cells:9.3f} ms per sentence and layer"
     )
     print(f"  {size / 1e6:.1f} MB of Parquet")
     rows = compared(study, 1, layers=2) if options.quick else compared(study, 4)

@@ -13,7 +13,8 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope import _core, doctor
+from attnscope import _core
+from attnscope.commands import doctor
 from attnscope.commands.dry_run import dry_run
 from folders import model_folder, sentences, series
 from launcher import Launcher

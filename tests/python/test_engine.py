@@ -16,7 +16,7 @@ from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError, Study
-from attnscope.engine.lock import FolderLock, FolderLocked
+from attnscope.engine.disk.lock import FolderLock, FolderLocked
 from attnscope.engine.plan import make_plan
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run import resume, run

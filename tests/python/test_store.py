@@ -15,10 +15,10 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from attnscope.engine import lock as lock_module
-from attnscope.engine.files import DiskFull, atomic_file, atomic_folder, write_bytes
-from attnscope.engine.lock import FolderLock, FolderLocked
-from attnscope.engine.store import Store
+from attnscope.engine.disk import lock as lock_module
+from attnscope.engine.disk.files import DiskFull, atomic_file, atomic_folder, write_bytes
+from attnscope.engine.disk.lock import FolderLock, FolderLocked
+from attnscope.engine.disk.store import Store
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
 
@@ -119,7 +119,7 @@ def test_an_intact_unit_is_taken_whoever_wrote_it(store):
 def test_a_writer_killed_right_after_the_rename_has_done_its_unit(tmp_path):
     code = (
         "import os; from pathlib import Path; import pyarrow as pa\n"
-        "from attnscope.engine import files, store\n"
+        "from attnscope.engine.disk import files, store\n"
         f"made = store.Store(Path({str(tmp_path)!r})); made.open({{'u': '00-u'}})\n"
         "files.sync_folder = lambda folder: os._exit(9) if folder.name == 'units' else None\n"
         "made.write('u', {'heads': pa.table({'head': [1, 2, 3]})})"
@@ -167,7 +167,7 @@ def test_gather_keeps_the_order_and_its_bytes_do_not_depend_on_history(store, tm
 
 
 def test_gather_writes_bounded_row_groups(store, tmp_path, monkeypatch):
-    monkeypatch.setattr("attnscope.engine.store.ROW_GROUP", 10)
+    monkeypatch.setattr("attnscope.engine.disk.store.ROW_GROUP", 10)
     store.gather(list(NAMES), "heads", tmp_path / "a.parquet")
     assert pq.read_metadata(tmp_path / "a.parquet").num_row_groups == 2
     store.gather(list(NAMES), "bars", tmp_path / "b.parquet")
@@ -211,7 +211,7 @@ def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):
 
 def test_a_killed_owner_leaves_no_lock(tmp_path):
     code = (
-        "import sys, time; from pathlib import Path; from attnscope.engine.lock import FolderLock\n"
+        "import sys, time; from pathlib import Path; from attnscope.engine.disk.lock import FolderLock\n"
         f"held = FolderLock(Path({str(tmp_path)!r})).__enter__(); print('held', flush=True); time.sleep(60)"
     )
     owner = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)

@@ -71,7 +71,7 @@ def _exits(command: Callable[P, R]) -> Callable[P, R]:
     @functools.wraps(command)
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
         from attnscope.engine.config import ConfigError
-        from attnscope.engine.lock import FolderLocked
+        from attnscope.engine.disk.lock import FolderLocked
         from attnscope.engine.schema import MissingError, ResultsError
         from attnscope.engine.stop import Interrupted
         from attnscope.models import LoadError

@@ -11,10 +11,11 @@ from typing import Any
 
 import numpy as np
 
+from attnscope._memory import free_bytes, peak_bytes, resident_bytes
 from attnscope.engine.config import Study
-from attnscope.engine.memory import free_bytes, peak_bytes, resident_bytes
 from attnscope.engine.plan import Plan, megabytes
-from attnscope.engine.run import Engine, resolved
+from attnscope.engine.run import Engine
+from attnscope.engine.run_folder import resolved
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Input, Unit
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from attnscope._nearest import nearest
 from attnscope.engine.results import Results
-from attnscope.engine.schema import KEYS, MissingError
+from attnscope.engine.schema import MissingError
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -36,7 +36,7 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
     import pandas as pd
 
     frame = results.table(table)
-    keys = [key for key in KEYS.get(table, ()) if key in frame]
+    keys = results.keys(table)
     for key in by:
         if key not in keys:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")

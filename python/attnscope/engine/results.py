@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
-from attnscope._warn import warn
 from attnscope.engine.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
 
 if TYPE_CHECKING:
@@ -93,9 +92,18 @@ class Results:
 
         stored = self._tables.get(name)
         if not isinstance(stored, pd.DataFrame):
-            return cast("pd.DataFrame", self.arrow(name, columns).to_pandas())
+            return _frame(self.arrow(name, columns))
         self._check_columns(name, columns or (), stored.columns)
         return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
+
+    def keys(self, name: str) -> list[str]:
+        """The columns that tell the rows of a table apart, as its file names them."""
+        stored = self._tables.get(name)
+        if stored is not None and not hasattr(stored, "schema"):
+            return [key for key in KEYS.get(name, ()) if key in stored.columns]
+        schema = self.schema(name)
+        about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
+        return [key for key in about.get("keys", KEYS.get(name, ())) if key in schema.names]
 
     def schema(self, name: str) -> pa.Schema:
         """Names and types of a table's columns; of a stored table not one row is read.
@@ -163,7 +171,7 @@ class Results:
                 raise ResultsError(
                     f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
                 )
-        axes = [key for key in KEYS.get(table, ()) if key in frame and key not in ("protocol", "step")]
+        axes = [key for key in self.keys(table) if key not in ("protocol", "step")]
         if metrics is None:
             metrics = [
                 name
@@ -270,75 +278,10 @@ class Results:
         return load(target)
 
     def compare(self, other: Results, table: str = "heads") -> pd.DataFrame:
-        """Two runs, metric by metric, over the rows that both have.
+        """Two runs, metric by metric, over the rows that both have; see `attnscope.engine.compare`."""
+        from attnscope.engine.compare import compared
 
-        Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
-        Samples are matched by number; a warning says so where their sentences differ.
-
-        Args:
-            other: the run to compare with.
-            table: which table.
-
-        Returns:
-            one row per numeric metric: rows matched, rows only here, rows only there, both means, the mean
-            and the largest absolute difference, the correlation, and whether all matched values are equal.
-
-        Raises:
-            ResultsError: no rows match.
-        """
-        import numpy as np
-        import pandas as pd
-
-        mine, theirs = self.table(table), other.table(table)
-        keys = [key for key in KEYS.get(table, ()) if key in mine and key in theirs]
-        one_model_each = "model" in keys and mine["model"].nunique() == theirs["model"].nunique() == 1
-        if one_model_each and not set(mine["model"]) & set(theirs["model"]):
-            keys.remove("model")
-        both = mine.merge(theirs, on=keys, suffixes=("", "\0other"), validate="one_to_one")
-        if both.empty:
-            raise ResultsError(
-                f"compare: no row of table {table!r} has the same {', '.join(keys)} in both runs"
-            )
-        if "sample" in keys and (differ := self._other_sentences(other, set(both["sample"]))):
-            warn(
-                f"compare: {len(differ)} of {both['sample'].nunique()} samples are other sentences there "
-                f"(the first is sample {differ[0]}); rows are paired by the sample's number all the same",
-                UserWarning,
-            )
-        rows = []
-        for name in mine.columns:
-            if name in keys or f"{name}\0other" not in both or not pd.api.types.is_numeric_dtype(mine[name]):
-                continue
-            a, b = both[name].to_numpy(float), both[f"{name}\0other"].to_numpy(float)
-            good = np.isfinite(a) & np.isfinite(b)
-            x, y = a[good], b[good]
-            varies = len(x) > 1 and np.ptp(x) > 0 and np.ptp(y) > 0
-            rows.append(
-                {
-                    "metric": name,
-                    "rows": len(both),
-                    "only_here": len(mine) - len(both),
-                    "only_there": len(theirs) - len(both),
-                    "finite": int(good.sum()),
-                    "mean_here": float(x.mean()) if len(x) else np.nan,
-                    "mean_there": float(y.mean()) if len(y) else np.nan,
-                    "mean_difference": float((y - x).mean()) if len(x) else np.nan,
-                    "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
-                    "correlation": float(np.corrcoef(x, y)[0, 1]) if varies else np.nan,
-                    "equal": bool(np.array_equal(a, b, equal_nan=True)),
-                }
-            )
-        return cast("pd.DataFrame", pd.DataFrame(rows))
-
-    def _other_sentences(self, other: Results, numbers: set[int]) -> list[int]:
-        """Which of the samples are not the same text in both runs; none where a run does not say."""
-        if not all("samples" in run.tables() for run in (self, other)):
-            return []
-        here, there = (run.table("samples") for run in (self, other))
-        if not all({"sample", "text"} <= set(table) for table in (here, there)):
-            return []
-        texts = [dict(zip(table["sample"], table["text"], strict=True)) for table in (here, there)]
-        return sorted(int(at) for at in numbers if texts[0].get(at) != texts[1].get(at))
+        return compared(self, other, table)
 
     def figures(
         self, folder: str | Path | None = None, names: Sequence[str] | None = None, **options: Any
@@ -374,7 +317,7 @@ class Results:
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
 
-        from attnscope.engine.store import dataset
+        from attnscope.engine.disk.store import dataset
 
         files = self._parts(name)
         try:
@@ -437,6 +380,18 @@ def load(path: str | Path) -> Results:
     except (yaml.YAMLError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ResultsError(f"load: {file} is damaged: {error}") from error
     return Results(study=study, provenance=provenance, path=folder)
+
+
+def _frame(table: pa.Table) -> pd.DataFrame:
+    """As a DataFrame; whole numbers with a null among them stay whole."""
+    import pandas as pd
+    import pyarrow as pa
+
+    frame: pd.DataFrame = table.to_pandas()
+    for name, column in zip(table.column_names, table.columns, strict=True):
+        if pa.types.is_integer(column.type) and column.null_count:
+            frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
+    return frame
 
 
 def _plain(value: Any) -> Any:

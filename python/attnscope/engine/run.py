@@ -18,18 +18,19 @@ from typing import Any
 
 import numpy as np
 
+from attnscope._memory import give_back_large_blocks
 from attnscope._warn import CountedWarning, NonFiniteWarning
-from attnscope.engine.config import ConfigError, Settings, differences
+from attnscope.engine.config import Settings
 from attnscope.engine.discovery import study_class
-from attnscope.engine.files import DiskFull, disk_error, remove_leftovers, write_bytes
-from attnscope.engine.lock import FolderLock
-from attnscope.engine.memory import give_back_large_blocks
+from attnscope.engine.disk.files import DiskFull, disk_error, remove_leftovers, write_bytes
+from attnscope.engine.disk.lock import FolderLock
+from attnscope.engine.disk.store import Store
 from attnscope.engine.plan import Plan, make_plan, megabytes
 from attnscope.engine.provenance import provenance
 from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.run_folder import default_name, refuse_changed, refuse_existing, resolved
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import Interrupted, StopSignals
-from attnscope.engine.store import Store
 from attnscope.engine.texts.samples import own_columns, samples_table
 from attnscope.engine.units import Unit
 from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
@@ -130,7 +131,7 @@ class Engine:
     def __init__(self, settings: Settings, *, progress: bool = True, say: Say | None = None) -> None:
         self.settings = settings
         self.study = study_class(settings.study)(settings)
-        self.folder = Path(settings.output) / (settings.name or _default_name(settings))
+        self.folder = Path(settings.output) / (settings.name or default_name(settings))
         self.store = Store(self.folder)
         self.progress = progress
         self.say: Say = say or _say
@@ -155,7 +156,7 @@ class Engine:
         """Plans, does what is missing, and writes the tables."""
         made = not self.folder.exists()
         if not resume:
-            self._refuse_existing()
+            refuse_existing(self.folder, self.settings)
         plan = self.prepare()
         for note in plan.notes:
             self.say(note)
@@ -177,33 +178,10 @@ class Engine:
                 shutil.rmtree(self.folder)
             raise
 
-    def _refuse_existing(self) -> None:
-        if not self.folder.exists() or (self.folder.is_dir() and not _begun(self.folder)):
-            return
-        stored = self.folder / "study.yaml"
-        if not self.folder.is_dir() or not stored.is_file():
-            raise FileExistsError(f"{self.folder} exists and is no run folder; choose another --name")
-        try:
-            there = Settings.from_yaml(stored)
-        except ConfigError as error:
-            raise FileExistsError(f"{self.folder} exists, and its study cannot be read: {error}") from error
-        changed = [
-            f"{key}: {old} there, {new} here"
-            for key, old, new in differences(there.to_dict(), self.settings.to_dict())
-            if key not in ("name", "output")
-        ]
-        if changed:
-            raise FileExistsError(
-                f"{self.folder} exists and holds another study ({'; '.join(changed)}); choose another --name"
-            )
-        raise FileExistsError(
-            f"{self.folder} exists and holds this very study: {resume_command(self.folder)}"
-        )
-
     def _locked(self, plan: Plan, lock: FolderLock, resume: bool) -> Results:
         facts = provenance(self.settings, plan.digest)
         if resume:
-            self._refuse_changed(facts)
+            refuse_changed(self.folder, facts)
         write_bytes(self.folder / "study.yaml", self.settings.to_yaml().encode())
         self._write_provenance(facts, plan, "running")
         self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
@@ -228,25 +206,6 @@ class Engine:
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
         return load(self.folder)
-
-    def _refuse_changed(self, facts: dict[str, Any]) -> None:
-        stored = self.folder / "provenance.json"
-        before = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
-        if (self.folder / "shards").is_dir():
-            raise ConfigError(
-                f"{self.folder} was begun by an older attnscope, whose units are stored in another way: its "
-                "tables can be read, drawn and compared; run the study under another name to go on"
-            )
-        if before.get("attnscope", facts["attnscope"]) != facts["attnscope"]:
-            raise ConfigError(
-                f"{self.folder} was begun by attnscope {before['attnscope']}, this is {facts['attnscope']}: "
-                "one table would hold numbers of both"
-            )
-        if before.get("plan", facts["plan"]) != facts["plan"]:
-            raise ConfigError(
-                f"{self.folder}: the texts or the weights have changed since the run began; "
-                "run the study under another name"
-            )
 
     def _done_one_by_one(self, plan: Plan) -> Iterator[Unit]:
         """Every missing unit, when it is stored, in the order of the plan."""
@@ -417,35 +376,3 @@ def _say(text: str) -> None:
     from tqdm.auto import tqdm
 
     tqdm.write(f"attnscope: {text}", file=sys.stderr)
-
-
-def _begun(folder: Path) -> bool:
-    """Whether a folder holds more than a process leaves that is killed before its first file."""
-    return any(not (one.name in (".lock", ".owner") or one.match(".*.tmp")) for one in folder.iterdir())
-
-
-def _default_name(study: Settings) -> str:
-    from attnscope.models import find_checkpoints
-
-    labels = []
-    for position, model in enumerate(study.models):
-        try:
-            found = find_checkpoints(model.path, model.revisions, model.label)
-        except FileNotFoundError as error:
-            raise ConfigError(f"models[{position}]: {error}") from None
-        labels.append(found[0].model.replace("/", "--"))
-    return "-".join([study.study, *labels[:3]])
-
-
-def resolved(study: Settings) -> Settings:
-    """The same study with absolute paths, so that a run can be resumed from any folder."""
-    values = study.to_dict()
-    for entry in (*values["models"], *values["texts"]):
-        for key in ("path", "tokenizer"):
-            if entry.get(key) and Path(entry[key]).expanduser().exists():
-                entry[key] = str(Path(entry[key]).expanduser().resolve())
-    for entry in values["models"]:
-        folder = Path(entry["path"]).expanduser()
-        if any(mark in entry["path"] for mark in "*?[") and not folder.is_absolute():
-            entry["path"] = str(Path.cwd() / folder)
-    return Settings(**values)

@@ -61,8 +61,9 @@ class MissingError(KeyError):
 
 
 def stamped(table: pa.Table) -> pa.Table:
-    """The table with the schema version as its only metadata: the same data is then always the same bytes."""
-    return table.replace_schema_metadata({"attnscope_schema": str(SCHEMA_VERSION)})
+    """The table with the schema version and what it says of itself as its only metadata, byte for byte."""
+    own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
+    return table.replace_schema_metadata({**own, b"attnscope_schema": str(SCHEMA_VERSION).encode()})
 
 
 def migrated(name: str, table: pa.Table, version: int) -> pa.Table:

@@ -18,11 +18,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from torch import Tensor
 
-from attnscope.engine.controls import reduced_rows
 from attnscope.engine.forward import Batch, batch_of, padded, self_attention
 from attnscope.engine.reductions import Partials, Reduced, folded
 from attnscope.engine.results import Results
-from attnscope.engine.tables import Rows
+from attnscope.engine.tables import Rows, reduced_rows
 from attnscope.engine.texts.encoding import batches
 from attnscope.models import Checkpoint, LoadedModel
 from attnscope.models.checkpoints import folder_of

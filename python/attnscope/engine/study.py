@@ -69,7 +69,8 @@ class Study:
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 
     def __init__(self, settings: Settings) -> None:
-        from attnscope.engine.config import ConfigError, explain
+        from attnscope.engine.config import ConfigError
+        from attnscope.engine.mistakes import explain
 
         self.settings = settings
         try:

@@ -30,8 +30,8 @@ if TYPE_CHECKING:
 
 #: Types of a column that says none, by its kind; the others are numbers.
 _KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
-#: Types of the key columns that no study needs to say.
-_TEXT_KEYS = ("model", "revision", "base_revision", "group", "protocol", "variant", "scope", "metric", "kind")
+#: Kinds of which a mean over heads says something.
+_AVERAGED = ("value",)
 
 
 @dataclass(frozen=True)
@@ -248,6 +248,34 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
         }
         fields.append(pa.field(field.name, field.type, metadata=about or None))
     return table.cast(pa.schema(fields)).replace_schema_metadata(declared.metadata(study))
+
+
+def reduced_rows(rows: Rows, variant: str, seed: int) -> Rows:
+    """The rows of the table `NAME_variants`.
+
+    Counts, positions and ratios are not averaged as values: they are null.
+
+    Args:
+        rows: of the table.
+        variant: name of the control.
+        seed: position of its seed.
+    """
+    whole = rows.arrow().to_pandas()
+    table = rows.table.controls()
+    whole["variant"], whole["seed"] = variant, seed
+    if rows.table.variants == "reduced":
+        whole["scope"] = "heads" if "head" in whole else "layers" if "layer" in whole else "whole"
+        keys = [key for key in table.keys if key in whole]
+        columns = [
+            column.name
+            for column in rows.table.columns or ()
+            if str(column.kind) in _AVERAGED and whole[column.name].dtype.kind == "f"
+        ]
+        finite = whole[columns].replace([np.inf, -np.inf], np.nan)
+        whole = finite.groupby([whole[key] for key in keys], sort=True, dropna=False).mean().reset_index()
+    made = Rows(table, rows.study)
+    made.add(**{name: whole[name].to_numpy() for name in whole.columns})
+    return made
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:

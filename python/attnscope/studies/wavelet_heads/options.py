@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
-from attnscope.engine.config import ConfigError, explain
+from attnscope.engine.config import ConfigError
+from attnscope.engine.mistakes import explain
 
 NULLS = ("random_weights", "row_permutation")
 

@@ -7,7 +7,7 @@ hash and the rows of every file: a folder that is damaged or of another plan is 
 Example:
     >>> import pyarrow as pa, tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.store import Store
+    >>> from attnscope.engine.disk.store import Store
     >>> store = Store(Path(tempfile.mkdtemp()))
     >>> store.open({"u1": "000000-u1"})
     []
@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnscope.engine.files import atomic_file, atomic_folder, remove_leftovers
+from attnscope.engine.disk.files import atomic_file, atomic_folder, remove_leftovers
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -4,7 +4,7 @@
 Example:
     >>> import tempfile
     >>> from pathlib import Path
-    >>> from attnscope.engine.lock import FolderLock
+    >>> from attnscope.engine.disk.lock import FolderLock
     >>> with FolderLock(Path(tempfile.mkdtemp())) as lock:
     ...     lock.owner.is_file()
     True
