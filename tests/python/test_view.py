@@ -117,7 +117,7 @@ def page():
 
 @pytest.fixture(scope="module")
 def clicked(page, tmp_path_factory):
-    ends = "[told(0.12345, 0.12346), told(0.5, 2), told(0.5, 0.5)]"
+    ends = "[endLabels(0.12345, 0.12346), endLabels(0.5, 2), endLabels(0.5, 0.5)]"
     everything = (
         f"{{graphs: {GRAPHS}, matrix: Array.from(state.map.matrix), title: document.title, ends: {ends}}}"
     )

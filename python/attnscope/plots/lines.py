@@ -238,8 +238,8 @@ def threshold_curve(
     ax.set_xlabel("threshold on attention")
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)
-    if logarithmic:
-        top = ax.get_ylim()[1]
+    top = ax.get_ylim()[1]
+    if logarithmic and top > 10:
         ax.set_yscale("symlog", linthresh=1.0)
         ax.set_ylim(-0.08, 1.2 * top)
         ax.yaxis.set_major_locator(FixedLocator([0, 1, 10, 100, 1000, 10_000]))

@@ -289,7 +289,7 @@ def null_value(
     if table is None or "scope" not in table:
         return float("nan")
     table = table[(table["kind"] == kind) & (table["scope"] == "heads")]
-    # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+    # the model with random weights belongs to a whole series, shuffled rows to their own checkpoint
     wanted = ("model", "n_tokens") if kind == "random_weights" else (*CHECKPOINT, "n_tokens")
     keys = [key for key in wanted if key in frame and key in table]
     if table.empty:

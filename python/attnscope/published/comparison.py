@@ -71,7 +71,7 @@ def compare_published(
     """
     there, study = papers(), study_of(results)
     if not paper:
-        own = [name for name, home in there.items() if home == study]
+        own = [name for name, folder in there.items() if folder == study]
         if not own:
             named = f"the study {study.name}" if study else "this run's study"
             raise ResultsError(
@@ -101,15 +101,15 @@ def _text(rows: pd.DataFrame) -> str:
     for row in cast("list[dict[str, Any]]", rows.to_dict("records")):
         here, theirs = row["layer"], row["published_layer"]
         layer = "all" if theirs < 0 else str(theirs) if here == theirs else f"{theirs} (here {here})"
-        told = f"{row['published']:.4g}"
+        printed = f"{row['published']:.4g}"
         if math.isnan(row["published"]):
-            told = f"{row['published_low']:g} to {row['published_high']:g}"
+            printed = f"{row['published_low']:g} to {row['published_high']:g}"
         lines.append(
             (
                 row["quantity"] + (f" {row['token']!r}" if row["token"] else ""),
                 layer,
                 row["statistic"],
-                told,
+                printed,
                 _with_interval(row["measured"], row["low"], row["high"]),
                 "" if math.isnan(row["difference"]) else f"{row['difference']:+.4g}",
                 _with_interval(row["exact"], row["exact_low"], row["exact_high"]),

@@ -139,7 +139,7 @@ class _Places(NamedTuple):
     def means(self, frame: pd.DataFrame, levels: list[float]) -> np.ndarray[Any, Any]:
         """Means over samples, [checkpoint, input, level × column, layer, head], NaN where there is no row.
 
-        −1 in a counting column says that its map was spoiled, and is left out.
+        −1 in a counting column stands for an undefined count, and is left out.
         """
         import pandas as pd
 

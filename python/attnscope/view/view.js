@@ -19,7 +19,7 @@ function shown(value) {
   const size = Math.abs(value);
   return size >= 1e5 || size < 1e-3 ? value.toExponential(2) : String(Number(value.toPrecision(3)));
 }
-function told(low, high) {  // the ends of a scale, with the digits that tell them apart
+function endLabels(low, high) {  // the ends of a scale, with the digits that tell them apart
   const [a, b] = [shown(low), shown(high)];
   return a === b && low !== high ? [low.toPrecision(7), high.toPrecision(7)] : [a, b];
 }
@@ -84,8 +84,8 @@ function drawScale(metric, low, high, count) {
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
   const left = 34, width = 330, uniform = data.uniform[state.input][state.metric];
   for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
-  svg(picture, "text", { x: left, y: 30 }, told(low, high)[0]);
-  svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, told(low, high)[1]);
+  svg(picture, "text", { x: left, y: 30 }, endLabels(low, high)[0]);
+  svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, endLabels(low, high)[1]);
   svg(picture, "text", { x: left + width / 2, y: 30, "text-anchor": "middle" }, metric.label);
   if (uniform === null) return;
   const inside = uniform >= low && uniform <= high && high > low, x = left + width * (inside ? (uniform - low) / (high - low) : 0);

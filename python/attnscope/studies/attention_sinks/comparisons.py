@@ -191,7 +191,7 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
         for named, own in checkpoints(frame):
             means = own.groupby(["protocol", "scope", "sample"], sort=True)[metric].mean()
             for kind, of_kind in own_nulls.groupby("kind", sort=True):
-                # the twin belongs to the whole series, shuffled rows to their own checkpoint
+                # random weights belong to the whole series, shuffled rows to their own checkpoint
                 where = (of_kind["model"] == named["model"]) & of_kind["revision"].isin(
                     [named["revision"], ""]
                 )

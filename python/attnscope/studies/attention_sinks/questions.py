@@ -96,7 +96,7 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
             for metric in METRICS:
                 if metric not in own or own[metric].isna().all():
                     continue
-                # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+                # random weights belong to a whole series, shuffled rows to their own checkpoint
                 on = ["model", "sample"] if kind == "random_weights" else keys
                 mine = own.groupby(on)[metric].mean()
                 theirs = nulls[(nulls["kind"] == kind) & (nulls["metric"] == metric)].set_index(on)["value"]

@@ -73,7 +73,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     table = tables["emergence"]
     rows = []
     table = table.assign(group="") if "group" not in table else table
-    # where input sets were told apart, their curves may differ: the pooled step stands for neither
+    # the curves of input sets may differ: the pooled step stands for neither
     apart = table[table["group"] != "all"] if table["group"].nunique() > 2 else table
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
