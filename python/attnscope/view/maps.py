@@ -28,10 +28,10 @@ def number(value: Any) -> float | None:
 
 
 def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
-    """Scales at which a Betti number changes, each with β0 and β1 from there to the next."""
+    """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
     ends = torch.cat([barcodes.birth, barcodes.death])
     scales = sorted({end for end in ends.tolist() if math.isfinite(end)})
-    numbers = betti_curve(barcodes, scales).tolist()
+    numbers = betti_curve(barcodes, scales).tolist() if scales else []
     return [[scale, *both] for scale, both in zip(scales, numbers, strict=True)]
 
 

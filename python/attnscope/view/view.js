@@ -232,7 +232,7 @@ function drawGraph() {
   const edges = pairs.filter((pair) => pair[2] >= t), degree = new Array(n).fill(0);
   for (const [i, j] of edges) { degree[i]++; degree[j]++; }
   // a pair of weight w enters at 1 − w
-  const [, components, loops] = betti.filter(([scale]) => scale <= 1 - t).at(-1) ?? [0, 0, 0];
+  const [, components, loops] = betti.filter(([scale]) => scale <= 1 - t).at(-1) ?? [0, "undefined", "undefined"];
   picture.replaceChildren();
   picture.setAttribute("viewBox", `0 0 ${size} ${size}`);
   const spot = (k, r = radius) => [middle + r * Math.sin(2 * Math.PI * k / n), middle - r * Math.cos(2 * Math.PI * k / n)];
