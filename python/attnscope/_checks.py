@@ -51,7 +51,9 @@ def attention_argument(
             `validate`, an entry that is NaN, infinite, negative or above 1.01.
     """
     tensor = square_tensor(function, name, attention)
-    checked = Attention(tensor, _lengths(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1])))
+    checked = Attention(
+        tensor, lengths_argument(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1]))
+    )
     given = checked.lengths
     longest = checked.n if given is None or not given.numel() else int(given.max())
     announce(function, longest, math.prod(checked.leading))
@@ -73,7 +75,7 @@ def heads_argument(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
             f"got shape {tuple(checked.tensor.shape)}"
         )
-    layers = _lengths(function, lengths, checked.leading[:-1], checked.n)
+    layers = lengths_argument(function, lengths, checked.leading[:-1], checked.n)
     each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
@@ -321,7 +323,9 @@ def _fraction_of_n(function: str, text: str) -> float:
     return value
 
 
-def _lengths(function: str, lengths: Lengths, leading: tuple[int, ...], n: int) -> torch.Tensor | None:
+def lengths_argument(
+    function: str, lengths: Lengths, leading: tuple[int, ...], n: int
+) -> torch.Tensor | None:
     if lengths is None:
         return None
     values = as_tensor(function, "lengths", lengths)

@@ -73,7 +73,7 @@ def test_a_story_draws_and_defines_nothing_reusable(path):
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef))
     ]
     assert not defined, f"{defined} belongs in the package"
-    assert any("figures." in cell.source for cell in cells)
+    assert any("plots." in cell.source for cell in cells)
 
 
 @every

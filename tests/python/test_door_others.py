@@ -50,13 +50,13 @@ CALLS = {
     "softmax_harmonics": (2.0, 4),
     "classify_frames": (torch.zeros(4, 3, 2, dtype=torch.int64), [7, 8, 9, 7], True),
     "emergence_step": (TABLE, "x"),
-    "statistics.per_sentence": (TABLE, "x"),
-    "statistics.bootstrap": ([1.0, 2.0, 4.0],),
-    "statistics.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "statistics.welch_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "statistics.correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
-    "statistics.holm": ([0.1, 0.2],),
-    "statistics.benjamini_hochberg": ([0.1, 0.2],),
+    "inference.per_sample": (TABLE, "x"),
+    "inference.bootstrap": ([1.0, 2.0, 4.0],),
+    "inference.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "inference.welch_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "inference.correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "inference.holm": ([0.1, 0.2],),
+    "inference.benjamini_hochberg": ([0.1, 0.2],),
 }
 OURS = protocols.ruscio2025
 for name in OURS.__all__:
@@ -137,7 +137,7 @@ def answered(name, **instead):
             failed = error
     if failed is None:
         return
-    own = name.removeprefix("statistics.").removeprefix("protocols.")
+    own = name.removeprefix("inference.").removeprefix("protocols.")
     words = str(failed)
     known = words.startswith((own + ":", *(other + ":" for other in ALSO.get(name, ()))))
     if own.startswith("ruscio2025."):
@@ -157,13 +157,17 @@ def test_every_public_function_has_a_door_test():
     elsewhere = {
         "analyze",
         "capture",
+        "edit",
         "fisher_trace",
         "load",
         "output_kl",
         "resume",
         "run",
         "show_config",
+        "verify_weight_map",
         "view",
+        "weight_deltas",
+        "weight_map",
     }
     assert public - set(METRICS) - set(CALLS) == elsewhere
 

@@ -176,17 +176,20 @@ def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoint
     assert float(abs(cube.sel(step=0) - cube.sel(step=10)).max()) > 0
 
 
-def test_units_know_the_longest_sentence_where_their_numbers_depend_on_it(tmp_path, llama):
-    longer = sentences(tmp_path / "longer.txt", 10)
-    shorter = tmp_path / "shorter.txt"
-    shorter.write_text("\n".join(longer.read_text("utf-8").splitlines()[:8]) + "\n", "utf-8")
-    plans = {
-        (path.stem, pads): make_plan(study(tmp_path, str(llama), str(path), block=4), pads=pads)
-        for path in (longer, shorter)
-        for pads in (False, True)
-    }
-    ids = {key: [unit.id for unit in plan.units] for key, plan in plans.items()}
-    assert not set(ids["longer", True]) & {*ids["longer", False], *ids["shorter", True]}
+def test_units_know_the_longest_sentence_where_their_numbers_depend_on_it(tmp_path, llama, monkeypatch):
+    lines = sentences(tmp_path / "texts.txt", 10).read_text("utf-8").splitlines()
+    ids = {}
+    for name, many in (("longer", 10), ("shorter", 8)):
+        folder = tmp_path / name
+        folder.mkdir()
+        (folder / "texts.txt").write_text("\n".join([*lines[:8], *["x " * 40] * (many - 8)]) + "\n", "utf-8")
+        monkeypatch.chdir(folder)
+        for padded in (False, True):
+            own = {"protocols": "both", "options": {"extra": ["fisher"]}} if padded else {}
+            plan = make_plan(study(tmp_path, str(llama), "texts.txt", block=4, **own))
+            ids[name, padded] = {unit.id for unit in plan.units if unit.checkpoint}
+    assert not ids["longer", True] & ids["shorter", True]
+    assert ids["shorter", False] < ids["longer", False]
 
 
 def test_patterns_and_chosen_revisions(tmp_path, checkpoints, texts):

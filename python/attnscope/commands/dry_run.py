@@ -96,7 +96,7 @@ def dry_run(study: Study) -> Estimate:
         peak = max(peak, alive)
     return Estimate(
         folder=str(engine.folder),
-        units=len(plan.units),
+        units=sum(unit.checkpoint is not None for unit in plan.units),
         checkpoints=len(plan.checkpoints),
         sentences=len(plan.sentences),
         tokens=plan.tokens,

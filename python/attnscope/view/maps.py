@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import base64
 import math
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
+from attnscope._warn import UndefinedWarning
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
 
@@ -107,7 +109,10 @@ class Maps:
         except ValueError as error:
             return {"reason": f"{str(error).partition(': ')[2].capitalize()}."}
         place, law, own = ks_distance(found)
-        measured = marchenko_pastur(torch.from_numpy(matrix))
+        with warnings.catch_warnings():
+            # What is undefined is left out of the page, which says so where it would stand.
+            warnings.simplefilter("ignore", UndefinedWarning)
+            measured = marchenko_pastur(torch.from_numpy(matrix))
         key = f"{found.law} {found.edge:.9f}"
         if key not in self.laws:
             # Even steps in the logarithm, the axis of the page, where the law is not already flat.

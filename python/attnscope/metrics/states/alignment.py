@@ -136,11 +136,11 @@ def transformation_magnitude(
 
 def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
     """Which entries of [..., n] belong to a text."""
-    inside = torch.ones(values.shape, dtype=torch.bool)
-    if lengths is None:
-        return inside
-    each = _checks.as_tensor(function, "lengths", lengths).expand(values.shape[:-1])
-    return torch.arange(values.shape[-1]) < each.unsqueeze(-1)
+    n = values.shape[-1]
+    each = _checks.lengths_argument(function, lengths, tuple(values.shape[:-1]), n)
+    if each is None:
+        return torch.ones(values.shape, dtype=torch.bool)
+    return torch.arange(n) < each.unsqueeze(-1)
 
 
 def entropy_magnitude_correlation(
