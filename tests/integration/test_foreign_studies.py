@@ -138,6 +138,35 @@ def test_logits_and_a_stage_made_from_them(finished, inputs):
     assert results.table("best").set_index("sample").loc[4, "revision_of_best"] == best
 
 
+def test_scores_move_with_no_position_and_a_hidden_key_is_read_by_nobody(finished):
+    scores = finished("moved_positions").table("scores")
+    assert len(scores) == 3 * 5 * 2 * 4
+    assert scores["moved_by"].max() < 1e-5 * scores["largest"].abs().max()
+    assert (scores["on_hidden_key"] == 0).all()
+    assert (scores["on_first_key"] > 0.01).all()
+
+
+def test_states_of_a_cloud_its_axes_and_the_slopes_along_them(finished, inputs):
+    from transformers import AutoModelForCausalLM
+
+    results = finished("state_clouds")
+    samples, clouds = results.table("samples"), results.table("clouds")
+    model = AutoModelForCausalLM.from_pretrained(inputs[0] / "step10").eval()
+    own = samples[(samples["step"] == 10) & (samples["sample"] == 3)]
+    ids = torch.tensor(own["token_ids"].iloc[0].tolist())
+    with torch.no_grad():
+        points = model(ids[None], output_hidden_states=True).hidden_states[1][0].double()
+    row = clouds[(clouds["step"] == 10) & (clouds["sample"] == 3) & (clouds["layer"] == 0)].iloc[0]
+    assert row["points"] == len(points)
+    assert row["radius"] == pytest.approx((points - points.mean(0)).norm(dim=-1).mean().item(), rel=1e-4)
+    axes = results.table("axes")
+    assert np.linalg.norm(axes["vector"].iloc[0]) == pytest.approx(1.0)
+    assert axes.groupby(["step", "layer"])["share"].apply(lambda one: (np.diff(one) <= 0).all()).all()
+    slopes = results.table("slopes")
+    assert set(slopes["direction"]) == {"axis 0", "axis 1", "random"}
+    np.testing.assert_allclose(slopes["gradient"], slopes["difference"], atol=5e-3)
+
+
 def test_controls_stand_in_a_table_of_their_own(finished):
     results = finished("token_likelihood")
     tokens, controls = results.table("tokens"), results.table("tokens_variants")

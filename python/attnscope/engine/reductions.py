@@ -50,7 +50,9 @@ class Partials:
         Raises:
             ValueError: another shape than the terms before it, or other keys.
         """
-        term = np.array(tensor.detach().cpu() if hasattr(tensor, "detach") else tensor, dtype=np.float64)
+        term = np.array(
+            tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor, dtype=np.float64
+        )
         sums = self._sums.setdefault(name, {})
         for other, found in sums.items():
             if [key for key, _ in other] != [*keys] or found.sum.shape != term.shape:

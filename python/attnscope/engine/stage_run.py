@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -30,7 +31,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
-    from attnscope.capture import Layer
+    from attnscope.capture import Forward, Layer
+    from attnscope.capture.forward import Run
     from attnscope.engine.run import Engine
     from attnscope.engine.units import Unit
 
@@ -137,6 +139,18 @@ class StageRun:
             tally.metric_seconds += time.perf_counter() - began
             began = time.perf_counter()
         tally.forward_seconds += time.perf_counter() - began
+
+    def forward(self, batch: Batch, what: Forward, *, model: Any = None) -> AbstractContextManager[Run]:
+        """One forward pass of the unit's model, as declared; see `attnscope.capture.forward`.
+
+        Args:
+            batch: from `batches`.
+            what: what is kept, changed and differentiated.
+            model: None is the unit's own.
+        """
+        from attnscope.capture import forward
+
+        return forward(self.model().model if model is None else model, self.inputs(batch), what)
 
     def write(self, table: str, *, variant: str = "", **columns: Any) -> None:
         """Adds rows to a table; the unit's model, revision and step are filled in.
