@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -37,20 +37,53 @@ INFLUENCE = {
 }
 
 
-def head_columns(maps: Tensor, lengths: Tensor | None, takes: Takes) -> Columns:
-    """What attention alone says of maps [b, h, n, n], one entry per map in the order of the leading axes.
+def results_of(
+    maps: Tensor,
+    lengths: Tensor | None,
+    thresholds: Sequence[float | str],
+    takes: Takes,
+    *,
+    heads: bool = False,
+    states: bool = False,
+    bars: bool = False,
+) -> dict[str, Any]:
+    """Everything that is measured of maps [b, h, n, n] alone, in one go: bars and entropies are shared.
 
     Args:
         maps: attention.
         lengths: [b, 1], or None for whole maps.
+        thresholds: of the study.
+        takes: whether a metric is wanted.
+        heads: whether they are the heads of layers, which can be compared with one another.
+        states: whether they are to be compared with states, for which their sinks are left out.
+        bars: whether the bars themselves are wanted.
+    """
+    chosen = [one for one in HEADS if takes(one.metric)]
+    requests: dict[str, dict[str, Any]] = {
+        str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)
+    }
+    if chosen:
+        requests["incoming"] = {"metric": "incoming_attention"}
+    requests |= {name: {"thresholds": tuple(thresholds)} for name in GRAPHS if takes(name)}
+    if heads and takes("head_divergence"):
+        requests["head_divergence"] = {}
+    if states and (takes("geometric_semantic_alignment") or takes("reference_influence")):
+        requests["sink_tokens"] = {}
+    if bars:
+        requests["persistence"] = {}
+    return measure(maps, requests, lengths=lengths) if requests else {}
+
+
+def head_columns(found: Mapping[str, Any], takes: Takes) -> Columns:
+    """What attention alone says of maps, one entry per map in the order of the leading axes.
+
+    Args:
+        found: what `results_of` gives.
         takes: whether a metric is wanted.
     """
     chosen = [one for one in HEADS if takes(one.metric)]
     if not chosen:
         return {}
-    requests = {str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)}
-    requests["incoming"] = {"metric": "incoming_attention"}
-    found = measure(maps, requests, lengths=lengths)
     spoiled = found["incoming"][..., 0].isnan()
     columns = {
         name: column(take(found[str(at)], spoiled))
@@ -68,7 +101,9 @@ def head_columns(maps: Tensor, lengths: Tensor | None, takes: Takes) -> Columns:
     return columns
 
 
-def value_columns(states: States, maps: Tensor, takes: Takes, *, mean: bool) -> Columns:
+def value_columns(
+    states: States, maps: Tensor, found: Mapping[str, Any], takes: Takes, *, mean: bool
+) -> Columns:
     """What attention says together with states, or with the other heads: further columns of `heads`.
 
     The head mean has no divergence from itself and no value vectors of its own: NaN.
@@ -76,6 +111,7 @@ def value_columns(states: States, maps: Tensor, takes: Takes, *, mean: bool) -> 
     Args:
         states: the layer.
         maps: its heads or its head mean.
+        found: what `results_of` gives of them.
         takes: whether a metric is wanted.
         mean: whether they are the head mean.
     """
@@ -84,16 +120,10 @@ def value_columns(states: States, maps: Tensor, takes: Takes, *, mean: bool) -> 
     lengths = states.lengths[:, None]
     columns: Columns = {}
     if takes("head_divergence"):
-        columns["head_divergence"] = (
-            nothing
-            if mean
-            else measure(maps, "head_divergence", lengths=lengths)["head_divergence"].flatten().numpy()
-        )
+        columns["head_divergence"] = nothing if mean else found["head_divergence"].flatten().numpy()
     value = None if mean else states.sites.get("value")
     hidden = _shared(states.sites.get("hidden"))
-    sinks = None
-    if takes("geometric_semantic_alignment") or takes("reference_influence"):
-        sinks = sink_tokens(maps, lengths=lengths)
+    sinks = found.get("sink_tokens")
     if takes("geometric_semantic_alignment"):
         for name, vectors in (("value", value), ("hidden", hidden)):
             for suffix, without in (("", None), ("_without_sinks", sinks)):
@@ -121,31 +151,22 @@ def value_columns(states: States, maps: Tensor, takes: Takes, *, mean: bool) -> 
         vectors = hidden if mean else value
         columns |= dict.fromkeys(INFLUENCE, nothing)
         if vectors is not None:
-            found = reference_influence(maps, vectors, sinks, lengths=lengths)
+            influence = reference_influence(maps, vectors, sinks, lengths=lengths)
             chosen = sinks.any(-1).flatten()
             for name, field in INFLUENCE.items():
-                per_query = getattr(found, field).flatten(0, 1).nanmean(-1)
+                per_query = getattr(influence, field).flatten(0, 1).nanmean(-1)
                 # without a reference there is no influence to speak of, not one of 0
                 columns[name] = torch.where(chosen, per_query, torch.nan).numpy()
         columns["reference_count"] = sinks.sum(-1).flatten().numpy()
     return columns
 
 
-def graph_columns(
-    maps: Tensor, lengths: Tensor | None, thresholds: Sequence[float | str], takes: Takes
-) -> Columns:
+def graph_columns(found: Mapping[str, Any]) -> Columns:
     """Columns of `graphs`, thresholds varying fastest.
 
     Args:
-        maps: attention [b, h, n, n].
-        lengths: [b, 1], or None for whole maps.
-        thresholds: of the study.
-        takes: whether a metric is wanted.
+        found: what `results_of` gives.
     """
-    chosen = [name for name in GRAPHS if takes(name)]
-    if not chosen:
-        return {}
-    found = measure(maps, chosen, thresholds=thresholds, lengths=lengths)
     columns: Columns = {}
     if "graph_statistics" in found:
         columns.update(found["graph_statistics"]._asdict())

@@ -19,7 +19,6 @@ from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError
 from attnscope.engine.forward import Batch, depth
 from attnscope.engine.recipe import Recipe, UnitRows, bar_columns
-from attnscope.metrics.measure import measure
 from attnscope.studies.attention_sinks import as_published as published
 from attnscope.studies.attention_sinks import exact, summaries
 from attnscope.studies.attention_sinks.examples import example_rows
@@ -151,16 +150,26 @@ class SinkStudy(Recipe):
         divergence = None
         for maps, names in ((states.mean, [-1]), (states.heads, list(states.names))):
             mean = names == [-1]
-            columns = exact.head_columns(maps, lengths, self._takes)
-            columns |= exact.value_columns(states, maps, self._takes, mean=mean)
+            found = exact.results_of(
+                maps,
+                lengths,
+                self.study.thresholds,
+                self._takes,
+                heads=not mean,
+                states=True,
+                bars=self.study.bars,
+            )
+            columns = exact.head_columns(found, self._takes)
+            columns |= exact.value_columns(states, maps, found, self._takes, mean=mean)
             divergence = None if mean else columns.get("head_divergence")
             if "sink_position" in columns:
                 columns["sink_token"] = _tokens_at(columns["sink_position"], batch, len(names))
             self._add(rows, "exact", number, batch, names, columns)
             if self.study.bars:
-                barcodes = measure(maps, "persistence", lengths=lengths)["persistence"]
-                rows.add("bars", bar_columns(barcodes, _keys("exact", number, batch.samples, names)))
-            graphs = exact.graph_columns(maps, lengths, self.study.thresholds, self._takes)
+                rows.add(
+                    "bars", bar_columns(found["persistence"], _keys("exact", number, batch.samples, names))
+                )
+            graphs = exact.graph_columns(found)
             self._add_graphs(rows, "exact", number, batch.samples, batch.lengths, names, graphs)
         columns = exact.layer_columns(states, divergence, self._takes)
         if columns and not (self.study.metrics and set(columns) == {"head_divergence"}):
@@ -223,9 +232,10 @@ class SinkStudy(Recipe):
         names = [-1, *states.names]
         null = rows.nulls("row_permutation")
         if "exact" in self.study.protocols:
-            columns = exact.head_columns(maps, states.lengths[:, None], self._takes)
+            found = exact.results_of(maps, states.lengths[:, None], self.study.thresholds, self._takes)
+            columns = exact.head_columns(found, self._takes)
             self._add(null, "exact", number, batch, names, columns)
-            graphs = exact.graph_columns(maps, states.lengths[:, None], self.study.thresholds, self._takes)
+            graphs = exact.graph_columns(found)
             self._add_graphs(null, "exact", number, batch.samples, batch.lengths, names, graphs)
         if "ruscio2025" in self.study.protocols:
             for n, places in published.equal_lengths(batch.lengths):
@@ -276,10 +286,8 @@ class SinkStudy(Recipe):
         levels = _levels(self.study.thresholds, n_tokens)
         found: list[tuple[str, dict[str, Any], dict[str, Any]]] = []
         if "exact" in self.study.protocols:
-            heads = exact.head_columns(maps, None, self._takes)
-            found.append(
-                ("exact", heads, exact.graph_columns(maps, None, self.study.thresholds, self._takes))
-            )
+            own = exact.results_of(maps, None, self.study.thresholds, self._takes)
+            found.append(("exact", exact.head_columns(own, self._takes), exact.graph_columns(own)))
         if "ruscio2025" in self.study.protocols:
             heads = published.head_columns(maps, self._takes)
             graphs = published.graph_columns(maps, self.study.thresholds, self._takes)
