@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
+import attnscope as asc
 import models
 from attnscope.capture import Forward, forward
 from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding
@@ -289,3 +290,16 @@ def test_a_tensor_that_was_not_asked_for_says_so():
     with pytest.raises(AttributeError, match="no attribute 'losses'"):
         found.losses  # noqa: B018
     assert set(MODEL_SITES) == {"embeddings", "final_norm", "logits"}
+
+
+def test_what_an_edit_tries_out_first_is_no_layer_of_the_pass():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    shape = dict(
+        hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=4, vocab_size=32
+    )
+    model = LlamaForCausalLM(LlamaConfig(**shape)).eval()
+    ids = torch.arange(6)[None]
+    shifted = Forward(sites=("scores", "attention"), edits=(asc.edits.SetPositionIds(shift=3),))
+    with forward(model, {"input_ids": ids}, shifted) as run:
+        assert [layer.index for layer in run] == [0, 1]

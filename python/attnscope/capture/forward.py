@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy, preflight
 from attnscope.capture.anatomy import choose
 from attnscope.capture.editing import check, installed, needs_interface, require_interface
-from attnscope.capture.edits.edit import Edit
+from attnscope.capture.edits.edit import Change, Edit
 from attnscope.capture.edits.states import AddDirection
 from attnscope.capture.gradient import (
     FORWARD,
@@ -149,6 +149,9 @@ class Run:
             raise RuntimeError(
                 f"forward: {type(model).__name__} is in training mode; call model.eval() first"
             )
+        for edit in what.edits:
+            if isinstance(edit, Change):
+                edit.prepare(self._model)
         if needs_interface(what.edits):
             require_interface(self._model, what.edits, self._batch)
         if "past_key_values" not in self._batch and anatomy.takes(self._model, "use_cache"):

@@ -164,7 +164,7 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
     ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)
     place, law, at = ks_distance(found)
-    distance = float(marchenko_pastur_deviation(torch.as_tensor(attention, dtype=torch.float64)))
+    distance = float(marchenko_pastur_deviation(torch.from_numpy(np.array(attention, dtype=np.float64))))
     ax.plot([place, place], [law, at], color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
         f"KS {distance:.2f}", (place, (law + at) / 2), xytext=(4, 0), textcoords="offset points",

@@ -3,12 +3,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
 from attnscope import _checks
+from attnscope._warn import UndefinedWarning
 from attnscope.metrics.discovery import found
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -42,8 +44,10 @@ def contents_of_tensors(
 
     wanted = _quantities()
     measured = measure_quantities({"attention": maps}, wanted, heads=range(heads))
-    # of uniform heads nothing differs, and their rows have nothing to standardise
-    baseline = measure_quantities({"attention": uniform.expand(1, 1, n, n)}, wanted, heads=[0])
+    with warnings.catch_warnings():
+        # Of uniform heads nothing differs, and their rows have nothing to standardise.
+        warnings.simplefilter("ignore", UndefinedWarning)
+        baseline = measure_quantities({"attention": uniform.expand(1, 1, n, n)}, wanted, heads=[0])
     metrics, values, baselines = [], [], []
     for one in wanted:
         if bool(measured.defined[one].any()):

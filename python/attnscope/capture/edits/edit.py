@@ -176,6 +176,9 @@ class Change:
         """What no second edit may set at the same time; None for edits that add up."""
         return None
 
+    def prepare(self, model: nn.Module) -> None:
+        """Learns what passes of the model alone can tell, before anything listens to them."""
+
     def install(
         self, model: nn.Module, architecture: Structure, batch: Mapping[str, Any] | None
     ) -> AbstractContextManager[Applied]:

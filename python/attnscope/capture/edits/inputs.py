@@ -86,6 +86,11 @@ class SetPositionIds(Change):
         """See `Change`."""
         return ("position_ids",)
 
+    def prepare(self, model: nn.Module) -> None:
+        """See `Change`."""
+        if self.ids is None:
+            position_rule(model)
+
     def hooks(self, model: nn.Module, architecture: Structure, applied: Applied) -> list[Any]:
         """See `Change`."""
         from transformers import PreTrainedModel
