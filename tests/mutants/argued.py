@@ -16,7 +16,7 @@ ONE_DEVICE = "without an accelerator there is one device"
 SAME_FALSE = "None is as false"
 NOT_READ = "what is computed besides is not read"
 
-NAMED = "the name in an error, which test_door.py and test_door_others.py see"
+NAMED = "the name in an error, which test_arguments.py and test_arguments_elsewhere.py see"
 
 ARGUED: dict[str, dict[str, str]] = {
     "frames": {

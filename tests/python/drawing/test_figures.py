@@ -1,0 +1,368 @@
+# SPDX-License-Identifier: MIT
+"""Figures are functions of tables: what the artists hold equals the tables' numbers."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.figure import Figure
+
+import attnscope as asc
+import figure_tables as made
+from attnscope.engine.results import Results
+from attnscope.plots import (
+    LeftOut,
+    NotDrawable,
+    attention_map,
+    betti_curve,
+    depth_profile,
+    draw,
+    emergence_curve,
+    figures,
+    head_emergence,
+    layer_head_map,
+    persistence_diagram,
+    spectrum_against_null,
+    threshold_curve,
+)
+from attnscope.plots.axes import step_axis
+from attnscope.plots.maps import printable
+from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
+from attnscope.plots.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
+from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
+
+RESULTS = made.make_results()
+#: Figures of tables that this run lacks; test_study_figures.py draws them.
+OF_OTHER_TABLES = {
+    "protocols", "sink_removal", "ablation", "reference", "fisher", "frames", "divergence",
+}  # fmt: skip
+
+
+@pytest.fixture
+def heads() -> pd.DataFrame:
+    return measured_heads(RESULTS, METRICS)
+
+
+@pytest.fixture
+def ax() -> matplotlib.axes.Axes:
+    return Figure().subplots()
+
+
+def line(axes, label: str):
+    return next(one for one in axes.get_lines() if one.get_label() == label)
+
+
+def artist(axes, gid: str):
+    return next(one for one in axes.get_children() if one.get_gid() == gid)
+
+
+def expected(step: int, samples: tuple[int, ...], layers=(0, 1), heads=(0, 1)) -> float:
+    return np.mean([made.value(step, s, lay, h) for s in samples for lay in layers for h in heads])
+
+
+def test_emergence_lines_are_the_means_over_samples(heads, ax) -> None:
+    baselines = RESULTS.table("baselines")
+    assert emergence_curve(heads, "fiedler_value", baselines=baselines, ax=ax) is ax
+    for label, samples in (("text", (0, 1)), ("copying", (2, 3))):
+        drawn = line(ax, label)
+        assert list(drawn.get_xdata()) == [0, 2, 64]
+        means = [expected(step, samples) / 2 for step in made.STEPS]
+        np.testing.assert_allclose(drawn.get_ydata(), means, rtol=1e-12)
+        before = artist(ax, f"untrained:{label}").get_ydata()
+        np.testing.assert_allclose(before, [means[0]] * 2, rtol=1e-12)
+        band = artist(ax, f"interval:{label}").get_paths()[0].vertices
+        lows = [
+            min(made.value(s, x, lay, h) for lay in (0, 1) for h in (0, 1))
+            for s in made.STEPS
+            for x in samples
+        ]
+        assert band[:, 1].min() >= min(lows) / 2 - 1e-12
+    assert set(artist(ax, "uniform").get_ydata()) == {0.5}
+    assert ax.get_xscale() == "symlog"
+
+
+def test_head_lines_carry_their_names_and_the_strongest_is_named(heads, ax) -> None:
+    rows = heads[heads["series"] == "text"]
+    head_emergence(rows, "sink_share", ax=ax, named=1)
+    for layer in range(made.LAYERS):
+        for head in range(made.HEADS):
+            means = [expected(step, (0, 1), (layer,), (head,)) for step in made.STEPS]
+            np.testing.assert_allclose(line(ax, f"L{layer}H{head}").get_ydata(), means, rtol=1e-12)
+    assert [text.get_text() for text in ax.texts] == ["L1H1"]
+    assert artist(ax, "uniform").get_ydata()[0] == pytest.approx(made.UNIFORM)
+
+
+def test_depth_profile_is_of_the_last_step_with_the_untrained_one_dotted(heads, ax) -> None:
+    assert depth_profile(heads, "sink_share", ax=ax) is ax
+    drawn = line(ax, "copying")
+    assert list(drawn.get_xdata()) == [0, 1]
+    np.testing.assert_allclose(drawn.get_ydata(), [expected(64, (2, 3), (lay,)) for lay in (0, 1)])
+    before = artist(ax, "untrained:copying")
+    np.testing.assert_allclose(before.get_ydata(), [expected(0, (2, 3), (lay,)) for lay in (0, 1)])
+
+
+def test_threshold_curve_has_a_baseline_per_threshold(ax) -> None:
+    graphs = with_groups(heads_only(RESULTS.table("graphs")), RESULTS.table("samples"))
+    assert threshold_curve(graphs, "density", baselines=RESULTS.table("baselines"), ax=ax) is ax
+    drawn = line(ax, "text")
+    assert list(drawn.get_xdata()) == list(made.THRESHOLDS)
+    np.testing.assert_allclose(
+        drawn.get_ydata(), [1 - t - expected(64, (0, 1)) / 10 for t in made.THRESHOLDS]
+    )
+    np.testing.assert_allclose(artist(ax, "uniform").get_ydata(), [1 - t for t in made.THRESHOLDS])
+
+
+def test_layer_head_map_cells_are_means_with_layer_zero_on_top(heads, ax) -> None:
+    rows = heads[(heads["series"] == "text") & (heads["step"] == 2)]
+    assert layer_head_map(rows, "sink_share", ax=ax) is ax
+    cells = np.asarray(ax.collections[0].get_array()).reshape(made.LAYERS, made.HEADS)
+    want = [[expected(2, (0, 1), (lay,), (h,)) for h in (0, 1)] for lay in (0, 1)]
+    np.testing.assert_allclose(cells, want, rtol=1e-12)
+    assert ax.yaxis_inverted()
+    assert len(ax.texts) == 4
+    assert layer_head_map(rows.assign(sink_share=np.nan), "sink_share", ax=Figure().subplots())
+    with pytest.raises(KeyError, match="no column 'nonsense'"):
+        layer_head_map(rows, "nonsense", ax=ax)
+
+
+def test_attention_map_shows_the_matrix_and_escapes_tokens(ax) -> None:
+    matrix = made.attention()
+    tokens = ["$x$", "Ġthe", *["a"] * (made.N - 2)]
+    assert attention_map(matrix, tokens, ax=ax, floor=1e-9) is ax
+    shown = ax.images[0].get_array()
+    np.testing.assert_array_equal(shown.filled(0), matrix)
+    assert [label.get_text() for label in ax.get_xticklabels()][:2] == [r"\$x\$", "␣the"]
+    ax.figure.canvas.draw()
+    with pytest.raises(ValueError, match=r"got shape \(2, 3\)"):
+        attention_map(np.zeros((2, 3)), ax=ax)
+    with pytest.raises(ValueError, match="12 queries but 1 tokens"):
+        attention_map(matrix, ["a"], ax=ax)
+
+
+@pytest.mark.parametrize("token", ["$$", "\x00", "\u202e", "_^{}\\", "x" * 50, ""])
+def test_any_token_can_be_drawn(token: str) -> None:
+    figure = Figure()
+    figure.text(0.5, 0.5, printable(token))
+    figure.canvas.draw()
+    assert len(printable(token)) <= 24
+
+
+def test_betti_curve_and_diagram_hold_the_bars(ax) -> None:
+    bars = RESULTS.table("bars").query("head == 0")
+    betti_curve(bars, ax=ax)
+    zero, one = ax.get_lines()[:2]
+
+    def at(drawn, threshold: float) -> int:
+        x, y = drawn.get_xdata(), drawn.get_ydata()
+        return int(y[np.flatnonzero(x >= threshold)[-1]])
+
+    assert [at(zero, t) for t in (0.9, 0.5, 0.2)] == [3, 2, 1]
+    assert [at(one, t) for t in (0.9, 0.4, 0.1)] == [0, 1, 0]
+    points = persistence_diagram(bars, ax=Figure().subplots()).collections
+    np.testing.assert_allclose(points[0].get_offsets()[1:], [[0, 0.4], [0, 0.7]])
+    assert points[0].get_offsets()[0][1] > 1
+    np.testing.assert_allclose(points[1].get_offsets(), [[0.5, 0.8]])
+
+
+def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
+    betti_curve(RESULTS.table("bars").query("head == 0"), ax=ax)
+    low, high = ax.get_ylim()
+    assert [tick for tick in ax.get_yticks() if low <= tick <= high] == [0, 1, 2, 3]
+
+
+def test_spectrum_against_null_draws_eigenvalues_and_distance(ax) -> None:
+    matrix = made.attention(2.0)
+    spectrum_against_null(matrix, ax=ax)
+    found = spectrum(matrix)
+    np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), found.values)
+    distance = float(asc.marchenko_pastur_deviation(torch.from_numpy(matrix)))
+    assert any(text.get_text() == f"KS {distance:.2f}" for text in ax.texts)
+    # the bar that marks the distance has its length, but for the points that the law's curve is drawn with
+    assert np.ptp(ax.get_lines()[2].get_ydata()) == pytest.approx(distance, abs=2e-4)
+    with pytest.raises(ValueError, match=r"got shape \(3, 3\)"):
+        spectrum(np.eye(3))
+    with pytest.raises(ValueError, match="every row is uniform"):
+        spectrum(np.tri(9) / np.arange(1, 10)[:, None])
+
+
+def test_laws_are_distributions_with_the_known_moments() -> None:
+    x, cdf = triangular_law(200_001)
+    assert np.all(np.diff(x) >= 0)
+    assert np.all(np.diff(cdf) > 0)
+    assert x[0] < 1e-30
+    assert x[-1] == pytest.approx(np.e, rel=1e-6)
+    for k in (1, 2, 3):  # moments k^k / (k + 1)!
+        moment = np.sum((x[1:] ** k + x[:-1] ** k) / 2 * np.diff(cdf))
+        assert moment == pytest.approx({1: 1 / 2, 2: 4 / 6, 3: 27 / 24}[k], rel=1e-4)
+    for aspect in (0.25, 0.9, 1.0):
+        x, cdf = marchenko_pastur_law(aspect, 100_001)
+        assert cdf[0] == 0
+        assert cdf[-1] == pytest.approx(1, abs=1e-12)
+        for k, want in ((1, 1.0), (2, 1 + aspect)):
+            moment = np.sum((x[1:] ** k + x[:-1] ** k) / 2 * np.diff(cdf))
+            assert moment == pytest.approx(want, rel=1e-4)
+
+
+@pytest.mark.parametrize("causal", [True, False])
+def test_random_entries_follow_their_law(causal: bool) -> None:
+    draw_ = np.random.default_rng(3).random((96, 96))
+    matrix = np.tril(draw_) if causal else draw_
+    assert gap(matrix) < 0.1
+
+
+def gap(matrix) -> float:
+    _, law, share = ks_distance(spectrum(matrix))
+    return abs(law - share)
+
+
+def test_distance_equals_the_packages_own() -> None:
+    matrix = np.tril(np.random.default_rng(1).random((64, 64)) ** 4)
+    matrix /= matrix.sum(1, keepdims=True)
+    own = float(asc.marchenko_pastur_deviation(torch.from_numpy(matrix)))
+    assert gap(matrix) == pytest.approx(own, abs=2e-4)
+
+
+def test_estimate_averages_inside_a_sample_first_and_resamples_samples() -> None:
+    table = pd.DataFrame({"sample": [0, 0, 0, 1], "x": [0.0, 0.0, 0.0, 1.0], "k": 1})
+    row = estimate(table, "x", ["k"]).iloc[0]
+    assert row["mean"] == 0.5
+    assert (row["low"], row["high"]) == (0.0, 1.0)
+    gaps = pd.DataFrame({"sample": range(6), "x": [1.0, 2, 3, np.nan, 5, 6], "k": [0, 0, 0, 1, 1, 1]})
+    both = estimate(gaps, "x", ["k"])
+    assert both["mean"].tolist() == [2.0, 5.5]
+    assert both["samples"].tolist() == [3, 2]
+    assert both["missing"].tolist() == [0, 1]
+    single = estimate(gaps[gaps["sample"] == 0], "x", ["k"]).iloc[0]
+    assert np.isnan(single["low"])
+    pd.testing.assert_frame_equal(both, estimate(gaps, "x", ["k"]))
+    with pytest.raises(KeyError, match="no column 'y'"):
+        estimate(gaps, "y", ["k"])
+
+
+def test_interval_covers_as_often_as_it_says() -> None:
+    draw_ = np.random.default_rng(0)
+    values = draw_.normal(size=(400, 30))
+    table = pd.DataFrame(
+        {"k": np.repeat(np.arange(400), 30), "sample": np.tile(np.arange(30), 400), "x": values.ravel()}
+    )
+    found = estimate(table, "x", ["k"])
+    covered = ((found["low"] <= 0) & (found["high"] >= 0)).mean()
+    assert 0.89 < covered < 0.97
+
+
+def test_baseline_is_averaged_over_the_lengths_there_are() -> None:
+    frame = pd.DataFrame({"n_tokens": [4, 8]})
+    rows = [(4, "x", 1.0, "uniform_causal", np.nan), (8, "x", 3.0, "uniform_causal", np.nan)]
+    baselines = pd.DataFrame(rows, columns=["n_tokens", "metric", "value", "kind", "threshold"])
+    assert uniform_value(frame, baselines, "x") == 2.0
+    assert np.isnan(uniform_value(frame, baselines, "y"))
+    assert np.isnan(uniform_value(frame, baselines, "x", 0.1))
+    assert np.isnan(uniform_value(frame, None, "x"))
+
+
+def test_step_axis_ticks_are_checkpoints(ax) -> None:
+    steps = [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1000, 143000]
+    step_axis(ax, steps)
+    ticks = [int(tick) for tick in ax.get_xticks()]
+    assert set(ticks) <= set(steps)
+    assert {0, 143000} <= set(ticks)
+    assert ax.get_xlim()[0] <= 0
+
+
+def test_every_figure_draws_from_the_tables_alone() -> None:
+    assert set(draw(RESULTS)) == set(FIGURES) - OF_OTHER_TABLES
+
+
+def test_head_mean_rows_are_never_drawn() -> None:
+    # the head mean holds 99 in every column
+    for name, figure in draw(RESULTS).items():
+        for axes in figure.axes:
+            for one in axes.get_lines():
+                assert not np.any(np.asarray(one.get_ydata(), dtype=float) > 50), name
+
+
+def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
+    results = made.make_results(steps=(-1,))
+    assert set(FIGURES) - set(draw(results)) == {"sink_emergence", "emergence"} | OF_OTHER_TABLES
+    with pytest.raises(NotDrawable, match="emergence: the run has one checkpoint"):
+        draw(results, ["emergence"])
+
+
+def test_missing_tables_and_wrong_names_are_told() -> None:
+    only = Results({"heads": RESULTS.table("heads").drop(columns=["sink_share", "mp_ks", "alignment_value"])})
+    assert set(draw(only)) == {"metric_maps", "emergence", "depth"}
+    with pytest.raises(NotDrawable, match="thresholds: the run has no table 'graphs'"):
+        draw(only, ["thresholds"])
+    with pytest.raises(ValueError, match="no figure 'nonsense'; there are: fisher, frames"):
+        draw(RESULTS, ["nonsense"])
+    with pytest.raises(ValueError, match="no run folder"):
+        figures(RESULTS)
+    assert draw(Results({})) == {}
+
+
+def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -> None:
+    def broken(*_):
+        raise ZeroDivisionError("nothing\nto divide by")
+
+    monkeypatch.setitem(FIGURES, "depth", broken)
+    left_out: list[LeftOut] = []
+    drawn = draw(RESULTS, left_out=left_out)
+    assert set(FIGURES) - set(drawn) == {"depth"} | OF_OTHER_TABLES
+    failed = [one for one in left_out if one.failed]
+    assert [str(one) for one in failed] == [
+        "figure depth is left out: ZeroDivisionError: nothing to divide by"
+    ]
+    assert {one.name for one in left_out} == {"depth"} | OF_OTHER_TABLES
+    with pytest.warns(UserWarning, match="figure depth is left out: ZeroDivisionError"):
+        draw(RESULTS, ["depth"])
+
+    def full(*arguments):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: broken(None))
+    with pytest.warns(UserWarning, match="figure examples is left out: ZeroDivisionError"):
+        assert figures(RESULTS, tmp_path, ["examples"]) == []
+    monkeypatch.setattr(Figure, "savefig", lambda *_, **__: full())
+    with pytest.raises(OSError, match="No space left"):
+        figures(RESULTS, tmp_path, ["examples"])
+
+
+def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) -> None:
+    before = dict(matplotlib.rcParams)
+    first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
+    assert [file.name for file in first] == [
+        "sink_maps.pdf", "sink_maps.png", "sink_emergence.pdf", "sink_emergence.png",
+    ]  # fmt: skip
+    pdf = first[0].read_bytes()
+    assert b"/Type /Font" in pdf
+    assert b"/Subtype /Type0" in pdf or b"/CIDFontType2" in pdf
+    assert b"/Type3" not in pdf
+    assert b"/Subtype /Image" not in pdf
+    again = figures(RESULTS, tmp_path / "b", ["sink_maps"], formats=["pdf"])
+    assert again[0].read_bytes() == pdf
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_drawing_without_axes_makes_some_and_leaves_rcparams_alone(heads) -> None:
+    matplotlib.use("agg")
+    import matplotlib.pyplot as plt
+
+    before = dict(matplotlib.rcParams)
+    made_axes = emergence_curve(heads, "sink_share")
+    assert plt.fignum_exists(made_axes.figure.number)
+    plt.close(made_axes.figure)
+    assert dict(matplotlib.rcParams) == before
+
+
+def test_importing_the_package_loads_no_matplotlib() -> None:
+    code = "import sys, attnscope, attnscope.engine.results; print('matplotlib' in sys.modules)"
+    path = str(Path(__file__).resolve().parents[3] / "python")
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False
+    )
+    assert done.stdout.strip() == "False", done.stderr

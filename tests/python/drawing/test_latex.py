@@ -1,0 +1,112 @@
+# SPDX-License-Identifier: MIT
+"""LaTeX tables: the report's numbers in both protocols, whole, escaped, and compiled where LaTeX is."""
+
+import shutil
+import subprocess
+
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+import study_tables as made
+from attnscope.commands.cli import app
+from attnscope.engine.results import Results
+from attnscope.plots import NotDrawable
+from attnscope.plots.selection import measured_heads
+from attnscope.report import latex_tables
+from attnscope.report.latex import latex
+from attnscope.report.numbers import number_rows
+from attnscope.report.section import Table
+
+SOURCE = latex_tables(made.make_study(("50%_a&b", "c$x^2{")))
+DOCUMENT = r"""\documentclass{article}
+%s
+\begin{document}
+%s
+\end{document}
+"""
+#: What booktabs defines, for machines that have LaTeX without it.
+RULES = r"\newcommand{\toprule}{\hline}\newcommand{\midrule}{\hline}\newcommand{\bottomrule}{\hline}"
+
+
+def tables_of(source: str) -> dict[str, list[list[str]]]:
+    """Cells by label, the heading first."""
+    found = {}
+    for part in source.split(r"\begin{table}")[1:]:
+        label = part.split(r"\label{")[1].split("}")[0]
+        rows = [line.removesuffix(r"\\") for line in part.splitlines() if line.endswith(r"\\")]
+        found[label] = [[cell.strip() for cell in row.split(" & ")] for row in rows]
+    return found
+
+
+def test_every_row_has_a_cell_per_column() -> None:
+    for part in SOURCE.split(r"\begin{tabular}{")[1:]:
+        columns = len(part.split("}")[0])
+        rows = [line for line in part.splitlines() if line.endswith(r"\\")]
+        assert len(rows) > 1
+        assert {len(row.split(" & ")) for row in rows} == {columns}
+    assert SOURCE.count(r"\toprule") == SOURCE.count(r"\bottomrule") == SOURCE.count(r"\begin{table}")
+
+
+def test_numbers_and_intervals_are_those_of_the_report() -> None:
+    one = made.make_study()
+    found = tables_of(latex_tables(one))
+    topology = found["tab:topology-protocols"]
+    heading = [
+        "head mean",
+        "exact",
+        r"95 \% interval",
+        "as published",
+        r"95 \% interval, published",
+    ]
+    assert topology[0] == heading
+    assert topology[1][1:] == ["40.0", "[40.0, 40.0]", "30.0", "[30.0, 30.0]"]
+    row = number_rows(measured_heads(one), one.table("baselines"), ["fiedler_value"])[0]
+    cells = next(cells for cells in found["tab:graph"] if cells[0] == "Fiedler value")
+    assert cells[1:6] == [row.mean, row.interval, "0.500", "0.550", "0.600"]
+
+
+def test_names_are_escaped_and_repeated_ones_left_out() -> None:
+    sinks = tables_of(SOURCE)["tab:sinks"]
+    assert [row[1] for row in sinks[1:3]] == [r"50\%\_a\&b", r"c\$x\textasciicircum 2\{"]
+    assert sinks[2][0] == ""
+
+
+@pytest.mark.parametrize(
+    ("text", "source"),
+    [
+        ("a_b", r"a\_b"), ("\\x{}", r"\textbackslash x\{\}"), ("−1", "$-$1"), ("é", "é"),
+        ("β₁", r"$\beta$$_1$"), ("漢", r"\texttt{U+6F22}"), ("<s>", r"$<$s$>$"), ("a\nb", "a·b"),
+        ("[x]", "{}[x]"),
+    ],
+)  # fmt: skip
+def test_text_is_never_a_command(text: str, source: str) -> None:
+    told = latex(Table("a", "A caption", pd.DataFrame({"token": ["x", text], "n": ["1", "2"]})))
+    assert told.splitlines()[-4] == rf"{source} & 2 \\"
+
+
+def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
+    made.make_study().save(tmp_path / "run")
+    told = CliRunner().invoke(app, ["tables", str(tmp_path / "run"), "--latex"])
+    assert told.exit_code == 0
+    assert told.stdout == latex_tables(made.make_study())
+    with pytest.raises(NotDrawable, match="no table 'heads'"):
+        latex_tables(Results({"samples": pd.DataFrame({"model": ["m"]})}))
+
+
+@pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
+@pytest.mark.slow
+def test_pdflatex_compiles_them(tmp_path) -> None:
+    there = (
+        shutil.which("kpsewhich")
+        and subprocess.run(
+            ["kpsewhich", "booktabs.sty"], capture_output=True, text=True, check=False
+        ).stdout.strip()
+    )
+    rules = r"\usepackage{booktabs}" if there else RULES
+    (tmp_path / "d.tex").write_text(DOCUMENT % (rules, SOURCE), "utf-8")
+    done = subprocess.run(
+        ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "d.tex"],
+        cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-2000:]

@@ -1,0 +1,371 @@
+# SPDX-License-Identifier: MIT
+"""The report is one file, escapes what it did not write, and says the numbers of the tables."""
+
+import re
+from html.parser import HTMLParser
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import attnscope
+import attnscope.protocols
+import figure_tables as made
+import study_tables as tables
+from attnscope.engine.results import Results
+from attnscope.plots.selection import heads_only, measured_heads, series_are
+from attnscope.report import report
+from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows
+from attnscope.report.page import _facts, _flat, further, render
+from attnscope.studies.attention_sinks.questions import questions
+from attnscope.studies.attention_sinks.sections import SECTIONS
+from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
+
+EVIL = "<script>alert(1)</script>"
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, text, and whether tags were closed in order."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text: list[str] = []
+        self.open: list[str] = []
+        self.feed(html)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append((tag, dict(attrs)))
+        if tag not in ("meta", "img", "br"):
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        self.text.append(data)
+
+
+@pytest.fixture(scope="module")
+def html(tmp_path_factory: pytest.TempPathFactory) -> str:
+    path = report(
+        made.make_results(token=EVIL, group=EVIL), tmp_path_factory.mktemp("report") / "report.html"
+    )
+    return path.read_text(encoding="utf-8")
+
+
+def test_nothing_from_the_run_becomes_markup(html: str) -> None:
+    assert EVIL not in html
+    page = Page(html)
+    assert not page.open
+    assert "script" not in {tag for tag, _ in page.tags}
+    assert EVIL in "".join(page.text)
+
+
+def test_nothing_is_fetched(html: str) -> None:
+    page = Page(html)
+    for tag, attributes in page.tags:
+        for name in ("src", "href", "srcset", "data", "action"):
+            target = attributes.get(name)
+            assert target is None or target.startswith(("data:image/", "#")), (tag, target)
+    assert "link" not in {tag for tag, _ in page.tags}
+    outside_images = re.sub(r'src="data:[^"]*"', "", html)
+    assert not re.search(r"url\(|@import|https?:", outside_images)
+
+
+def test_every_section_is_there_and_in_the_contents(html: str) -> None:
+    page = Page(html)
+    ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
+    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    assert links == {f"#{name}" for name in ids}
+    missing = {"reference", "fisher", "frames", "published"}  # this run has no such tables
+    assert ids == {section.id for section in SECTIONS} - missing | {
+        "summary",
+        "quantities",
+        "inputs",
+        "provenance",
+    }
+    assert sum(tag == "img" for tag, _ in page.tags) == 10
+    assert all(attributes.get("alt") for tag, attributes in page.tags if tag == "img")
+
+
+def test_honest_statements_stand_beside_the_numbers(html: str) -> None:
+    text = "".join(Page(html).text)
+    assert "λ₂ of causal maps is capped" in text
+    assert "A square Marchenko-Pastur law is wrong under a causal mask" in text
+    assert "0.1.0" in text
+    assert "torch · version" in text
+
+
+def test_numbers_are_those_of_the_tables() -> None:
+    from attnscope.plots.selection import measured_heads
+
+    results = made.make_results()
+    wanted = [("fiedler_value", None), ("betti_0", 0.02)]
+    rows = number_rows(measured_heads(results, wanted), results.table("baselines"), wanted)
+    first = rows[0]
+    values = [made.value(64, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
+    before = [made.value(0, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
+    assert (first.series, first.mean, first.uniform) == ("text", number(np.mean(values)), "0.500")
+    assert first.untrained == number(np.mean(before))
+    assert first.strongest.endswith("(L1H1)")
+    assert first.samples == 2
+    assert rows[2].label == "components at 0.02"
+    assert rows[2].uniform == "7.00"
+
+
+def test_missing_values_are_counted() -> None:
+    from attnscope.plots.selection import measured_heads
+
+    results = made.make_results()
+    heads = measured_heads(results)
+    heads.loc[(heads["step"] == 64) & (heads["sample"] == 0) & (heads["layer"] == 0), "mp_ks"] = np.nan
+    assert number_rows(heads, None, ["mp_ks"])[0].missing == 2
+
+
+def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
+    results = made.make_results(steps=(-1,))
+    heads = results.table("heads")
+    mean = heads[heads["head"] == -1].assign(protocol="ruscio2025", betti_0=12.0)
+    both = Results(
+        {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
+        study=results.study,
+    )
+    told = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in told
+    text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
+    assert "Published protocol" in text
+    assert "for every causal model" in text
+
+
+def test_a_run_with_little_in_it_still_has_a_report(tmp_path: Path) -> None:
+    page = Page(report(Results({}), tmp_path / "r.html").read_text(encoding="utf-8"))
+    assert "These results carry no provenance." in "".join(page.text)
+    odd = Results({"frames": pd.DataFrame({"model": ["m"], "frame": [EVIL], "margin": [0.25]})})
+    page = Page(report(odd, tmp_path / "odd.html").read_text(encoding="utf-8"))
+    assert EVIL in page.text
+    assert "0.250" in page.text
+    with pytest.raises(ValueError, match="no run folder"):
+        report(Results({}))
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The report of a run with every table of the study in both protocols."""
+    path = report(tables.make_study(token=EVIL), tmp_path_factory.mktemp("study") / "report.html")
+    html = path.read_text(encoding="utf-8")
+    assert EVIL not in html
+    return Page(html)
+
+
+@pytest.mark.slow
+def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -> None:
+    ids = {attributes.get("id") for tag, attributes in study.tags if tag == "h2"}
+    assert {section.id for section in SECTIONS} - ids == {"training", "examples"}
+    figures = {attributes.get("id") for tag, attributes in study.tags if tag == "figure"}
+    drawn = ("ablation", "sink_removal", "alignment", "spectra", "reference", "fisher", "frames", "protocols")
+    assert {f"figure-{name}" for name in drawn} <= figures
+    text = " ".join(" ".join(study.text).split())
+    # exact and as published, side by side: every head mean has 30 bars there and 40 here
+    assert "β₀, bars of the whole diagram 40.0 [40.0, 40.0] 30.0 [30.0, 30.0]" in text
+    for told in (
+        "β₁ is 0 for every causal model",
+        "Those of a causal map are its diagonal",
+        "times a factor below 1/√2",
+        "The published reading is by token string",
+        "is not LLaMA-3.2-3B or Qwen-2.5-7B",
+    ):
+        assert told in text, told
+
+
+def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.setattr("attnscope.plots.draw_all", lambda results, left_out: {})
+    results = tables.make_study(causal=False)
+    kept = {name: results.table(name) for name in ("samples", "heads", "layers", "frames")}
+    text = "".join(
+        Page(report(Results(kept, study=results.study), tmp_path / "e.html").read_text(encoding="utf-8")).text
+    )
+    assert "The published reading is by token string" in text
+    assert "for every causal model whose kept tokens" not in text
+    assert "times a factor below" not in text
+
+
+def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller() -> None:
+    """What the report says: same sign, and a factor below 1/sqrt(2) that the map alone decides."""
+    draw = np.random.default_rng(5)
+    for sharpness in (0.1, 1.0, 4.0):
+        logits = np.where(np.tri(20) > 0, draw.normal(size=(20, 20)) * sharpness, -np.inf)
+        weights = np.exp(logits)
+        attention = torch.tensor(weights / weights.sum(1, keepdims=True))
+        states = torch.tensor(draw.normal(size=(20, 5)))
+        exact = float(attnscope.geometric_semantic_alignment(attention, states))
+        published = float(attnscope.protocols.ruscio2025.geometric_semantic_alignment(attention, states))
+        below = attention.numpy()[np.tril_indices(20, -1)]
+        factor = np.sqrt(below.var() / 2) / np.sqrt(below.var() + below.mean() ** 2 / 2)
+        assert published == pytest.approx(exact * factor, rel=1e-5)
+        assert factor < np.sqrt(0.5)
+
+
+def test_tests_are_those_of_the_statistics_module() -> None:
+    results = tables.make_study()
+    asked = {
+        question.title: question for question in questions({"ablation": results.table("ablation")}, None)
+    }
+    need = asked["Does the model need its sinks?"]
+    sinks = next(one for one in need.answers if one.compared == "tiny: sinks − other keys")
+    assert (sinks.quantity, sinks.difference, sinks.sentences) == ("KL of the output (nats)", "0.350", 6)
+    assert sinks.certain
+    layers = questions({"layer_tests": results.table("layer_tests")}, None)[0]
+    assert layers.answers[0].difference == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
+    heads = measured_heads(tables.make_study(("a", "b")))
+    found = questions({}, heads)[0].answers[0]
+    assert (found.compared, found.difference) == ("a − b", "−0.020")
+    # six equal differences of one family: Holm multiplies the smallest p by its size
+    assert found.p == "< 0.001"
+
+
+def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> None:
+    heads = measured_heads(tables.make_study())
+    own = heads.groupby(["model", "revision", "step", "sample"])
+    rows = []
+    for kind in ("random_weights", "row_permutation"):
+        for metric, shift in (("sink_share", 0.05), ("entropy_normalized", 0.0)):
+            mean = own[metric].mean().reset_index(name="value")
+            shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
+            rows.append(mean.assign(value=mean["value"] - shift + shake, kind=kind, metric=metric))
+    nulls = pd.concat(rows).assign(protocol="exact", scope="heads", threshold=np.nan)
+    answers = questions({"nulls": nulls}, heads)[0].answers
+    assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
+    assert {one.quantity for one in answers} == {"attention to first key"}
+    assert {one.difference for one in answers} == {"0.049"}
+
+
+def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
+    results = tables.make_study()
+    heads = results.table("heads").assign(series="text")
+    heads.loc[(heads["sample"] == 0) & (heads["protocol"] == "ruscio2025"), "bar_count_0"] = -1
+    row = pair_rows(
+        {"heads": heads},
+        [Wanted("heads", "bar_count_0", "bars"), Wanted("heads", "nonsense", "none")],
+        "ruscio2025",
+    )
+    assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
+    row = pair_rows(
+        {"heads": heads}, [Wanted("heads", "mp_ks", "law", "marchenko_pastur_deviation")], "ruscio2025"
+    )[0]
+    mean = heads[(heads["head"] == -1) & (heads["protocol"] == "ruscio2025")][
+        "marchenko_pastur_deviation"
+    ].mean()
+    assert row.published == number(mean)
+
+
+def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
+    rows = [
+        {
+            "model": "m", "revision": "", "step": -1, "sample": sample, "layer": layer, "group": "mlp",
+            "protocol": protocol, "parameters": 100, "trace": trace * (sample + 1),
+            "trace_sampled": np.nan if protocol == "ruscio2025" else trace,
+        }
+        for sample in (0, 1)
+        for layer in (0, 1)
+        for protocol, trace in (("exact", 2.0), ("ruscio2025", 3.0))
+    ]  # fmt: skip
+    table = fisher({"fisher": pd.DataFrame(rows)})
+    assert table is not None
+    # Two blocks of 100 parameters; 4 and 8, so 6 in the mean and 6/200 a parameter.
+    assert table.to_numpy().tolist() == [["m", "mlp", "200", "6.00", "[4.00, 8.00]", "0.030", "4.00", "9.00"]]
+    assert fisher({}) is None
+
+
+def test_emergence_and_frames_have_small_tables() -> None:
+    verdicts = frames({name: tables.make_study().table(name) for name in ("frames", "specialization")})
+    assert verdicts is not None
+    assert verdicts.iloc[0][["protocol", "frame by position"]].tolist() == ["exact", "centralized"]
+    assert verdicts["consistent heads"].iloc[0] == "10 of 15"
+    keys = {"model": "m", "metric": "sink_share"}
+    table = pd.DataFrame(
+        [
+            {**keys, "layer": -1, "head": -2, "protocol": "exact", "step": 8, "low": 4, "high": 8}
+            | {"start": 0.1, "end": 0.5},
+            {**keys, "layer": 0, "head": 1, "protocol": "exact", "step": 8, "low": 8, "high": 8}
+            | {"start": 0.1, "end": 0.9},
+            {**keys, "layer": -1, "head": -2, "protocol": "ruscio2025", "step": 8, "low": -1, "high": -1}
+            | {"start": 0.1, "end": 0.5, "change": 0.2, "change_first_step": 0, "change_last_step": 8},
+        ]
+    )
+    found = emergence({"emergence": table})
+    assert found is not None
+    assert found.to_numpy().tolist() == [
+        [
+            "m",
+            "attention to first key",
+            "0.100",
+            "0.500",
+            "8",
+            "4 to 8",
+            "L0H1 0.100 → 0.900",
+            "0.200 (step 8 − 0)",
+        ]
+    ]
+    without = emergence({"emergence": table[table["protocol"] == "exact"]})
+    assert without is not None
+    assert "published change" not in without
+    groups = pd.concat([table.assign(group=name) for name in ("all", "text", "copying")])
+    assert emergence({"emergence": groups})["input"].tolist() == ["text", "copying"]
+    assert frames({}) is None
+    assert emergence({}) is None
+
+
+def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
+    facts = dict(
+        _flat({"git": None, "models": {"m": {"commit": ""}}, "spoiled": {}, "skipped": [], "seed": 0})
+    )
+    assert facts == {
+        "git": "none",
+        "models · m · commit": "none",
+        "spoiled": "none",
+        "skipped": "none",
+        "seed": "0",
+    }
+    table = pd.DataFrame({"model": ["m", "m"], "revision": ["", ""], "step": [-1, -1], "x": [1.0, 2.0]})
+    assert list(further("t", table).frame) == ["model", "x"]
+    assert list(further("t", table.assign(step=[0, 1])).frame) == ["model", "step", "x"]
+
+
+def test_arrays_are_no_cells():
+    table = pd.DataFrame({"head": [0, 1], "signal": [np.zeros(3), np.ones(3)]})
+    assert list(further("signals", table).frame) == ["head"]
+
+
+@pytest.mark.parametrize(
+    ("models", "groups", "words"),
+    [("ab", "tt", "model"), ("aa", "tc", "input"), ("ab", "tc", "model, input"), ("aa", "tt", "input")],
+)
+def test_what_tells_series_apart_is_named(models, groups, words):
+    assert series_are(pd.DataFrame({"model": list(models), "group": list(groups)})) == words
+
+
+def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
+    monkeypatch.setattr(
+        "attnscope.plots.draw_all", lambda results, left_out: {}
+    )  # what takes long and is not looked at
+    last = made.make_results().table("heads").query("step == 64")
+    heads = pd.concat([last.assign(model=name) for name in "ab"])
+    samples = heads[["model", "revision", "step", "sample"]].drop_duplicates()
+    samples = samples.assign(group="text", text="a", n_tokens=8, truncated=True)
+    facts = dict(_facts({"samples": samples}, heads_only(heads)))
+    count = samples["sample"].nunique()
+    assert facts["input “text”"] == f"{count} sequences of 8 tokens"
+    assert facts["cut"].startswith(f"{count} sequences were longer")
+    page = render(Results({"heads": heads, "samples": samples}), "two")
+    assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
+
+
+def test_models_of_different_sizes_are_told_one_by_one():
+    heads = made.make_results().table("heads")
+    other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
+    told = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
+    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", told)

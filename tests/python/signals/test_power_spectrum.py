@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""power_spectrum against scipy.signal.periodogram, pure tones, impulses, Parseval and laws."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.signal import periodogram, welch
+
+import attnscope as asc
+from signal_maps import of_signal, signals
+from strategies import attention_batch, attention_map
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+FIELDS = ("low", "mid", "high", "selectivity", "peak", "flatness", "entropy")
+
+
+def fast_length(count):
+    """The smallest multiple of 4 without a prime factor above 5."""
+    while True:
+        rest = count
+        for p in (2, 3, 5):
+            while rest % p == 0:
+                rest //= p
+        if rest == 1 and count % 4 == 0:
+            return count
+        count += 1
+
+
+def oracle(x, *, detrend="none", window="hann", padding=1.0):
+    """The statistics of one signal by SciPy and NumPy."""
+    size = fast_length(math.ceil(padding * len(x)))
+    f, p = periodogram(
+        np.asarray(x, float), window="hann" if window == "hann" else "boxcar", nfft=size,
+        detrend="constant" if detrend == "mean" else False, scaling="spectrum",
+    )  # fmt: skip
+    f, p = f / 0.5, p / p.sum()
+    p = np.where(p <= 1e-28, 0, p)
+    with np.errstate(divide="ignore"):
+        flatness = np.exp(np.log(p).mean()) / p.mean()
+    logs = np.log2(p, where=p > 0, out=np.zeros_like(p))
+    return [
+        p[f < 0.25].sum(), p[(f >= 0.25) & (f < 0.75)].sum(), p[f >= 0.75].sum(), p.max(),
+        f[p.argmax()], flatness, -(p * logs).sum(),
+    ]  # fmt: skip
+
+
+def stacked(found):
+    return torch.stack([getattr(found, name) for name in FIELDS], -1).numpy()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("n", [32, 33, 37, 64, 97])
+def test_equals_scipy_for_every_row_size_and_dtype(n, dtype):
+    maps = attention_batch((6,), n, dtype, seed=n)
+    found = stacked(asc.power_spectrum(maps))
+    for index, one in enumerate(maps):
+        rows = signals(one.double().numpy())
+        for i in range(n):
+            if i in rows and rows[i].any():
+                np.testing.assert_allclose(found[index, i], oracle(rows[i]), rtol=1e-9, atol=1e-12)
+            else:
+                assert np.isnan(found[index, i]).all()
+
+
+@pytest.mark.parametrize("signal", ["rows", "last", "mean", "offset"])
+@pytest.mark.parametrize("drop_first", [False, True])
+@pytest.mark.parametrize("kind", ["causal", "full", "sink"])
+@pytest.mark.parametrize(
+    "options", [{}, {"detrend": "mean"}, {"window": "none", "padding": 3.0}, {"padding": 2.0}]
+)
+def test_every_signal_and_option_equals_scipy(signal, drop_first, kind, options):
+    attention = attention_map(49, kind, seed=3)
+    found = stacked(asc.power_spectrum(
+        torch.tensor(attention), signal=signal, drop_first=drop_first, min_keys=20, **options
+    )).reshape(-1, len(FIELDS))  # fmt: skip
+    expected = signals(attention, signal=signal, drop_first=drop_first, min_keys=20)
+    assert set(np.flatnonzero(np.isfinite(found[:, 0]))) == set(expected)
+    for index, x in expected.items():
+        np.testing.assert_allclose(found[index], oracle(x, **options), rtol=1e-8, atol=1e-11)
+
+
+def test_a_tone_is_one_bin_and_a_hann_window_spreads_it_over_three():
+    t = np.arange(64)
+    for k in (3, 10, 30):
+        tone = of_signal(np.cos(2 * np.pi * k * t / 64))
+        plain = asc.power_spectrum(tone, signal="last", window="none")
+        assert plain.selectivity.item() == pytest.approx(1, abs=1e-12)
+        assert plain.peak.item() == pytest.approx(k / 32, abs=1e-15)
+        assert plain.flatness.item() == 0.0
+        assert plain.entropy.item() == pytest.approx(0, abs=1e-9)
+        hann = asc.power_spectrum(tone, signal="last")
+        assert hann.selectivity.item() == pytest.approx(2 / 3, abs=1e-12)  # amplitudes 1/4, 1/2, 1/4
+        share = [hann.low, hann.mid, hann.high][0 if k < 8 else 1 if k < 24 else 2]
+        assert share.item() == pytest.approx(1, abs=1e-12)
+
+
+def test_an_impulse_is_white():
+    impulse = np.zeros(64)
+    impulse[20] = 1
+    found = asc.power_spectrum(of_signal(impulse), signal="last", window="none", bands=0)
+    bins = np.array([1, *[2] * 31, 1]) / 64
+    assert found.entropy.item() == pytest.approx(-(bins * np.log2(bins)).sum(), abs=1e-12)
+    assert found.flatness.item() == pytest.approx(np.exp(np.log(bins).mean()) / bins.mean(), abs=1e-12)
+    assert found.low.item() == pytest.approx(bins[:8].sum(), abs=1e-12)
+    assert found.bands.shape == (0,)
+
+
+def test_a_chirp_fills_the_band_that_it_sweeps():
+    t = np.arange(256)
+    chirp = np.cos(2 * np.pi * (0.14 * t + 0.5 * (0.22 / 256) * t**2))  # .28 to .72 of Nyquist
+    found = asc.power_spectrum(of_signal(chirp), signal="last")
+    assert found.mid.item() > 0.99
+    bands = found.bands.numpy()
+    assert bands[9:23].sum() > 0.99
+    assert found.flatness.item() < 0.2
+
+
+def test_uniform_rows_have_the_closed_form_of_the_window():
+    n = 60
+    uniform = torch.ones(n, n, dtype=torch.float64).tril()
+    uniform /= uniform.sum(-1, keepdim=True)
+    found = asc.power_spectrum(uniform)
+    exact = [i for i in range(31, n) if fast_length(i + 1) == i + 1]  # no padding
+    assert exact == [31, 35, 39, 47, 59]
+    np.testing.assert_allclose(found.selectivity[exact], 2 / 3, atol=1e-12)
+    entropy = -(2 / 3 * math.log2(2 / 3) + 1 / 3 * math.log2(1 / 3))
+    np.testing.assert_allclose(found.entropy[exact], entropy, atol=1e-10)
+    assert asc.power_spectrum(uniform, detrend="mean").entropy.isnan().all()
+
+
+def test_the_mean_of_scipys_segments_is_welchs_method():
+    """A map whose rows are the segments of one long signal: the mean of their bands is Welch's estimate."""
+    x = np.random.default_rng(0).standard_normal(64 * 64)
+    maps = torch.tensor(x.reshape(64, 64))
+    f, p = welch(x, window="hann", nperseg=64, noverlap=0, detrend=False, scaling="spectrum")
+    rows = [
+        periodogram(row, window="hann", scaling="spectrum", detrend=False)[1] for row in x.reshape(64, 64)
+    ]
+    np.testing.assert_allclose(np.mean(rows, 0), p, rtol=1e-10)
+    found = asc.power_spectrum(maps, support="full")
+    total = np.sum(rows, 1)
+    low = (found.low.numpy() * total).mean() / total.mean()
+    assert low == pytest.approx(p[f < 0.125].sum() / p.sum(), abs=1e-12)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    n=st.integers(6, 80), seed=st.integers(0, 10**6), bands=st.integers(1, 50),
+    signal=st.sampled_from(["rows", "last", "mean", "offset"]), scale=st.floats(1e-3, 1e3),
+)  # fmt: skip
+def test_shares_sum_to_one_and_scaling_changes_nothing(n, seed, bands, signal, scale):
+    attention = torch.tensor(attention_map(n, "causal", seed))
+    options = {"signal": signal, "min_keys": 6, "bands": bands}
+    found = asc.power_spectrum(attention, **options)
+    there = ~found.low.isnan()
+    np.testing.assert_allclose((found.low + found.mid + found.high)[there], 1, atol=1e-12)
+    np.testing.assert_allclose(found.bands[there].sum(-1), 1, atol=1e-12)
+    assert ((found.entropy >= 0) & (found.entropy <= math.log2(n + 1)))[there].all()
+    assert ((found.flatness >= 0) & (found.flatness <= 1))[there].all()
+    assert (found.selectivity[there] <= 1 + 1e-12).all()
+    scaled = asc.power_spectrum(scale * attention, **options)
+    np.testing.assert_allclose(stacked(scaled), stacked(found), rtol=1e-7, atol=1e-9)
+
+
+def test_parseval_holds_without_a_window():
+    """With the mean square known, the share of the zero bin is the squared mean over the mean square."""
+    attention = torch.tensor(attention_map(64, "full", 5))
+    found = asc.power_spectrum(attention, window="none", bands=0)
+    zero_bin = (attention.mean(-1) ** 2 / (attention**2).mean(-1)).numpy()
+    at_zero = found.peak.numpy() == 0
+    assert at_zero.sum() > 60
+    np.testing.assert_allclose(found.selectivity[at_zero], zero_bin[at_zero], atol=1e-12)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_lengths_and_supports(dtype):
+    maps = attention_batch((4,), 40, dtype)
+    wide = torch.zeros(4, 80, 120, dtype=dtype)
+    wide[:, ::2, ::3] = maps
+    same = {"min_keys": 8}
+    expected = asc.power_spectrum(maps, **same)
+    for one, other in zip(asc.power_spectrum(wide[:, ::2, ::3], **same), expected, strict=True):
+        np.testing.assert_array_equal(one, other)
+    cut = asc.power_spectrum(maps, lengths=[40, 20, 8, 7], **same)
+    for index, length in enumerate([40, 20, 8, 7]):
+        alone = asc.power_spectrum(maps[index, :length, :length].clone(), **same)
+        np.testing.assert_array_equal(cut.entropy[index, :length], alone.entropy)
+        assert cut.entropy[index, length:].isnan().all()
+    window = torch.ones(40, 40, dtype=torch.bool).tril() & ~torch.ones(40, 40, dtype=torch.bool).tril(-12)
+    banded = asc.power_spectrum(maps[1], support=window, **same)
+    for i, x in signals(maps[1].double().numpy(), visible=window.numpy(), min_keys=8).items():
+        assert banded.entropy[i].item() == pytest.approx(oracle(x)[-1], abs=1e-9)
+
+
+def test_the_shortest_signals_and_the_finest_bins():
+    attention = torch.tensor(attention_map(9, "causal", seed=1))
+    found = asc.power_spectrum(attention, min_keys=2, padding=64.0)
+    assert found.bands.shape == (9, 32)
+    peak = FIELDS.index("peak")  # through the window two keys are an impulse, whose bins are all alike
+    for i, x in signals(attention, min_keys=2).items():
+        ours, theirs = np.delete(stacked(found)[i], peak), np.delete(oracle(x, padding=64.0), peak)
+        np.testing.assert_allclose(ours, theirs, rtol=1e-8, atol=1e-11)
+    assert found.low.isnan().tolist() == [True] + [False] * 8
+
+
+def test_a_spoiled_map_leaves_its_neighbours_alone():
+    maps = attention_batch((3,), 36)
+    maps[1, 2, 1] = torch.inf
+    with pytest.warns(RuntimeWarning, match="power_spectrum: 1 of 3 matrices"):
+        found = asc.power_spectrum(maps)
+    assert found.low[1].isnan().all()
+    np.testing.assert_array_equal(found.low[[0, 2]], asc.power_spectrum(maps[[0, 2]]).low)
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_the_number_of_threads_changes_nothing(threads):
+    maps = attention_batch((9,), 40)
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        found = asc.power_spectrum(maps)
+    finally:
+        torch.set_num_threads(before)
+    np.testing.assert_array_equal(found.entropy[4], asc.power_spectrum(maps[4]).entropy)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"signal": "row"}, r"signal must be one of 'rows', 'last', 'mean', 'offset', got 'row'"),
+        ({"window": "hamming"}, r"window must be one of 'hann', 'none'"),
+        ({"detrend": "linear"}, r"detrend must be one of 'none', 'mean'"),
+        ({"padding": 0.5}, r"padding must lie between 1 and 64, got 0.5"),
+        ({"padding": 64.5}, r"padding must lie between 1 and 64, got 64.5"),
+        ({"bands": -1}, r"bands must be a whole number of at least 0, got -1"),
+        ({"min_keys": 1}, r"min_keys must be a whole number of at least 2, got 1"),
+        ({"min_keys": True}, r"min_keys must be a whole number of at least 2, got True"),
+    ],
+)
+def test_bad_arguments_are_named(options, message):
+    with pytest.raises(ValueError, match="power_spectrum: " + message):
+        asc.power_spectrum(torch.eye(40), **options)

@@ -1,0 +1,351 @@
+# SPDX-License-Identifier: MIT
+"""Figures of the whole study: what their artists hold equals the tables, in both protocols."""
+
+import itertools
+
+import matplotlib
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+
+import attnscope
+import study_tables as made
+from attnscope.engine.results import Results
+from attnscope.plots import (
+    NotDrawable,
+    betti_curve,
+    depth_profile,
+    draw,
+    draw_all,
+    emergence_curve,
+    layer_head_map,
+    persistence_diagram,
+)
+from attnscope.plots.axes import depth_axis
+from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
+from attnscope.studies.attention_sinks.figures import FIGURES
+from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
+from attnscope.studies.attention_sinks.figures.frames import frame_shares
+from attnscope.studies.attention_sinks.figures.protocols import protocol_profile
+from attnscope.studies.attention_sinks.figures.removal import kl_by_threshold
+
+ONE = made.make_study()
+SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
+STUDY_FIGURES = {
+    "protocols", "sink_removal", "ablation", "alignment", "spectra", "reference", "fisher", "frames",
+}  # fmt: skip
+
+
+@pytest.fixture
+def ax() -> matplotlib.axes.Axes:
+    return Figure().subplots()
+
+
+def line(axes, label: str):
+    return next(one for one in axes.get_lines() if one.get_label() == label)
+
+
+def with_gid(axes, gid: str):
+    return next((one for one in axes.get_children() if one.get_gid() == gid), None)
+
+
+def panel(figure, title: str):
+    return next(one for one in figure.axes if one.get_title(loc="left") == title)
+
+
+def over_samples(layer: int, head: int = -1, model: int = 0, step: int = -1) -> float:
+    return float(np.mean([made.level(model, step, sample, layer, head) for sample in range(made.SAMPLES)]))
+
+
+@pytest.mark.slow
+def test_every_kind_of_run_has_its_figures() -> None:
+    assert set(FIGURES) > STUDY_FIGURES
+    training = {"sink_emergence", "emergence"}
+    for results in (ONE, made.make_study(causal=False), made.make_study(("a-1b", "b-7b", "c"))):
+        assert set(draw(results)) == set(FIGURES) - training - {"examples", "persistence"}
+    assert set(draw(SERIES)) == set(FIGURES) - {"examples", "persistence"}
+
+
+@pytest.mark.slow
+def test_no_panel_is_empty_and_no_title_leaves_its_panel() -> None:
+    for name, figure in draw(SERIES).items():
+        renderer = FigureCanvasAgg(figure).get_renderer()
+        shown = [one for one in figure.axes if one.axison]
+        assert shown, name
+        for one in shown:
+            assert one.lines or one.collections or one.images, (name, one.get_title(loc="left"))
+        rows: dict[float, list] = {}
+        for one in shown:
+            if one.get_title(loc="left").strip():
+                box = one._left_title.get_window_extent(renderer)
+                rows.setdefault(round(box.y0), []).append(box)
+        for boxes in rows.values():
+            boxes.sort(key=lambda box: box.x0)
+            for left, right in itertools.pairwise(boxes):
+                assert left.x1 <= right.x0 + 1, f"{name}: titles overlap"
+
+
+def test_both_protocols_stand_side_by_side_over_depth(ax) -> None:
+    heads = with_groups(ONE.table("heads"), ONE.table("samples"))
+    own = heads[heads["head"] == -1]
+    assert protocol_profile(own, "mean_persistence_0", ax=ax) is ax
+    want = [over_samples(layer) for layer in range(made.LAYERS)]
+    np.testing.assert_allclose(line(ax, "exact").get_ydata(), want, rtol=1e-12)
+    np.testing.assert_allclose(line(ax, "as published").get_ydata(), np.array(want) / 4, rtol=1e-12)
+
+
+def test_the_published_topology_is_held_against_its_bound() -> None:
+    figure = draw(ONE, ["protocols"])["protocols"]
+    bars = panel(figure, r"H0 bars ($\beta_0$)")
+    assert set(line(bars, "as published").get_ydata()) == {30.0}
+    assert set(line(bars, "exact").get_ydata()) == {float(made.N)}
+    assert set(with_gid(bars, "bound").get_ydata()) == {30.0}
+    loops = panel(figure, r"H1 bars ($\beta_1$)")
+    assert set(line(loops, "as published").get_ydata()) == {0.0}
+    assert list(line(loops, "exact").get_ydata()) == [5 + layer for layer in range(made.LAYERS)]
+    encoder = draw(made.make_study(causal=False), ["protocols"])["protocols"]
+    assert with_gid(panel(encoder, r"H0 bars ($\beta_0$)"), "bound") is None
+    heads = ONE.table("heads")
+    only = Results({"heads": heads[heads["protocol"] == "exact"]}, study=ONE.study)
+    with pytest.raises(NotDrawable, match="the run has one protocol"):
+        draw(only, ["protocols"])
+
+
+def test_infinite_ratios_are_left_out_of_means() -> None:
+    heads = ONE.table("heads")
+    first = (heads["sample"] == 0) & (heads["layer"] == 2)
+    heads.loc[first & (heads["protocol"] == "ruscio2025"), "spectral_ratio"] = np.inf
+    own = with_groups(heads[heads["head"] == -1], ONE.table("samples"))
+    axes = protocol_profile(own, "spectral_ratio", ax=Figure().subplots())
+    kept = np.mean([1.5 + made.level(0, -1, sample, 2) for sample in range(1, made.SAMPLES)])
+    assert line(axes, "as published").get_ydata()[2] == pytest.approx(kept, abs=1e-12)
+
+
+def test_kl_falls_over_the_percentile_of_a_sink(ax) -> None:
+    layers = with_groups(ONE.table("layers"), ONE.table("samples"))
+    mean = np.mean([over_samples(layer) for layer in range(made.LAYERS)])
+    for protocol, factor in (("exact", 1), ("ruscio2025", 2)):
+        axes = kl_by_threshold(layers, protocol=protocol, ax=Figure().subplots())
+        drawn = line(axes, "text")
+        assert list(drawn.get_xdata()) == [80, 90, 95]
+        np.testing.assert_allclose(drawn.get_ydata(), mean * factor * np.array([0.2, 0.1, 0.05]), rtol=1e-12)
+    band = with_gid(axes, "interval:text").get_paths()[0].vertices[:, 1]
+    assert band.min() < drawn.get_ydata().min()
+
+
+def test_masked_keys_carry_means_and_intervals() -> None:
+    figure = draw(ONE, ["ablation"])["ablation"]
+    axes = panel(figure, "KL of the output (nats)")
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["sinks", "first key", "as many others"]
+    dots = axes.containers[0].lines[0]
+    np.testing.assert_allclose(dots.get_ydata(), np.array([0.4, 0.3, 0.05]) + 0.025, rtol=1e-12)
+
+
+def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
+    table = ONE.table("fisher").assign(series="text")
+    fisher_profile(table[table["protocol"] == "exact"], ax=ax)
+    samples = 1 + 0.01 * np.mean(range(made.SAMPLES))
+    for name, base in (("attention", 2.0), ("MLP", 3.0), ("norm", 0.5)):
+        want = [base * (samples + 0.1 * layer) for layer in range(made.LAYERS)]
+        np.testing.assert_allclose(line(ax, name).get_ydata(), want, rtol=1e-12)
+    assert with_gid(ax, "outside:embedding").get_ydata()[0] == pytest.approx(4.0 * (samples - 0.1), abs=1e-12)
+    assert ax.get_yscale() == "log"
+
+
+def test_frames_show_positions_against_tokens(ax) -> None:
+    evidence = ONE.table("frame_evidence")
+    own = evidence[evidence["protocol"] == "exact"]
+    own.loc[own["kind"] == "token", "top"] = "$a_1$"
+    frame_shares(own, ax=ax)
+    assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
+    assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
+    assert with_gid(ax, "centralized").get_ydata()[0] == 0.8
+    told = draw(ONE, ["frames"])["frames"].axes[0].get_xlabel()
+    assert told == "position: centralized, 90%\ntoken: distributed"
+
+
+def test_reference_and_alignment_follow_the_heads() -> None:
+    figure = draw(ONE, ["alignment"])["alignment"]
+    single = [
+        np.mean([over_samples(layer, head) for head in range(made.HEADS)]) for layer in range(made.LAYERS)
+    ]
+    np.testing.assert_allclose(line(panel(figure, "values"), "text").get_ydata(), np.array(single) - 0.5)
+    np.testing.assert_allclose(
+        line(panel(figure, "states, no sinks"), "text").get_ydata(), np.array(single) - 0.25
+    )
+    published = [-over_samples(layer) for layer in range(made.LAYERS)]
+    np.testing.assert_allclose(line(panel(figure, "as published"), "text").get_ydata(), published)
+    lows = [one.get_ylim() for one in figure.axes]
+    assert len(set(lows)) == 1
+    assert lows[0][0] < min(published)
+    figure = draw(ONE, ["reference"])["reference"]
+    np.testing.assert_allclose(
+        line(panel(figure, "size of their part"), "text").get_ydata(), 0.6 + np.array(single) / 10
+    )
+
+
+def test_nulls_stand_in_every_emergence_plot() -> None:
+    for name in ("emergence", "sink_emergence"):
+        figure = draw(SERIES, [name])[name]
+        axes = figure.axes[0]
+        for gid, kind in (("random_weights", "random_weights"), ("row_permutation", "row_permutation")):
+            drawn = with_gid(axes, gid)
+            assert list(drawn.get_xdata()) == list(made.STEPS), (name, gid)
+            np.testing.assert_allclose(drawn.get_ydata(), 0.107 * made.DRIFT[kind])
+        assert with_gid(axes, "uniform").get_ydata()[0] == pytest.approx(0.107)
+        names = {text.get_text() for text in figure.legends[0].get_texts()}
+        assert {"uniform attention", "random weights", "rows shuffled"} <= names
+
+
+def test_the_uniform_baseline_follows_the_kind_of_attention() -> None:
+    both = pd.concat(
+        [ONE.table("baselines"), made.make_study(causal=False).table("baselines")], ignore_index=True
+    )
+    heads = measured_heads(ONE)
+    assert uniform_value(heads, both, "fiedler_value") == 0.5
+    encoder = measured_heads(made.make_study(causal=False))
+    assert uniform_value(encoder, both, "fiedler_value") == pytest.approx(0.45)
+    mixed = pd.concat([heads, encoder])
+    assert uniform_value(mixed, both, "fiedler_value") == pytest.approx(0.475)
+    # who does not say of which kind it is gets no baseline rather than a wrong one
+    assert np.isnan(uniform_value(heads.drop(columns="causal"), both, "fiedler_value"))
+    assert null_value(heads, both, "random_weights", "fiedler_value") == pytest.approx(0.55)
+    assert np.isnan(null_value(heads.assign(model="other"), both, "random_weights", "fiedler_value"))
+
+
+def test_models_of_different_depth_share_an_axis(ax) -> None:
+    shallow = measured_heads(ONE).assign(series="shallow")
+    shallow = shallow[shallow["layer"] < 3]
+    deep = measured_heads(ONE).assign(series="deep")
+    depth_profile(pd.concat([shallow, deep]), "sink_share", ax=ax)
+    assert list(line(ax, "shallow").get_xdata()) == [0, 0.5, 1]
+    assert list(line(ax, "deep").get_xdata()) == [0, 0.25, 0.5, 0.75, 1]
+    place = depth_axis(Figure().subplots(), deep)
+    assert list(place("deep", [0, 3])) == [0, 3]
+
+
+def test_the_axis_holds_intervals_whole(ax) -> None:
+    rows = pd.DataFrame(
+        {"sample": range(4), "layer": [0, 0, 1, 1], "x": [0.0, 1.0, 2.0, 8.0], "series": "s", "step": -1}
+        | {"model": "m", "head": 0}
+    )
+    depth_profile(rows, "x", ax=ax)
+    band = with_gid(ax, "interval:s").get_paths()[0].vertices[:, 1]
+    low, high = ax.get_ylim()
+    assert low < band.min()
+    assert high > band.max()
+
+
+def test_maps_take_colours_and_labels_and_no_head_mean(ax) -> None:
+    heads = ONE.table("heads")
+    heads = heads[heads["protocol"] == "exact"]
+    assert -1 in set(heads["head"])
+    layer_head_map(heads, "sink_share", ax=ax, cmap="Greys", label="share")
+    cells = np.asarray(ax.collections[0].get_array())
+    assert cells.size == made.LAYERS * made.HEADS
+    assert [tick.get_text() for tick in ax.get_xticklabels()] == ["0", "1", "2"]
+    assert ax.collections[0].cmap.name == "Greys"
+    assert "share" in {one.get_ylabel() for one in ax.figure.axes}
+
+
+def test_barcodes_are_drawn_as_they_are() -> None:
+    matrix = torch.tensor(np.tril(np.random.default_rng(0).random((9, 9))))
+    codes = attnscope.persistence(matrix / matrix.sum(-1, keepdim=True))
+    points = persistence_diagram(codes, ax=Figure().subplots()).collections[0].get_offsets()
+    assert len(points) == int((codes.dimension == 0).sum())
+    finite = codes.death[(codes.dimension == 0) & codes.death.isfinite()]
+    np.testing.assert_allclose(np.sort(points[points[:, 1] <= 1][:, 1]), np.sort(finite))
+    curve = betti_curve(codes, ax=Figure().subplots()).get_lines()[0]
+    assert curve.get_ydata()[0] == 9
+    with pytest.raises(ValueError, match="no column 'birth'"):
+        persistence_diagram(pd.DataFrame({"dimension": [0]}))
+
+
+def test_colours_follow_series_in_every_figure_of_a_run() -> None:
+    drawn = draw(SERIES, ["emergence", "alignment", "sink_removal"])
+    colors = {
+        to_hex(line(figure.axes[0], "b-7b").get_color()) for figure in drawn.values()
+    }  # fmt: skip
+    assert len(colors) == 1
+    heads = measured_heads(SERIES)
+    assert len(emergence_curve(heads, "sink_share", ax=Figure().subplots()).get_lines()) >= 2
+
+
+def test_persistence_shows_the_heads_at_both_ends() -> None:
+    heads = ONE.table("heads")
+    keys = {"model": "tiny", "revision": "", "step": -1, "sample": 0, "protocol": "exact"}
+    rows = [
+        {
+            **keys,
+            "layer": layer,
+            "head": head,
+            "dimension": 0,
+            "birth": 0.0,
+            "death": 0.1 * layer + 0.01 * head,
+        }
+        for layer in range(made.LAYERS)
+        for head in range(-1, made.HEADS)
+    ]
+    figure = draw(Results({"heads": heads, "bars": pd.DataFrame(rows)}, study=ONE.study), ["persistence"])[
+        "persistence"
+    ]
+    points = [axes.collections[0].get_offsets().tolist() for axes in figure.axes[::2]]
+    assert points == [[[0.0, pytest.approx(0.42)]], [[0.0, 0.0]]]
+    assert figure.axes[0].get_ylabel().startswith("L4H2, first key 0.38")
+    with pytest.raises(NotDrawable, match="no table 'bars'"):
+        draw(ONE, ["persistence"])
+
+
+def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> None:
+    kept = {0: [(1, 0)], 3: [(1, 0), (2, 1)], 5: [(0, 1), (1, 2), (4, 0)]}
+    keys = {"model": "tiny", "revision": "", "step": -1, "protocol": "exact"}
+    rows = [
+        {**keys, "sample": sample, "layer": layer, "head": head, "dimension": 0, "birth": 0.0, "death": 0.5}
+        for sample, maps in kept.items()
+        for layer, head in maps
+    ]
+
+    def titles(bars: list[dict]) -> list[str]:
+        tables = {"heads": ONE.table("heads"), "bars": pd.DataFrame(bars)}
+        figure = draw(Results(tables, study=ONE.study), ["persistence"])["persistence"]
+        return [axes.get_ylabel().partition("\n")[0] for axes in figure.axes[::2]]
+
+    strongest, weakest = made.level(0, -1, 5, 4, 0), made.level(0, -1, 5, 0, 1)
+    assert titles(rows) == [f"L4H0, first key {strongest:.2f}", f"L0H1, first key {weakest:.2f}"]
+    strongest, weakest = made.level(0, -1, 3, 2, 1), made.level(0, -1, 3, 1, 0)
+    assert titles(rows[:3]) == [f"L2H1, first key {strongest:.2f}", f"L1H0, first key {weakest:.2f}"]
+    with pytest.raises(NotDrawable, match="no sample has the bars of two heads"):
+        titles(rows[:1])
+
+
+def test_captions_say_what_is_drawn_and_nothing_else() -> None:
+    whole = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
+    assert all(whole.values())
+    assert "(top), and the published" in whole["reference"]
+    assert "as published (head mean" in whole["alignment"]
+    assert "random weights" in whole["emergence"]
+    assert "shuffled rows" in whole["emergence"]
+    assert "before training" in whole["depth"]
+    assert "mark on a colour scale" in whole["metric_maps"]
+    heads = ONE.table("heads")
+    alone = Results(
+        {
+            "heads": heads[heads["protocol"] == "exact"],
+            "layers": ONE.table("layers").query("protocol == 'exact'"),
+        },
+        study=ONE.study,
+    )
+    few = {name: drawn.caption for name, drawn in draw_all(alone).items()}
+    assert few["reference"] == (
+        "By layer: single heads with their value vectors. Bands: 95 % intervals over samples."
+    )
+    absent = ("published", "random weights", "shuffled", "before training")
+    assert not [word for caption in few.values() for word in absent if word in caption]
+    assert "uniform" in few["sink_maps"]
+    assert "uniform" not in few["spectra"]
+    removal = draw(alone, ["sink_removal"])["sink_removal"]
+    assert [one.get_title(loc="left") for one in removal.axes] == ["by percentile", "by layer, 90th"]
