@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The Python door: any tensor, any argument. A result of the documented type and shape, or a ValueError,
+"""Any tensor and any argument at every metric of one map. A result of the documented type and shape, or a ValueError,
 TypeError or MemoryError that begins with the function's name; never a crash and never another exception."""
 
 import inspect

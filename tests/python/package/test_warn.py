@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""A warning names the line of whoever called, whichever door was taken."""
+"""A warning names the line of whoever called, whichever function was called."""
 
 import inspect
 import warnings
