@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: MIT
-"""Any tensor and any argument at every metric of one map. A result of the documented type and shape, or a ValueError,
-TypeError or MemoryError that begins with the function's name; never a crash and never another exception."""
+"""Any tensor and any argument at every metric of one map: a result of the documented type and shape, or a
+ValueError, TypeError or MemoryError that begins with the name of the function; nothing else, and no crash."""
 
 import inspect
 import math
