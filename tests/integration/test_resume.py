@@ -95,6 +95,7 @@ def resumed(launcher, folder):
     """Goes on and says how many units were still missing."""
     process = launcher.run("resume", "--no-draw", folder)
     assert process.code == 0, process.output
+    print(process.output)
     return json.loads((folder / "provenance.json").read_text("utf-8"))["units"]["done_by_this_process"]
 
 
