@@ -51,8 +51,8 @@ def stored(folder):
 
 
 def units(folder):
-    """Folders of the stored units, in the order of the plan."""
-    return sorted(path for path in (folder / "units").glob("*-*") if (path / "unit.json").is_file())
+    """Folders of the stored units, in the order of the plan; not those that are still written, `.NAME.tmp`."""
+    return sorted(path for path in (folder / "units").glob("[!.]*-*") if (path / "unit.json").is_file())
 
 
 def size(unit):
@@ -95,7 +95,6 @@ def resumed(launcher, folder):
     """Goes on and says how many units were still missing."""
     process = launcher.run("resume", "--no-draw", folder)
     assert process.code == 0, process.output
-    print(process.output)
     return json.loads((folder / "provenance.json").read_text("utf-8"))["units"]["done_by_this_process"]
 
 
