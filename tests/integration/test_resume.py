@@ -51,7 +51,7 @@ def stored(folder):
 
 
 def units(folder):
-    """Folders of the stored units, in the order of the plan; not those that are still written, `.NAME.tmp`."""
+    """Folders of the stored units, in the order of the plan, not of those still written (`.NAME.tmp`)."""
     return sorted(path for path in (folder / "units").glob("[!.]*-*") if (path / "unit.json").is_file())
 
 
