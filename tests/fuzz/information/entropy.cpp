@@ -17,7 +17,7 @@ void entropy(Bytes& bytes) {
   Output<double> out(n);
   Output<double> again(n);
   Support support = seen.support();
-  const bool finite = attention_entropy(map.view(), judge, support, normalized, out.data(), fresh);
+  const bool finite = attention_entropy(map.view(), find_support, support, normalized, out.data(), fresh);
   LAW(finite == map.finite(), "finite is %d, the map's entries say %d", finite, map.finite());
   if (!finite) {
     for (Index i = 0; i < n; ++i)
@@ -27,7 +27,7 @@ void entropy(Bytes& bytes) {
   if (find_support)
     LAW((support.kind == Support::Kind::causal) == map.lower(), "judged %d", int(support.kind));
   Support support_again = seen.support();
-  attention_entropy(map.view(), judge, support_again, normalized, again.data(), reused);
+  attention_entropy(map.view(), find_support, support_again, normalized, again.data(), reused);
   LAW(out.same_bits(again), "scratch of an earlier matrix changes the entropy, n = %ld", long(n));
   for (Index i = 0; i < n; ++i) {
     long double sum = 0.0;
