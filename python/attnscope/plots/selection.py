@@ -302,8 +302,8 @@ def null_value(
 def _baseline_rows(
     frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None
 ) -> pd.DataFrame | None:
-    """Rows of a metric at a threshold under the exact protocol; None when lengths or table are missing."""
-    if baselines is None or baselines.empty or "n_tokens" not in frame:
+    """Rows of a metric at a threshold under the exact protocol; None when lengths or values are missing."""
+    if baselines is None or baselines.empty or "value" not in baselines or "n_tokens" not in frame:
         return None
     table = baselines[baselines["metric"] == metric]
     if "protocol" in table:
