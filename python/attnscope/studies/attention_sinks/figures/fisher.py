@@ -127,7 +127,11 @@ def fisher(results: Tables, options: Options) -> Drawn:
             ax.set_ylabel("")
             if number < len(names) - 1:
                 ax.set_xlabel("")
+            if not ax.get_lines():
+                ax.set_axis_off()
         axes_row[0].set_ylabel(f"{name}\ntrace of Fisher" if len(names) > 1 else "trace of Fisher")
+    if not any(ax.axison for row in axes for ax in row):
+        raise NotDrawable("the fisher table has no value of a group that is drawn")
     legend_row(figure_, [ax for row in axes for ax in row])
     ids = [str(line.get_gid()) for row in axes for ax in row for line in ax.get_lines()]
     return captioned(
