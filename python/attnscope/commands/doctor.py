@@ -138,7 +138,7 @@ def _by_metric() -> dict[str, list[Quantity]]:
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:
     """Whether the closed forms of a metric come out."""
-    told = []
+    values_found = []
     for one in quantities:
         try:
             value, expected = one.example()
@@ -146,8 +146,8 @@ def _holds(name: str, quantities: list[Quantity]) -> Check:
             return Check(name, False, f"{one.name}: {type(error).__name__}: {error}", remedy=WRONG_NUMBERS)
         if not math.isclose(value, expected, rel_tol=1e-10, abs_tol=1e-12):
             return Check(name, False, f"{one.name}: {value!r}, expected {expected!r}", remedy=WRONG_NUMBERS)
-        told.append(f"{value:.12g}")
-    return Check(name, True, ", ".join(told))
+        values_found.append(f"{value:.12g}")
+    return Check(name, True, ", ".join(values_found))
 
 
 def _version(name: str) -> str:

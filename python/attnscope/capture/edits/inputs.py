@@ -67,7 +67,7 @@ class SetEmbedding(Change):
 
 @dataclass(frozen=True, eq=False)
 class SetPositionIds(Change):
-    """The model is told other positions: its own plus a constant, or given ones.
+    """Other position ids than the model makes itself: its own plus a constant, or given ones.
 
     Attributes:
         shift: added to the position ids that the model would have made itself (or was given).
@@ -137,7 +137,7 @@ _rules: weakref.WeakKeyDictionary[nn.Module, Rule | None] = weakref.WeakKeyDicti
 
 
 def position_rule(model: nn.Module) -> Rule | None:
-    """How the model numbers positions when it is told none, found by trying: from its mask to its ids."""
+    """How the model numbers positions when none are given, found by trying: from its mask to its ids."""
     if model not in _rules:
         from attnscope.capture.preflight import trial_inputs
 
