@@ -205,6 +205,7 @@ def columns_of(results: Results) -> Iterator[tuple[str, str]]:
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)  # every column three times, and every figure that reads its table
 def test_each_column_missing_infinite_or_gone(whole):
     seen = read_by(whole)
     for place, (name, column) in enumerate(columns_of(whole)):
