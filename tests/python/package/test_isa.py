@@ -107,7 +107,12 @@ def test_another_torch_than_the_one_built_against_is_refused_in_words():
 
 def test_patch_releases_share_a_build():
     version = _build.TORCH_VERSION.split("+")[0].rsplit(".", 1)[0] + ".99+cu999"
-    assert python(f"import torch; torch.__version__ = {version!r}; from attnscope import fiedler_value").returncode == 0
+    assert (
+        python(
+            f"import torch; torch.__version__ = {version!r}; from attnscope import fiedler_value"
+        ).returncode
+        == 0
+    )
 
 
 def test_a_core_of_other_sources_is_refused_in_words():
