@@ -11,7 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.style import PALETTE
 
 

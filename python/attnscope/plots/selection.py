@@ -78,9 +78,10 @@ def is_series(heads: pd.DataFrame) -> bool:
 
 
 def measured_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns with numbers that are neither keys nor what `with_groups` adds."""
+    """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    return [str(name) for name in frame.select_dtypes("number") if name not in keys]
+    names = [str(name) for name in frame.select_dtypes(["number", "bool"]) if name not in keys]
+    return [name for name in names if name.removesuffix("_uniform") == name]
 
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:

@@ -14,10 +14,12 @@ from typing import Any
 import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -48,7 +50,7 @@ from attnscope.plots.selection import (
     uniform_value,
     with_groups,
 )
-from attnscope.plots.spectra import has_spectrum, spectrum_against_null
+from attnscope.plots.spectra import spectrum_against_null
 from attnscope.plots.style import legend_row, panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 
@@ -254,7 +256,7 @@ def matrix_of(row: Any) -> Any:
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
     maps = [matrix_of(row) for _, row in table.iterrows()]
-    places = [place for place, matrix in enumerate(maps) if has_spectrum(matrix)]
+    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.from_numpy(matrix))]
     if not places:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"

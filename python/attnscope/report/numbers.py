@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 
 #: A column, or a column of the graphs and their threshold.
