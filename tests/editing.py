@@ -39,5 +39,5 @@ def changed(model, inputs, *edits):
 
 
 def layers_of(model, inputs, sites, *edits):
-    with edit(model, *edits), capture(model, sites=sites) as tape:
-        return list(tape.run(**inputs))
+    with edit(model, *edits), capture(model, sites=sites) as recording:
+        return list(recording.run(**inputs))

@@ -112,7 +112,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
-    """A Llama model whose positions are told apart as its configuration says."""
+    """A Llama model whose positions are encoded as its configuration says."""
 
     config_class = PositionsConfig
 

@@ -36,7 +36,7 @@ def run_demo(
         samples: sequences of each kind of input.
         recipe: what to train; None is the one that is known to grow a sink.
         progress: bars on a terminal or in a notebook.
-        say: told, line by line, what was measured.
+        say: called with every line about what was measured.
 
     Returns:
         The stored results.
@@ -172,8 +172,8 @@ def _store_examples(results: Results) -> None:
     rows, bars = [], []
     for sample, (layer, head) in wanted:
         ids = torch.tensor([list(sample["token_ids"])])
-        with capture(loaded.model, layers=[int(layer)]) as tape:
-            for captured in tape.run(input_ids=ids):
+        with capture(loaded.model, layers=[int(layer)]) as recording:
+            for captured in recording.run(input_ids=ids):
                 attention = captured.attention[0, int(head)].clone()
         keys = {
             "model": sample["model"], "revision": sample["revision"], "step": last,

@@ -101,7 +101,7 @@ def random_twin(
     _know_own(checkpoint)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
-    with _errors_of(checkpoint, "twin with random weights: "), _quiet(), torch.random.fork_rng():
+    with _errors_of(checkpoint, "random-weight control: "), _quiet(), torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         named = (getattr(config, "architectures", None) or [""])[0]
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -210,8 +210,8 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
     """The commit that a hub checkpoint came from, "" for a folder."""
     if checkpoint.local:
         return ""
-    if told := getattr(config, "_commit_hash", None):
-        return str(told)
+    if commit := getattr(config, "_commit_hash", None):
+        return str(commit)
     # transformers 5 keeps it to itself; the cache's folder is named after it
     from huggingface_hub import try_to_load_from_cache
 

@@ -263,9 +263,9 @@ def test_another_thread_is_left_alone():
 
 def test_the_preflight_is_of_the_model_and_not_of_the_edit():
     model, inputs = made("llama")
-    with edit(model, AddDirection(0, torch.ones(96), "all")), capture(model) as tape:
-        list(tape.run(**inputs))
-        assert tape.tier == 1
+    with edit(model, AddDirection(0, torch.ones(96), "all")), capture(model) as recording:
+        list(recording.run(**inputs))
+        assert recording.tier == 1
 
 
 @pytest.mark.parametrize("folder", ["stories260K/hf", "llama2xs/hf"])

@@ -89,8 +89,8 @@ def test_ntk_and_interpolation_by_hand():
 def test_an_embedding_at_one_position():
     model, inputs = made("llama", "left")
     vector = torch.randn(2, 96)
-    with capture(model, sites=("hidden",)) as tape:
-        base = list(tape.run(**inputs))
+    with capture(model, sites=("hidden",)) as recording:
+        base = list(recording.run(**inputs))
     found = layers_of(model, inputs, ("hidden",), SetEmbedding(3, vector))
     for sample, column in ((0, 3), (1, 12)):
         assert torch.equal(found[0].hidden[sample, column], vector[sample])

@@ -22,9 +22,9 @@ def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
     for one in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
         assert torch.equal(changed(model, inputs, one), base)
     # What is read is taken away by our own arithmetic, which is that of capture.
-    with capture(model, sites=("attention",)) as tape:
-        list(tape.run(**inputs))
-        captured = tape.output[0]
+    with capture(model, sites=("attention",)) as recording:
+        list(recording.run(**inputs))
+        captured = recording.output[0]
     for one in (SubtractRead([0], heads=()), SubtractRead([])):
         assert torch.equal(changed(model, inputs, one), captured)
 

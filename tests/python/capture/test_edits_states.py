@@ -21,8 +21,8 @@ def test_states_are_changed_where_they_are_said_to_be(name):
     model, inputs = made(name, "left")
     last = models.tiny(name).config.num_hidden_layers - 1
     direction = torch.randn(96, generator=torch.Generator().manual_seed(0))
-    with capture(model, sites=("block_output",)) as tape:
-        base = list(tape.run(**inputs))
+    with capture(model, sites=("block_output",)) as recording:
+        base = list(recording.run(**inputs))
     for value, kind in ((direction, AddDirection), (direction, SetState), (direction, Project)):
         found = layers_of(model, inputs, ("block_output",), kind(1, value, [4, -1]))
         assert torch.equal(found[0].block_output, base[0].block_output)
@@ -52,8 +52,8 @@ def test_states_are_changed_where_they_are_said_to_be(name):
 @pytest.mark.parametrize("padding", ["left", "right"])
 def test_the_last_token_is_the_last_real_one(padding):
     model, inputs = made("llama", padding)
-    with capture(model, sites=("block_output",)) as tape:
-        base = list(tape.run(**inputs))[-1].block_output
+    with capture(model, sites=("block_output",)) as recording:
+        base = list(recording.run(**inputs))[-1].block_output
     found = layers_of(model, inputs, ("block_output",), AddDirection(-1, torch.ones(2, 96)))[-1].block_output
     moved = (found != base).any(-1)
     wanted = torch.zeros(2, 37, dtype=torch.bool)
@@ -65,8 +65,8 @@ def test_the_last_token_is_the_last_real_one(padding):
 def test_the_state_of_another_text_gives_its_logits(name):
     model, inputs = made(name, "none")
     other = models.text(model, seed=5)
-    with capture(model, sites=("block_output",)) as tape:
-        states = list(tape.run(**other))[-1].block_output
+    with capture(model, sites=("block_output",)) as recording:
+        states = list(recording.run(**other))[-1].block_output
     patched = changed(model, inputs, SetState(-1, states, "all"))
     assert torch.equal(patched, out(model, other))
     patched = changed(model, inputs, SetState(-1, states[:, -1]))

@@ -291,8 +291,8 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
         from transformers import AutoModelForCausalLM
 
         ids = torch.tensor([list(results.table("samples")["token_ids"][2])])
-        with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as tape:
-            maps = [layer.attention[0].clone() for layer in tape.run(input_ids=ids)]
+        with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as recording:
+            maps = [layer.attention[0].clone() for layer in recording.run(input_ids=ids)]
         assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
     with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
         asc.view(results, sample=7)

@@ -172,7 +172,7 @@ def test_k_over_n_is_each_maps_own_n():
     assert found.components[2, 3].item() == 3  # 4/3 is above every entry
 
 
-def test_non_finite_maps_spoil_only_themselves():
+def test_non_finite_maps_leave_their_neighbours_alone():
     a = attention_batch((3, 2), 10)
     clean = asc.graph_statistics(a, THRESHOLDS)
     a[1, 0, 4, 9] = float("inf")

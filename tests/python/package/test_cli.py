@@ -230,19 +230,19 @@ def test_a_figure_that_fails_is_named_and_costs_nothing_else(call, inputs, tmp_p
 
     monkeypatch.setitem(figures.FIGURES, "depth", broken)
     model, texts = inputs
-    told = "attnscope: figure depth is left out: ZeroDivisionError: nothing to divide by"
+    message = "attnscope: figure depth is left out: ZeroDivisionError: nothing to divide by"
     arguments = ("--model", model, "--texts", texts, "--samples", 2, "--output", tmp_path, "--name", "a")
     code, _, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "-q")
-    assert (code, err.strip()) == (3, told)
+    assert (code, err.strip()) == (3, message)
     assert "ZeroDivisionError: nothing to divide by" in (tmp_path / "a/report.html").read_text("utf-8")
     assert [file.name for file in (tmp_path / "a/figures").glob("*.pdf")] == ["metric_maps.pdf"]
     code, out, err = call("figures", tmp_path / "a")
     assert code == 3
-    assert told in err.splitlines()
+    assert message in err.splitlines()
     assert "attnscope: figure emergence is left out: the run has one checkpoint" in err
     assert "metric_maps.pdf" in out
     code, _, err = call("figures", tmp_path / "a", "depth")
-    assert (code, err.strip()) == (3, told)
+    assert (code, err.strip()) == (3, message)
 
 
 def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished, tmp_path):
