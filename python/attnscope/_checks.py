@@ -230,10 +230,6 @@ def whole(function: str, name: str, value: Any) -> int:
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
     """Training steps as integers, from numbers or from their digits.
 
-    Args:
-        function: whose error it is.
-        steps: the column of a table.
-
     Raises:
         ValueError: a step that is no whole number.
     """

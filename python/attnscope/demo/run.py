@@ -69,15 +69,7 @@ def run_demo(
 
 
 def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
-    """What was measured, in words and a small table: attention to BOS by step, and by head at the end.
-
-    Args:
-        results: of the demo.
-        recipe: of the training.
-
-    Returns:
-        Lines of text.
-    """
+    """What was measured, in words and a small table: attention to BOS by step, and by head at the end."""
     from attnscope.plots.selection import measured_heads
 
     heads = measured_heads(results)

@@ -69,10 +69,6 @@ def figures_of_any_run() -> dict[str, Figure]:
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
     """Those quantities that the table holds with at least one value.
 
-    Args:
-        heads: from `measured_heads`.
-        quantities: a study's; None takes every measured column.
-
     Raises:
         NotDrawable: when there is none.
     """
@@ -286,17 +282,7 @@ def metric_grid(
     columns: int = 4,
     untrained: str | None = None,
 ) -> mpl.Figure:
-    """One panel per quantity under one legend.
-
-    Args:
-        table: rows with `series`.
-        metrics: columns, and the threshold of the graph or None.
-        draw: a function of `lines`, of the table and the metric.
-        baselines: the `baselines` table.
-        width: of the figure, inches.
-        columns: most panels side by side.
-        untrained: what the dotted lines are called; None where there are none.
-    """
+    """One panel per quantity under one legend."""
     columns = min(columns, len(metrics))
     rows = -(-len(metrics) // columns)
     figure, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)

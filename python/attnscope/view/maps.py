@@ -60,13 +60,7 @@ class Maps:
         tokens: Sequence[str],
         **place: Any,
     ) -> None:
-        """Adds a matrix, unless the page is full.
-
-        Args:
-            attention: [n, n].
-            tokens: n of them.
-            place: layer, head and what else tells where it comes from.
-        """
+        """Adds a matrix, unless the page is full."""
         n = len(attention)
         causal = bool((attention.triu(1) == 0).all()) and n > 1
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.

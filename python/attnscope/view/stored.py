@@ -22,11 +22,6 @@ _CHECKPOINT = ["model", "revision", "step"]
 def contents_of_results(results: Results, max_bytes: int, sample: int | None = None) -> dict[str, Any]:
     """Reads the tables.
 
-    Args:
-        results: with a `heads` table.
-        max_bytes: of the matrices in the page.
-        sample: capture this sentence again and show all its matrices.
-
     Raises:
         ResultsError: no row of a head is stored, or the sentence cannot be captured again.
     """
