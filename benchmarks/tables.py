@@ -25,6 +25,7 @@ def collect(results: Path) -> dict[str, Any]:
     reports = [json.loads(file.read_text("utf-8")) for file in sorted(results.glob("*.json"))]
     reports = [report for report in reports if report["concept"] != "study"]
     machine = {key: reports[0]["machine"][key] for key in FACTS}
+    machine["load"] = max(report["machine"]["load"][0] for report in reports)
     rows = {one["concept"]: [{key: row[key] for key in ROW} for row in one["rows"]] for one in reports}
     return {"machine": machine, "quick": any(report["quick"] for report in reports), "rows": rows}
 
@@ -35,7 +36,7 @@ def table(measured: dict[str, Any]) -> str:
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
     lines = [
         f"{machine['cpu']}, {machine['cpus']} cores, {machine['isa']}, Python {machine['python']}, "
-        f"{versions}; one thread{', `--quick`' if measured['quick'] else ''}.",
+        f"{versions}; load {machine['load']:g} at most; one thread{', `--quick`' if measured['quick'] else ''}.",
         "",
         "| benchmark | maps | ms a map | times faster than its peers | target |",
         "|---|---|---|---|---|",

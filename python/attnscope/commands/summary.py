@@ -13,12 +13,6 @@ from attnscope.engine.schema import MissingError
 if TYPE_CHECKING:
     import pandas as pd
 
-_LATEX = {letter: rf"\{letter}" for letter in "&%$#_{}"} | {
-    "~": r"\textasciitilde{}",
-    "^": r"\textasciicircum{}",
-    "\\": r"\textbackslash{}",
-}
-
 
 def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
     """Means of the numeric columns: first within each sentence, then over sentences.
@@ -49,14 +43,8 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
 
 def latex_table(frame: pd.DataFrame) -> str:
     """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
-    numeric = [frame[name].dtype.kind in "fiu" for name in frame.columns]
-    lines = [rf"\begin{{tabular}}{{{''.join('r' if one else 'l' for one in numeric)}}}", r"\toprule"]
-    lines += [" & ".join(_escaped(str(name)) for name in frame.columns) + r" \\", r"\midrule"]
-    for row in frame.itertuples(index=False):
-        cells = [f"{cell:.4g}" if isinstance(cell, float) else _escaped(str(cell)) for cell in row]
-        lines.append(" & ".join(cells) + r" \\")
-    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
-
-
-def _escaped(text: str) -> str:
-    return "".join(_LATEX.get(letter, letter) for letter in text)
+    styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    source: str = styler.format("{:.4g}", subset=frame.select_dtypes("floating").columns).to_latex(
+        hrules=True
+    )
+    return source.rstrip()

@@ -162,9 +162,7 @@ def _mean_of(own: pd.DataFrame, series: str, protocol: str, column: str) -> tupl
 
 
 def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
-    """Mean over samples and its interval, infinite and undefined values left out; a dash where "
-    "there is none.
-    """
+    """Mean over samples and interval, infinite and undefined values left out; a dash for none."""
     part = finite(part, column).assign(all="all")
     if part[column].isna().all():
         return "–", ""
