@@ -34,9 +34,10 @@ def table(measured: dict[str, Any]) -> str:
     """The machine in a sentence, then for each comparison our time a map and its multiple a peer takes."""
     machine = measured["machine"]
     versions = ", ".join(f"{name} {version}" for name, version in machine["versions"].items() if version)
+    quick = ", `--quick`" if measured["quick"] else ""
     lines = [
         f"{machine['cpu']}, {machine['cpus']} cores, {machine['isa']}, Python {machine['python']}, "
-        f"{versions}; load {machine['load']:g} at most; one thread{', `--quick`' if measured['quick'] else ''}.",
+        f"{versions}; load {machine['load']:g} at most; one thread{quick}.",
         "",
         "| benchmark | maps | ms a map | times faster than its peers | target |",
         "|---|---|---|---|---|",

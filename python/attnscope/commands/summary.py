@@ -44,7 +44,6 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
 def latex_table(frame: pd.DataFrame) -> str:
     """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
     styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
-    source: str = styler.format("{:.4g}", subset=frame.select_dtypes("floating").columns).to_latex(
-        hrules=True
-    )
+    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    source: str = styler.format("{:.4g}", subset=floats).to_latex(hrules=True)
     return source.rstrip()
