@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import warnings
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,6 +14,9 @@ import typer
 from attnscope.commands.exits import SKIPPED, Folder, Json, say
 
 if TYPE_CHECKING:
+    import pandas as pd
+
+    from attnscope.engine.results import Results
     from attnscope.plots import LeftOut
 
 
@@ -81,7 +85,6 @@ def tables(
 
     Example: attnscope tables runs/demo --by step,layer --latex
     """
-    from attnscope.commands.summary import latex_table, means
     from attnscope.engine.results import load
     from attnscope.engine.schema import ResultsError
 
@@ -167,3 +170,41 @@ def view(
     from attnscope.view import view as look_at
 
     typer.echo(look_at(load(folder), sample=sample).save(output or folder / "view.html"))
+
+
+def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
+    """Means of the numeric columns: first within each sentence, then over sentences.
+
+    The head mean (head −1) is left out where heads are averaged, so that it is not counted beside them.
+
+    Raises:
+        MissingError: an unknown table or key column.
+    """
+    import pandas as pd
+
+    from attnscope._nearest import nearest
+    from attnscope.engine.schema import MissingError
+
+    frame = results.table(table)
+    keys = results.keys(table)
+    for key in by:
+        if key not in keys:
+            raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
+    if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
+        by = [*by, "protocol"]
+    if "head" in frame and "head" not in by and (frame["head"] >= 0).any():
+        frame = frame[frame["head"] >= 0]
+    values = [
+        name for name in frame.columns if name not in keys and pd.api.types.is_numeric_dtype(frame[name])
+    ]
+    inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
+    whole: pd.DataFrame = frame.groupby(inner, sort=True)[values].mean().reset_index()
+    return whole if inner == list(by) else whole.groupby(list(by), sort=True)[values].mean().reset_index()
+
+
+def latex_table(frame: pd.DataFrame) -> str:
+    """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
+    styler = frame.style.hide(axis="index").format(escape="latex").format_index(escape="latex", axis=1)
+    floats = [name for name in frame if frame[name].dtype.kind == "f"]
+    source: str = styler.format("{:.4g}", subset=floats).to_latex(hrules=True)
+    return source.rstrip()

@@ -1,14 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""The first page is executed: every snippet, and every path it names."""
+"""What the pages and docstrings show is what happens: examples are run, tables are made again."""
 
 import doctest
 import importlib.util
 import json
+import pkgutil
 import re
 from pathlib import Path
 
 import pytest
 import torch
+
+import attnscope
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = ["README.md", "CONTRIBUTING.md"]
@@ -46,3 +49,18 @@ def test_the_table_of_benchmarks_is_that_of_the_stored_measurements():
     assert tables.written(page, made) == page
     assert made.count("\n| ") > 20
     assert tables.written(page, "other\n") != page
+
+
+SKIPPED = ("attnscope._core", "attnscope.commands.cli", "attnscope.__main__")
+MODULES = [
+    info.name
+    for info in pkgutil.walk_packages(attnscope.__path__, "attnscope.")
+    if not info.name.startswith(SKIPPED)
+]
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_examples(name):
+    module = importlib.import_module(name)
+    failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
+    assert failed == 0
