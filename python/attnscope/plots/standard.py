@@ -252,7 +252,7 @@ def matrix_of(row: Any) -> Any:
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
     maps = [matrix_of(row) for _, row in table.iterrows()]
-    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.from_numpy(matrix))]
+    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.tensor(matrix))]
     if not places:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
