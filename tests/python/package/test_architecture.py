@@ -67,6 +67,44 @@ def test_the_core_knows_eigen_and_std_only_and_includes_downward():
                 assert allowed, f"{path.relative_to(ROOT)} includes {include}"
 
 
+# The folders of the package from the bottom up; a folder imports from those below it and beside it.
+LEVELS = (
+    {"metrics"},
+    {"protocols"},
+    {"capture", "models"},
+    {"inference"},
+    {"engine", "plots", "published", "report", "view"},
+    {"studies"},
+    {"demo"},
+    {"commands"},
+)
+LEVEL = {folder: level for level, folders in enumerate(LEVELS) for folder in folders}
+
+
+def imports(path):
+    """Modules of attnscope that a file imports anywhere in it, as their parts behind the package."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.ImportFrom) and node.module == "attnscope":
+            yield from ([name.name] for name in node.names)
+        elif isinstance(node, ast.ImportFrom) and (node.module or "").startswith("attnscope."):
+            yield [*node.module.split(".")[1:], *(name.name for name in node.names)]
+        elif isinstance(node, ast.Import):
+            yield from (one.name.split(".")[1:] for one in node.names if one.name.startswith("attnscope."))
+
+
+def test_imports_of_the_package_go_downward():
+    folders = {path.name for path in PACKAGE.iterdir() if (path / "__init__.py").is_file()}
+    assert folders == set(LEVEL)
+    for path in python_files():
+        own, *inner = path.relative_to(PACKAGE).parts
+        for first, *_ in filter(None, imports(path)):
+            where = f"{path.relative_to(PACKAGE)} imports {first}"
+            if inner and first in LEVEL:
+                assert LEVEL[first] <= LEVEL[own], where
+            elif not inner and own.startswith("_") and not own.startswith("__"):
+                assert first not in LEVEL, where
+
+
 def test_torch_headers_stay_in_one_place():
     heavy = {
         path.name
