@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -24,6 +23,7 @@ from attnscope.demo.texts import (
     training_batch,
 )
 from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
+from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
 
 _OPTIMIZER = "optimizer.pt"
 _LOSSES_SEED = 10_000
@@ -231,15 +231,10 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
     lines.write_text("\n".join([*earlier, json.dumps(record)]) + "\n", encoding="utf-8")
 
     folder = root / "checkpoints" / f"step{step}"
-    half_written = folder.with_name(f".{folder.name}.part")
-    shutil.rmtree(half_written, ignore_errors=True)
-    with _without_progress_bars():
-        model.save_pretrained(half_written)
-    byte_tokenizer(WINDOW + 2).save_pretrained(half_written)
-    shutil.rmtree(folder, ignore_errors=True)
-    half_written.replace(folder)
-
-    partial = root / f".{_OPTIMIZER}.part"
-    torch.save({"step": step, "optimizer": optimizer.state_dict()}, partial)
-    partial.replace(root / _OPTIMIZER)
+    remove(folder)
+    with atomic_folder(folder) as temporary, _without_progress_bars():
+        model.save_pretrained(temporary)
+        byte_tokenizer(WINDOW + 2).save_pretrained(temporary)
+    with atomic_file(root / _OPTIMIZER) as file:
+        torch.save({"step": step, "optimizer": optimizer.state_dict()}, file)
     return losses
