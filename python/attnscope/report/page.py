@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.discovery import study_of
+from attnscope.engine.disk.files import write_bytes
 from attnscope.report import any_run
 from attnscope.report.numbers import number
 from attnscope.report.section import Block, Page, Section, Table
@@ -57,9 +58,7 @@ def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title
     target = Path(path)
     html = render(results, title or f"Attention study: {Path(home).name if home else 'results in memory'}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    half_written = target.with_name(f".{target.name}.part")
-    half_written.write_text(html, encoding="utf-8")
-    half_written.replace(target)
+    write_bytes(target, html.encode())
     return target
 
 
@@ -75,15 +74,7 @@ def _words(results: Tables) -> Any:
 
 
 def render(results: Tables, title: str) -> str:
-    """The page as text.
-
-    Args:
-        results: the stored tables.
-        title: the heading.
-
-    Returns:
-        HTML.
-    """
+    """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 

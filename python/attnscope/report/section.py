@@ -58,9 +58,7 @@ class Table:
     folded: bool = False
 
     def styled(self, escape: str) -> Styler:
-        """The table for `to_html` or `to_latex`: cells escaped, a first cell that repeats the one "
-        "above empty.
-        """
+        """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""
         # line ends and other control characters of a token would be read by the page or by LaTeX
         frame = self.frame.astype(str).replace(r"[\x00-\x1f]", "·", regex=True).reset_index(drop=True)
         if self.names < len(frame.columns):

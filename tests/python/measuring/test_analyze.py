@@ -124,8 +124,8 @@ def test_metrics_that_need_states(llama, space):
     ids = text(llama, batch=2, n=9)["input_ids"]
     results = asc.analyze(llama, ids, ["geometric_semantic_alignment", "reference_influence"], space=space)
     heads, vectors = results.to_xarray("heads"), results.table("vectors")
-    with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as tape:
-        for layer in tape.run(input_ids=ids):
+    with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as recording:
+        for layer in recording.run(input_ids=ids):
             maps = layer.matrices()
             states = layer.states(space, per_head=True) if space == "value" else layer.states(space)[:, None]
             states = states.expand(*maps.shape[:2], *states.shape[2:])

@@ -212,7 +212,7 @@ def test_degenerate_graphs_are_zeros_and_flagged():
         assert found.average_clustering.isnan().item()
 
 
-def test_bad_maps_spoil_themselves_only_and_batch_is_a_loop():
+def test_bad_maps_leave_their_neighbours_alone_and_batch_is_a_loop():
     attention = maps(2, 3, 9, 9)
     alone = ruscio2025.graph_statistics(attention[1, 2], THRESHOLDS)
     attention[0, 1, 4, 2] = torch.nan

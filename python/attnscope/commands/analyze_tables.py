@@ -41,16 +41,7 @@ def place(
     names: Sequence[int],
     rows: UnitRows,
 ) -> None:
-    """Puts what was measured of the maps of a layer into tables.
-
-    Args:
-        columns: that were asked for.
-        measured: of them, for [batch, heads].
-        batch: the sentences.
-        number: of the layer.
-        names: of the heads.
-        rows: takes the rows.
-    """
+    """Puts what was measured of the maps of a layer into tables."""
     count, heads = len(batch.samples), len(names)
     lengths = np.repeat(batch.lengths, heads)
     keys = {
