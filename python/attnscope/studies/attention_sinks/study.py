@@ -9,7 +9,7 @@ the sensitivity of its loss; frames, specialisation and emergence.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ from attnscope.studies.attention_sinks import exact, summaries
 from attnscope.studies.attention_sinks.examples import example_rows
 from attnscope.studies.attention_sinks.readings import GRAPHS, HEADS
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
+from attnscope.studies.attention_sinks.sampling import by_focus_word
 from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.nulls import (
     BASELINES,
@@ -66,6 +67,7 @@ class SinkStudy(Recipe):
 
     name = "attention_sinks"
     protocols = ("exact", "ruscio2025")
+    samplers: ClassVar = {"paper": by_focus_word}
     takes_options = True
     measured = (*("heads", "graphs", "layers", "bars", "examples", "fisher", "ablation", "nulls"),)
     made = (
@@ -328,7 +330,7 @@ def extra_analyses(options: Mapping[str, Any]) -> tuple[str, ...]:
     ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
     for name in options:
-        if name != "extra":
+        if name not in ("extra", "thresholds", "bars", "metrics"):
             raise ConfigError(f"options: attention_sinks has no option {name!r}{nearest(name, ['extra'])}")
     given = options.get("extra") or []
     asked = [given] if isinstance(given, str) else list(given)
