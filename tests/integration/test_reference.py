@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Small runs of both studies against the tables that were stored before the engine was built anew.
 
+The stored tables have schema 1. Both sides are read as they are read today: head means and controls stand in
+tables of their own, and what has no value is null.
+
 What units write is the same to the bit on the same instruction set; elsewhere, and in what is derived from
 it, to 1e-12. Intervals and p-values are drawn, and corrected p-values belong to a family: they are
 held to the error of their draws, or left to their own tests.
@@ -14,12 +17,16 @@ import pandas as pd
 import pytest
 
 from attnscope import _isa
+from attnscope.engine.reading.migration import migrated
+from attnscope.engine.schema import keys_in
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
 
 MADE_BY_UNITS = (
-    *("samples", "heads", "graphs", "layers", "bars", "examples", "fisher", "ablation", "nulls"),
+    *("samples", "heads", "graphs", "layers", "bars", "examples", "fisher", "ablation"),
+    *("head_means", "head_mean_graphs", "head_mean_bars", "head_mean_scale_sensitivity"),
+    *("heads_variants", "graphs_variants", "layers_variants"),
     *("spectra", "signals", "scale_sensitivity", "harmonics"),
 )
 #: Columns that come out of random draws, and how far they may move.
@@ -34,7 +41,22 @@ def both(request, tmp_path_factory):
         pytest.skip("shared data are not here")
     stored, about = runs.read(file)
     results = runs.made(request.param, tmp_path_factory.mktemp(request.param))
-    return stored, about, {name: results.table(name) for name in results.tables()}
+    now = {name: results.arrow(name) for name in results.tables()}
+    return frames(present(stored)), about, frames(present(now) if "nulls" in now else now)
+
+
+def present(tables):
+    """Tables of schema 1 as they are read today."""
+    return {new: made for name, old in tables.items() for new, made in migrated(name, old, 1).items()}
+
+
+def frames(tables):
+    """As DataFrames; controls in the order of their keys, for they are stored unit by unit."""
+    made = {name: table.to_pandas() for name, table in tables.items()}
+    for name in made:
+        if name.endswith("_variants"):
+            made[name] = made[name].sort_values(keys_in(tables[name].schema), ignore_index=True)
+    return made
 
 
 def numbers(values):

@@ -76,14 +76,14 @@ def written(results, file):
 
 
 def read(file):
-    """Tables by name, and what made them."""
+    """Tables of schema 1 by name, and what made them."""
     stored = pq.read_table(file)
     about = json.loads(stored.schema.metadata[b"reference"])
     tables = {}
     for name in stored.column_names:
         column = stored.column(name).combine_chunks()
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        tables[name] = pa.Table.from_struct_array(column.flatten()).to_pandas()
+        tables[name] = pa.Table.from_struct_array(column.flatten())
     return tables, about
 
 

@@ -17,7 +17,7 @@ from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.forward import Batch
 from attnscope.engine.results import Results
-from attnscope.engine.schema import KEYS
+from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.study import Study
 from attnscope.engine.tables import Rows, Table, described
 from attnscope.engine.units import Stage, Unit, Units
@@ -29,8 +29,37 @@ if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.models import Encoder, LoadedModel
 
+_MAPS = (*CHECKPOINT_KEYS, "sample", "layer")
+_KEYS = {
+    **dict.fromkeys(("heads", "signals", "examples"), HEAD_KEYS),
+    "graphs": (*HEAD_KEYS, "threshold"),
+    "layers": (*_MAPS, "protocol"),
+    "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
+    "frames": (*CHECKPOINT_KEYS, "group", "protocol"),
+    "frame_evidence": (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
+    "specialization": (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
+    "layer_tests": (*CHECKPOINT_KEYS, "metric", "layer", "other_layer", "protocol"),
+    "removal_tests": (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
+    "null_tests": (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
+    "graph_depth": (*CHECKPOINT_KEYS, "protocol", "threshold"),
+    "fisher": (*_MAPS, "group", "protocol"),
+    "ablation": (*CHECKPOINT_KEYS, "sample", "keys"),
+    "emergence": ("model", "group", "layer", "head", "protocol", "metric"),
+    "spectra": (*_MAPS, "protocol", "frequency"),
+    "scale_sensitivity": (*HEAD_KEYS, "fraction"),
+    "harmonics": (*CHECKPOINT_KEYS, "layer", "input", "pair", "protocol"),
+    "uncertainty": (*CHECKPOINT_KEYS, "sample", "protocol"),
+    "phases": (*CHECKPOINT_KEYS, "metric"),
+    "nulls": (*CHECKPOINT_KEYS, "sample", "kind", "protocol", "scope", "metric", "threshold"),
+    "baselines": ("n_tokens", "metric", "kind", "threshold"),
+}
+
 #: Rows of a map that are averaged at a time: few enough to stay in the cache.
 _BAND = 128
+
+
+def _keys_of(table: str) -> tuple[str, ...]:
+    return _KEYS.get(table, ())
 
 
 class AnyOptions(BaseModel):
@@ -62,7 +91,7 @@ class UnitRows:
         if self.run is not None and not self.null:
             self.run.write(table, **columns)
             return
-        self._tables.setdefault(table, Rows(Table(table, KEYS.get(table, ()), None), "", self.constants)).add(
+        self._tables.setdefault(table, Rows(Table(table, _keys_of(table), None), "", self.constants)).add(
             **columns
         )
 
@@ -119,7 +148,7 @@ class Recipe(Study, ABC):
     @classmethod
     def table(cls, name: str) -> Table:
         """One of the study's tables; its columns are those that its metrics have."""
-        return Table(name, KEYS.get(name, ()), columns=None)
+        return Table(name, _keys_of(name), columns=None)
 
     def stages(self, units: Units) -> list[Stage]:
         """Weights, texts, and what is made from both."""

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import KEYS, ResultsError
+from attnscope.engine.schema import HEAD_KEYS, ResultsError
 from attnscope.view.maps import Maps, number
 
 if TYPE_CHECKING:
@@ -108,7 +108,7 @@ def _why(maps: Maps) -> str:
 
 def _columns(frame: pd.DataFrame) -> list[str]:
     """The numbers that these rows hold; columns of the other protocol are absent from all of them."""
-    keys = {*KEYS["graphs"], *KEYS["heads"], *_NOT_SHOWN}
+    keys = {*HEAD_KEYS, "threshold", *_NOT_SHOWN}
     numbers = [name for name in frame.columns if name not in keys and frame[name].dtype.kind in "iufb"]
     absent = {name for name in numbers if frame[name].isna().all() or (frame[name] == -1).all()}
     return [str(name) for name in numbers if name not in absent]

@@ -74,8 +74,6 @@ def rows(table, protocol, layer, **keys):
 
 
 def test_every_table_is_there_with_its_keys(results):
-    from attnscope.engine.schema import KEYS
-
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "baselines", "nulls"),
         *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
@@ -84,7 +82,7 @@ def test_every_table_is_there_with_its_keys(results):
     }
     for name in results.tables():
         table = results.table(name)
-        keys = list(KEYS[name])
+        keys = results.keys(name)
         assert list(table.columns[: len(keys)]) == keys or name == "baselines"
         unique = [*keys, *(("protocol", "scope", "model", "revision", "step") if name == "baselines" else ())]
         assert name == "bars" or not table.duplicated(unique).any(), name
