@@ -26,8 +26,16 @@ HERE = Path(__file__).resolve().parent
 STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 RUNS = {
-    "sinks-tiny": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
-    "sinks-stories": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "sinks-tiny": {
+        "study": "attention_sinks",
+        "protocols": "both",
+        "options": {"extra": "all", "bars": True},
+    },
+    "sinks-stories": {
+        "study": "attention_sinks",
+        "protocols": "both",
+        "options": {"extra": "all", "bars": True},
+    },
     "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
     "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
 }
@@ -76,12 +84,18 @@ def written(results, file):
 
 
 def read(file):
+    """Tables of schema 1 as DataFrames by name, and what made them."""
+    tables, about = stored(file)
+    return {name: table.to_pandas() for name, table in tables.items()}, about
+
+
+def stored(file):
     """Tables of schema 1 by name, and what made them."""
-    stored = pq.read_table(file)
-    about = json.loads(stored.schema.metadata[b"reference"])
+    whole = pq.read_table(file)
+    about = json.loads(whole.schema.metadata[b"reference"])
     tables = {}
-    for name in stored.column_names:
-        column = stored.column(name).combine_chunks()
+    for name in whole.column_names:
+        column = whole.column(name).combine_chunks()
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
         tables[name] = pa.Table.from_struct_array(column.flatten())
     return tables, about

@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -23,6 +23,9 @@ from attnscope._nearest import nearest
 from attnscope.engine.discovery import default_study, find_study, study_class
 from attnscope.engine.mistakes import explain
 from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
+
+if TYPE_CHECKING:
+    from attnscope.engine.study import Study as StudyType
 
 
 class ConfigError(ValueError):
@@ -134,6 +137,14 @@ Models = Annotated[
 Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list)]
 
 
+def _named(name: str) -> type[StudyType] | None:
+    """The study of a name, None where there is none that could be run."""
+    try:
+        return study_class(name)
+    except (ConfigError, TypeError):
+        return None
+
+
 class Settings(_Strict):
     """What to measure on which models and sentences; `attnscope.run` takes it.
 
@@ -177,8 +188,7 @@ class Settings(_Strict):
     output: str = "runs"
 
     def __init__(self, **values: Any) -> None:
-        whose = find_study(str(values.get("study") or default_study()))
-        study = study_class(whose.name) if whose else None
+        study = _named(str(values.get("study") or default_study()))
         values = study.settled(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)

@@ -13,9 +13,7 @@ from pydantic import BaseModel, ValidationError
 from attnscope._nearest import nearest
 
 
-def explain(
-    error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()
-) -> str:
+def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:
     """One line per mistake: where it is, what was expected, what was given.
 
     Args:

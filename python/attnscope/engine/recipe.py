@@ -10,7 +10,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
-import torch
 from pydantic import BaseModel, ConfigDict, field_validator
 from torch import Tensor
 
@@ -54,9 +53,6 @@ _KEYS = {
     "nulls": (*CHECKPOINT_KEYS, "sample", "kind", "protocol", "scope", "metric", "threshold"),
     "baselines": ("n_tokens", "metric", "kind", "threshold"),
 }
-
-#: Rows of a map that are averaged at a time: few enough to stay in the cache.
-_BAND = 128
 
 
 def _keys_of(table: str) -> tuple[str, ...]:
@@ -355,23 +351,6 @@ class Recipe(Study, ABC):
             results: the run's tables so far.
         """
         return {}
-
-
-def head_mean(heads: Tensor) -> Tensor:
-    """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
-
-    By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
-    worth of memory, and a sum of two dtypes copies the one of them.
-
-    Args:
-        heads: one layer's maps.
-    """
-    mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
-    for first in range(0, heads.shape[2], _BAND):
-        band = mean[:, first : first + _BAND]
-        for head in heads[:, :, first : first + _BAND].unbind(1):
-            band += head
-    return mean.div_(heads.shape[1]).unsqueeze(1)
 
 
 def bar_columns(barcodes: Any, keys: Mapping[str, Any]) -> dict[str, Any]:

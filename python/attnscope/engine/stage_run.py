@@ -152,7 +152,7 @@ class StageRun:
 
         return forward(self.model().model if model is None else model, self.inputs(batch), what)
 
-    def write(self, table: str, *, variant: str = "", **columns: Any) -> None:
+    def write(self, table: str, *, variant: Any = "", **columns: Any) -> None:
         """Adds rows to a table; the unit's model, revision and step are filled in.
 
         Rows of a control, which the unit's own variant or `variant` names, go to the table `NAME_variants`.

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, batch_of, padded, self_attention
-from attnscope.engine.recipe import Recipe, UnitRows, head_mean
+from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
+from attnscope.engine.recipe import Recipe, UnitRows
 from attnscope.engine.results import Results
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table

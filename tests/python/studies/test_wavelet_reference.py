@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""The wavelet study's numbers against the stored tables of small runs.
+
+The stored tables have schema 1; they are read as they are read today. What units write is the same to the bit
+on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Intervals are drawn, and
+held to the error of their draws.
+"""
+
+import sys
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnscope import _isa
+from attnscope.engine.reading.migration import migrated
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+import runs
+
+#: Means and correlations of what units write.
+DERIVED = ("uncertainty", "phases", "baselines", "heads_variants", "uncertainty_variants")
+#: Columns that come out of random draws, and how far they may move.
+DRAWN = {"low": 0.1, "high": 0.1}
+#: Numbers of a text's heads together, which have a table of their own.
+OF_TEXTS = ["rho", "rho_fourier"]
+
+
+@pytest.fixture(scope="module", params=["wavelets-tiny", "wavelets-stories"])
+def both(request, tmp_path_factory):
+    """The stored tables as they are read today, what made them, and the same run."""
+    if request.param.endswith("stories") and not runs.STORIES.is_dir():
+        pytest.skip(f"there is no {runs.STORIES}")
+    stored, about = runs.stored(runs.HERE / f"{request.param}.parquet")
+    tables = {
+        new: made.to_pandas() for name, old in stored.items() for new, made in migrated(name, old, 1).items()
+    }
+    return moved(tables), about, runs.made(request.param, tmp_path_factory.mktemp(request.param))
+
+
+def moved(tables):
+    """Where columns went: correlations across a text's heads belong to the text."""
+    controls = tables["heads_variants"]
+    keys = ["model", "revision", "step", "sample", "protocol", "variant", "seed", "scope"]
+    texts = controls[controls["scope"] == "heads"][[*keys, *OF_TEXTS]].assign(scope="whole")
+    tables = {**tables, "uncertainty_variants": texts, "heads_variants": controls.drop(columns=OF_TEXTS)}
+    of_texts = tables["baselines"]["metric"].isin(OF_TEXTS)
+    tables["baselines"].loc[of_texts, "scope"] = "whole"
+    return tables
+
+
+def numbers(values):
+    return pd.to_numeric(values).to_numpy(dtype=float, na_value=np.nan)
+
+
+def test_every_stored_column_is_there(both):
+    stored, _, made = both
+    assert set(stored) <= set(made.tables())
+    for name, table in stored.items():
+        assert set(table) <= set(made.table(name)), name
+
+
+def test_every_stored_number_is_there(both):
+    stored, about, made = both
+    same_machine = about["instructions"] == _isa.live()
+    for name, table in stored.items():
+        keys = made.keys(name)
+        there, here = (one.sort_values(keys).reset_index(drop=True) for one in (table, made.table(name)))
+        assert len(there) == len(here), name
+        for column in there:
+            a, b = there[column], here[column]
+            if a.dtype.kind not in "fiub":
+                texts = [["" if one is None or one is pd.NA else str(one) for one in side] for side in (a, b)]
+                assert texts[0] == texts[1], (name, column)
+            elif column in DRAWN:
+                np.testing.assert_allclose(
+                    numbers(a), numbers(b), atol=DRAWN[column], err_msg=f"{name}.{column}"
+                )
+            elif same_machine and name not in DERIVED:
+                np.testing.assert_array_equal(numbers(a), numbers(b), err_msg=f"{name}.{column}")
+            else:
+                np.testing.assert_allclose(
+                    numbers(a), numbers(b), rtol=1e-12, atol=1e-12, err_msg=f"{name}.{column}"
+                )
+
+
+def test_no_row_of_a_head_mean_or_a_control_stands_among_the_heads(both):
+    _, _, made = both
+    assert "nulls" not in made.tables()
+    assert (made.table("heads")["head"] >= 0).all()
+    assert set(made.table("heads_variants")["scope"]) == {"heads", "head_mean"}
+    # shuffled rows are measured head by head
+    assert set(made.variants().query("variant == 'row_permutation'")["scope"]) == {"heads", "whole"}
