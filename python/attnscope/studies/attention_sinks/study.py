@@ -87,7 +87,8 @@ class SinkStudy(Study):
     tables = TABLES
 
     def __init__(self, settings: Settings) -> None:
-        super().__init__(settings)
+        given = {name: getattr(settings, name) for name in ("metrics", "thresholds", "bars")}
+        super().__init__(settings.model_copy(update={"options": {**given, **settings.options}}))
         options: SinkOptions = self.options
         self._taken = {
             protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
