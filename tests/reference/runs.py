@@ -26,8 +26,8 @@ HERE = Path(__file__).resolve().parent
 STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 RUNS = {
-    "sinks-tiny": {"study": "attention_sinks", "protocols": "both", "options": {"extra": "all", "bars": True}},
-    "sinks-stories": {"study": "attention_sinks", "protocols": "both", "options": {"extra": "all", "bars": True}},
+    "sinks-tiny": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "sinks-stories": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
     "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
     "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
 }

@@ -3,14 +3,15 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, field_validator
 from torch import Tensor
 
 from attnscope._nearest import nearest
@@ -18,7 +19,7 @@ from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.forward import Batch
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.engine.study import Study
+from attnscope.engine.study import Names, Study
 from attnscope.engine.tables import Rows, Table, described
 from attnscope.engine.units import Stage, Unit, Units
 
@@ -63,9 +64,42 @@ def _keys_of(table: str) -> tuple[str, ...]:
 
 
 class AnyOptions(BaseModel):
-    """Options that a recipe's constructor checks."""
+    """Options that a recipe's constructor checks.
+
+    Args:
+        metrics: names of metrics; empty takes all that the recipe has.
+        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
+        bars: store every persistence bar.
+    """
 
     model_config = ConfigDict(extra="allow", frozen=True)
+
+    metrics: Names = []
+    thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    bars: bool = False
+
+    @field_validator("thresholds", mode="before")
+    @classmethod
+    def _thresholds(cls, value: object) -> object:
+        items = [value] if isinstance(value, (int, float, str)) else value
+        if isinstance(items, Sequence):
+            for item in items:
+                if isinstance(item, str) and not re.fullmatch(r"[1-9]\d*/n", item):
+                    raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {item!r}")
+                if isinstance(item, (int, float)) and not 0 < item < 1:
+                    raise ValueError(f"expected thresholds inside (0, 1), got {item!r}")
+        return items
+
+
+class _WithOptions:
+    """Settings of a run with those of the study's options that stand beside them."""
+
+    def __init__(self, settings: Settings, options: AnyOptions) -> None:
+        self._settings = settings
+        self.metrics, self.thresholds, self.bars = options.metrics, options.thresholds, options.bars
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._settings, name)
 
 
 class UnitRows:
@@ -128,22 +162,18 @@ class Recipe(Study, ABC):
     """
 
     Options = AnyOptions
-    #: Whether it reads `Settings.options`; its constructor then checks them and raises `ConfigError`.
-    takes_options: ClassVar[bool] = False
     #: Tables that are filled while texts are read, and those that are made from them at the end.
     measured: ClassVar[tuple[str, ...]] = ()
     made: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, study: Settings) -> None:
         super().__init__(study)
-        self.study = study
+        self.study: Any = _WithOptions(study, self.options)
         self.notes: list[str] = []
         known = self.metrics()
-        for metric in study.metrics:
+        for metric in self.options.metrics:
             if metric not in known:
                 raise ConfigError(f"metrics: {study.study} has no metric {metric!r}{nearest(metric, known)}")
-        if study.options and not self.takes_options:
-            raise ConfigError(f"options: {study.study} has none, got {', '.join(study.options)}")
 
     @classmethod
     def table(cls, name: str) -> Table:

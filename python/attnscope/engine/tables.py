@@ -9,8 +9,8 @@ not give is null in its rows, infinity stays. Keys are never null.
 A table of single heads has two companions, declared from it:
 
 * `table.head_means()`, the same columns of each layer's mean over its heads: its keys lack `head`; its name
-  is `head_means` for `heads` and `head_mean_T` for any other T. A study puts it among its `tables`, and a stage
-  among its `writes`.
+  is `head_means` for `heads` and `head_mean_T` for any other T. A study puts it among its `tables`, and a
+  stage among its `writes`.
 * `table.controls()`, which the engine declares by itself. Rows that are written with a variant
   (`run.write("heads", variant="row_permutation", ...)`, and every row of a `random_weights` unit) go to
   `T_variants`: one row per text, variant and scope, each number the mean over layers and heads of its finite

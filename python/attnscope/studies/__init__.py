@@ -12,7 +12,10 @@ from attnscope.engine.packaged import packaged
 if TYPE_CHECKING:
     from attnscope.engine.recipe import Recipe
 
-__all__ = ["ConfigError", "ModelSource", "Study", "TextSource", "packaged", "recipe_of"]
+#: The study of settings that name none.
+DEFAULT = "attention_sinks"
+
+__all__ = ["DEFAULT", "ConfigError", "ModelSource", "Study", "TextSource", "packaged", "recipe_of"]
 
 
 def recipe_of(study: Study) -> Recipe:

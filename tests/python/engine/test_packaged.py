@@ -87,7 +87,7 @@ def test_a_model_has_the_papers_setting(name):
 def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     study = Study.from_yaml(f"llama-3.2-3b:{analysis}")
     assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
-    assert set(study.metrics) <= set(recipe_of(study).metrics())
+    assert set(study.options["metrics"]) <= set(recipe_of(study).metrics())
     assert set(SETTING) == set(analyses())
     assert study.texts[0].max_characters == (500 if analysis == "fisher" else None)
     assert study.models[0].dtype == ("float32" if analysis == "fisher" else "auto")

@@ -13,6 +13,7 @@ from attnscope.protocols import ruscio2025
 from folders import model_folder, series
 from sink_runs import study
 
+
 def test_nulls_are_averaged_into_baselines(results):
     nulls, baselines = results.variants(), results.table("baselines")
     assert set(nulls["variant"]) == {"random_weights", "row_permutation"}

@@ -9,7 +9,8 @@ from typing import Annotated, Literal
 from pydantic import AfterValidator, BeforeValidator
 
 from attnscope._nearest import nearest
-from attnscope.engine.study import Names, Options
+from attnscope.engine.study import Options
+from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.columns import metric_names
 
 Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
@@ -20,7 +21,7 @@ def _extra(value: object) -> object:
     return EXTRA if value in ("all", ["all"]) else [value] if isinstance(value, str) else value or ()
 
 
-def _known(names: list[str]) -> list[str]:
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
     known = metric_names()
     for name in names:
         if name not in known:
@@ -59,9 +60,7 @@ class SinkOptions(Options):
     ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
     """
 
-    metrics: Annotated[Names, AfterValidator(_known)] = []
-    thresholds: Annotated[list[Threshold], BeforeValidator(_listed)] = [
-        *(0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2),
-    ]
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_known)] = ()
+    thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
     extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = ()

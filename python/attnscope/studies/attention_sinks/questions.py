@@ -102,7 +102,9 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                 # random weights belong to a whole series, shuffled rows to their own checkpoint
                 on = ["model", "sample"] if kind == "random_weights" else keys
                 mine = own.groupby(on)[metric].mean()
-                theirs = nulls[(nulls["variant"] == kind) & (nulls["metric"] == metric)].set_index(on)["value"]
+                theirs = nulls[(nulls["variant"] == kind) & (nulls["metric"] == metric)].set_index(on)[
+                    "value"
+                ]
                 both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
                 a, b = both.iloc[:, 0], both.iloc[:, 1]
                 # what a null leaves as it is (shuffling a row, its entropy) is no test of anything

@@ -33,7 +33,10 @@ SECTIONS: tuple[Section, ...] = (
         pairs=(
             Wanted("head_means", "sink_count", "sink tokens per map"),
             Wanted(
-                "head_means", "top_mass", "mass of the top key; published: of the top tenth", "sink_concentration"
+                "head_means",
+                "top_mass",
+                "mass of the top key; published: of the top tenth",
+                "sink_concentration",
             ),
         ),
         published=(
@@ -136,7 +139,10 @@ SECTIONS: tuple[Section, ...] = (
             Wanted("head_means", "spectral_ratio", "first over second value"),
             Wanted("head_means", "stable_rank", "stable rank"),
             Wanted(
-                "head_means", "mp_ks", "distance from the null law; published: KL", "marchenko_pastur_deviation"
+                "head_means",
+                "mp_ks",
+                "distance from the null law; published: KL",
+                "marchenko_pastur_deviation",
             ),
         ),
         published_causal=(

@@ -1,24 +1,22 @@
 # SPDX-License-Identifier: MIT
 """What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
 
-Every metric of every head and of the head mean in both protocols, per layer and per sentence, beside its value
-on uniform attention, on shuffled rows and under random weights; the model without its sinks; the sensitivity
-of its loss; frames, specialisation and emergence.
+Every metric of every head and of the head mean in both protocols, per layer and per sentence, beside its
+value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the
+sensitivity of its loss; frames, specialisation and emergence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import BeforeValidator, Field, field_validator
 
-from attnscope._nearest import nearest
 from attnscope.engine.forward import Batch, depth
 from attnscope.engine.stage_run import StageRun
-from attnscope.engine.study import Options, Study
+from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -26,7 +24,6 @@ from attnscope.studies.attention_sinks import summaries
 from attnscope.studies.attention_sinks.columns import (
     Place,
     UnitRows,
-    metric_names,
     of_attention_alone,
     of_means,
     taken,
@@ -34,48 +31,15 @@ from attnscope.studies.attention_sinks.columns import (
     write_rows,
 )
 from attnscope.studies.attention_sinks.examples import write_examples
+from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
+from attnscope.studies.attention_sinks.sampling import by_focus_word
 from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
-
-Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
-EXTRA: tuple[Extra, ...] = ("fisher", "ablation", "random_weights", "row_permutation", "examples")
-
-
-def _extra(value: object) -> object:
-    return EXTRA if value in ("all", ["all"]) else [value] if isinstance(value, str) else value or ()
-
-
-class SinkOptions(Options):
-    """The study's own settings.
-
-    Args:
-        metrics: names of metrics; empty takes all.
-        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
-        bars: store every persistence bar.
-        extra: further runs of the model or of the metrics: "fisher" (backward passes), "ablation" (the model
-            without its sinks), "random_weights" (a model of the same configuration, as a control),
-            "row_permutation" (every row of every map shuffled, as a control), "examples" (two whole maps of
-            each layer on the first sentence); "all" is all of them.
-    """
-
-    metrics: list[str] = []
-    thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    bars: bool = False
-    extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = Field(default=())
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
-        known = metric_names()
-        for name in names:
-            if name not in known:
-                raise ValueError(f"attention_sinks has no metric {name!r}{nearest(name, known)}")
-        return names
 
 
 class SinkStudy(Study):
@@ -85,10 +49,10 @@ class SinkStudy(Study):
     Options = SinkOptions
     protocols = ("exact", "ruscio2025")
     tables = TABLES
+    samplers: ClassVar = {"paper": by_focus_word}
 
     def __init__(self, settings: Settings) -> None:
-        given = {name: getattr(settings, name) for name in ("metrics", "thresholds", "bars")}
-        super().__init__(settings.model_copy(update={"options": {**given, **settings.options}}))
+        super().__init__(settings)
         options: SinkOptions = self.options
         self._taken = {
             protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
