@@ -26,16 +26,8 @@ HERE = Path(__file__).resolve().parent
 STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
 RUNS = {
-    "sinks-tiny": {
-        "study": "attention_sinks",
-        "protocols": "both",
-        "options": {"extra": "all", "bars": True},
-    },
-    "sinks-stories": {
-        "study": "attention_sinks",
-        "protocols": "both",
-        "options": {"extra": "all", "bars": True},
-    },
+    "sinks-tiny": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "sinks-stories": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
     "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
     "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
 }
@@ -81,12 +73,6 @@ def written(results, file):
     about = {"instructions": _isa.live(), "torch": torch.__version__}
     table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(about)})
     pq.write_table(table, file, compression="zstd", compression_level=19)
-
-
-def read(file):
-    """Tables of schema 1 as DataFrames by name, and what made them."""
-    tables, about = stored(file)
-    return {name: table.to_pandas() for name, table in tables.items()}, about
 
 
 def stored(file):

@@ -153,6 +153,7 @@ def test_uncertainty_and_its_nulls(made):
     nulls = results.variants()
     assert set(nulls["variant"]) == {"random_weights", "row_permutation"}
     assert {"rho", "spectral_entropy", "low_band"} <= set(nulls["metric"])
+    assert set(nulls.query("variant == 'row_permutation'")["scope"]) == {"heads", "whole"}
     # order changes no entropy of position
     kept = nulls[(nulls["variant"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
     plain = heads.groupby("sample")["position_entropy"].mean()

@@ -214,9 +214,12 @@ def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = 
         table: where they go.
     """
     each = np.diff(barcodes.offsets.numpy())
+    spread: dict[str, Any] = {
+        key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()
+    }
     run.write(
         table,
-        **{key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()},
+        **spread,
         dimension=barcodes.dimension.numpy().astype(np.int64),
         birth=barcodes.birth.numpy(),
         death=barcodes.death.numpy(),

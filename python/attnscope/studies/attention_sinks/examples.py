@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 
 from attnscope.engine.forward import Batch
@@ -34,7 +36,7 @@ def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, 
         return
     first = maps[..., 0].mean(-1)
     chosen = sorted({int(first.argmax()), int(first.argmin())})
-    keys = {
+    keys: dict[str, Any] = {
         "sample": [SAMPLE] * len(chosen),
         "layer": number,
         "head": [states.names[head] for head in chosen],

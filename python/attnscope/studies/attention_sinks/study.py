@@ -1,25 +1,22 @@
 # SPDX-License-Identifier: MIT
 """What are you sinking? A geometric approach on attention sink (Ruscio et al., arXiv 2508.02546).
 
-Every metric of every head and of the head mean in both protocols, per layer and per sentence, beside its value
-on uniform attention, on shuffled rows and under random weights; the model without its sinks; the sensitivity
-of its loss; frames, specialisation and emergence.
+Every metric of every head and of the head mean in both protocols, per layer and per sentence, beside its
+value on uniform attention, on shuffled rows and under random weights; the model without its sinks; the
+sensitivity of its loss; frames, specialisation and emergence.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar
 
 import torch
-from pydantic import BeforeValidator, Field, field_validator
 
-from attnscope._nearest import nearest
 from attnscope.engine.forward import Batch, depth
 from attnscope.engine.stage_run import StageRun
-from attnscope.engine.study import Names, Options, Study
+from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
@@ -27,7 +24,6 @@ from attnscope.studies.attention_sinks import summaries
 from attnscope.studies.attention_sinks.columns import (
     Place,
     UnitRows,
-    metric_names,
     of_attention_alone,
     of_means,
     taken,
@@ -35,6 +31,7 @@ from attnscope.studies.attention_sinks.columns import (
     write_rows,
 )
 from attnscope.studies.attention_sinks.examples import write_examples
+from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
 from attnscope.studies.attention_sinks.sampling import by_focus_word
 from attnscope.studies.attention_sinks.states import SITES, States
@@ -44,52 +41,6 @@ from attnscope.studies.nulls import shuffled_rows
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
 
-Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
-EXTRA: tuple[Extra, ...] = ("fisher", "ablation", "random_weights", "row_permutation", "examples")
-
-
-def _extra(value: object) -> object:
-    return EXTRA if value in ("all", ["all"]) else [value] if isinstance(value, str) else value or ()
-
-
-class SinkOptions(Options):
-    """The study's own settings.
-
-    Args:
-        metrics: names of metrics; empty takes all.
-        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
-        bars: store every persistence bar.
-        extra: further runs of the model or of the metrics: "fisher" (backward passes), "ablation" (the model
-            without its sinks), "random_weights" (a model of the same configuration, as a control),
-            "row_permutation" (every row of every map shuffled, as a control), "examples" (two whole maps of
-            each layer on the first sentence); "all" is all of them.
-    """
-
-    metrics: Names = []
-    thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
-    bars: bool = False
-    extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = Field(default=())
-
-    @field_validator("thresholds", mode="before")
-    @classmethod
-    def _levels(cls, value: object) -> object:
-        items = [value] if isinstance(value, (int, float, str)) else value
-        for item in items if isinstance(items, Sequence) else ():
-            if isinstance(item, str) and not re.fullmatch(r"[1-9]\d*/n", item):
-                raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {item!r}")
-            if isinstance(item, (int, float)) and not 0 < item < 1:
-                raise ValueError(f"expected thresholds inside (0, 1), got {item!r}")
-        return items
-
-    @field_validator("metrics")
-    @classmethod
-    def _known(cls, names: list[str]) -> list[str]:
-        known = metric_names()
-        for name in names:
-            if name not in known:
-                raise ValueError(f"attention_sinks has no metric {name!r}{nearest(name, known)}")
-        return names
-
 
 class SinkStudy(Study):
     """Fills `heads`, `graphs`, `layers` and what the options name, and makes the other tables of them."""
@@ -98,7 +49,7 @@ class SinkStudy(Study):
     Options = SinkOptions
     protocols = ("exact", "ruscio2025")
     tables = TABLES
-    samplers: ClassVar[Mapping[str, Any]] = {"paper": by_focus_word}
+    samplers: ClassVar = {"paper": by_focus_word}
 
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)

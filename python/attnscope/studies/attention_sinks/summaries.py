@@ -54,7 +54,7 @@ def write_baselines(
         thresholds: of the graphs.
     """
     samples = run.read("samples")
-    whose = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
+    whose: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
     seen = samples[["n_tokens", "causal"]].dropna().drop_duplicates()
     for n, causal in sorted((int(n), bool(causal)) for n, causal in seen.itertuples(index=False)):
         maps = uniform_attention(n, causal=causal)[None, None]
@@ -67,11 +67,12 @@ def write_baselines(
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
                 at = levels(thresholds, n) if one.axes else np.full(1, math.nan)
-                keys = {"n_tokens": n, "metric": one.name, "kind": kind, "threshold": at}
+                keys: dict[str, Any] = {"n_tokens": n, "metric": one.name, "kind": kind, "threshold": at}
                 run.write("baselines", **keys, protocol=protocol, **whose, value=numbers)
     controls = run.stored.variants()
     if len(controls):
-        run.write("baselines", **dict(by_length(controls, samples).items()))
+        rows: dict[Any, Any] = by_length(controls, samples).to_dict("series")
+        run.write("baselines", **rows)
 
 
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
@@ -100,7 +101,8 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
         made["graph_depth"] = graph_depth(results)
     for name, rows in made.items():
         if rows:
-            run.write(name, **{key: [row[key] for row in rows] for key in rows[0]})
+            columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
+            run.write(name, **columns)
 
 
 def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -34,7 +34,8 @@ def published_means(results: Tables) -> pd.DataFrame:
     """Head means under the published protocol with their series; no rows where there are none."""
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
-        return pd.DataFrame(columns=["model", "step"])
+        none: pd.DataFrame = pd.DataFrame(columns=["model", "step"])
+        return none
     return with_groups(means[means["protocol"] == "ruscio2025"], optional(results, "samples"))
 
 

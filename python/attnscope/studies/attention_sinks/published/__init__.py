@@ -55,7 +55,9 @@ SOURCES: dict[str, Source] = {
     ),
     "entropy_magnitude_correlation": Source("head_means", "entropy_magnitude_correlation"),
     "pca_correlation": Source("head_means", "pca_correlation", "signs of principal components are arbitrary"),
-    "sink_concentration": Source("head_means", "sink_concentration", "keys at the 90th percentile of column sums"),
+    "sink_concentration": Source(
+        "head_means", "sink_concentration", "keys at the 90th percentile of column sums"
+    ),
     "specialised_heads": Source(
         "specialization", "specialised", "by token string; exact: by position"
     ),
