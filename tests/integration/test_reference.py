@@ -16,7 +16,7 @@ import pytest
 from attnscope import _isa
 from attnscope.engine.reading.migration import migrated
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
 
 #: What units write as it was measured; the rest are means, tests and correlations of it.

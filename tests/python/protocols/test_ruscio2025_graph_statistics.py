@@ -7,10 +7,10 @@ import networkx as nx
 import numpy as np
 import pytest
 import torch
+from attnscope.studies.attention_sinks.as_published import graph_columns
 
 import attnscope as asc
 from attnscope.protocols import ruscio2025
-from attnscope.studies.attention_sinks.as_published import graph_columns
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]
 
@@ -212,7 +212,7 @@ def test_degenerate_graphs_are_zeros_and_flagged():
         assert found.average_clustering.isnan().item()
 
 
-def test_bad_maps_spoil_themselves_only_and_batch_is_a_loop():
+def test_bad_maps_leave_their_neighbours_alone_and_batch_is_a_loop():
     attention = maps(2, 3, 9, 9)
     alone = ruscio2025.graph_statistics(attention[1, 2], THRESHOLDS)
     attention[0, 1, 4, 2] = torch.nan
