@@ -16,7 +16,7 @@ import pytest
 from attnscope import _isa
 from attnscope.engine.reading.migration import migrated
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
 
 #: What units write as it was measured; the rest are means, tests and correlations of it.
@@ -28,6 +28,8 @@ MEASURED = (
 #: Columns that come out of random draws, and how far they may move.
 DRAWN = {"low": 0.1, "high": 0.1, "p_value": 0.1, "probability": 0.1, "margin": 0.1}
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
+#: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
+OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
 #: Numbers of a text's heads together, which have a table of their own.
 OF_TEXTS = ["rho", "rho_fourier"]
 
@@ -86,7 +88,7 @@ def test_every_stored_number_is_there(both):
                 np.testing.assert_allclose(
                     numbers(a), numbers(b), atol=DRAWN[column], err_msg=f"{name}.{column}"
                 )
-            elif same_machine and name in MEASURED:
+            elif same_machine and name in MEASURED and column not in OF_LAPACK:
                 np.testing.assert_array_equal(numbers(a), numbers(b), err_msg=f"{name}.{column}")
             else:
                 np.testing.assert_allclose(
