@@ -27,13 +27,11 @@ MEASURED = (
 )
 #: Columns that come out of random draws, and how far they may move.
 DRAWN = {"low": 0.1, "high": 0.1, "p_value": 0.1, "probability": 0.1, "margin": 0.1}
-#: Columns that come out of a library's own SIMD code.
-BY_LIBRARIES = ("pca_correlation",)
 #: Tests whose p-values may be of rounding errors alone.
 TESTS = ("layer_tests", "null_tests")
-#: Columns of the stored tables of graphs that have another name.
-GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
+#: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
+OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
 #: Numbers of a text's heads together, which have a table of their own.
 OF_TEXTS = ["rho", "rho_fourier"]
 
@@ -51,13 +49,7 @@ def both(request, tmp_path_factory):
 
 
 def moved(tables):
-    """Where columns went: of graphs by their name, correlations across a text's heads to the text."""
-    for name in ("graphs", "head_mean_graphs", "graphs_variants"):
-        if name in tables:
-            tables[name] = tables[name].rename(columns=GRAPHS)
-    baselines = tables["baselines"]
-    of_graphs = baselines["threshold"].notna()
-    baselines["metric"] = baselines["metric"].where(~of_graphs, baselines["metric"].replace(GRAPHS))
+    """Where columns went: correlations across a text's heads belong to the text."""
     controls = tables["heads_variants"]
     if "rho" not in controls:
         return tables
@@ -100,7 +92,7 @@ def test_every_stored_number_is_there(both):
                 )
             elif name in TESTS:
                 np.testing.assert_allclose(numbers(a), numbers(b), rtol=1e-6, atol=1e-9)
-            elif same_machine and name in MEASURED and column not in BY_LIBRARIES:
+            elif same_machine and name in MEASURED and column not in OF_LAPACK:
                 np.testing.assert_array_equal(numbers(a), numbers(b), err_msg=f"{name}.{column}")
             else:
                 np.testing.assert_allclose(

@@ -63,6 +63,8 @@ _KEYS_1 = {
     "baselines": ("n_tokens", "metric", "kind", "threshold"),
 }
 _NULL_KEYS_1 = ("sample", "kind", "protocol", "scope", "metric", "threshold", "value")
+#: Numbers of a thresholded graph that schema 1 called as those of the map, and what they are called.
+_OF_GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
 #: Tables of schema 1 in which −1, "" and False were never written for want of a value.
 _WHOLE_1 = ("samples", "baselines")
 
@@ -139,6 +141,8 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
         return _variants(table)
     about = json.loads((table.schema.metadata or {}).get(b"attnscope_table", b"{}"))
     keys = [key for key in about.get("keys", _KEYS_1.get(name, ())) if key in table.column_names]
+    if "threshold" in keys:
+        table = _of_graphs(table)
     if name not in _WHOLE_1:
         table = _without_sentinels(table, keys)
     if not _of_maps(table.column_names) or not _holds(table["head"], -1):
@@ -150,6 +154,18 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
         name: _with_keys(heads, name, keys),
         whose: _with_keys(means, whose, [key for key in keys if key != "head"]),
     }
+
+
+def _of_graphs(table: pa.Table) -> pa.Table:
+    """The numbers of thresholded graphs under their names: of columns, or of rows with a threshold."""
+    import pyarrow.compute as pc
+
+    if "metric" not in table.column_names:
+        return table.rename_columns([_OF_GRAPHS.get(name, name) for name in table.column_names])
+    metric, there = table["metric"], pc.is_finite(pc.fill_null(table["threshold"], float("nan")))
+    for old, new in _OF_GRAPHS.items():
+        metric = pc.if_else(pc.and_(there, pc.equal(metric, old)), new, metric)
+    return table.set_column(table.column_names.index("metric"), "metric", metric)
 
 
 def _of_maps(names: list[str]) -> bool:
@@ -208,7 +224,7 @@ def _variants(table: pa.Table) -> dict[str, pa.Table]:
     """The tables of controls that the rows of `nulls` are: a column for each metric."""
     import pyarrow as pa
 
-    frame = table.to_pandas().rename(columns={"kind": "variant"}).assign(seed=0)
+    frame = _of_graphs(table).to_pandas().rename(columns={"kind": "variant"}).assign(seed=0)
     frame["table"] = _measured_by(frame)
     made = {}
     for whose, part in frame.groupby("table", sort=True):

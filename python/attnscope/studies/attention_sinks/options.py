@@ -18,7 +18,15 @@ EXTRA: tuple[Extra, ...] = ("fisher", "ablation", "random_weights", "row_permuta
 
 
 def _extra(value: object) -> object:
-    return EXTRA if value in ("all", ["all"]) else [value] if isinstance(value, str) else value or ()
+    asked = [value] if isinstance(value, str) else value or ()
+    if not isinstance(asked, (list, tuple)):
+        return asked
+    if list(asked) == ["all"]:
+        return EXTRA
+    for name in asked:
+        if name not in EXTRA:
+            raise ValueError(f"there is no {name!r}{nearest(str(name), [*EXTRA, 'all'])}")
+    return tuple(name for name in EXTRA if name in asked)
 
 
 def _known(names: tuple[str, ...]) -> tuple[str, ...]:

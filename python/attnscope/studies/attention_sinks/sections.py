@@ -4,20 +4,15 @@
 from __future__ import annotations
 
 from html import escape
-from typing import TYPE_CHECKING, cast
 
 import pandas as pd
 
-from attnscope.engine.reading.variants import in_rows
 from attnscope.plots.figure import NotDrawable, Tables
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.report.numbers import every_mean, number
 from attnscope.report.section import Page, Section, Table
 from attnscope.studies.attention_sinks import sections_of_layers, sections_of_maps
 from attnscope.studies.attention_sinks.questions import questions
-
-if TYPE_CHECKING:
-    from attnscope.engine.results import Results
 
 PROTOCOL = "ruscio2025"
 
@@ -68,9 +63,7 @@ def _tests(page: Page) -> None:
         "Texts are the unit: layers and heads of one text are no replicates. <i>p</i> is two-sided; Holm and "
         "Benjamini-Hochberg are over the tests of the same question. Bold: p &lt; 0.05 after Holm."
     )
-    for place, question in enumerate(
-        questions(page.tables, page.heads(), in_rows(cast("Results", page.results)))
-    ):
+    for place, question in enumerate(questions(page.tables, page.heads(), page.results.variants())):
         page.heading(question.title)
         page.definition(question.words)
         certain = tuple(row for row, one in enumerate(question.answers) if one.certain)
