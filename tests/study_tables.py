@@ -118,7 +118,7 @@ def make_study(
             continue
         checkpoints = [("", -1)]
         if not kind.startswith("uniform"):
-            # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+            # the random-weight control belongs to a whole series, shuffled rows to their own checkpoint
             own = steps if kind == "row_permutation" else (-1,)
             checkpoints = [(model, step) for model in models for step in own]
         for metric, value in BASELINES.items():

@@ -89,9 +89,9 @@ def test_llama2xs_rests_on_bos_in_its_two_known_heads(tmp_path):
     causal_quirk(results)
     uniform = results.table("heads").query("protocol == 'exact'")["sink_share_uniform"].max()
     assert uniform < 0.2
-    told = results.table("specialization").query("protocol == 'ruscio2025' and layer == 2 and head == 7")
-    assert told["modal"].item() == "<s>"
-    assert told["specialised"].item()
+    modal = results.table("specialization").query("protocol == 'ruscio2025' and layer == 2 and head == 7")
+    assert modal["modal"].item() == "<s>"
+    assert modal["specialised"].item()
 
 
 def test_a_sentence_encoder(tmp_path):
@@ -140,13 +140,13 @@ def test_a_pythia_like_series_of_checkpoints(tmp_path):
     # strings in order: 0, 1, 143000, 2, 2000, 4, 8
     assert (published["change_first_step"], published["change_last_step"]) == (0, 8)
     assert abs(published["change"]) < abs(published["end"] - published["start"]) / 10
-    # untrained attention is near uniform: step 0 and the random twin lie on the closed forms
+    # untrained attention is near uniform: step 0 and the random-weight control lie on the closed forms
     heads = results.table("heads")
     untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact") & (heads["head"] >= 0)]
     assert untrained["sink_boost"].mean() == pytest.approx(1, abs=0.1)
     nulls = results.table("nulls")
-    twin = nulls[(nulls["kind"] == "random_weights") & (nulls["metric"] == "sink_boost")]
-    assert twin["value"].mean() == pytest.approx(1, abs=0.1)
+    control = nulls[(nulls["kind"] == "random_weights") & (nulls["metric"] == "sink_boost")]
+    assert control["value"].mean() == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("example", range(5))

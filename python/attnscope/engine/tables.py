@@ -79,8 +79,7 @@ class Table:
     Args:
         name: of the table and of its file.
         keys: columns that tell its rows apart, in order; rows are sorted by them.
-        columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written, and a
-            count, a flag or a text that some rows lack is −1, False or "" there.
+        columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written.
         version: raised when the meaning of a column changes.
         variants: how rows of a control are kept in the table `NAME_variants`: "reduced" to their means over
             layers and heads, or "full".
@@ -218,9 +217,8 @@ class Rows:
             for part in self._parts
         ]
         kind = kind or next(one.type for one in arrays if one is not None)
-        nothing = None if self.table.columns is not None else _nothing(kind)
         whole = [
-            pa.array([nothing] * length, kind) if one is None else one.cast(kind)
+            pa.nulls(length, kind) if one is None else one.cast(kind)
             for one, length in zip(arrays, lengths, strict=True)
         ]
         return pa.concat_arrays(whole)
@@ -233,15 +231,6 @@ class Rows:
             if column.name == name:
                 return arrow_type(column)
         return None
-
-
-def _nothing(kind: pa.DataType) -> Any:
-    """What a row lacks in a table that does not declare its columns: no number, −1, False or ""."""
-    import pyarrow as pa
-
-    if pa.types.is_integer(kind):
-        return -1
-    return False if pa.types.is_boolean(kind) else "" if pa.types.is_string(kind) else None
 
 
 def arrow_type(column: Any) -> pa.DataType:

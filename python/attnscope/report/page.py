@@ -79,15 +79,7 @@ def _words(results: Tables) -> Any:
 
 
 def render(results: Tables, title: str) -> str:
-    """The page as text.
-
-    Args:
-        results: the stored tables.
-        title: the heading.
-
-    Returns:
-        HTML.
-    """
+    """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 

@@ -136,8 +136,8 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
         {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
         study=results.study,
     )
-    told = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
-    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in told
+    means = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in means
     text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
@@ -173,14 +173,14 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
     text = " ".join(" ".join(study.text).split())
     # exact and as published, side by side: every head mean has 30 bars there and 40 here
     assert "β₀, bars of the whole diagram 40.0 [40.0, 40.0] 30.0 [30.0, 30.0]" in text
-    for told in (
+    for sentence in (
         "β₁ is 0 for every causal model",
         "Those of a causal map are its diagonal",
         "times a factor below 1/√2",
         "The published reading is by token string",
         "is not LLaMA-3.2-3B or Qwen-2.5-7B",
     ):
-        assert told in text, told
+        assert sentence in text, sentence
 
 
 def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
@@ -370,5 +370,5 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
 def test_models_of_different_sizes_are_told_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
-    told = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
-    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", told)
+    facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
+    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)

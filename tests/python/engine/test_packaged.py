@@ -14,7 +14,6 @@ from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packag
 from attnscope.engine.results import nearest
 from attnscope.models import LoadError
 from attnscope.studies.attention_sinks.columns import metric_names
-from attnscope.studies import recipe_of
 
 #: The paper's models, as their authors named them on the hub.
 HUB = {
