@@ -164,7 +164,7 @@ def _flat(parts: _Parts) -> dict[str, np.ndarray[Any, Any]]:
     return {name: flat.ravel() for name, (_, flat) in parts.items()}
 
 
-def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, np.ndarray[Any, Any]]]:
+def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, Any]]:
     """All that stands along the last axes, and the columns over it, flat; what a column lacks is absent."""
     places = list(dict.fromkeys(at for own, _ in parts.values() for at in own))
     columns = {}

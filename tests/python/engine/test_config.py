@@ -49,8 +49,8 @@ def test_the_resolved_yaml_is_the_study():
         ({"block": "ten"}, r"block: .*integer.*got 'ten'"),
         ({"block": 0}, r"block: .*greater than or equal to 1, got 0"),
         ({"texts": [{"path": "a", "samples": 0}]}, r"texts\[0\]\.samples: .*got 0"),
-        ({"thresholds": [0.1, 1.5]}, r"thresholds: expected thresholds inside \(0, 1\), got 1\.5"),
-        ({"thresholds": ["0/n"]}, r"thresholds: .*'2/n', got '0/n'"),
+        ({"thresholds": [0.1, 1.5]}, r"thresholds\[1\]: expected thresholds inside \(0, 1\), got 1\.5"),
+        ({"thresholds": ["0/n"]}, r"thresholds\[0\]: .*'2/n', got '0/n'"),
         ({"protocols": ["exakt"]}, r"protocols\[0\]: .* follows exact, ruscio2025, got 'exakt'; .*'exact'"),
         ({"threshold": [0.1]}, r"unknown key 'threshold'; did you mean 'thresholds'"),
         ({"study": "wavelet_heads", "bars": True}, r"unknown key 'bars'"),
@@ -140,16 +140,13 @@ def test_a_protocol_that_a_study_cannot_follow_is_refused(monkeypatch):
 
 def test_extra_analyses_are_named_or_all():
     def extra(value):
-        return tuple(Study(models="a", texts="b", options={"extra": value}).options["extra"])
+        return Study(models="a", texts="b", options={"extra": value}).options["extra"]
 
     assert Study(models="a", texts="b").options["extra"] == []
-    assert (
-        extra("all")
-        == extra(["all"])
-        == ("fisher", "ablation", "random_weights", "row_permutation", "examples")
-    )
-    assert extra("ablation") == extra(["ablation"]) == ("ablation",)
-    assert extra(["row_permutation", "fisher"]) == ("fisher", "row_permutation")
+    everything = ["fisher", "ablation", "random_weights", "row_permutation", "examples"]
+    assert extra("all") == extra(["all"]) == everything
+    assert extra("ablation") == extra(["ablation"]) == ["ablation"]
+    assert extra(["row_permutation", "fisher"]) == ["fisher", "row_permutation"]
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
         extra(["fischer"])
     with pytest.raises(ConfigError, match="unknown key 'extras' in options; did you mean 'extra'"):

@@ -17,6 +17,7 @@ from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
+from census import Census
 from folders import model_folder, sentences, series
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
@@ -102,6 +103,15 @@ def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, made):
     assert heads["local_share"].notna().all()
     assert heads["low_band"].isna().all()
     assert set(found.table("phases")["metric"]) == {"local_global_ratio", "local_share"}
+
+
+def test_no_more_than_two_layers_are_alive(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "deep", num_hidden_layers=6)
+    texts = sentences(tmp_path / "texts.txt", 3, shortest=44)
+    census = Census(monkeypatch)
+    run(study(tmp_path, folder, texts, nulls="row_permutation", prefixes=[0.8]), say=lambda text: None)
+    assert census.born > 6
+    assert census.most == 2
 
 
 def test_columns_say_what_they_are(made):

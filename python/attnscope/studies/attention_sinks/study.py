@@ -89,14 +89,14 @@ class SinkStudy(Study):
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
                     self._measure("ruscio2025", states, number, batch, run)
-                if unit.variant:
-                    continue
-                if "examples" in extra:
+                if "examples" in extra and not unit.variant:
                     write_examples(states, number, batch, run, bars=not self.options.bars)
-                if "row_permutation" in extra:
+                if "row_permutation" in extra and not unit.variant:
                     self._permuted(states, number, batch, run)
-                if "ablation" in extra:
+                if "ablation" in extra and not unit.variant:
                     ablation.add(states.mean[:, 0])
+                # while the next layer is computed, this one must be free
+                del states, layer
             if held is not None:
                 # transformers gives the last layer's states after the final norm
                 final = getattr(outputs[0], "last_hidden_state", None) if outputs else None

@@ -98,14 +98,13 @@ class WaveletStudy(Study):
                 self._write(run, head_mean(heads), None, number, batch, whole)
                 found = self._write(run, heads, names, number, batch, whole)
                 _gather(entropies, found, batch)
-                if unit.variant:
-                    continue
-                self._write_signals(run, heads, names, number, batch)
-                if "row_permutation" in self.options.nulls:
-                    seed = self.settings.seed
-                    shuffled = shuffled_rows(heads, batch.lengths, batch.samples, number, seed)
-                    found = self._write(run, shuffled, names, number, batch, {}, "row_permutation")
-                    _gather(permuted, found, batch)
+                if not unit.variant:
+                    self._write_signals(run, heads, names, number, batch)
+                    if "row_permutation" in self.options.nulls:
+                        found = self._write_permuted(run, heads, names, number, batch)
+                        _gather(permuted, found, batch)
+                # while the next layer is computed, this one must be free
+                del heads, layer
             if not unit.variant and self.options.takes("scale_sensitivity"):
                 self._beginnings(run, batch, whole)
         for variant, gathered in (("", entropies), ("row_permutation", permuted)):
@@ -147,6 +146,13 @@ class WaveletStudy(Study):
         whole[number, _sensitivity(names)] = found
         return values
 
+    def _write_permuted(
+        self, run: StageRun, heads: Tensor, names: Sequence[int], number: int, batch: Batch
+    ) -> dict[str, Tensor]:
+        """The same numbers of maps with shuffled rows, as a control."""
+        maps = shuffled_rows(heads, batch.lengths, batch.samples, number, self.settings.seed)
+        return self._write(run, maps, names, number, batch, {}, "row_permutation")
+
     def _write_signals(
         self, run: StageRun, maps: Tensor, names: Sequence[int], number: int, batch: Batch
     ) -> None:
@@ -183,6 +189,7 @@ class WaveletStudy(Study):
                     keys = {**_keys(part, number, names), "fraction": fraction}
                     tokens = np.repeat(lengths, maps.shape[1])
                     run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
+                del heads, layer, maps
 
     def _summaries(self, unit: Unit, run: StageRun) -> None:
         summaries.write_baselines(run, self._of_heads)
