@@ -49,7 +49,18 @@ def both(request, tmp_path_factory):
 
 
 def moved(tables):
-    """Where columns went: correlations across a text's heads belong to the text."""
+    """Where columns went.
+
+    Correlations across a text's heads belong to the text. Of the exact protocol no graph is called
+    degenerate: a stored False meant "not measured".
+    """
+    for name in ("graphs", "head_mean_graphs", "graphs_variants"):
+        if name in tables:
+            exact = tables[name]["protocol"] == "exact"
+            tables[name]["degenerate"] = tables[name]["degenerate"].astype(object).mask(exact).astype(float)
+    whole = tables["baselines"]
+    unmeasured = (whole["metric"] == "degenerate") & (whole["protocol"] == "exact")
+    tables["baselines"] = whole[~unmeasured].copy()
     controls = tables["heads_variants"]
     if "rho" not in controls:
         return tables
