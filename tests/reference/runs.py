@@ -87,6 +87,21 @@ def stored(file):
     return tables, about
 
 
+def older(name, home):
+    """A run folder of schema 1 that holds a stored run.
+
+    Args:
+        name: of the run.
+        home: an empty folder.
+    """
+    (home / "tables").mkdir()
+    for table, rows in stored(HERE / f"{name}.parquet")[0].items():
+        rows = rows.replace_schema_metadata({"attnscope_schema": "1"})
+        pq.write_table(rows, home / "tables" / f"{table}.parquet")
+    (home / "study.yaml").write_text(f"study: {RUNS[name]['study']}\n", "utf-8")
+    return asc.load(home)
+
+
 if __name__ == "__main__":
     for run in RUNS:
         with tempfile.TemporaryDirectory() as folder:

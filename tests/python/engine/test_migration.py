@@ -5,31 +5,30 @@ import sys
 from pathlib import Path
 
 import numpy as np
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from attnscope.engine.reading import migration
-from attnscope.engine.results import load
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 import runs
 
+from attnscope.plots import draw_all
+
+#: Numbers of thresholded graphs that schema 1 called as those of the map.
+GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
+#: Figures that need single heads, head means, controls or tables made of them.
+FIGURES = {
+    "wavelets-stories": ("power_spectra", "band_shares", "scalograms", "uncertainty", "scale_sensitivity"),
+    "sinks-stories": ("protocols", "metric_maps", "depth", "thresholds", "alignment", "sink_maps"),
+}
 
 
 def stored(name, home):
     """A run folder of schema 1 from a stored run, and its tables as they stand there."""
-    whole = pq.read_table(runs.HERE / f"{name}.parquet")
-    (home / "tables").mkdir()
-    tables = {}
-    for table in whole.column_names:
-        rows = pa.Table.from_struct_array(whole.column(table).combine_chunks().flatten())
-        pq.write_table(
-            rows.replace_schema_metadata({"attnscope_schema": "1"}), home / "tables" / f"{table}.parquet"
-        )
-        tables[table] = rows.to_pandas()
-    return load(home), tables
+    tables, _ = runs.stored(runs.HERE / f"{name}.parquet")
+    return runs.older(name, home), {table: rows.to_pandas() for table, rows in tables.items()}
 
 
 @pytest.fixture(scope="module", params=["sinks-stories", "wavelets-stories"])
@@ -63,6 +62,8 @@ def test_head_means_are_a_table_of_their_own(both):
 def test_controls_are_columns_and_every_number_is_there(both):
     run, old = both
     before = old["nulls"]
+    graphs = before["threshold"].notna()
+    before["metric"] = before["metric"].mask(graphs, before["metric"].replace(GRAPHS))
     assert "nulls" not in run.tables()
     assert {"heads_variants"} <= set(run.tables())
     assert "head_mean" in set(run.table("heads_variants")["scope"]) or "sink_share" not in old["heads"]
@@ -107,6 +108,17 @@ def test_an_older_run_is_compared_and_taken_as_arrays(sinks, tmp_path):
     cube = run.to_xarray("head_means", metrics=["sink_share"])
     assert set(cube.sizes) == {"model", "revision", "sample", "layer"}
     assert int(run.to_xarray().sizes["head"]) == run.table("heads")["head"].nunique()
+
+
+@pytest.mark.parametrize("name", ["wavelets-stories", "sinks-stories"])
+def test_an_older_run_is_drawn_and_reported(tmp_path, name):
+    (tmp_path / "run").mkdir()
+    run = runs.older(name, tmp_path / "run")
+    left_out = []
+    drawn = draw_all(run, left_out=left_out)
+    assert [one for one in left_out if one.failed] == []
+    assert {*FIGURES[name]} <= set(drawn), left_out
+    assert "data:image" in run.report(tmp_path / "report.html").read_text("utf-8")
 
 
 def test_names_are_found_by_a_column_or_two(sinks, monkeypatch):
