@@ -15,7 +15,9 @@ from attnscope.protocols import ruscio2025
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {
     "examples",
-    *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
+    *("samples", "heads", "graphs", "layers", "bars", "baselines"),
+    *("head_means", "head_mean_graphs", "head_mean_bars"),
+    *("heads_variants", "graphs_variants", "layers_variants"),
     *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
     *("removal_tests", "null_tests"),
 }
@@ -54,14 +56,14 @@ def complete(results, *, predicts=True, series=False):
 
 def shares(results):
     heads = results.table("heads")
-    own = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    own = heads[heads["protocol"] == "exact"]
     return own.groupby(["layer", "head"])["sink_share"].mean()
 
 
 def causal_quirk(results):
     """Of a causal model, whatever it attends to: no loop, and the lengths are the self-attentions."""
-    heads = results.table("heads")
-    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    means = results.table("head_means")
+    published = means[means["protocol"] == "ruscio2025"]
     assert (published["bar_count_1"] == 0).all()
     assert (published["bar_count_0"] <= np.minimum(published["n_tokens"], 30)).all()
     return published
@@ -72,7 +74,7 @@ def test_stories260k_has_no_sink(tmp_path):
     complete(results)
     assert shares(results).max() < 0.3
     heads = results.table("heads")
-    assert heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]["sink_rate"].mean() < 0.02
+    assert heads[heads["protocol"] == "exact"]["sink_rate"].mean() < 0.02
     assert (results.table("frames")["frame"] == "distributed").all()
     published = causal_quirk(results)
     assert (published["bar_count_0"] == np.minimum(published["n_tokens"], 30)).all()
@@ -103,8 +105,8 @@ def test_a_sentence_encoder(tmp_path):
     complete(results, predicts=False)
     assert not results.table("samples")["causal"].any()
     assert set(results.table("baselines")["kind"]) == {"uniform_full", "random_weights", "row_permutation"}
-    heads = results.table("heads")
-    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    means = results.table("head_means")
+    published = means[means["protocol"] == "ruscio2025"]
     assert (published["bar_count_1"] > 0).any()  # loops, where a causal model has none
     assert any("has no language-model head" in note for note in results.provenance["notes"])
 
@@ -142,10 +144,10 @@ def test_a_pythia_like_series_of_checkpoints(tmp_path):
     assert abs(published["change"]) < abs(published["end"] - published["start"]) / 10
     # untrained attention is near uniform: step 0 and the random-weight control lie on the closed forms
     heads = results.table("heads")
-    untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact")]
     assert untrained["sink_boost"].mean() == pytest.approx(1, abs=0.1)
-    nulls = results.table("nulls")
-    control = nulls[(nulls["kind"] == "random_weights") & (nulls["metric"] == "sink_boost")]
+    nulls = results.variants()
+    control = nulls[(nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_boost")]
     assert control["value"].mean() == pytest.approx(1, abs=0.1)
 
 

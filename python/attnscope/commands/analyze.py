@@ -11,16 +11,15 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.sites import SITES
-from attnscope.commands.analyze_tables import Column, place, table_of
-from attnscope.engine.forward import Batch, batch_of, padded, self_attention
-from attnscope.engine.recipe import Recipe, UnitRows, head_mean
+from attnscope.commands.analyze_tables import Column, Tables, place, table_of
+from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import found
-from attnscope.metrics.measure import measure_quantities, metric_names, requests_of
+from attnscope.metrics.measure import measure_quantities, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
@@ -65,7 +64,8 @@ def analyze(
         Results with `samples`, and as the metrics need them: `heads` (a number per map, means over queries),
         `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
         `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
-        Sample, layer and head count from 0; head −1 is the head mean.
+        The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
+        `head_mean_bars`. Sample, layer and head count from 0; what has no value is null.
 
     Raises:
         ValueError: inputs of the wrong kind, an unknown metric.
@@ -78,7 +78,7 @@ def analyze(
         ...                      num_attention_heads=4, num_key_value_heads=2)
         >>> results = asc.analyze(LlamaForCausalLM(config).eval(), torch.arange(6)[None], ["fiedler_value"])
         >>> dict(results.to_xarray().sizes)
-        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 5}
+        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
     recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
@@ -90,7 +90,7 @@ def analyze(
     )
     texts = _inputs_of(inputs, encoder)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    rows = UnitRows(constants={"model": name or label, "revision": "", "step": -1})
+    rows = Tables({"model": name or label, "revision": "", "step": -1})
     unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
@@ -114,10 +114,8 @@ def spaces() -> dict[str, list[str]]:
     return found_spaces
 
 
-class _Chosen(Recipe):
+class _Chosen:
     """The quantities of some metrics, each put where its axes belong."""
-
-    name = "analyze"
 
     def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
         common = dict(options)
@@ -143,15 +141,16 @@ class _Chosen(Recipe):
             metric = own.get("metric", key)
             self.columns += columns_of(key, metric, settings.get(key, {}), chosen[key])
 
-    @classmethod
-    def metrics(cls) -> list[str]:
-        return metric_names()
-
     def sites(self) -> tuple[str, ...]:
         needed = (site for column in self.columns for site in column.quantity.needs)
         return ("attention", *dict.fromkeys(site for site in needed if site not in MAPS))
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
+    def extra_sites(self) -> tuple[str, ...]:
+        """Sites that are taken where a model lets them be captured."""
+        return ()
+
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
+        """Puts the numbers of a layer's heads and of their mean into tables."""
         heads, mean = layer.matrices(), head_mean(layer.matrices())
         needed = {site for column in self.columns for site in column.quantity.needs}
         states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed - {*MAPS}}
@@ -159,15 +158,15 @@ class _Chosen(Recipe):
             states["value"] = layer.states("value", per_head=True).cpu()
         shared = {site: values for site, values in states.items() if site != "value"}
         for sites, names in (
-            ({"attention": mean, **shared}, [-1]),
+            ({"attention": mean, **shared}, None),
             ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
         ):
-            wanted = [one for one in self.columns if names != [-1] or one.quantity.scope == "map"]
+            wanted = [one for one in self.columns if names is not None or one.quantity.scope == "map"]
             measured = measure_quantities(
                 sites,
                 [column.quantity for column in wanted],
                 lengths=layer.lengths,
-                heads=None if names == [-1] else names,
+                heads=names,
                 whole=("persistence",) if self.bars else (),
             )
             place(wanted, measured, batch, number, names, rows)

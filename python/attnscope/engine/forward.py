@@ -19,6 +19,9 @@ from attnscope.models import Encoder, LoadError
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording
 
+#: Rows of a map that are averaged at a time: few enough to stay in the cache.
+_BAND = 128
+
 
 @dataclass(frozen=True)
 class Batch:
@@ -41,6 +44,23 @@ def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
         tokens=[encoder.names(one) for one in ids],
         groups=[one.sentence.group for one in group],
     )
+
+
+def head_mean(heads: Tensor) -> Tensor:
+    """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
+
+    By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
+    worth of memory, and a sum of two dtypes copies the one of them.
+
+    Args:
+        heads: one layer's maps.
+    """
+    mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
+    for first in range(0, heads.shape[2], _BAND):
+        band = mean[:, first : first + _BAND]
+        for head in heads[:, :, first : first + _BAND].unbind(1):
+            band += head
+    return mean.div_(heads.shape[1]).unsqueeze(1)
 
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:

@@ -26,6 +26,9 @@ class Tables(Protocol):
     def table(self, name: str) -> Any:
         """One table."""
 
+    def variants(self) -> Any:
+        """Averages of controls, a row for each number."""
+
 
 class NotDrawable(LookupError):
     """The stored tables lack what a figure shows; the message says what."""

@@ -23,6 +23,8 @@ from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
 
+#: Averages of controls of a run without any.
+NONE = pd.DataFrame()
 EVIL = "<script>alert(1)</script>"
 
 
@@ -212,16 +214,17 @@ def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller()
 def test_tests_are_those_of_the_statistics_module() -> None:
     results = tables.make_study()
     asked = {
-        question.title: question for question in questions({"ablation": results.table("ablation")}, None)
+        question.title: question
+        for question in questions({"ablation": results.table("ablation")}, None, NONE)
     }
     need = asked["Does the model need its sinks?"]
     sinks = next(one for one in need.answers if one.compared == "tiny: sinks − other keys")
     assert (sinks.quantity, sinks.difference, sinks.sentences) == ("KL of the output (nats)", "0.350", 6)
     assert sinks.certain
-    layers = questions({"layer_tests": results.table("layer_tests")}, None)[0]
+    layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0]
     assert layers.answers[0].difference == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
-    found = questions({}, heads)[0].answers[0]
+    found = questions({}, heads, NONE)[0].answers[0]
     assert (found.compared, found.difference) == ("a − b", "−0.020")
     # six equal differences of one family: Holm multiplies the smallest p by its size
     assert found.p == "< 0.001"
@@ -235,9 +238,9 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
         for metric, shift in (("sink_share", 0.05), ("entropy_normalized", 0.0)):
             mean = own[metric].mean().reset_index(name="value")
             shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
-            rows.append(mean.assign(value=mean["value"] - shift + shake, kind=kind, metric=metric))
+            rows.append(mean.assign(value=mean["value"] - shift + shake, variant=kind, metric=metric))
     nulls = pd.concat(rows).assign(protocol="exact", scope="heads", threshold=np.nan)
-    answers = questions({"nulls": nulls}, heads)[0].answers
+    answers = questions({}, heads, nulls)[0].answers
     assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
     assert {one.quantity for one in answers} == {"attention to first key"}
     assert {one.difference for one in answers} == {"0.049"}
@@ -245,21 +248,21 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
 
 def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
-    heads = results.table("heads").assign(series="text")
-    heads.loc[(heads["sample"] == 0) & (heads["protocol"] == "ruscio2025"), "bar_count_0"] = -1
+    means = results.table("head_means").assign(series="text").astype({"bar_count_0": "Int64"})
+    means.loc[(means["sample"] == 0) & (means["protocol"] == "ruscio2025"), "bar_count_0"] = pd.NA
     row = pair_rows(
-        {"heads": heads},
-        [Wanted("heads", "bar_count_0", "bars"), Wanted("heads", "nonsense", "none")],
+        {"head_means": means},
+        [Wanted("head_means", "bar_count_0", "bars"), Wanted("head_means", "nonsense", "none")],
         "ruscio2025",
     )
     assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
     row = pair_rows(
-        {"heads": heads}, [Wanted("heads", "mp_ks", "law", "marchenko_pastur_deviation")], "ruscio2025"
+        {"head_means": means},
+        [Wanted("head_means", "mp_ks", "law", "marchenko_pastur_deviation")],
+        "ruscio2025",
     )[0]
-    mean = heads[(heads["head"] == -1) & (heads["protocol"] == "ruscio2025")][
-        "marchenko_pastur_deviation"
-    ].mean()
-    assert row.published == number(mean)
+    own = means[means["protocol"] == "ruscio2025"]
+    assert row.published == number(own["marchenko_pastur_deviation"].mean())
 
 
 def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
