@@ -40,7 +40,9 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
     if "head" in frame and "head" not in by and (frame["head"] >= 0).any():
         frame = frame[frame["head"] >= 0]
     values = [
-        name for name in frame.columns if name not in keys and pd.api.types.is_numeric_dtype(frame[name])
+        name
+        for name in frame.columns
+        if name not in keys and pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().any()
     ]
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     whole: pd.DataFrame = frame.groupby(inner, sort=True)[values].mean().reset_index()
