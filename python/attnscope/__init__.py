@@ -38,6 +38,7 @@ if importlib.util.find_spec("torch") is not None:
     from attnscope.metrics.information.divergence import SinkRemoval, head_divergence, sink_removal
     from attnscope.metrics.information.entropy import attention_entropy
     from attnscope.metrics.information.fisher import fisher_trace
+    from attnscope.metrics.information.sink_test import SinkTest, pooled_sinks, sink_sums, sink_test
     from attnscope.metrics.information.sinks import (
         SinkShare,
         incoming_attention,
@@ -119,6 +120,7 @@ __all__ = [
     "ReferenceInfluence",
     "SinkRemoval",
     "SinkShare",
+    "SinkTest",
     "SpectralUncertainty",
     "WaveletTransform",
     "WeightDelta",
@@ -156,6 +158,7 @@ __all__ = [
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "pooled_sinks",
     "power_spectrum",
     "protocols",
     "reference_influence",
@@ -165,6 +168,8 @@ __all__ = [
     "sink_rate",
     "sink_removal",
     "sink_share",
+    "sink_sums",
+    "sink_test",
     "sink_tokens",
     "softmax_harmonics",
     "spectral_gap",

@@ -99,6 +99,9 @@ def sink_tokens(
     gamma: float,
     min_visibility: float,
 ) -> tuple[Tensor, int]: ...
+def far_attention(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def betti_numbers(
     attention: Tensor, lengths: Tensor | None, thresholds: Tensor, symmetrize: str
 ) -> tuple[Tensor, int]: ...

@@ -4,12 +4,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information.sink_test import ALPHA, sink_test
 
 
 @shown_by_shape
@@ -110,25 +111,30 @@ def sink_rate(
 def sink_tokens(
     attention: torch.Tensor,
     *,
+    rule: Literal["frequency", "test"] = "frequency",
     tau: float | None = None,
     gamma: float = 0.4,
     min_visibility: float = 0.3,
+    alpha: float = ALPHA,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Which keys are sinks: those that enough queries attend to strongly.
+    """Which keys are sinks, by the paper's rule or by a test.
 
-    Key j is a sink when at least the share `gamma` of the queries that see it give it `tau` or more, and at
-    least ⌈min_visibility·n⌉ queries see it.
+    By "frequency", key j is a sink when at least the share `gamma` of the queries that see it give it `tau`
+    or more, and at least ⌈min_visibility·n⌉ queries see it. The percentile of a sharp map is near 0, so that
+    local heads have many such keys. By "test" a sink receives more than chance gives any key: `sink_test`.
 
     Args:
         attention: attention maps [..., n, n].
+        rule: "frequency", with tau, gamma and min_visibility; "test", with alpha.
         tau: how strong is strong, in (0, 1); None takes each map's own 90th percentile (linear
             interpolation) of its visible entries, which every map has, a diffuse one too.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
             by chance.
+        alpha: the chance of any sink in a map without one, in (0, 1).
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
@@ -137,8 +143,8 @@ def sink_tokens(
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: tau outside (0, 1), gamma outside (0, 1], min_visibility outside [0, 1], and as
-            `incoming_attention`.
+        ValueError: an unknown rule, tau or alpha outside (0, 1), gamma outside (0, 1], min_visibility outside
+            [0, 1], and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -150,6 +156,8 @@ def sink_tokens(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025, section 3.
     """
     name = "sink_tokens"
+    if _checks.choice_argument(name, "rule", rule, ("frequency", "test")) == "test":
+        return sink_test(attention, alpha=alpha, support=support, lengths=lengths, validate=validate).sinks
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     tau = None if tau is None else _fraction(name, "tau", tau)
     gamma = _checks.real(name, "gamma", gamma)
