@@ -16,17 +16,21 @@ from attnscope.inference.comparisons import (
 from attnscope.inference.emergence import emergence_step
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.intervals import Correlation, Interval, bootstrap, correlation, per_sample
+from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
     "Comparison",
     "Correlation",
     "Frames",
     "Interval",
+    "SinkFrames",
     "benjamini_hochberg",
     "bootstrap",
     "classify_frames",
     "correlation",
     "emergence_step",
+    "frames_of_sinks",
+    "heads_with_sinks",
     "holm",
     "paired_test",
     "per_sample",

@@ -274,5 +274,5 @@ def test_the_mean_is_over_the_queries_that_see_a_key():
     for seen in (place[:, None] >= place, (place[:, None] >= place) & (place[:, None] - place < 12)):
         attention = torch.where(seen, 0.05, 0.0).double()
         found = asc.wavelet_transform(attention, signal="mean", support=seen, min_keys=6)
-      
+
         assert found.energy.flatten()[0].item() == pytest.approx(1, abs=1e-12)
