@@ -13,9 +13,17 @@ from attnscope.inference.comparisons import (
     paired_test,
     welch_test,
 )
-from attnscope.inference.emergence import emergence_step
+from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.frames import Frames, classify_frames
-from attnscope.inference.intervals import Correlation, Interval, bootstrap, correlation, per_sample
+from attnscope.inference.intervals import (
+    Correlation,
+    Interval,
+    MedianInterval,
+    bootstrap,
+    correlation,
+    median_interval,
+    per_sample,
+)
 from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
@@ -23,15 +31,18 @@ __all__ = [
     "Correlation",
     "Frames",
     "Interval",
+    "MedianInterval",
     "SinkFrames",
     "benjamini_hochberg",
     "bootstrap",
     "classify_frames",
     "correlation",
+    "emergence_splits",
     "emergence_step",
     "frames_of_sinks",
     "heads_with_sinks",
     "holm",
+    "median_interval",
     "paired_test",
     "per_sample",
     "welch_test",

@@ -32,8 +32,8 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         confidence: of the interval of the difference.
 
     Returns:
-        Comparison; p_value is NaN for fewer than two pairs, 0 where all differences are equal and not 0, and
-        1 where all are 0.
+        Comparison; p_value is NaN where there is no test: for fewer than two pairs, and where all differences
+        are 0. It is 0 where all are equal and not 0.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1).
@@ -70,7 +70,8 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         confidence: of the interval of the difference.
 
     Returns:
-        Comparison, n the samples of both; p_value is NaN where either holds fewer than two.
+        Comparison, n the samples of both; p_value is NaN where there is no test: where either holds fewer
+        than two, or all values are equal.
 
     Raises:
         ValueError: confidence outside (0, 1).
@@ -180,4 +181,4 @@ def _untested(mean: float, n: int) -> Comparison:
 def _without_spread(mean: float, freedom: int, n: int) -> Comparison:
     """What the test tends to as the spread goes to 0."""
     statistic = math.copysign(math.inf, mean) if mean else math.nan
-    return Comparison(mean, mean, mean, statistic, float(freedom), 0.0 if mean else 1.0, n)
+    return Comparison(mean, mean, mean, statistic, float(freedom), 0.0 if mean else math.nan, n)

@@ -10,6 +10,7 @@ import torch
 import attnscope as asc
 from attnscope.engine.config import Study
 from attnscope.engine.run import resume, run
+from attnscope.inference.emergence import emergence_of
 from attnscope.protocols import ruscio2025
 from folders import model_folder, sentences, series, tokenizer
 
@@ -470,11 +471,12 @@ def test_a_series_has_one_twin_and_its_emergence_in_integer_order(tmp_path, text
     table = results.table("emergence")
     heads = results.table("heads")
     exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-    told = asc.emergence_step(exact, "sink_share").iloc[0]
+    each = exact.groupby(["step", "sample"])["sink_share"].mean().unstack("sample").sort_index()
+    told = emergence_of(each.index.to_numpy(), each.to_numpy())
     overall = table[(table["metric"] == "sink_share") & (table["layer"] == -1) & (table["head"] == -2)].iloc[
         0
     ]
-    assert [overall[key] for key in ("step", "low", "high", "start", "end")] == told.tolist()
+    assert [overall[key] for key in ("step", "low", "high", "start", "end")] == [*told.values()]
     one = table[(table["metric"] == "entropy") & (table["layer"] == 1) & (table["head"] == 3)]
     part = exact[(exact["layer"] == 1) & (exact["head"] == 3)]
     assert one["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())

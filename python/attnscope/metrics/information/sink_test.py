@@ -122,7 +122,7 @@ def sink_test(
     """
     name = "sink_test"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    alpha = alpha_argument(name, alpha)
+    alpha = _checks.fraction_argument(name, "alpha", alpha)
     *sums, queries, spoiled = _core.far_attention(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
     )
@@ -262,7 +262,7 @@ def pooled_sinks(
         ([-1, -1, -1, -1], [0])
     """
     name = "pooled_sinks"
-    alpha = alpha_argument(name, alpha)
+    alpha = _checks.fraction_argument(name, "alpha", alpha)
     if not hasattr(sums, "groupby"):
         raise TypeError(f"{name}: sums must be a pandas DataFrame, got {type(sums).__name__}")
     texts = _checks.whole(name, "texts", texts)
@@ -292,14 +292,6 @@ def pooled_sinks(
     columns = ["label", "texts", "eligible", "sink", "mean", "uniform", "excess", "threshold"]
     result: pd.DataFrame = table[[*by, *columns]]
     return result
-
-
-def alpha_argument(function: str, alpha: Any) -> float:
-    """`alpha` as a number in (0, 1)."""
-    value = _checks.real(function, "alpha", alpha)
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{function}: alpha must lie strictly between 0 and 1, got {alpha!r}")
-    return value
 
 
 def _count(found: SinkTest) -> torch.Tensor:

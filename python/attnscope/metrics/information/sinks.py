@@ -10,16 +10,18 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
 from attnscope.metrics.information.sink_test import ALPHA, sink_test
 
 
 @shown_by_shape
 class SinkShare(NamedTuple):
-    """Mass on the first keys, what uniform attention would put there, and their ratio; each [...]."""
+    """Mass on the first keys, what uniform attention puts there, their ratio, a learned sink's mass."""
 
     share: torch.Tensor
     uniform: torch.Tensor
     boost: torch.Tensor
+    learned: torch.Tensor
 
 
 def incoming_attention(
@@ -159,7 +161,7 @@ def sink_tokens(
     if _checks.choice_argument(name, "rule", rule, ("frequency", "test")) == "test":
         return sink_test(attention, alpha=alpha, support=support, lengths=lengths, validate=validate).sinks
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    tau = None if tau is None else _fraction(name, "tau", tau)
+    tau = None if tau is None else _checks.fraction_argument(name, "tau", tau)
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
@@ -219,6 +221,7 @@ def sink_share(
     *,
     first: int = 1,
     queries: int | None = None,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -233,12 +236,13 @@ def sink_share(
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
             Queries that see no key are left out.
+        sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
 
     Returns:
-        SinkShare(share, uniform, boost), each [...] float64; share in [0, 1], boost 1 for uniform attention.
+        SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
 
     Raises:
         ValueError: first or queries below 1, and as `incoming_attention`.
@@ -247,7 +251,7 @@ def sink_share(
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(4, 4, dtype=torch.float64); star[:, 0] = 1
         >>> asc.sink_share(star)
-        SinkShare(share=float64[], uniform=float64[], boost=float64[])
+        SinkShare(share=float64[], uniform=float64[], boost=float64[], learned=float64[])
         >>> round(asc.sink_share(star).uniform.item(), 6)  # (1 + 1/2 + 1/3 + 1/4)/4
         0.520833
 
@@ -257,13 +261,19 @@ def sink_share(
     name = "sink_share"
     asked = {name: {"first": first, "queries": queries}}
     found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    result: SinkShare = found.results[name]
+    if sink_mass is not None:
+        seen = _checks.support_argument(name, support, found.checked)
+        learned = learned_share(name, found.checked, seen, sink_mass, queries)
+        result = result._replace(learned=torch.where(result.share.isnan(), torch.nan, learned))
+    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
 
 
 def top_mass(
     attention: torch.Tensor,
     k: int = 1,
     *,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -273,6 +283,7 @@ def top_mass(
     Args:
         attention: attention maps [..., n, n].
         k: how many keys; all of them in a map that has no more.
+        sink_mass: what a learned sink takes of each row, [..., n]: one more key.
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
@@ -294,7 +305,11 @@ def top_mass(
     """
     name = "top_mass"
     found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    result = found.results[name]
+    if sink_mass is not None:
+        seen = _checks.support_argument(name, support, found.checked)
+        result = top_mass_with(name, found.checked, seen, sink_mass, int(k))
+    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
 
 
 # What one read of the maps answers together, where support and lengths are the same.
@@ -334,7 +349,7 @@ def _from_one_read(
     n = checked.n
     rate = asked.get("sink_rate")
     if rate is not None:
-        epsilon = _fraction(function, "epsilon", rate["epsilon"])
+        epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
         at = _checks.whole(function, "position", rate["position"])
         if at < 0:
             raise ValueError(f"{function}: position must be 0 or larger, got {at}")
@@ -372,15 +387,8 @@ def _from_one_read(
         seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
-        results["sink_share"] = SinkShare(shares, uniform, shares / uniform)
+        results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
     return _Read(checked, {name: results[name] for name in asked}, spoiled)
-
-
-def _fraction(function: str, name: str, value: float) -> float:
-    number = _checks.real(function, name, value)
-    if not 0.0 < number < 1.0:
-        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
-    return number
 
 
 def _visibility(function: str, value: float) -> float:
