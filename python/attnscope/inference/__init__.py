@@ -2,7 +2,7 @@
 """What measured numbers allow one to say: intervals, tests, corrections, reference frames, emergence.
 
 The unit of replication is the sample (one text): heads and layers of a sample are averaged before anything
-is tested. Every draw is seeded. SciPy and statsmodels do the statistics; this package decides what is drawn,
+is tested. Every draw is seeded. SciPy does the statistics; this package decides what is drawn,
 what is left out and what an undefined result is.
 """
 
@@ -13,6 +13,7 @@ from attnscope.inference.comparisons import (
     paired_test,
     welch_test,
 )
+from attnscope.inference.controls import ControlTest, control_test
 from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.intervals import (
@@ -28,6 +29,7 @@ from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_wi
 
 __all__ = [
     "Comparison",
+    "ControlTest",
     "Correlation",
     "Frames",
     "Interval",
@@ -36,6 +38,7 @@ __all__ = [
     "benjamini_hochberg",
     "bootstrap",
     "classify_frames",
+    "control_test",
     "correlation",
     "emergence_splits",
     "emergence_step",

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -120,7 +121,7 @@ def holm(p_values: Any) -> Vector:
     References:
         Holm, A simple sequentially rejective multiple test procedure, 1979.
     """
-    return _adjusted("holm", p_values, "holm")
+    return _adjusted("holm", p_values, _by_holm)
 
 
 def benjamini_hochberg(p_values: Any) -> Vector:
@@ -143,20 +144,31 @@ def benjamini_hochberg(p_values: Any) -> Vector:
     References:
         Benjamini and Hochberg, Controlling the false discovery rate, 1995.
     """
-    return _adjusted("benjamini_hochberg", p_values, "fdr_bh")
+    from scipy import stats
+
+    return _adjusted("benjamini_hochberg", p_values, stats.false_discovery_control)
 
 
-def _adjusted(function: str, p_values: Any, method: str) -> Vector:
-    """The family adjusted by statsmodels, NaN left where it was."""
+def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) -> Vector:
+    """The family adjusted, NaN left where it was."""
     p = vector(function, "p_values", p_values)
     counted = ~np.isnan(p)
     if ((p[counted] < 0) | (p[counted] > 1)).any():
         raise ValueError(f"{function}: p_values must lie between 0 and 1, got {p[counted].tolist()}")
     result = np.full(len(p), math.nan)
     if counted.any():
-        from statsmodels.stats.multitest import multipletests
+        result[counted] = adjust(p[counted])
+    return result
 
-        result[counted] = multipletests(p[counted], method=method)[1]
+
+def _by_holm(p: Vector) -> Vector:
+    """(m − k)·p of the k-th smallest, never less than of a smaller one.
+
+    statsmodels has it too, and collects garbage at each call, which costs half a second beside a model.
+    """
+    order = np.argsort(p)
+    result = np.empty(len(p))
+    result[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
     return result
 
 

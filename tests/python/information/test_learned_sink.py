@@ -142,3 +142,31 @@ def test_lengths_of_a_layer_may_be_given_for_its_heads():
         assert torch.equal(one, other)
     with pytest.raises(ValueError, match="lengths of the heads of one layer must be equal, got"):
         asc.head_divergence(maps, lengths=torch.tensor([[11, 11, 11], [8, 8, 7]]))
+
+
+@pytest.mark.filterwarnings("error")
+def test_padding_behind_the_lengths_may_hold_anything_without_a_word():
+    lengths = torch.tensor([12, 9])[:, None]
+    maps = torch.softmax(torch.randn(2, 3, 12, 12, generator=torch.Generator().manual_seed(0)), -1)
+    maps[1, :, 9:] = math.nan
+    maps[1, ..., 9:] = math.nan
+    before, after = torch.randn(2, 3, 12, 4), torch.randn(2, 3, 12, 4)
+    before[1, :, 9:] = math.nan
+    after[1, :, 9:] = math.inf
+    reference = torch.zeros(2, 3, 12, dtype=torch.bool)
+    reference[..., 0] = True
+    results = [
+        *(
+            getattr(asc, name)(maps, lengths=lengths)
+            for name in ("attention_entropy", "incoming_attention", "head_divergence", "stable_rank")
+        ),
+        *(getattr(asc, name)(maps, lengths=lengths)[0] for name in ("sink_share", "sink_test")),
+        asc.sink_removal(maps, [0], lengths=lengths).kl_reduction,
+        asc.geometric_semantic_alignment(maps, before, lengths=lengths),
+        asc.reference_influence(maps, before, reference, lengths=lengths)[0],
+        asc.transformation_magnitude(before, after, lengths=lengths),
+        asc.entropy_magnitude_correlation(maps, before, after, lengths=lengths),
+        asc.entropy_magnitude_correlation(maps, before[:, :1], after[:, :1], lengths=lengths),
+    ]
+    for result in results:
+        assert not result[1].isnan().all()
