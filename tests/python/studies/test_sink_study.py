@@ -513,7 +513,7 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
     else:
         assert "needs a tokenizer with a mask token" in " ".join(said)
         assert results.table("ablation")["loss_change"].isna().all()
-        assert (results.table("ablation")["output_kl"] >= 0).all()
+        assert (results.table("ablation")["output_kl"].dropna() >= 0).all()
 
 
 def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
