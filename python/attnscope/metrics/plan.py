@@ -163,7 +163,8 @@ def _reading(call: Call) -> tuple[str, str, bool]:
 
 
 def _is_plain_read(given: Mapping[str, Any]) -> bool:
-    return given.get("base", math.e) == math.e and not given.get("normalized")
+    plain = given.get("base", math.e) == math.e and not given.get("normalized")
+    return plain and given.get("sink_mass") is None
 
 
 def _in_words(value: Any) -> str:

@@ -33,6 +33,7 @@ TABLE = pd.DataFrame(
 )
 MAPS = torch.softmax(torch.randn(3, 40, 40, generator=torch.Generator().manual_seed(1)), -1)
 BARS = asc.persistence(MAPS[:, :6, :6])
+FOUND = asc.sink_test(MAPS)
 STATES = torch.ones(40, 3).cumsum(0)
 
 # Valid arguments, positional first; each in turn is replaced by something else.
@@ -50,6 +51,8 @@ CALLS = {
     "softmax_harmonics": (2.0, 4),
     "classify_frames": (torch.zeros(4, 3, 2, dtype=torch.int64), [7, 8, 9, 7], True),
     "emergence_step": (TABLE, "x"),
+    "sink_sums": (FOUND,),
+    "pooled_sinks": (asc.sink_sums(FOUND), 3),
     "inference.per_sample": (TABLE, "x"),
     "inference.bootstrap": ([1.0, 2.0, 4.0],),
     "inference.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
