@@ -48,6 +48,14 @@ if importlib.util.find_spec("torch") is not None:
         top_mass,
     )
     from attnscope.metrics.measure import measure
+    from attnscope.metrics.positions.toeplitz import (
+        MaskOnly,
+        OffsetVariance,
+        ToeplitzSplit,
+        mask_only,
+        offset_variance,
+        toeplitz_split,
+    )
     from attnscope.metrics.signals.harmonics import harmonic_distortion, softmax_harmonics
     from attnscope.metrics.signals.locality import local_global_ratio
     from attnscope.metrics.signals.power_spectrum import PowerSpectrum, power_spectrum
@@ -115,11 +123,14 @@ __all__ = [
     "GraphStatistics",
     "LowRank",
     "MarchenkoPastur",
+    "MaskOnly",
+    "OffsetVariance",
     "PowerSpectrum",
     "ReferenceInfluence",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
+    "ToeplitzSplit",
     "WaveletTransform",
     "WeightDelta",
     "WeightEntry",
@@ -150,9 +161,11 @@ __all__ = [
     "local_global_ratio",
     "marchenko_pastur",
     "marchenko_pastur_deviation",
+    "mask_only",
     "max_persistence",
     "measure",
     "morlet_scalogram",
+    "offset_variance",
     "participation_ratio",
     "persistence",
     "persistent_entropy",
@@ -171,6 +184,7 @@ __all__ = [
     "spectral_ratio",
     "spectral_uncertainty",
     "stable_rank",
+    "toeplitz_split",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",
