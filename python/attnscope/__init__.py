@@ -22,6 +22,7 @@ if importlib.util.find_spec("torch") is not None:
     from attnscope import inference, protocols
     from attnscope.capture import capture, edit, edits
     from attnscope.inference import Frames, classify_frames, emergence_step
+    from attnscope.inference.residuals import Removed, ResidualSize, removed, residual_size
     from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
     from attnscope.metrics.graphs.graph_statistics import GraphStatistics, graph_statistics
     from attnscope.metrics.graphs.laplacian import laplacian_eigenvalues, laplacian_gap
@@ -48,6 +49,7 @@ if importlib.util.find_spec("torch") is not None:
         top_mass,
     )
     from attnscope.metrics.measure import measure
+    from attnscope.metrics.positions.position_profile import PositionProfile
     from attnscope.metrics.positions.toeplitz import (
         MaskOnly,
         OffsetVariance,
@@ -125,8 +127,11 @@ __all__ = [
     "MarchenkoPastur",
     "MaskOnly",
     "OffsetVariance",
+    "PositionProfile",
     "PowerSpectrum",
     "ReferenceInfluence",
+    "Removed",
+    "ResidualSize",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
@@ -172,6 +177,8 @@ __all__ = [
     "power_spectrum",
     "protocols",
     "reference_influence",
+    "removed",
+    "residual_size",
     "scale_sensitivity",
     "singular_values",
     "sink_position",
