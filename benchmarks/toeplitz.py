@@ -23,7 +23,7 @@ def late_rows(scores: torch.Tensor, m: int) -> torch.Tensor:
 
 
 def torch_split(scores: torch.Tensor) -> Split:
-    """Profile, residual, row constants, variance, key 0, log-sums, and log-sum, cut and share of late rows."""
+    """Profile, residual, row constants, variance, key 0, log-sums; log-sum, cut and share of late rows."""
     m = scores.shape[-1] // 2
     scores = scores.double()
     late = late_rows(scores, m)
