@@ -60,7 +60,7 @@ def rope_bands(
         repeated: queries and keys of one token repeated, for "auto".
 
     Returns:
-        RopeBands, each [..., bands], one band more where rotary < d; float64. NaN for scores that do not vary.
+        RopeBands, float64 [..., bands], one band more where rotary < d; NaN for scores that do not vary.
 
     Raises:
         ValueError: queries and keys of different shapes, an odd or too large rotary, more bands than pairs,
