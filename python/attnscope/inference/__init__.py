@@ -16,6 +16,7 @@ from attnscope.inference.comparisons import (
 from attnscope.inference.controls import ControlTest, control_test
 from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.frames import Frames, classify_frames
+from attnscope.inference.groups import jackknife, sign_flips
 from attnscope.inference.intervals import (
     Correlation,
     Interval,
@@ -45,8 +46,10 @@ __all__ = [
     "frames_of_sinks",
     "heads_with_sinks",
     "holm",
+    "jackknife",
     "median_interval",
     "paired_test",
     "per_sample",
+    "sign_flips",
     "welch_test",
 ]

@@ -139,7 +139,7 @@ def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
     if bad:
         name = "transformation_magnitude"
         message = (
-            f"{name}: {spoiled} of {magnitude.numel()} tokens hold NaN or infinite entries; their results "
+            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results "
             "are NaN"
         )
         warn(NonFiniteWarning(message, name, bad))
