@@ -98,7 +98,7 @@ def dry_run(study: Study) -> Estimate:
         folder=str(engine.folder),
         units=sum(unit.checkpoint is not None for unit in plan.units),
         checkpoints=len(plan.checkpoints),
-        sentences=len(plan.sentences),
+        sentences=len({one.sentence.sample for unit in reading for one in unit.inputs}),
         tokens=plan.tokens,
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
