@@ -21,6 +21,13 @@ if importlib.util.find_spec("torch") is not None:
 
     from attnscope import inference, protocols
     from attnscope.capture import capture, edit, edits
+    from attnscope.capture.first_token import (
+        Fingerprint,
+        Trajectory,
+        fingerprint,
+        first_token_trajectory,
+        output_projection,
+    )
     from attnscope.inference import Frames, classify_frames, emergence_step
     from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
     from attnscope.metrics.graphs.graph_statistics import GraphStatistics, graph_statistics
@@ -111,6 +118,7 @@ _LAZY: dict[str, str] = {
 __all__ = [
     "__version__",
     "Barcodes",
+    "Fingerprint",
     "Frames",
     "GraphStatistics",
     "LowRank",
@@ -120,6 +128,7 @@ __all__ = [
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
+    "Trajectory",
     "WaveletTransform",
     "WeightDelta",
     "WeightEntry",
@@ -138,6 +147,8 @@ __all__ = [
     "entropy_magnitude_correlation",
     "fiedler_value",
     "fiedler_vector",
+    "fingerprint",
+    "first_token_trajectory",
     "fisher_trace",
     "geometric_semantic_alignment",
     "graph_statistics",
@@ -153,6 +164,7 @@ __all__ = [
     "max_persistence",
     "measure",
     "morlet_scalogram",
+    "output_projection",
     "participation_ratio",
     "persistence",
     "persistent_entropy",

@@ -64,7 +64,8 @@ def test_the_place_is_drawn_with_the_seed(folder, texts):
 def test_with_and_without_bos_the_text_is_the_same(folder, texts):
     for kept, dropped in zip(inputs(folder, texts), inputs(folder, texts, bos="drop"), strict=True):
         assert kept.encoded.ids.tolist() == [1, *dropped.encoded.ids.tolist()[:-1]]
-        assert kept.encoded.starts_with_bos and not dropped.encoded.starts_with_bos
+        assert kept.encoded.starts_with_bos
+        assert not dropped.encoded.starts_with_bos
         assert kept.n_tokens == dropped.n_tokens == LENGTH
         assert tuple(dropped.encoded.ids.tolist()) == dropped.sentence.token_ids == kept.sentence.token_ids
 
@@ -84,7 +85,8 @@ def test_samples_counts_windows_drawn_or_first(folder, texts):
     every = [one.sentence.token_ids for one in inputs(folder, texts)]
     assert [one.sentence.token_ids for one in inputs(folder, texts, samples=3)] == every[:3]
     drawn = [one.sentence.source_row for one in inputs(folder, texts, samples=5, sampling="random")]
-    assert drawn == sorted(set(drawn)) and drawn != [*range(5)]
+    assert drawn == sorted(set(drawn))
+    assert drawn != [*range(5)]
 
 
 def test_lists_of_token_ids_are_joined(folder, tmp_path):
@@ -132,7 +134,8 @@ def test_a_run_over_windows_stores_what_was_read(folder, texts, tmp_path):
     )
     samples = results.table("samples")
     assert samples["n_tokens"].tolist() == [LENGTH] * 5
-    assert samples["bos"].all() and not samples["truncated"].any()
+    assert samples["bos"].all()
+    assert not samples["truncated"].any()
     assert len(set(samples["text"])) == 5
 
 

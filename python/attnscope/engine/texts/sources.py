@@ -85,13 +85,10 @@ def origin(source: TextSource) -> str:
 
 def joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
     """All sentences of a source as one text, a space between two; lists of token ids as one list."""
-    contents = [
-        content[: source.max_characters] if isinstance(content, str) else content for _, content, _ in rows
-    ]
-    texts = [one for one in contents if isinstance(one, str)]
-    if len(texts) == len(contents):
+    texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
+    if texts:
         return Sentence(position, source.group, " ".join(texts), None, origin(source), 0)
-    ids = tuple(one for content in contents for one in content)
+    ids = tuple(one for _, content, _ in rows for one in content)
     return Sentence(position, source.group, None, ids, origin(source), 0)
 
 

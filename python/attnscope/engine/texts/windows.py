@@ -17,7 +17,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.texts.sources import Sentence, choose
+from attnscope.engine.texts.sources import Row, Sentence, choose
 from attnscope.models import Encoder
 
 
@@ -40,7 +40,7 @@ def windows(joined: Sequence[Sentence], settings: Settings, encoder: Encoder, mo
     for position, (whole, source) in enumerate(zip(joined, settings.texts, strict=True)):
         draw = np.random.default_rng([settings.seed, position])
         ids = encoder.bare(whole.text, whole.token_ids)
-        pieces = [(place, list(one), {}) for place, one in enumerate(cut(ids, length, draw))]
+        pieces: list[Row] = [(place, list(one), {}) for place, one in enumerate(cut(ids, length, draw))]
         if not pieces:
             raise ConfigError(
                 f"texts[{position}]: {source.path} has {len(ids)} tokens of {model}, too few for one window "
