@@ -19,6 +19,7 @@ void bind_power_spectrum(py::module_&);
 void bind_reference_influence(py::module_&);
 void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
+void bind_toeplitz(py::module_&);
 void bind_uncertainty(py::module_&);
 void bind_validity(py::module_&);
 void bind_wavelet(py::module_&);
@@ -44,6 +45,7 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_reference_influence(module);
   attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
+  attnscope::bind_toeplitz(module);
   attnscope::bind_uncertainty(module);
   attnscope::bind_validity(module);
   attnscope::bind_wavelet(module);

@@ -55,6 +55,14 @@ if importlib.util.find_spec("torch") is not None:
         top_mass,
     )
     from attnscope.metrics.measure import measure
+    from attnscope.metrics.positions.toeplitz import (
+        MaskOnly,
+        OffsetVariance,
+        ToeplitzSplit,
+        mask_only,
+        offset_variance,
+        toeplitz_split,
+    )
     from attnscope.metrics.signals.harmonics import harmonic_distortion, softmax_harmonics
     from attnscope.metrics.signals.locality import local_global_ratio
     from attnscope.metrics.signals.power_spectrum import PowerSpectrum, power_spectrum
@@ -123,11 +131,14 @@ __all__ = [
     "GraphStatistics",
     "LowRank",
     "MarchenkoPastur",
+    "MaskOnly",
+    "OffsetVariance",
     "PowerSpectrum",
     "ReferenceInfluence",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
+    "ToeplitzSplit",
     "Trajectory",
     "WaveletTransform",
     "WeightDelta",
@@ -161,9 +172,11 @@ __all__ = [
     "local_global_ratio",
     "marchenko_pastur",
     "marchenko_pastur_deviation",
+    "mask_only",
     "max_persistence",
     "measure",
     "morlet_scalogram",
+    "offset_variance",
     "output_projection",
     "participation_ratio",
     "persistence",
@@ -183,6 +196,7 @@ __all__ = [
     "spectral_ratio",
     "spectral_uncertainty",
     "stable_rank",
+    "toeplitz_split",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",

@@ -131,3 +131,15 @@ def geometric_semantic_alignment(
 def reference_influence(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]: ...
+def toeplitz_split(
+    scores: Tensor, lengths: Tensor | None, late: bool, weights: Tensor | None, weight_matrices: int
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
+def mask_only(
+    scores: Tensor,
+    lengths: Tensor | None,
+    sinks: Tensor | None,
+    sink_count: int,
+    queries: list[int],
+    body: bool,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]: ...
+def offset_variance(values: Tensor, lengths: Tensor | None) -> tuple[tuple[Tensor, Tensor, Tensor], int]: ...

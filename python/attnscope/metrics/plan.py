@@ -287,8 +287,8 @@ def first_of(function: Callable[..., Any]) -> str:
 
 
 def reads_maps(function: Callable[..., Any]) -> bool:
-    """Whether a function's first argument is attention."""
-    return first_of(function) in ("attention", "heads")
+    """Whether a function's first argument is maps: attention, the heads of a layer, or scores."""
+    return first_of(function) in ("attention", "heads", "scores")
 
 
 def reads_layers(function: Callable[..., Any]) -> bool:

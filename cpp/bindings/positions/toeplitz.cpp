@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/positions/toeplitz.h"
+
+#include <pybind11/stl.h>
+
+#include "bindings/batched.h"
+
+namespace attnscope {
+namespace {
+
+py::tuple split(const py::object& scores, const py::object& lengths, bool late, const py::object& weights,
+                Index weight_matrices) {
+  const Batch batch = make_batch(scores, lengths);
+  const Index m = split_rows(batch.n, late);
+  const double* weighing = weights.is_none() ? nullptr : numbers_of(weights, weight_matrices * m * m);
+  const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
+  const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
+  const Result<double> residual = make_result(batch.sizes, {m, m}, kNaN);
+  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        const ToeplitzOutputs out{profile.data + index * m,  residual.data + index * m * m,
+                                  row.data + index * m,      variance.data + index * m,
+                                  first.data + index * m,    lse.data + index * m, m};
+        const double* own = weight_matrices > 1 ? weighing + index * m * m : weighing;
+        return toeplitz_split(view, late, own, m, out, workspace);
+      });
+  return py::make_tuple(
+      py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor, first.tensor, lse.tensor), bad);
+}
+
+py::tuple cut(const py::object& scores, const py::object& lengths, const py::object& sinks, Index sink_count,
+              const std::vector<std::int64_t>& queries, bool body) {
+  const Batch batch = make_batch(scores, lengths);
+  const Index m = split_rows(batch.n, true);
+  const auto count = static_cast<Index>(queries.size());
+  const double* logits = sinks.is_none() ? nullptr : numbers_of(sinks, sink_count);
+  const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
+  const Result<double> lse = vector(), cut = vector(), share = vector();
+  const Result<double> attention = make_result(batch.sizes, {count, m}, kNaN);
+  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        // Queries behind a shorter map's own half have no attention.
+        const Index own = split_rows(view.rows(), true);
+        const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();
+        const double sink =
+            logits == nullptr ? -std::numeric_limits<double>::infinity() : logits[index];
+        return mask_only(view, sink, queries.data(), few, body, lse.data + index * m, cut.data + index * m,
+                         share.data + index * m, attention.data + index * count * m, m, workspace);
+      });
+  return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor), bad);
+}
+
+py::tuple by_offset(const py::object& values, const py::object& lengths) {
+  const Batch batch = make_batch(values, lengths);
+  const Index n = batch.n;
+  const Result<double> mean = make_result(batch.sizes, {n}, kNaN);
+  const Result<double> variance = make_result(batch.sizes, {n}, kNaN);
+  const Result<std::int64_t> count = make_result(batch.sizes, {n}, std::int64_t{-1});
+  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
+      batch, [&](const auto& view, Index index, auto& workspace) {
+        return offset_variance(view, mean.data + index * n, variance.data + index * n, count.data + index * n,
+                               workspace);
+      });
+  return py::make_tuple(py::make_tuple(mean.tensor, variance.tensor, count.tensor), bad);
+}
+
+}  // namespace
+
+void bind_toeplitz(py::module_& module) {
+  module.def("toeplitz_split", &split, py::arg("scores"), py::arg("lengths"), py::arg("late"), py::arg("weights"),
+             py::arg("weight_matrices"));
+  module.def("mask_only", &cut, py::arg("scores"), py::arg("lengths"), py::arg("sinks"), py::arg("sink_count"),
+             py::arg("queries"), py::arg("body"));
+  module.def("offset_variance", &by_offset, py::arg("values"), py::arg("lengths"));
+}
+
+}  // namespace attnscope

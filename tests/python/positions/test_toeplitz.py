@@ -1,0 +1,391 @@
+# SPDX-License-Identifier: MIT
+"""toeplitz_split, mask_only and offset_variance against double loops in NumPy, closed forms and laws."""
+
+import math
+import warnings
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import attnscope as asc
+
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+KINDS = ("random", "tied", "windowed", "large")
+
+
+def scores(*shape, kind="random", seed=0, dtype=torch.float64):
+    """Scores with -inf above the diagonal."""
+    generator = torch.Generator().manual_seed(seed)
+    s = 2.0 * torch.randn(*shape, generator=generator, dtype=torch.float64)
+    n = shape[-1]
+    if kind == "tied":
+        s = s.round()
+    if kind == "large":
+        s = 1000 * torch.sign(s)
+    s = s.masked_fill(~torch.ones(n, n, dtype=torch.bool).tril(), -torch.inf)
+    if kind == "windowed":
+        s = s.masked_fill(torch.ones(n, n, dtype=torch.bool).tril(-3), -torch.inf)
+    return s.to(dtype)
+
+
+def visible(x):
+    return x > -np.inf
+
+
+def slow_split(s, late=True, weights=None):
+    """The page's definitions, one entry at a time."""
+    n = len(s)
+    m = n // 2 if late else n
+    profile = np.full(m, np.nan)
+    for offset in range(m):
+        rows = range(m, 2 * m) if late else range(offset, n)
+        seen = [s[i, i - offset] for i in rows if visible(s[i, i - offset])]
+        if seen:
+            profile[offset] = math.fsum(seen) / len(seen)
+    residual = np.full((m, m), np.nan)
+    row, variance, first, lse = (np.full(m, np.nan) for _ in range(4))
+    for i in range(m):
+        for j in range(i + 1):
+            if visible(s[i, j]) and not np.isnan(profile[i - j]):
+                residual[i, j] = s[i, j] - profile[i - j]
+        body = [j for j in range(1, i + 1) if not np.isnan(residual[i, j])]
+        w = np.array([1.0 if weights is None else weights[i, j] for j in body])
+        if w.sum() > 0:
+            w = w / w.sum()
+            row[i] = sum(a * residual[i, j] for a, j in zip(w, body, strict=True))
+            if (w > 0).sum() >= 2:
+                variance[i] = sum(a * (residual[i, j] - row[i]) ** 2 for a, j in zip(w, body, strict=True))
+        if body:
+            first[i] = residual[i, 0] - np.mean([residual[i, j] for j in body])
+        seen = [s[i, j] for j in range(i + 1) if visible(s[i, j])]
+        if seen:
+            lse[i] = log_sum(seen)
+    return profile, residual, row, variance, first, lse
+
+
+def log_sum(values):
+    top = max(values)
+    return top + math.log(math.fsum(math.exp(v - top) for v in values))
+
+
+def slow_mask(s, body=False, sink=-np.inf):
+    m = len(s) // 2
+    rows = [i for i in range(m, 2 * m) if visible(s[i, i])]
+    lse, cut, share = np.full(m, np.nan), np.full(m, np.nan), np.full(m, np.nan)
+    attention = np.full((m, m), np.nan)
+    if not rows:
+        return lse, cut, share, attention
+    sums = np.array([[log_sum([sink, *(s[r, r - d] for d in range(i + 1))]) for i in range(m)] for r in rows])
+    lse = sums.mean(0)
+    cut = (sums[:, -1:] - sums).mean(0)
+    share = 1 - np.exp(sums - sums[:, -1:]).mean(0)
+    for i in range(m):
+        if body and i == 0:
+            continue
+        attention[i] = 0.0
+        farthest = i - 1 if body else i
+        for offset in range(farthest + 1):
+            attention[i, i - offset] = np.mean(
+                [math.exp(s[r, r - offset] - sums[k, farthest]) for k, r in enumerate(rows)]
+            )
+    return lse, cut, share, attention
+
+
+def close(found, expected, tolerance=1e-12):
+    np.testing.assert_allclose(found.numpy(), expected, rtol=tolerance, atol=tolerance)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [2, 3, 6, 17, 34, 65])
+def test_split_equals_the_double_loop(n, kind, dtype):
+    s = scores(2, n, n, kind=kind, seed=n, dtype=dtype)
+    for late in (True, False):
+        found = asc.toeplitz_split(s, estimator="late" if late else "simple")
+        for index in range(2):
+            for one, expected in zip(found, slow_split(s[index].double().numpy(), late), strict=True):
+                scale = 1e-12 * max(1.0, np.nanmax(np.abs(expected), initial=0.0))
+                np.testing.assert_allclose(one[index].numpy(), expected, rtol=1e-12, atol=scale)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [2, 3, 6, 17, 34, 65])
+def test_mask_only_equals_the_double_loop(n, kind, dtype):
+    s = scores(2, n, n, kind=kind, seed=n, dtype=dtype)
+    for body in (False, True):
+        found = asc.mask_only(s, body=body)
+        for index in range(2):
+            for one, expected in zip(found, slow_mask(s[index].double().numpy(), body), strict=True):
+                scale = 1e-12 * max(1.0, np.nanmax(np.abs(expected), initial=0.0))
+                np.testing.assert_allclose(one[index].numpy(), expected, rtol=1e-12, atol=scale)
+
+
+@pytest.mark.parametrize("n", [258, 1100])
+def test_long_maps_take_the_logarithm_of_many_rows(n):
+    s = scores(n, n, seed=5)
+    found = asc.mask_only(s, queries=[0, 7, n // 2 - 1])
+    m = n // 2
+    late = torch.stack([s[i, i - m + 1 : i + 1].flip(0) for i in range(m, 2 * m)])
+    sums = late.logcumsumexp(-1)
+    close(found.lse, sums.mean(0), 1e-11)
+    close(found.share, 1 - (sums - sums[:, -1:]).exp().mean(0), 1e-11)
+    close(found.attention[1, :8].flip(0), (late[:, :8] - sums[:, 7:8]).exp().mean(0))
+
+
+def test_queries_choose_rows_and_sinks_count_in_every_sum():
+    s = scores(3, 2, 40, 40, seed=3)
+    whole = asc.mask_only(s)
+    some = asc.mask_only(s, queries=[0, 3, 4, 11, 19])
+    close(some.attention, whole.attention[..., [0, 3, 4, 11, 19], :], 1e-14)
+    logits = torch.tensor([-torch.inf, 1.5])
+    with_sink = asc.mask_only(s, sink_logit=logits, body=True)
+    for text in range(3):
+        for head, sink in enumerate(logits.tolist()):
+            for one, expected in zip(with_sink, slow_mask(s[text, head].numpy(), True, sink), strict=True):
+                close(one[text, head], expected)
+    assert (with_sink.attention[:, 1, 5].sum(-1) < 1).all()
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_offset_variance_is_numpys(dtype):
+    values = scores(3, 17, 17, kind="windowed", dtype=dtype) + 1000
+    found = asc.offset_variance(values)
+    for index in range(3):
+        for offset in range(17):
+            diagonal = np.diagonal(values[index].double().numpy(), -offset)
+            diagonal = diagonal[visible(diagonal)]
+            assert found.count[index, offset] == len(diagonal)
+            if len(diagonal):
+                np.testing.assert_allclose(found.mean[index, offset], diagonal.mean(), rtol=1e-13)
+                np.testing.assert_allclose(
+                    found.variance[index, offset], diagonal.var(), rtol=1e-10, atol=1e-12
+                )
+            else:
+                assert found.mean[index, offset].isnan()
+
+
+def test_weights_are_normalised_over_the_body():
+    s = scores(2, 12, 12, seed=1)
+    weights = torch.rand(2, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+    weights[0, 4] = 0.0
+    weights[0, 5, 1:5] = 0.0
+    found = asc.toeplitz_split(s, weights=weights)
+    for index in range(2):
+        expected = slow_split(s[index].numpy(), weights=weights[index].numpy())
+        for one, other in zip(found, expected, strict=True):
+            close(one[index], other)
+    assert found.variance[0, 4:].isnan().all()
+    one = asc.toeplitz_split(s, weights=weights[1])
+    close(one.variance[1], found.variance[1])
+
+
+def test_equal_scores_are_the_mask_and_nothing_else():
+    m = 16
+    s = torch.full((2 * m, 2 * m), 0.75, dtype=torch.float64).tril()
+    found = asc.mask_only(s)
+    kept = torch.arange(1, m + 1, dtype=torch.float64)
+    close(found.cut, (m / kept).log())
+    close(found.share, 1 - kept / m)
+    close(found.lse, 0.75 + kept.log())
+    close(found.attention, torch.ones(m, m).tril() / kept[:, None])
+    split = asc.toeplitz_split(s)
+    assert (split.residual[torch.ones(m, m).bool().tril()] == 0).all()
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_profile_and_row_constants_leave_no_residual(seed):
+    generator = torch.Generator().manual_seed(seed)
+    n = 40
+    profile = torch.randn(n, generator=generator, dtype=torch.float64)
+    constants = 50 * torch.randn(n, generator=generator, dtype=torch.float64)
+    offsets = torch.arange(n)[:, None] - torch.arange(n)
+    s = (profile[offsets.clamp(min=0)] + constants[:, None]).tril()
+    split, mask = asc.toeplitz_split(s), asc.mask_only(s, body=True)
+    close(split.variance[2:], torch.zeros(18))
+    close(split.first[1:], torch.zeros(19), 1e-11)
+    close(split.row[1:], constants[1:20] - constants[20:].mean(), 1e-11)
+    attention = torch.softmax(s.masked_fill(offsets < 0, -torch.inf), -1)[:20, :20]
+    bodies = attention / (1 - attention[:, :1])
+    moved = (bodies - mask.attention)[1:, 1:]
+    close(moved, torch.zeros(19, 19))
+
+
+def test_each_key_takes_its_share_from_the_nearer_ones():
+    """Λ_{i+1} − Λ_i = −log(1 − a_{i+1}) where every late row holds the same scores by offset."""
+    by_offset = torch.tensor([0.3, 1.2, -0.4], dtype=torch.float64)
+    s = torch.zeros(6, 6, dtype=torch.float64)
+    for i in range(3, 6):
+        s[i, i - 2 : i + 1] = by_offset.flip(0)
+    found = asc.mask_only(s)
+    whole = torch.softmax(by_offset, 0)
+    for i in range(2):
+        newest = torch.softmax(by_offset[: i + 2], 0)[-1]
+        close(found.lse[i + 1] - found.lse[i], -torch.log1p(-newest))
+        cut = torch.cat([torch.softmax(by_offset[: i + 1], 0), torch.zeros(2 - i)])
+        close(found.share[i], (cut - whole).abs().sum() / 2)
+
+
+def test_a_window_cuts_nothing_once_it_is_full():
+    s = scores(64, 64, kind="windowed", seed=2)
+    found = asc.mask_only(s)
+    assert (found.cut[2:] == 0).all()
+    assert (found.share[2:] == 0).all()
+    assert (found.cut[:2] > 0).all()
+    split = asc.toeplitz_split(s)
+    assert split.profile[3:].isnan().all()
+    assert not split.profile[:3].isnan().any()
+
+
+def test_what_stands_above_the_diagonal_plays_no_part():
+    s = scores(3, 21, 21, seed=4)
+    hidden = s.masked_fill(torch.ones(21, 21, dtype=torch.bool).triu(1), torch.nan)
+    for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            for one, other in zip(function(s), function(hidden), strict=True):
+                np.testing.assert_array_equal(one, other)
+                np.testing.assert_array_equal(function(hidden.mT.contiguous().mT)[0], function(s)[0])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_strides_are_read_in_place(dtype):
+    s = scores(2, 14, 14, dtype=dtype)
+    wide = torch.zeros(2, 28, 42, dtype=dtype)
+    wide[:, ::2, ::3] = s
+    for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
+        for one, other in zip(function(wide[:, ::2, ::3]), function(s), strict=True):
+            np.testing.assert_array_equal(one, other)
+        for one, other in zip(function(s[:1].expand(3, 14, 14)), function(s), strict=True):
+            np.testing.assert_array_equal(one[2], other[0])
+
+
+def test_lengths_cut_each_map():
+    s = scores(3, 20, 20, seed=6)
+    lengths = [20, 11, 1]
+    split, mask, offsets = (
+        function(s, lengths=lengths) for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance)
+    )
+    for index, length in enumerate(lengths):
+        m = length // 2
+        alone = s[index, :length, :length].clone()
+        for one, other in zip(split, asc.toeplitz_split(alone), strict=True):
+            np.testing.assert_array_equal(one[index][tuple(slice(m) for _ in other.shape)], other)
+            assert one[index][m:].isnan().all()
+        own = asc.mask_only(alone)
+        np.testing.assert_array_equal(mask.cut[index, :m], own.cut)
+        np.testing.assert_array_equal(mask.attention[index, :m, :m], own.attention)
+        assert mask.lse[index, m:].isnan().all()
+        assert mask.attention[index, m:].isnan().all()
+        assert (offsets.count[index, length:] == -1).all()
+
+
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+@pytest.mark.parametrize("place", [(1, 0), (3, 3), (8, 0), (9, 9)])
+def test_a_bad_matrix_leaves_its_neighbours_alone(bad, place):
+    s = scores(3, 10, 10, seed=7)
+    s[(1, *place)] = bad
+    for function in (asc.toeplitz_split, asc.mask_only, asc.offset_variance):
+        with pytest.warns(RuntimeWarning, match=rf"{function.__name__}: 1 of 3 matrices hold NaN or \+inf"):
+            found = function(s)
+        for one, other in zip(found, function(s[[0, 2]]), strict=True):
+            np.testing.assert_array_equal(one[[0, 2]], other)
+            assert (one[1].isnan() | (one[1] == -1)).all()
+        with pytest.raises(ValueError, match=rf"at index \(1, {place[0]}, {place[1]}\)"):
+            function(s, validate=True)
+
+
+def test_rows_without_visible_keys_are_nan():
+    s = scores(12, 12)
+    s[3] = -torch.inf
+    s[4, 1:] = -torch.inf
+    s[7] = -torch.inf
+    split = asc.toeplitz_split(s)
+    assert split.lse[3].isnan()
+    assert split.variance[[0, 1, 3, 4]].isnan().all()
+    assert split.first[4].isnan()
+    assert not split.variance[[2, 5]].isnan().any()
+    for one, expected in zip(asc.mask_only(s), slow_mask(s.numpy()), strict=True):
+        close(one, expected)
+    s[6:] = -torch.inf
+    for one in asc.mask_only(s):
+        assert one.isnan().all()
+
+
+def test_one_token_has_no_halves_and_five_have_no_variance():
+    for n, m in ((1, 0), (5, 2)):
+        split, mask = asc.toeplitz_split(torch.zeros(n, n)), asc.mask_only(torch.zeros(n, n))
+        assert split.profile.shape == mask.cut.shape == (m,)
+        assert mask.attention.shape == split.residual.shape == (m, m)
+        assert split.variance.isnan().all()
+
+
+def test_an_odd_last_query_is_not_used():
+    s = scores(13, 13)
+    for function in (asc.toeplitz_split, asc.mask_only):
+        other = s.clone()
+        other[12] = 5.0
+        for one, two in zip(function(s), function(other), strict=True):
+            np.testing.assert_array_equal(one, two)
+
+
+@settings(max_examples=40, deadline=None)
+@given(n=st.integers(2, 40), seed=st.integers(0, 10**6), scale=st.floats(0.1, 20), shift=st.floats(-50, 50))
+def test_laws_of_constants_and_scale(n, seed, scale, shift):
+    s = scores(n, n, seed=seed)
+    base = asc.toeplitz_split(s)
+    moved = asc.toeplitz_split(scale * s + shift)
+    np.testing.assert_allclose(moved.variance, scale**2 * base.variance, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(moved.profile, scale * base.profile + shift, rtol=1e-9, atol=1e-9)
+    mask = asc.mask_only(s + shift)
+    np.testing.assert_allclose(mask.cut, asc.mask_only(s).cut, atol=1e-10)
+    assert (mask.cut >= 0).all()
+    assert ((mask.share >= 0) & (mask.share <= 1)).all()
+    np.testing.assert_allclose(mask.attention.sum(-1), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: asc.toeplitz_split(torch.rand(3, 4)),
+            r"square in its last two dimensions, got shape \(3, 4\)",
+        ),
+        (lambda: asc.mask_only(torch.rand(3)), r"at least two dimensions"),
+        (
+            lambda: asc.offset_variance(torch.ones(3, 3, dtype=torch.int64)),
+            r"values must be .* got torch.int64",
+        ),
+        (lambda: asc.toeplitz_split(torch.ones(3, 3, dtype=torch.complex64)), r"got torch.complex64"),
+        (lambda: asc.toeplitz_split(torch.rand(4, 4), estimator="early"), r"'late', 'simple', got 'early'"),
+        (lambda: asc.toeplitz_split(torch.rand(4, 4), weights="felt"), r"'uniform' or a tensor, got 'felt'"),
+        (lambda: asc.toeplitz_split(torch.rand(4, 4), weights=torch.rand(3, 3)), r"do not broadcast"),
+        (lambda: asc.toeplitz_split(torch.rand(4, 4), weights=-torch.eye(2)), r"not negative, got -1.0"),
+        (lambda: asc.mask_only(torch.rand(4, 4), queries=[2]), r"between 0 and m - 1 = 1, got 2"),
+        (lambda: asc.mask_only(torch.rand(8, 8), queries=[2, 1]), r"must ascend, got \[2, 1\]"),
+        (lambda: asc.mask_only(torch.rand(8, 8), queries=[0.5]), r"list of integers"),
+        (lambda: asc.mask_only(torch.rand(8, 8), sink_logit=torch.inf), r"below \+inf, got inf"),
+        (lambda: asc.mask_only(torch.rand(2, 8, 8), sink_logit=torch.ones(3)), r"does not broadcast"),
+        (lambda: asc.mask_only(torch.rand(4, 4), lengths=5), r"lengths must lie between 1 and n = 4, got 5"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
+
+
+def test_threads_change_no_bit():
+    s = scores(64, 40, 40, seed=8)
+    before = torch.get_num_threads()
+    try:
+        found = []
+        for threads in (1, 2):
+            torch.set_num_threads(threads)
+            found.append((*asc.toeplitz_split(s), *asc.mask_only(s), *asc.offset_variance(s)))
+    finally:
+        torch.set_num_threads(before)
+    for one, other in zip(*found, strict=True):
+        np.testing.assert_array_equal(one, other)
