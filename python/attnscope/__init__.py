@@ -29,6 +29,7 @@ if importlib.util.find_spec("torch") is not None:
         output_projection,
     )
     from attnscope.inference import Frames, classify_frames, emergence_step
+    from attnscope.inference.residuals import Removed, ResidualSize, removed, residual_size
     from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
     from attnscope.metrics.graphs.graph_statistics import GraphStatistics, graph_statistics
     from attnscope.metrics.graphs.laplacian import laplacian_eigenvalues, laplacian_gap
@@ -55,6 +56,7 @@ if importlib.util.find_spec("torch") is not None:
         top_mass,
     )
     from attnscope.metrics.measure import measure
+    from attnscope.metrics.positions.position_profile import PositionProfile
     from attnscope.metrics.positions.toeplitz import (
         MaskOnly,
         OffsetVariance,
@@ -133,8 +135,11 @@ __all__ = [
     "MarchenkoPastur",
     "MaskOnly",
     "OffsetVariance",
+    "PositionProfile",
     "PowerSpectrum",
     "ReferenceInfluence",
+    "Removed",
+    "ResidualSize",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
@@ -184,6 +189,8 @@ __all__ = [
     "power_spectrum",
     "protocols",
     "reference_influence",
+    "removed",
+    "residual_size",
     "scale_sensitivity",
     "singular_values",
     "sink_position",

@@ -15,6 +15,7 @@ from attnscope.inference.comparisons import (
 )
 from attnscope.inference.emergence import emergence_step
 from attnscope.inference.frames import Frames, classify_frames
+from attnscope.inference.groups import jackknife, sign_flips
 from attnscope.inference.intervals import Correlation, Interval, bootstrap, correlation, per_sample
 
 __all__ = [
@@ -28,7 +29,9 @@ __all__ = [
     "correlation",
     "emergence_step",
     "holm",
+    "jackknife",
     "paired_test",
     "per_sample",
+    "sign_flips",
     "welch_test",
 ]

@@ -207,7 +207,9 @@ def _measured(
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
     results = Execution(plan, sites, each, "measure_quantities").results()
-    finite = {name: _finite(values, each) for name, values in sites.items() if name in MAPS}
+    # of scores, -inf is a key that is not visible
+    judged = (name for name in sites if name in MAPS and name != "scores")
+    finite = {name: _finite(sites[name], each) for name in judged}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
     answers = dict(zip(known, results[: len(known)], strict=True))

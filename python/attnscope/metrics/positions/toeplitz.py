@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Scores split into what depends on the offset alone and the rest, and what the causal mask does by itself."""
+"""Scores split into a profile of the offset and the rest, and what the causal mask does by itself."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class OffsetVariance(NamedTuple):
 
     mean: torch.Tensor
     variance: torch.Tensor
-    count: torch.Tensor
+    count: torch.Tensor  # type: ignore[assignment]
 
 
 def toeplitz_split(
@@ -83,8 +83,8 @@ def toeplitz_split(
     holds key 0. Of one text the residual measures its content; means over texts have `PositionProfile`.
 
     Args:
-        scores: arguments of the softmax [..., n, n], -inf where a key is invisible; entries above the diagonal
-            play no part. Logarithms of attention serve as well: they differ by a constant of the row.
+        scores: arguments of the softmax [..., n, n], -inf where a key is invisible; entries above the
+            diagonal play no part. Logarithms of attention serve as well: they differ by a row constant.
         estimator: "late" (m = n // 2; an odd last query is not used) or "simple" (m = n).
         weights: of the body keys, "uniform" or a tensor [m, m] or [..., m, m]; those of keys that have a
             residual are divided by their sum.
@@ -96,7 +96,8 @@ def toeplitz_split(
         scores by a scales `variance` by a²; adding a constant to a row changes `row` and `lse` alone.
 
     Raises:
-        ValueError: not square, empty, wrong dtype, an unknown estimator, weights of another shape or negative.
+        ValueError: not square, empty, wrong dtype, an unknown estimator, negative weights or of another
+            shape.
 
     Example:
         Scores 1 where the query attends to itself and 0 elsewhere are a profile and nothing else.
@@ -142,21 +143,21 @@ def mask_only(
     Args:
         scores: as in `toeplitz_split`.
         queries: ascending, whose attention is wanted, each in 0 … m − 1; None: all.
-        body: `attention` of the nearest i keys, placed on the keys 1 … i, to be compared with A_ij/(1 − A_i0);
-            NaN for query 0. The other results are the same.
+        body: `attention` of the nearest i keys, on the keys 1 … i, to be compared with A_ij/(1 − A_i0); NaN
+            for query 0. The other results are the same.
         sink_logit: of a learned sink, which counts in every log-sum, broadcast against the leading axes:
             [h] for scores [B, h, n, n].
         lengths: tokens per map.
         validate: as in `toeplitz_split`.
 
     Returns:
-        MaskOnly, float64: lse, cut, share [..., m], attention [..., Q, m]. `cut` and `share` are 0 at i = m − 1
-        and from i = w − 1 on where only w keys are visible. NaN past a map's own m, and where no late query
-        sees itself.
+        MaskOnly, float64: lse, cut, share [..., m], attention [..., Q, m]. `cut` and `share` are 0 at
+        i = m − 1 and from i = w − 1 on where only w keys are visible. NaN past a map's own m, and where
+        no late query sees itself.
 
     Raises:
-        ValueError: as `toeplitz_split`, queries that do not ascend or lie outside, a sink_logit that is NaN or
-            +inf or does not broadcast.
+        ValueError: as `toeplitz_split`, queries that do not ascend or lie outside, a sink_logit that is
+            NaN or +inf or does not broadcast.
 
     Example:
         Equal scores: of m keys i + 1 are left.
@@ -239,8 +240,8 @@ def _scores_argument(
         if bool(wrong.any()):
             index = tuple(wrong.nonzero()[0].tolist())
             raise ValueError(
-                f"{function}: {name} must be numbers or -inf at j <= i, got {float(checked.tensor[index])} at "
-                f"index {index}"
+                f"{function}: {name} must be numbers or -inf at j <= i, got {float(checked.tensor[index])} "
+                f"at index {index}"
             )
     return checked
 
@@ -268,7 +269,7 @@ def _queries_argument(function: str, queries: Any, m: int) -> list[int]:
     if queries is None:
         return list(range(m))
     tensor = _checks.as_tensor(function, "queries", queries)
-    if tensor.ndim != 1 or tensor.is_floating_point() and tensor.numel() or tensor.dtype == torch.bool:
+    if tensor.ndim != 1 or (tensor.is_floating_point() and tensor.numel()) or tensor.dtype == torch.bool:
         raise ValueError(f"{function}: queries must be a list of integers, got {queries!r}")
     wanted: list[int] = [int(query) for query in tensor.tolist()]
     for query in wanted:
@@ -333,7 +334,7 @@ QUANTITIES = (
         "mask_share",
         "mask_only",
         "share cut by the mask",
-        "Total variation between a late query's attention and the same with as few keys as an early one sees.",
+        "Total variation between a late query's attention and the same with as few keys as an early one.",
         Known(0.75, torch.eye(8), {"scores": _NEAR[None]}, entry=(0,)),
         low=0,
         high=1,

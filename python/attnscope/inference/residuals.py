@@ -1,0 +1,313 @@
+# SPDX-License-Identifier: MIT
+"""How large the mean residual of scores is, and how much of it a change in the run removes.
+
+The square of a noisy mean never vanishes: E‖R̂‖² = ‖R‖² + noise/N. Products of different groups of texts share
+no noise, so their mean is unbiased, and negative where there is nothing.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from attnscope.inference.comparisons import benjamini_hochberg
+from attnscope.inference.groups import Array, jackknife_bounds, mean_product, sign_flips
+from attnscope.inference.intervals import Interval
+from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+
+Queries = tuple[int, int]
+
+
+class ResidualSize(NamedTuple):
+    """Squared size of a mean residual, arrays [L, h].
+
+    Attributes:
+        estimate: unbiased; negative values are kept.
+        plain: the square of the mean, noise included.
+        low: of the jackknife interval.
+        high: likewise.
+        p_value: of 0, by sign flips of whole groups.
+        p_adjusted: Benjamini–Hochberg over layers and heads.
+        reliability: cosine of the means of odd and even groups.
+    """
+
+    estimate: Array
+    plain: Array
+    low: Array
+    high: Array
+    p_value: Array
+    p_adjusted: Array
+    reliability: Array
+
+    @property
+    def floor(self) -> Array:
+        """What noise adds to `plain`."""
+        return self.plain - self.estimate
+
+
+class Removal(NamedTuple):
+    """A share that is removed: of each layer (mean over its heads), and of all but the first."""
+
+    layers: tuple[Interval, ...]
+    whole: Interval
+
+
+class Removed(NamedTuple):
+    """What a condition removes of the base's residual; 0 is nothing, negative values are more than before.
+
+    Attributes:
+        energy: 1 − ĉ'²/ĉ².
+        size: 1 − ĉ'/ĉ; a negative ĉ² counts as 0.
+        pattern: 1 − <R', R>/<R, R>: how much of the base's own pattern is gone.
+    """
+
+    energy: Removal
+    size: Removal
+    pattern: Removal
+
+
+class MovedDistance(NamedTuple):
+    """Total variation between mean early body attention and that of late queries cut alike, [L, h].
+
+    Attributes:
+        value: mean over queries of ½ Σ_j |E δ_ij|, noise included.
+        floor: its mean over sign flips of whole groups, what noise alone gives.
+    """
+
+    value: Array
+    floor: Array
+
+
+def residual_size(
+    profile: PositionProfile,
+    *,
+    queries: Queries = (2, 32),
+    weights: Weights = "uniform",
+    without: Sequence[int] = (),
+    confidence: float = 0.95,
+    draws: int = 9999,
+    seed: int = 0,
+) -> ResidualSize:
+    """Squared size of the mean residual of every layer and head, unbiased over groups of texts.
+
+    Args:
+        profile: of at least four groups and four texts a group.
+        queries: first and last, cut to m − 1.
+        weights: of the body keys: "uniform", "felt" (by cut late attention; half of it is about the KL
+            divergence between the body attentions), or "moved" for the squared distance of the attentions.
+        without: positions whose keys and queries are left out.
+        confidence: of the jackknife interval.
+        draws: of signs.
+        seed: of the draws.
+
+    Returns:
+        ResidualSize, float64 [L, h], nats² for scores in nats; NaN for a head without texts in a group.
+
+    Raises:
+        ValueError: fewer than four groups, fewer texts than four a group, no such query, and as
+            `PositionProfile.gram`.
+
+    Example:
+        Sixteen texts that share the residual (−1, 1) on the keys 1 and 2 of query 2.
+
+        >>> import torch, attnscope as asc
+        >>> scores = torch.zeros(16, 1, 6, 6, dtype=torch.float64)
+        >>> scores[:, 0, 2, 1:3] = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        >>> profile = asc.PositionProfile(6, groups=4)
+        >>> profile.add(scores, group=[text // 4 for text in range(16)])
+        >>> size = asc.residual_size(profile)
+        >>> round(size.estimate.item(), 9), round(size.plain.item(), 9)
+        (1.0, 1.0)
+
+    References:
+        Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the quantity; the estimator is attnscope's.
+    """
+    _enough("residual_size", profile)
+    gram = profile.gram(queries, weights=weights, without=without).numpy()
+    estimate, low, high, _ = _of_groups(
+        lambda kept: mean_product(_kept(gram, kept)), len(gram[0, 0]), confidence
+    )
+    p_value = sign_flips(gram, draws=draws, seed=seed)
+    odd, even = slice(1, None, 2), slice(0, None, 2)
+    across = gram[..., odd, even].mean((-2, -1))
+    sizes = gram[..., odd, odd].mean((-2, -1)) * gram[..., even, even].mean((-2, -1))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        reliability = across / np.sqrt(sizes)
+    adjusted = benjamini_hochberg(p_value.ravel()).reshape(p_value.shape)
+    return ResidualSize(
+        estimate,
+        gram.mean((-2, -1)),
+        low,
+        high,
+        p_value,
+        adjusted,
+        np.where(sizes > 0, reliability, math.nan),
+    )
+
+
+def removed(
+    base: PositionProfile,
+    arm: PositionProfile,
+    *,
+    queries: Queries = (2, 32),
+    weights: Weights = "uniform",
+    without: Sequence[int] = (),
+    confidence: float = 0.95,
+) -> Removed:
+    """How much of the residual a change in the run removes, from the same texts in the same groups.
+
+    Energy and pattern differ: a replacement can remove the base's pattern and write one of its own.
+
+    Args:
+        base: the run without the change.
+        arm: the run with it.
+        queries: first and last, cut to m − 1.
+        weights: as `residual_size` takes them; "felt" are the base's for both.
+        without: positions whose keys and queries are left out of both.
+        confidence: of the jackknife intervals, of the ratios.
+
+    Returns:
+        Removed; an Interval of NaN where the lower bound of the base's ĉ² is not above 0, because there is
+        nothing that could be removed. With one layer `whole` is of no layer and NaN.
+
+    Raises:
+        ValueError: other groups, layers or numbers of texts, and as `residual_size`.
+
+    Example:
+        An arm with half the scores keeps a quarter of the energy and half the pattern.
+
+        >>> import torch, attnscope as asc
+        >>> scores = torch.zeros(16, 1, 6, 6, dtype=torch.float64)
+        >>> scores[:, 0, 2, 1:3] = torch.tensor([-1.0, 1.0], dtype=torch.float64)
+        >>> base, arm = asc.PositionProfile(6, groups=4), asc.PositionProfile(6, groups=4)
+        >>> for profile, factor in ((base, 1.0), (arm, 0.5)):
+        ...     profile.add(factor * scores, group=[text // 4 for text in range(16)])
+        >>> found = asc.removed(base, arm)
+        >>> [round(share.layers[0].estimate, 9) for share in found]
+        [0.75, 0.5, 0.5]
+
+    References:
+        Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the question; the estimator is attnscope's.
+    """
+    for profile in (base, arm):
+        _enough("removed", profile)
+    mine, its = base.counts(), arm.counts()
+    if base.present != arm.present or base.layers != arm.layers or mine.shape != its.shape:
+        raise ValueError(
+            f"removed: both need the same groups, layers and heads, got {tuple(mine.shape)} and "
+            f"{tuple(its.shape)} in groups {base.present} and {arm.present}"
+        )
+    options = {"weights": weights, "without": without}
+    grams = [
+        base.gram(queries, **options).numpy(),  # type: ignore[arg-type]
+        _with_weights_of(base, arm, queries, weights, without),
+        base.gram(queries, arm, **options).numpy(),  # type: ignore[arg-type]
+    ]
+    groups = grams[0].shape[-1]
+    later = [place for place, layer in enumerate(base.layers) if layer >= 1]
+    scopes = [[place] for place in range(len(base.layers))] + [later]
+
+    def sizes(kept: np.ndarray) -> Array:
+        """Of each scope the mean over its heads of base, arm and what they share, [scopes, 3]."""
+        means = np.stack([mean_product(_kept(gram, kept)) for gram in grams], -1)
+        rows = [np.nanmean(means[scope], (0, 1)) if scope else np.full(3, math.nan) for scope in scopes]
+        return np.stack(rows)
+
+    def shares(kept: np.ndarray) -> Array:
+        before, after, shared = sizes(kept).T
+        with np.errstate(invalid="ignore", divide="ignore"):
+            roots = np.sqrt(np.maximum(after, 0)) / np.sqrt(np.maximum(before, 0))
+            return np.stack([1 - after / before, 1 - roots, 1 - shared / before])
+
+    lowest = _of_groups(sizes, groups, confidence)[1][:, 0]
+    estimate, low, high, _ = _of_groups(shares, groups, confidence)
+    nothing = ~(lowest > 0)
+    for bound in (estimate, low, high):
+        bound[:, nothing] = math.nan
+    parts = []
+    for own in range(3):
+        intervals = [
+            Interval(float(estimate[own, k]), float(low[own, k]), float(high[own, k]), groups)
+            for k in range(len(scopes))
+        ]
+        parts.append(Removal(tuple(intervals[:-1]), intervals[-1]))
+    return Removed(*parts)
+
+
+def moved_distance(
+    profile: PositionProfile,
+    *,
+    queries: Queries = (2, 32),
+    without: Sequence[int] = (),
+    draws: int = 200,
+    seed: int = 0,
+) -> MovedDistance:
+    """Total variation by which early attention is moved, beside what noise alone gives.
+
+    Args:
+        profile: of at least four groups and four texts a group.
+        queries: first and last among those whose attention is kept.
+        without: positions whose keys and queries are left out.
+        draws: of signs.
+        seed: of the draws.
+
+    Returns:
+        MovedDistance, float64 [L, h], in [0, 1]; `value` means nothing without `floor` beside it.
+
+    Raises:
+        ValueError: as `residual_size`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope import PositionProfile
+        >>> from attnscope.inference.residuals import moved_distance
+        >>> profile = PositionProfile(6, groups=4)
+        >>> profile.add(torch.zeros(16, 1, 6, 6), group=[text // 4 for text in range(16)])
+        >>> round(moved_distance(profile).value.item(), 12)
+        0.0
+    """
+    _enough("moved_distance", profile)
+    rows = profile.rows_of(queries, kept=True, without=without)
+    places = [profile.queries.index(row) for row in rows]
+    moved = profile.group_means("moved")[..., places, :].numpy()
+    keys = [key for key in range(1, profile.m) if key not in without]
+    moved = moved[..., keys]
+
+    def distance(signs: Array) -> Array:
+        mean = np.tensordot(signs, moved, (0, 0)) / len(moved)
+        value: Array = np.abs(mean).sum(-1).mean(-1) / 2
+        return value
+
+    drawn = np.random.default_rng(seed).integers(0, 2, (draws, len(moved))) * 2.0 - 1
+    floor = np.mean([distance(signs) for signs in drawn], 0)
+    return MovedDistance(distance(np.ones(len(moved))), floor)
+
+
+def _enough(function: str, profile: PositionProfile) -> None:
+    groups, texts = len(profile.present), profile.texts
+    if groups < 4:
+        raise ValueError(f"{function}: at least 4 groups must hold texts, got {groups}")
+    if texts < 4 * groups:
+        raise ValueError(f"{function}: {groups} groups need at least {4 * groups} texts, got {texts}")
+
+
+def _of_groups(
+    function: Callable[[np.ndarray], Array], groups: int, confidence: float
+) -> tuple[Array, Array, Array, int]:
+    return jackknife_bounds(np.arange(groups), function, confidence=confidence)
+
+
+def _kept(gram: Array, kept: np.ndarray) -> Array:
+    return gram[..., kept, :][..., kept]
+
+
+def _with_weights_of(
+    base: PositionProfile, arm: PositionProfile, queries: Queries, weights: Weights, without: Sequence[int]
+) -> Array:
+    """Products of the arm's groups under the base's weights."""
+    vectors = base.vectors(queries, weights, without, arm)
+    products: Array = (vectors.permute(1, 2, 0, 3) @ vectors.permute(1, 2, 3, 0)).numpy()
+    return products

@@ -1,0 +1,395 @@
+# SPDX-License-Identifier: MIT
+"""Sums over texts of scores split by offset, kept apart by groups of texts, and their products."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope._warn import NonFiniteWarning
+from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
+
+Weights = Literal["uniform", "felt", "moved"]
+
+# Queries whose attention is kept: all of few, otherwise the first and the ends of octaves.
+_ALL_QUERIES = 32
+
+
+class PositionProfile:
+    """Streaming sums of `toeplitz_split` and `mask_only` over texts of n tokens.
+
+    Every text belongs to a group, and the sums of a group are its texts' in the order in which they came: the
+    same texts in other batches give the same bits. A head whose scores are NaN in a text is left out of that
+    text and counted. Late queries m … 2m − 1, m = n // 2, are the reference for the early ones.
+
+    Args:
+        n: tokens of every text.
+        groups: numbers that a group may have, 0 … groups − 1. Rank r of N texts goes to group r·groups // N,
+            because neighbouring texts share a topic.
+        queries: whose attention is kept for `felt` and `moved`; None: all of 1 … m − 1 for m <= 32, otherwise
+            2 … 8 and 16, 32, … and m − 1.
+
+    Raises:
+        ValueError: n below 2, groups below 1, queries that do not ascend or lie outside 1 … m − 1.
+
+    Example:
+        Scores 1 on the diagonal and 0 elsewhere, for one layer of one head and two texts.
+
+        >>> import torch, attnscope as asc
+        >>> profile = asc.PositionProfile(8, groups=2)
+        >>> profile.add(torch.eye(8, dtype=torch.float64).expand(2, 1, 8, 8), group=[0, 1])
+        >>> profile.texts, profile.mean("profile")[0, 0].tolist()
+        (2, [1.0, 0.0, 0.0, 0.0])
+        >>> profile.gram((2, 32)).shape
+        torch.Size([1, 1, 2, 2])
+
+    References:
+        Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for what is measured; the
+        estimator is attnscope's.
+    """
+
+    #: What is summed for each layer and head: its trailing axes in words.
+    SUMS: ClassVar[dict[str, str]] = {
+        "profile": "m",
+        "residual": "mm",
+        "row": "m",
+        "first": "m",
+        "lse": "m",
+        "mask_lse": "m",
+        "mask_cut": "m",
+        "mask_share": "m",
+        "offsets": "n",
+        "cut": "Qm",
+        "moved": "Qm",
+    }
+
+    def __init__(self, n: int, *, groups: int = 16, queries: Sequence[int] | None = None) -> None:
+        name = "PositionProfile"
+        self.n = _checks.whole(name, "n", n)
+        self.groups = _checks.whole(name, "groups", groups)
+        if self.n < 2:
+            raise ValueError(f"{name}: n must be at least 2, got {n}")
+        if self.groups < 1:
+            raise ValueError(f"{name}: groups must be at least 1, got {groups}")
+        self.queries = _default_queries(self.m) if queries is None else [*map(int, queries)]
+        inside = all(1 <= query < self.m for query in self.queries)
+        if not inside or sorted(set(self.queries)) != self.queries:
+            raise ValueError(
+                f"{name}: queries must ascend within 1 … m - 1 = {self.m - 1}, got {self.queries}"
+            )
+        # by group and layer: number of texts of each head, and the sums
+        self._counts: dict[tuple[int, int], Tensor] = {}
+        self._sums: dict[tuple[int, int], dict[str, Tensor]] = {}
+        self._left_out = 0
+
+    @property
+    def m(self) -> int:
+        """Early queries, and late ones."""
+        return self.n // 2
+
+    @property
+    def layers(self) -> list[int]:
+        """Numbers of the layers that were added."""
+        return sorted({layer for _, layer in self._sums})
+
+    @property
+    def present(self) -> list[int]:
+        """Groups with at least one text."""
+        return sorted({group for group, _ in self._sums})
+
+    @property
+    def texts(self) -> int:
+        """Number of texts: the largest of any head."""
+        totals: dict[int, Tensor] = {}
+        for (_, layer), counts in sorted(self._counts.items()):
+            totals[layer] = totals[layer] + counts if layer in totals else counts
+        return max((int(total.max()) for total in totals.values()), default=0)
+
+    @property
+    def left_out(self) -> int:
+        """Number of maps with NaN or +inf among their scores."""
+        return self._left_out
+
+    def add(
+        self, scores: Tensor, group: int | Iterable[int], *, layer: int = 0, sink_logit: Tensor | None = None
+    ) -> None:
+        """Adds texts of one layer.
+
+        Args:
+            scores: [texts, heads, n, n], or [heads, n, n] of one text, as `toeplitz_split` takes them.
+            group: of all texts, or one for each.
+            layer: whose they are.
+            sink_logit: of learned sinks, [heads].
+
+        Raises:
+            ValueError: another n or number of heads, a group outside 0 … groups − 1, another number of groups
+                than texts.
+        """
+        name = "PositionProfile.add"
+        maps = _checks.square_tensor(name, "scores", scores)
+        maps = maps[None] if maps.ndim == 3 else maps
+        if maps.ndim != 4 or maps.shape[-1] != self.n:
+            raise ValueError(
+                f"{name}: scores must have shape [texts, heads, n, n] with n = {self.n}, got "
+                f"{tuple(scores.shape)}"
+            )
+        each = [int(group)] * len(maps) if not isinstance(group, Iterable) else [int(one) for one in group]
+        if len(each) != len(maps):
+            raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(each)}")
+        for one in each:
+            if not 0 <= one < self.groups:
+                raise ValueError(f"{name}: group must lie between 0 and {self.groups - 1}, got {one}")
+        for (_, other), counts in self._counts.items():
+            if other == layer and len(counts) != maps.shape[1]:
+                raise ValueError(
+                    f"{name}: layer {layer} has {len(counts)} heads, got scores of {maps.shape[1]}"
+                )
+        terms, good = self._terms(maps, sink_logit)
+        self._left_out += int((~good).sum())
+        for text, own in enumerate(each):
+            self._add_text(own, layer, {key: values[text] for key, values in terms.items()}, good[text])
+
+    def merge(self, other: PositionProfile) -> None:
+        """Adds the sums of another profile of the same n, groups and queries.
+
+        Args:
+            other: of other texts.
+
+        Raises:
+            ValueError: another n, groups or queries.
+        """
+        mine, its = (self.n, self.groups, self.queries), (other.n, other.groups, other.queries)
+        if mine != its:
+            raise ValueError(f"PositionProfile.merge: n, groups and queries must be {mine}, got {its}")
+        for key, sums in other._sums.items():
+            if key in self._sums:
+                self._counts[key] = self._counts[key] + other._counts[key]
+                self._sums[key] = {name: self._sums[key][name] + values for name, values in sums.items()}
+            else:
+                self._counts[key] = other._counts[key].clone()
+                self._sums[key] = {name: values.clone() for name, values in sums.items()}
+        self._left_out += other._left_out
+
+    def state(self) -> dict[str, Tensor]:
+        """Everything as tensors, of which `from_state` makes a profile again.
+
+        Returns:
+            n, groups, queries, left_out, group [G] and layer [L] of what is there, count [G, L, h], and every
+            name of `SUMS` as float64 [G, L, h, ...]. The sums of two profiles of the same groups and layers
+            may be added.
+        """
+        groups, layers = self.present, self.layers
+        state = {
+            name: torch.tensor(value)
+            for name, value in (("n", self.n), ("groups", self.groups), ("left_out", self._left_out))
+        }
+        state |= {
+            name: torch.tensor(values, dtype=torch.int64)
+            for name, values in (("queries", self.queries), ("group", groups), ("layer", layers))
+        }
+        if groups:
+            state["count"] = self._stacked(self._counts, groups, layers)
+            for name in self.SUMS:
+                own = {key: sums[name] for key, sums in self._sums.items()}
+                state[name] = self._stacked(own, groups, layers)
+        return state
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> PositionProfile:
+        """A profile with the sums that `state` gave.
+
+        Args:
+            state: of a profile; arrays serve as well as tensors.
+        """
+        known = {name: torch.as_tensor(values) for name, values in state.items()}
+        made = cls(int(known["n"]), groups=int(known["groups"]), queries=known["queries"].tolist())
+        made._left_out = int(known["left_out"])
+        for g, group in enumerate(known["group"].tolist()):
+            for k, layer in enumerate(known["layer"].tolist()):
+                key = (int(group), int(layer))
+                made._counts[key] = known["count"][g, k].to(torch.int64).clone()
+                made._sums[key] = {name: known[name][g, k].double().clone() for name in cls.SUMS}
+        return made
+
+    def counts(self) -> Tensor:
+        """Texts of each head by group, int64 [G, L, h], over the groups that are present."""
+        return self._stacked(self._counts, self.present, self.layers)
+
+    def group_means(self, name: str) -> Tensor:
+        """Means of one of `SUMS` over the texts of each group that is present, [G, L, h, ...].
+
+        Args:
+            name: of the sum; NaN where a group holds no text of that head.
+
+        Raises:
+            ValueError: an unknown name, a profile without texts.
+        """
+        if name not in self.SUMS:
+            raise ValueError(f"PositionProfile: a sum must be one of {', '.join(self.SUMS)}, got {name!r}")
+        own = {key: sums[name] for key, sums in self._sums.items()}
+        sums = self._stacked(own, self.present, self.layers)
+        counts = self.counts().reshape(*sums.shape[:3], *[1] * (sums.ndim - 3))
+        return torch.where(counts > 0, sums / counts, torch.nan)
+
+    def mean(self, name: str) -> Tensor:
+        """Mean of one of `SUMS` over all texts, [L, h, ...].
+
+        Args:
+            name: of the sum.
+        """
+        counts = self.counts().double()
+        means = self.group_means(name)
+        shares = (counts / counts.sum(0)).reshape(*means.shape[:3], *[1] * (means.ndim - 3))
+        return torch.where(shares > 0, means * shares, 0.0).sum(0)
+
+    def gram(
+        self,
+        queries: tuple[int, int] = (2, 32),
+        other: PositionProfile | None = None,
+        *,
+        weights: Weights = "uniform",
+        without: Sequence[int] = (),
+    ) -> Tensor:
+        """Products of group means: mean over queries of Σ_j w_ij (R_g − row)(R_f − row), [L, h, G, G].
+
+        Args:
+            queries: first and last, cut to m − 1.
+            other: whose groups stand on the second axis, of the same texts under another condition;
+                None: this.
+            weights: "uniform" over the body keys, "felt" by the attention of late queries that see as many
+                keys (this profile's, for both), or "moved": products of early body attention less that.
+            without: positions whose keys and queries are left out.
+
+        Returns:
+            float64 [L, h, G, G]; NaN for a head that lacks a text in one of the groups.
+
+        Raises:
+            ValueError: no query of the range is kept, other groups or layers, unknown weights.
+        """
+        mine = self.vectors(queries, weights, without, self)
+        its = mine if other is None else self.vectors(queries, weights, without, other)
+        if its.shape != mine.shape:
+            raise ValueError(
+                f"PositionProfile.gram: both need the same groups, layers and heads, got "
+                f"{tuple(mine.shape[:3])} and {tuple(its.shape[:3])}"
+            )
+        return mine.permute(1, 2, 0, 3) @ its.permute(1, 2, 3, 0)
+
+    def rows_of(self, queries: tuple[int, int], *, kept: bool, without: Sequence[int] = ()) -> list[int]:
+        """Numbers of the queries of a range.
+
+        Args:
+            queries: first and last.
+            kept: only those whose attention is kept.
+            without: positions that are left out.
+
+        Raises:
+            ValueError: there is none.
+        """
+        low, high = queries
+        among = self.queries if kept else range(self.m)
+        rows = [i for i in among if low <= i <= high and i not in without]
+        if not rows:
+            raise ValueError(
+                f"PositionProfile: no query between {low} and {high} among {len(among)} below {self.m}"
+            )
+        return rows
+
+    def vectors(
+        self,
+        queries: tuple[int, int],
+        weights: Weights,
+        without: Sequence[int],
+        of: PositionProfile,
+    ) -> Tensor:
+        """Group means of another condition's rows under this one's weights, [G, L, h, rows·m].
+
+        Args:
+            queries: first and last.
+            weights: as `gram` takes them.
+            without: positions that are left out.
+            of: the profile of that condition.
+        """
+        _checks.choice_argument("PositionProfile.gram", "weights", weights, ("uniform", "felt", "moved"))
+        rows = self.rows_of(queries, kept=weights != "uniform", without=without)
+        places = [self.queries.index(i) for i in rows] if weights != "uniform" else []
+        body = torch.tensor(
+            [[1 <= j <= i and j not in without for j in range(self.m)] for i in rows], dtype=torch.bool
+        )
+        if weights == "moved":
+            moved = of.group_means("moved")[..., places, :]
+            wanted = torch.where(body, moved, 0.0)
+        else:
+            residual = of.group_means("residual")[..., rows, :]
+            known = body & ~self.mean("residual")[..., rows, :].isnan()
+            w = self.mean("cut")[..., places, :] if weights == "felt" else torch.ones(len(rows), self.m)
+            w = torch.where(known, w.double(), 0.0)
+            w = w / w.sum(-1, keepdim=True)
+            residual = torch.where(w > 0, residual, 0.0)
+            centred = residual - (w * residual).sum(-1, keepdim=True)
+            wanted = w.sqrt() * centred
+        vectors: Tensor = wanted.flatten(-2) / len(rows) ** 0.5
+        return vectors
+
+    def _terms(self, maps: Tensor, sink_logit: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
+        """What every text adds, [texts, heads, ...], and which maps are scores."""
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", NonFiniteWarning)  # they are counted
+            offsets = offset_variance(maps)
+            split = toeplitz_split(maps)
+            mask = mask_only(maps, queries=self.queries, body=True, sink_logit=sink_logit)
+        early = maps[..., self.queries, : self.m].double()
+        keys, rows = torch.arange(self.m), torch.tensor(self.queries)[:, None]
+        early = early.masked_fill((keys == 0) | (keys > rows), -torch.inf)
+        if sink_logit is None:
+            body = torch.softmax(early, -1)
+        else:
+            sink = sink_logit.double().reshape(-1, 1, 1).expand(*early.shape[:-1], 1)
+            body = torch.softmax(torch.cat([early, sink], -1), -1)[..., :-1]
+        terms = {
+            "profile": split.profile,
+            "residual": split.residual.tril(),
+            "row": split.row,
+            "first": split.first,
+            "lse": split.lse,
+            "mask_lse": mask.lse,
+            "mask_cut": mask.cut,
+            "mask_share": mask.share,
+            "offsets": offsets.mean,
+            "cut": mask.attention,
+            "moved": body - mask.attention,
+        }
+        return terms, offsets.count[..., 0] >= 0
+
+    def _add_text(self, group: int, layer: int, terms: Mapping[str, Tensor], good: Tensor) -> None:
+        key = (group, layer)
+        if key not in self._sums:
+            self._counts[key] = torch.zeros(len(good), dtype=torch.int64)
+            self._sums[key] = {name: torch.zeros_like(term) for name, term in terms.items()}
+        self._counts[key] += good
+        for name, term in terms.items():
+            counted = good.reshape(-1, *[1] * (term.ndim - 1))
+            self._sums[key][name] += torch.where(counted, term, 0.0)
+
+    def _stacked(
+        self, values: Mapping[tuple[int, int], Tensor], groups: list[int], layers: list[int]
+    ) -> Tensor:
+        if not groups:
+            raise ValueError("PositionProfile: no text was added")
+        for group in groups:
+            for layer in layers:
+                if (group, layer) not in values:
+                    raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
+        return torch.stack([torch.stack([values[group, layer] for layer in layers]) for group in groups])
+
+
+def _default_queries(m: int) -> list[int]:
+    if m <= _ALL_QUERIES:
+        return list(range(1, m))
+    ends = [2**power for power in range(4, m.bit_length()) if 2**power < m]
+    return sorted({*range(2, 9), *ends, m - 1})
