@@ -204,7 +204,8 @@ def removals(run: StageRun, options: Any) -> None:
             for measure in MEASURES:
                 if queries not in sets or (measure == "moved" and (arm, draw) not in moved):
                     continue
-                found = removed(base, other, queries=sets[queries], weights=measure, without=without)
+                with np.errstate(invalid="ignore", divide="ignore"):  # a size without one group may be 0
+                    found = removed(base, other, queries=sets[queries], weights=measure, without=without)
                 keys = {"arm": arm, "draw": draw, "queries": queries, "measure": measure, "kind": kind}
                 for at, layer in enumerate(base.layers):
                     own = {f"{name}_removed": part.layers[at] for name, part in found._asdict().items()}
