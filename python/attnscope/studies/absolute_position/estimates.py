@@ -41,7 +41,15 @@ def position(run: StageRun, options: Any) -> None:
     for arm, kind in arms_of(run):
         profile = profile_of(run, n, options.groups, variant="", arm=arm, draw=0, input=kind)
         for name, chosen in query_sets(options, profile.m).items():
-            _write_sizes(run, profile, estimated(profile, chosen, options, run), arm, kind, name)
+            found = estimated(profile, chosen, options, run)
+            keys = {"arm": arm, "input": kind, "queries": name}
+            means = over_heads(profile, chosen, found)
+            found["correction"] = np.full(found["residual"].shape, "Benjamini–Hochberg", dtype=object)
+            for at, layer in enumerate(profile.layers):
+                own = {column: values[at] for column, values in found.items()}
+                heads = np.arange(len(own["residual"]))
+                run.write("position", layer=layer, head=heads, protocol="exact", **keys, **own)
+                run.write("layer_means", layer=layer, **keys, **{one: means[one][at] for one in means})
         _offsets(run, profile, arm, kind)
         if (arm, kind) == ("base", "windows"):
             _strongest(run, profile, query_sets(options, profile.m)["early"], options)
@@ -103,15 +111,23 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
     }
 
 
-def _write_sizes(
-    run: StageRun, profile: PositionProfile, found: dict[str, Array], arm: str, kind: str, name: str
-) -> None:
-    for at, layer in enumerate(profile.layers):
-        columns = {column: values[at] for column, values in found.items()}
-        run.write(
-            "position", arm=arm, input=kind, layer=layer, head=np.arange(found["residual"].shape[1]),
-            queries=name, protocol="exact", correction="Benjamini–Hochberg", **columns,
-        )  # fmt: skip
+def over_heads(
+    profile: PositionProfile, chosen: tuple[int, int], found: dict[str, Array]
+) -> dict[str, Array]:
+    """Means over the heads of each layer, [L], the sizes with intervals of their own.
+
+    Args:
+        profile: of an arm.
+        chosen: first and last query.
+        found: columns of `position`.
+    """
+    apart = ("p_value", "p_adjusted", "reliability")
+    means = {one: np.nanmean(values, axis=-1) for one, values in found.items() if not one.endswith(apart)}
+    for column, weights in SIZES.items():
+        if column in found:
+            value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
+            means |= {column: value, f"{column}_low": low, f"{column}_high": high}
+    return means
 
 
 def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
@@ -120,15 +136,18 @@ def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> No
         queries = np.arange(max(offset + 1, 2), profile.m)
         if len(queries) < 3:
             continue
-        found = _at_offset(profile, queries, offset)
+        found, products = _at_offset(profile, queries, offset)
+        means: dict[str, Any] = {name: np.nanmean(values, axis=-1) for name, values in found.items()}
+        means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
+        keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
         for at, layer in enumerate(profile.layers):
-            columns = {name: values[at] for name, values in found.items()}
-            heads = np.arange(len(columns["profile"]))
-            run.write("offsets", arm=arm, input=kind, layer=layer, head=heads, offset=offset, **columns)
+            own = {name: values[at] for name, values in found.items()}
+            run.write("offsets", layer=layer, head=np.arange(len(own["profile"])), **keys, **own)
+            run.write("offset_means", layer=layer, **keys, **{name: means[name][at] for name in means})
 
 
-def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> dict[str, Array]:
-    """Both forms over the queries at one offset whose key is not key 0, [L, h] each."""
+def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> tuple[dict[str, Array], Array]:
+    """Both forms over queries at one offset, key 0 left out, [L, h] each, and products of groups."""
     means = {name: profile.group_means(name).numpy() for name in ("residual", "lse", "mask_lse")}
     rest = means["residual"][..., queries, queries - offset]
     log_z, mask = means["lse"][..., queries], means["mask_lse"][..., queries]
@@ -140,7 +159,7 @@ def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> dict[st
     centred = bracket - bracket.mean(-1, keepdims=True)
     products = np.einsum("glhi,flhi->lhgf", centred, centred) / len(queries)
     value, low, high = _interval(products)
-    return {
+    columns = {
         "profile": at,
         "log_attention": (score - whole_z).var(-1),
         "score": score.var(-1),
@@ -152,6 +171,7 @@ def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> dict[st
         "residual_high": high,
         "cross": -2 * _covariance(whole_mask, whole),
     }
+    return columns, products
 
 
 def _interval(products: Array) -> tuple[Array, Array, Array]:
@@ -229,16 +249,7 @@ def controls(run: StageRun, options: Any) -> None:
         profile = profile_of(run, n, options.groups, variant="random_weights", model=model, seed=seed)
         for name, chosen in query_sets(options, profile.m).items():
             found = estimated(profile, chosen, options, run)
-            means = {
-                column: np.nanmean(values, axis=-1)
-                for column, values in found.items()
-                if "p_" not in column and column != "reliability"
-            }
-            for column, weights in SIZES.items():
-                if column in found:
-                    products = profile.gram(chosen, weights=weights).mean(1).numpy()
-                    value, low, high = _interval(products)
-                    means |= {column: value, f"{column}_low": low, f"{column}_high": high}
+            means = over_heads(profile, chosen, found)
             queries = np.arange(chosen[0], chosen[1] + 1)
             for at, layer in enumerate(profile.layers):
                 run.write(

@@ -64,7 +64,8 @@ class AbsolutePosition(Study):
         here: Literal["checkpoint"] = "checkpoint"
         of_texts = (*PROFILES, *SUMS, "trajectories", "reads")
         estimated = (
-            "position", "offsets", "residual_maps", "trajectory", "fingerprints", "position_shares", "clocks",
+            "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
+            "fingerprints", "position_shares", "clocks",
         )  # fmt: skip
         every = [
             Stage("checks", once, self.check, writes=("checks",)),

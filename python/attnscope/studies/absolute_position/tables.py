@@ -55,6 +55,19 @@ _REMOVED = tuple(
     for column in _interval(f"{name}_removed", label, "")
 )
 
+OFFSETS = (
+    Column("profile", label="profile (nats)"),
+    Column("log_attention", label="variance of log attention", low=0),
+    Column("score", low=0, meaning="Variance of the mean score over queries."),
+    Column("log_z", low=0, meaning="Variance of log Z over queries."),
+    Column("covariance", meaning="−2 of their covariance."),
+    Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
+    Column("residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."),
+    Column("residual_low"),
+    Column("residual_high"),
+    Column("cross", label="−2 covariance (nats²)"),
+)
+
 TABLES = (
     Table(
         "checks",
@@ -67,23 +80,10 @@ TABLES = (
         ),
     ),
     Table("position", (*CHECKPOINT_KEYS, "arm", "input", "layer", "head", "queries", "protocol"), ESTIMATES),
-    Table(
-        "offsets",
-        (*CHECKPOINT_KEYS, "arm", "input", "layer", "head", "offset"),
-        (
-            Column("profile", label="profile (nats)"),
-            Column("log_attention", label="variance of log attention", low=0),
-            Column("score", low=0, meaning="Variance of the mean score over queries."),
-            Column("log_z", low=0, meaning="Variance of log Z over queries."),
-            Column("covariance", meaning="−2 of their covariance."),
-            Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
-            Column(
-                "residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."
-            ),
-            Column("residual_low"),
-            Column("residual_high"),
-            Column("cross", label="−2 covariance (nats²)"),
-        ),
+    Table("layer_means", (*CHECKPOINT_KEYS, "arm", "input", "layer", "queries"), ESTIMATES),
+    *(
+        Table(name, (*CHECKPOINT_KEYS, "arm", "input", "layer", *heads, "offset"), OFFSETS)
+        for name, heads in (("offsets", ("head",)), ("offset_means", ()))
     ),
     Table(
         "residual_maps",

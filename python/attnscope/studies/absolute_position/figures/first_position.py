@@ -38,7 +38,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
     ax.set_ylabel("norm of the state")
     ax.legend(fontsize=6.5)
     ax = axes[0][1]
-    rounding = 1e-18
+    rounding = float(base["tolerance"].iloc[0]) * 1e-4
     for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):
         ax.plot(
             own["layer"], own["gap"].clip(lower=rounding), marker="o", markersize=3, color=PALETTE[at],
@@ -72,10 +72,13 @@ def removed(results: Tables, options: Options) -> Drawn:
     rows = list(_rows(table))
     figure_, axes = panels(1, 1, height=1.1 + 0.24 * len(rows), width=min(options.width, 5.6))
     ax = axes[0][0]
-    low, high = -1.5, 1.3
+    ends = table[["energy_removed_low", "pattern_removed_low", "energy_removed_high", "pattern_removed_high"]]
+    low, high = max(-1.5, float(ends.min().min()) - 0.05), min(2.0, max(1.1, float(ends.max().max()) + 0.05))
     for place, (_, own) in enumerate(rows):
         mean = own[["energy_removed", "pattern_removed"]].mean()
-        if len(own) == 1:
+        if mean.isna().all():
+            ax.annotate("nothing left to remove", (0.02, place), color=MUTED, fontsize=6.5, va="center")
+        elif len(own) == 1:
             one = own.iloc[0]
             for column, shift in (("energy_removed", -0.12), ("pattern_removed", 0.12)):
                 ends = np.clip([one[f"{column}_low"], one[f"{column}_high"]], low, high)
@@ -105,7 +108,8 @@ def removed(results: Tables, options: Options) -> Drawn:
         figure_,
         "Filled: energy, 1 − c'²/c²; open: pattern, 1 − <R', R>/<R, R>. Lines: 95 % intervals; thin marks: "
         "draws. "
-        f"Below the line: the same done to other positions. Values beyond {low:g} stand at the edge. The "
+        f"Below the line: the same done to other positions. Values beyond {low:.1f} and {high:.1f} stand "
+        f"at the edge. The "
         f"dashed "
         "share is of another model, by a statistic and a vector that were not to be read.",
         more,

@@ -16,10 +16,10 @@ from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, p
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure, first_model, layers_below
 
 
-@figure("offsets")
+@figure("offset_means")
 def position_balance(results: Tables, options: Options) -> Drawn:
     """What the mask and what the residual stream do to attention at one offset, over depth."""
-    table, more = first_model(results, "offsets", "mask", "residual")
+    table, more = first_model(results, "offset_means", "mask", "residual")
     table = table[(table["arm"] == "base") & (table["input"] == "windows")]
     there = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
     if not there:
@@ -33,20 +33,11 @@ def position_balance(results: Tables, options: Options) -> Drawn:
     for ax, offset in zip(axes[0], there, strict=True):
         own = table[table["offset"] == offset]
         for column, (label, color, dash) in parts.items():
-            mean = own.groupby("layer")[column].mean()
-            ax.plot(mean.index, mean, dash, color=color, marker="o", markersize=3, label=label)
-            if column == "residual":
-                ends = own.groupby("layer")[["residual_low", "residual_high"]].mean()
-                ax.fill_between(
-                    ends.index,
-                    ends["residual_low"],
-                    ends["residual_high"],
-                    color=color,
-                    alpha=0.15,
-                    linewidth=0,
-                )
+            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
+        ends = (own["layer"], own["residual_low"], own["residual_high"])
+        ax.fill_between(*ends, color=PALETTE[1], alpha=0.15, linewidth=0)
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
-        _signed(ax, own[list(parts)].abs().to_numpy())
+        _signed(ax, own[list(parts)], own["residual_high"] - own["residual_low"])
         ax.set_title(f"offset {offset}")
         layers_below(ax)
     axes[0][0].set_ylabel("variance along the text (nats²)")
@@ -55,23 +46,23 @@ def position_balance(results: Tables, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
-        "residual does, and their covariance; means over heads. Band: mean of the heads' 95 % intervals; "
+        "residual does, and their covariance; means over heads. Band: 95 % interval; "
         "dashed: 0, where the residual of layer 0 belongs.",
         more,
     )
 
 
-def _signed(ax: Axes, sizes: Any) -> None:
-    """A logarithmic axis on both sides of 0 where values reach over more than two decades."""
-    found = sizes[np.isfinite(sizes) & (sizes > 0)]
-    if len(found) and found.max() > 100 * np.quantile(found, 0.1):
-        ax.set_yscale("symlog", linthresh=max(float(np.quantile(found, 0.1)), 1e-4 * float(found.max())))
+def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
+    """A logarithmic axis beyond the noise where values reach far beyond it; a linear one else."""
+    largest, noise = np.nanmax(np.abs(values.to_numpy())), float(widths.median()) / 2
+    if noise > 0 and largest > 30 * noise:
+        ax.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(noise)), linscale=1.0)
 
 
-@figure("position")
+@figure("layer_means")
 def residual_depth(results: Tables, options: Options) -> Drawn:
     """The residual as attention feels it, and how far it moves attention, over depth."""
-    table, more = first_model(results, "position", "felt", "moved_tv")
+    table, more = first_model(results, "layer_means", "felt", "moved_tv")
     table = table[table["queries"] == "early"]
     control = optional(results, "controls")
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
@@ -85,25 +76,27 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
             own = table[(table["arm"] == arm) & (table["input"] == kind)]
             if own.empty or own[column].isna().all():
                 continue
-            mean = own.groupby("layer")[column].mean()
-            ax.plot(mean.index, mean, dash, color=color, marker="o", markersize=3, label=label)
-            if column == "felt" and (arm, kind) in (("base", "windows"), ("no_bos", "windows")):
-                ends = own.groupby("layer")[["felt_low", "felt_high"]].mean()
-                ax.fill_between(
-                    ends.index, ends["felt_low"], ends["felt_high"], color=color, alpha=0.12, linewidth=0
-                )
+            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
+            if column == "felt" and kind == "windows":
+                ends = (own["layer"], own["felt_low"], own["felt_high"])
+                ax.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
         if column == "moved_tv":
             floor = table[(table["arm"] == "base") & (table["input"] == "windows")]
-            floor = floor.groupby("layer")["moved_floor"].mean()
             ax.fill_between(
-                floor.index, 0, floor, color=MUTED, alpha=0.25, linewidth=0, label="floor: noise alone"
+                floor["layer"],
+                0,
+                floor["moved_floor"],
+                color=MUTED,
+                alpha=0.25,
+                linewidth=0,
+                label="floor: noise alone",
             )
         if control is not None and control[column].notna().any():
             own = control[control["queries"] == "early"].groupby("layer")[column].mean()
             ax.plot(own.index, own, label="random weights", **NULL_LINES["random_weights"])
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         if column == "felt":
-            _signed(ax, table[column].abs().to_numpy())
+            _signed(ax, table[["felt"]], table["felt_high"] - table["felt_low"])
         ax.set_ylabel(title)
         layers_below(ax)
     handles, labels = axes[0][1].get_legend_handles_labels()
@@ -111,7 +104,7 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Early queries, means over heads. Left: unbiased variance of the residual under the mask's attention "
-        "(bands: mean of the heads' 95 % intervals; 0 dashed). Right: distance of early body attention to "
+        "(bands: 95 % intervals; 0 dashed). Right: distance of early body attention to "
         "what "
         "the mask alone makes of late attention; what does not rise above the grey floor is noise.",
         more,
@@ -203,10 +196,10 @@ def score_split(results: Tables, options: Options) -> Drawn:
     )
 
 
-@figure("position")
+@figure("layer_means")
 def encodings(results: Tables, options: Options) -> Drawn:
     """Models beside one another: the felt residual and how far attention is moved, by depth."""
-    table = last_step(stored(results, "position", "felt", "moved_tv"))
+    table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
     models = list(dict.fromkeys(table["model"]))
     if len(models) < 2:
@@ -228,7 +221,7 @@ def encodings(results: Tables, options: Options) -> Drawn:
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         ax.set_xlabel("depth (share of the layers)")
         ax.set_ylabel(label)
-    _signed(axes[0][0], table["felt"].abs().to_numpy())
+    _signed(axes[0][0], table[["felt"]], table["felt_high"] - table["felt_low"])
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure_.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
     return captioned(

@@ -1,0 +1,358 @@
+# SPDX-License-Identifier: MIT
+"""The study of absolute position on models made here: what must be zero is, what is stored is reproduced."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.run import resume, run
+from attnscope.models import LoadError
+from folders import model_folder, sentences
+
+N, GROUPS, TEXTS = 16, 4, 16
+QUICK = {
+    "groups": GROUPS,
+    "vectors": 2,
+    "matched": 2,
+    "random_weights": 1,
+    "permutations": 999,
+    "null_draws": 20,
+    "reader": 0.08,
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return sentences(tmp_path_factory.mktemp("t") / "texts.txt", 40)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("m") / "m", num_hidden_layers=3)
+
+
+def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, **options):
+    return asc.Study(
+        study="absolute_position",
+        models=str(folder),
+        texts={"path": str(texts), "per": "window", "samples": samples},
+        max_tokens=N,
+        block=block,
+        output=str(output),
+        name=name,
+        options={**QUICK, **options},
+    )
+
+
+@pytest.fixture(scope="module")
+def whole(folder, texts, tmp_path_factory):
+    return run(settings(folder, texts, tmp_path_factory.mktemp("whole")), progress=False)
+
+
+def early(results, arm="base", kind="windows"):
+    table = results.table("position")
+    return table[(table["queries"] == "early") & (table["arm"] == arm) & (table["input"] == kind)]
+
+
+def test_every_arm_and_input_has_rows(whole):
+    position, removed = whole.table("position"), whole.table("removed")
+    assert set(zip(position["arm"], position["input"], strict=True)) == {
+        ("base", "windows"), ("base", "shuffled"), ("base", "repeated"), ("no_bos", "windows"),
+        ("no_bos", "repeated"),
+    }  # fmt: skip
+    assert set(position["queries"]) == {"early", "2", "3-4", "5-7"}
+    assert len(early(whole)) == 3 * 4
+    wanted = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}
+    assert wanted <= set(removed["arm"])
+    assert {"unread", "hidden"} <= set(removed["arm"])
+    assert set(removed[removed["arm"] == "token"]["draw"]) == {0, 1}
+    assert {"claims", "checks", "trajectory", "fingerprints", "position_shares", "controls"} <= set(
+        whole.tables()
+    )
+
+
+def test_one_token_repeated_without_bos_has_no_residual(whole):
+    rows = early(whole, "no_bos", "repeated")
+    assert rows["residual"].abs().max() < 1e-9
+    assert rows["moved_tv"].max() < 1e-6
+    behind = early(whole, "base", "repeated")
+    assert behind[behind["layer"] == 0]["residual"].abs().max() < 1e-9
+    assert (behind[behind["layer"] >= 1]["residual"] > 1e-9).all()
+
+
+def test_layer_0_of_a_rotary_model_has_none_on_windows(whole):
+    rows = early(whole)
+    first = rows[rows["layer"] == 0]
+    assert (first["residual_low"] <= 0).all()
+    assert first["p_adjusted"].min() > 0.01
+
+
+def test_the_residual_is_that_of_a_slow_loop(whole, folder):
+    """Scores of the model by hand, means of groups by hand, products of different groups by hand."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    samples = whole.table("samples")
+    m, layer, head = N // 2, 1, 2
+    residuals = [[] for _ in range(GROUPS)]
+    cuts = []
+    with asc.capture(model, sites=("scores",)) as tape:
+        for at, ids in enumerate(samples["token_ids"]):
+            layers = list(tape.run(input_ids=torch.tensor(np.asarray(ids))[None]))
+            s = layers[layer].scores[0, head].double().numpy()
+            profile = [np.mean([s[i, i - d] for i in range(m, 2 * m)]) for d in range(m)]
+            rest = np.array([[s[i, j] - profile[i - j] if j <= i else 0 for j in range(m)] for i in range(m)])
+            residuals[at * GROUPS // len(samples)].append(rest)
+            left = [
+                [np.exp([s[i, i - d] for d in range(q + 1)]).sum() / np.exp([s[i, i - d] for d in range(m)]).sum()
+                 for q in range(m)]
+                for i in range(m, 2 * m)
+            ]  # fmt: skip
+            cuts.append(-np.log(left).mean(0))
+    means = [np.mean(own, axis=0) for own in residuals]
+    products = []
+    for g in range(GROUPS):
+        for f in range(GROUPS):
+            if g == f:
+                continue
+            value = []
+            for i in range(2, m):
+                a, b = means[g][i, 1 : i + 1], means[f][i, 1 : i + 1]
+                value.append(np.mean((a - a.mean()) * (b - b.mean())))
+            products.append(np.mean(value))
+    row = early(whole)
+    row = row[(row["layer"] == layer) & (row["head"] == head)].iloc[0]
+    assert row["residual"] == pytest.approx(np.mean(products), rel=1e-5, abs=1e-9)
+    assert row["mask_cut"] == pytest.approx(np.mean(cuts, axis=0)[2:m].mean(), rel=1e-6)
+    plain = np.mean(means, axis=0)
+    size = np.mean([np.var(plain[i, 1 : i + 1]) for i in range(2, m)])
+    assert row["plain"] == pytest.approx(size, rel=1e-5)
+
+
+def test_variances_at_an_offset_add_up(whole):
+    """Var[log A] in both forms; the noise of the residual's own variance is what sets the second apart."""
+    rows = whole.table("offsets")
+    rows = rows[rows["arm"] == "base"]
+    first = rows["score"] + rows["log_z"] + rows["covariance"]
+    np.testing.assert_allclose(first, rows["log_attention"], rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_after_it_changes_position_0(whole):
+    path = whole.table("trajectory")
+    assert (path["gap"] <= path["tolerance"]).all()
+    assert (path[path["arm"] == "base"]["across"] == 0).all()
+    assert (path[path["arm"] == "no_bos"]["across"] > 0.1).all()
+    assert sorted(set(path["layer"])) == [-1, 0, 1, 2]
+    prints = whole.table("fingerprints")
+    assert (prints[prints["arm"] == "base"]["fingerprint_cosine"] >= 1 - 1e-9).all()
+    assert (prints[prints["arm"] == "no_bos"]["fingerprint_cosine"] < 0.999).all()
+
+
+def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
+    """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
+    from attnscope.capture import Forward, forward
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position.arms import reading_arms
+
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    plan = engine.prepare()
+    unit = next(one for one in plan.units if one.stage == "reads")
+    hand = StageRun(engine, unit)
+    arms = list(reading_arms([(0, 1), (1, 3)], (3, 4), hand, engine.study.options))
+    assert {(one.name, one.draw) for one in arms} == {
+        (name, draw) for name in ("unread", "hidden") for draw in (-1, 0, 1, 2)
+    }
+    batch = next(iter(hand.batches()))
+    model = hand.model().model
+
+    def states(edits):
+        with forward(model, hand.inputs(batch), Forward(("block_output",), edits=edits)) as layers:
+            return torch.stack([layer.block_output for layer in layers])
+
+    plain = states(())
+    for arm in arms:
+        changed = states(arm.edits)
+        assert torch.equal(changed[:, :, 0], plain[:, :, 0]), arm
+        assert not torch.equal(changed[:, :, 1:], plain[:, :, 1:]), arm
+
+
+def test_matched_heads_are_other_heads_of_the_same_layers(folder, texts, tmp_path):
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position.arms import reading_arms
+
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    plan = engine.prepare()
+    hand = StageRun(engine, next(one for one in plan.units if one.stage == "reads"))
+    readers = [(0, 1), (1, 3), (2, 0)]
+    for arm in reading_arms(readers, (3, 4), hand, engine.study.options):
+        heads = arm.edits[0].heads
+        assert all(layer < 2 for layer, _ in heads), "the last layer's reads act on no score"
+        if arm.draw > 0:
+            assert [layer for layer, _ in heads] == [0, 1]
+            assert not set(heads) & set(readers)
+
+
+def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
+    """Steps other than 1 pass for the borders of packed texts where no mask says otherwise."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
+    edit = asc.edits.SetPositionIds(ids=torch.arange(6) * 2)
+    with asc.edit(model, edit), asc.capture(model) as tape:
+        for layer in tape.run(input_ids=ids):
+            assert (layer.attention.tril(-1).sum(-1)[..., 1:] > 1e-6).all()
+
+
+def test_random_weights_cut_like_uniform_attention(whole):
+    rows = whole.table("controls")
+    rows = rows[rows["queries"] == "early"]
+    assert len(rows) == 3
+    # 5 % of what uniform attention gives; scores of an untrained model are next to none
+    np.testing.assert_allclose(rows["mask_cut"], rows["uniform_cut"], rtol=0.05)
+    assert (rows["residual"].abs() < 1e-2).all()
+
+
+def test_claims_have_verdicts(whole):
+    claims = whole.table("claims").set_index("claim")
+    assert list(claims.index) == ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8"]
+    known = {"supported", "contradicted", "undecided", "not testable here"}
+    assert set(claims["verdict"]) <= known
+    assert (
+        claims.loc["C1", "verdict"]
+        == claims.loc["C4", "verdict"]
+        == claims.loc["C8", "verdict"]
+        == "supported"
+    )
+    assert claims.loc["C7", "verdict"] == "not testable here"
+    assert (claims[claims["verdict"] == "not testable here"]["reason"] != "").all()
+    checks = whole.table("checks")
+    assert checks["holds"].all()
+    assert {"scores", "shift", "own_embedding", "repeated_token", "first_token", "head_writes"} <= set(
+        checks["check"]
+    )
+
+
+def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, texts, tmp_path):
+    other = run(settings(folder, texts, tmp_path, block=8, arms=["zero"]), progress=False)
+    columns = ["residual", "felt", "moved_l2", "mask_cut"]
+    np.testing.assert_allclose(early(whole)[columns], early(other)[columns], rtol=1e-5, atol=1e-8)
+
+
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
+    code = (
+        "import attnscope as asc, sys\n"
+        f"asc.run(asc.Study(**{settings(folder, texts, tmp_path).to_dict()!r}), progress=False)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        units = tmp_path / "a" / "units"
+        for _ in range(1200):
+            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
+            if len(done) >= 3:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "a" / "tables" / "claims.parquet").exists()
+    resume(tmp_path / "a", progress=False)
+    mine = {path.name: path.read_bytes() for path in (whole.folder / "tables").iterdir()}
+    its = {path.name: path.read_bytes() for path in (tmp_path / "a" / "tables").iterdir()}
+    assert mine == its
+
+
+def test_learned_positions_show_in_layer_0(texts, tmp_path):
+    path = model_folder(tmp_path / "gpt2", "gpt2", n_positions=64)
+    results = run(settings(path, texts, tmp_path, arms=["no_bos"], samples=32), progress=False)
+    claims = results.table("claims").set_index("claim")
+    assert claims.loc["C1", "verdict"] == "not testable here"
+    assert "positions are learned" in claims.loc["C1", "reason"]
+    rows = early(results, kind="shuffled")
+    assert (rows[rows["layer"] == 0]["residual"] > 0).all()
+    assert rows[rows["layer"] == 0]["p_value"].max() < 0.2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_that_hands_out_maps_alone(texts, tmp_path):
+    path = model_folder(tmp_path / "bloom", "bloom")
+    results = run(settings(path, texts, tmp_path, arms=["zero", "unread"], nulls=[]), progress=False)
+    rows = early(results)
+    assert rows["residual"].notna().all()
+    assert "unread" not in set(results.table("removed")["arm"])
+    assert results.table("checks").set_index("check").loc["scores", "reason"] != ""
+
+
+def test_a_tokenizer_without_bos_reads_one_that_is_added_or_says_so(texts, tmp_path):
+    path = model_folder(tmp_path / "m", bos=False)
+    results = run(settings(path, texts, tmp_path, arms=["no_bos", "special"], nulls=[]), progress=False)
+    assert set(results.table("position")["arm"]) == {"base"}
+    notes = " ".join(results.provenance["notes"])
+    assert "knows no BOS or EOS token" in notes
+    assert "no second special token" not in notes or "special" not in set(results.table("position")["arm"])
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"arms": ["zeros"]}, ConfigError, r"options.arms: there is no 'zeros'; did you mean 'zero'"),
+        ({"inputs": ["shuffled"]}, ConfigError, "expected windows among the inputs"),
+        ({"queries": [1, 8]}, ConfigError, r"expected 2 <= first <= last, got \[1, 8\]"),
+        ({"groups": 3}, ConfigError, "greater than or equal to 4, got 3"),
+        ({"groups": 16}, ConfigError, r"16 groups need 64 windows, the texts give 16"),
+        ({"sinks": [1.5]}, ConfigError, r"options.sinks\[0\]"),
+    ],
+)
+def test_bad_options(folder, texts, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        run(settings(folder, texts, tmp_path, **changes), progress=False)
+
+
+def test_sentences_are_refused(folder, texts, tmp_path):
+    with pytest.raises(ConfigError, match="absolute_position reads windows"):
+        run(asc.Study(study="absolute_position", models=str(folder), texts=str(texts), output=str(tmp_path)))
+
+
+def test_encoders_are_refused_by_name(texts, tmp_path):
+    path = model_folder(tmp_path / "bert", "bert")
+    with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
+        run(settings(path, texts, tmp_path), progress=False)
+
+
+def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):
+    from attnscope.studies.absolute_position import checks
+
+    monkeypatch.setattr(checks, "_written", lambda model, ids: checks.Check("head_writes", 0.5, 1e-5))
+    with pytest.raises(LoadError, match="the check head_writes does not hold: 0.5, where at most 1e-05"):
+        run(settings(folder, texts, tmp_path), progress=False)
+
+
+def test_every_figure_is_drawn_or_says_why(whole):
+    from attnscope.plots.figure import NotDrawable
+    from attnscope.studies.absolute_position.figures import FIGURES
+
+    undrawn = {}
+    for name, figure in FIGURES.items():
+        try:
+            drawn = figure(whole)
+        except NotDrawable as error:
+            undrawn[name] = str(error)
+            continue
+        assert drawn.caption.endswith(".")
+        for ax in drawn.figure.axes:
+            assert ax.lines or ax.images or ax.collections, (name, ax.get_title())
+    assert set(undrawn) <= {"encodings", "removed"}, undrawn
