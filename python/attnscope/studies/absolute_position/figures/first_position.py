@@ -200,7 +200,7 @@ def clock(results: Tables, options: Options) -> Drawn:
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("query i")
     ax.set_ylabel("attention to key 0")
-    ax.legend(fontsize=6.0)
+    figure_.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=6.0)
     return captioned(
         figure_,
         "Solid: mean attention to key 0; dashed: late queries that see i + 1 keys alone. Clock: share of "

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import SymLogNorm, TwoSlopeNorm
+from matplotlib.colors import LogNorm, TwoSlopeNorm
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.selection import last_step
@@ -128,8 +128,8 @@ def residual_maps(results: Tables, options: Options) -> Drawn:
         grid = table.pivot_table(index="layer", columns="head", values=column)
         largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
         if column == "residual":
-            norm: Any = SymLogNorm(max(largest / 1000, 1e-6), vmin=0, vmax=largest)
-            shown, cmap = grid.clip(lower=0), SEQUENTIAL
+            norm: Any = LogNorm(largest / 1000, largest)
+            shown, cmap = grid.clip(lower=largest / 1000), SEQUENTIAL
         else:
             norm, shown, cmap = TwoSlopeNorm(0, -largest, largest), grid, "RdBu_r"
         image = ax.imshow(shown, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
@@ -145,7 +145,8 @@ def residual_maps(results: Tables, options: Options) -> Drawn:
     return captioned(
         figure_,
         f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, .05): "
-        f"{count} of {len(table)}. Negative estimates are drawn as 0.",
+        f"{count} of {len(table)}. What is negative or below a thousandth of the largest has the darkest "
+        f"colour.",
         more,
     )
 
