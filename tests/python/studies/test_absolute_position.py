@@ -368,7 +368,9 @@ def test_the_report_says_what_is_there_and_what_is_not(whole):
 
 
 def test_the_published_share_stands_beside_every_replacement(whole):
-    compared = asc.engine.results.load(whole.path).compare_published("absolute_position")
+    from attnscope.published import compare_published
+
+    compared = compare_published(whole, "absolute_position")
     assert set(compared.table["published"]) == {0.4}
     assert {"zero", "mean", "token", "gaussian", "no_bos"} <= set(compared.table["token"])
     assert not compared.table["same_model"].any()

@@ -132,8 +132,8 @@ def _write_split(page: Page) -> None:
         "row, "
         "which no softmax sees, do not count. Sizes are products of the means of different groups of texts: "
         "unbiased, and negative where there is nothing. <i>Felt</i> weighs keys by the attention that the "
-        "mask leaves; <i>moved</i> is how far attention itself goes. Intervals leave one group of texts out at a "
-        "time (jackknife, Student's t)."
+        "mask leaves; <i>moved</i> is how far attention itself goes. Intervals leave one group of texts "
+        "out at a time (jackknife, Student's t)."
     )
     for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
         page.figure(name)
