@@ -57,6 +57,8 @@ if importlib.util.find_spec("torch") is not None:
     )
     from attnscope.metrics.measure import measure
     from attnscope.metrics.positions.position_profile import PositionProfile
+    from attnscope.metrics.positions.position_share import position_share
+    from attnscope.metrics.positions.rope_bands import RopeBands, rope_bands
     from attnscope.metrics.positions.toeplitz import (
         MaskOnly,
         OffsetVariance,
@@ -140,6 +142,7 @@ __all__ = [
     "ReferenceInfluence",
     "Removed",
     "ResidualSize",
+    "RopeBands",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
@@ -186,11 +189,13 @@ __all__ = [
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "position_share",
     "power_spectrum",
     "protocols",
     "reference_influence",
     "removed",
     "residual_size",
+    "rope_bands",
     "scale_sensitivity",
     "singular_values",
     "sink_position",

@@ -125,7 +125,7 @@ def residual_size(
     References:
         Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the quantity; the estimator is attnscope's.
     """
-    _enough("residual_size", profile)
+    require_groups("residual_size", profile)
     gram = profile.gram(queries, weights=weights, without=without).numpy()
     estimate, low, high, _ = _of_groups(
         lambda kept: mean_product(_kept(gram, kept)), len(gram[0, 0]), confidence
@@ -193,7 +193,7 @@ def removed(
         Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the question; the estimator is attnscope's.
     """
     for profile in (base, arm):
-        _enough("removed", profile)
+        require_groups("removed", profile)
     mine, its = base.counts(), arm.counts()
     if base.present != arm.present or base.layers != arm.layers or mine.shape != its.shape:
         raise ValueError(
@@ -269,7 +269,7 @@ def moved_distance(
         >>> round(moved_distance(profile).value.item(), 12)
         0.0
     """
-    _enough("moved_distance", profile)
+    require_groups("moved_distance", profile)
     rows = profile.rows_of(queries, kept=True, without=without)
     places = [profile.queries.index(row) for row in rows]
     moved = profile.group_means("moved")[..., places, :].numpy()
@@ -286,7 +286,16 @@ def moved_distance(
     return MovedDistance(distance(np.ones(len(moved))), floor)
 
 
-def _enough(function: str, profile: PositionProfile) -> None:
+def require_groups(function: str, profile: PositionProfile) -> None:
+    """What a size needs: four groups, and four texts in each on average.
+
+    Args:
+        function: whose error it is.
+        profile: that is looked at.
+
+    Raises:
+        ValueError: it has fewer.
+    """
     groups, texts = len(profile.present), profile.texts
     if groups < 4:
         raise ValueError(f"{function}: at least 4 groups must hold texts, got {groups}")

@@ -64,6 +64,7 @@ class PositionProfile:
         "mask_cut": "m",
         "mask_share": "m",
         "offsets": "n",
+        "body_variance": "m",
         "cut": "Qm",
         "moved": "Qm",
     }
@@ -361,10 +362,21 @@ class PositionProfile:
             "mask_cut": mask.cut,
             "mask_share": mask.share,
             "offsets": offsets.mean,
+            "body_variance": self._body_variance(maps),
             "cut": mask.attention,
             "moved": body - mask.attention,
         }
         return terms, offsets.count[..., 0] >= 0
+
+    def _body_variance(self, maps: Tensor) -> Tensor:
+        """Population variance of each early query's scores over its visible body keys, [texts, heads, m]."""
+        early = maps[..., : self.m, : self.m].double()
+        body = torch.ones(self.m, self.m, dtype=torch.bool).tril() & (torch.arange(self.m) > 0)
+        seen = body & (early > -torch.inf)
+        keys = seen.sum(-1)
+        mean = torch.where(seen, early, 0.0).sum(-1) / keys
+        squares = torch.where(seen, (early - mean[..., None]) ** 2, 0.0).sum(-1)
+        return torch.where(keys >= 2, squares / keys, torch.nan)
 
     def _add_text(self, group: int, layer: int, terms: Mapping[str, Tensor], good: Tensor) -> None:
         key = (group, layer)

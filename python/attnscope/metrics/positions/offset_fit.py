@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""How well the offset explains the scores of one text, and what the position adds."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.quantity import Known, Quantity, field_of
+
+
+@shown_by_shape
+class OffsetFit(NamedTuple):
+    """Fits over the pairs j <= i of one map, each [...].
+
+    Attributes:
+        r2: of any function of i − j.
+        adjusted: the same for its n degrees of freedom; 0 in expectation for noise.
+        added: what a term linear in i + j adds to r2.
+    """
+
+    r2: Tensor
+    adjusted: Tensor
+    added: Tensor
+
+
+def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
+    """R² of the best function of the offset, and ΔR² of the position beside it.
+
+    Of one text both hold its content; `leakage_share` holds what texts have in common.
+
+    Args:
+        scores: [..., n, n], -inf where a key is invisible; entries above the diagonal play no part.
+        lengths: tokens per map, broadcast against the leading axes.
+
+    Returns:
+        OffsetFit, float64; r2 and added in [0, 1]. NaN where a number at j <= i is NaN or +inf, where scores
+        do not vary, and `adjusted` where there are no more pairs than offsets.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype.
+
+    Example:
+        i + j has the same mean at every offset: the offset explains nothing, the position all.
+
+        >>> import torch
+        >>> from attnscope.metrics.positions.offset_fit import offset_fit
+        >>> i = torch.arange(8.0)
+        >>> fit = offset_fit(i[:, None] + i)
+        >>> round(fit.r2.item(), 12), round(fit.added.item(), 12)
+        (0.0, 1.0)
+
+    References:
+        Ruscio, Once upon a token, 2025, with a linear function of the offset.
+    """
+    checked = _checks.attention_argument("offset_fit", scores, lengths, name="scores")
+    tensor = checked.tensor.double()
+    n = tensor.shape[-1]
+    row, column = torch.tril_indices(n, n).unbind()
+    y = tensor[..., row, column]
+    inside = torch.ones(y.shape, dtype=torch.bool)
+    if checked.lengths is not None:
+        inside = row < checked.lengths[..., None]
+    bad = ~((y < torch.inf) | ~inside).all(-1)
+    seen = (y > -torch.inf) & inside
+    y = torch.where(seen, y, 0.0)
+    at = (row - column).expand(y.shape)
+    place = (row + column).double().expand(y.shape)
+
+    def centred(x: Tensor, by: Tensor | None) -> Tensor:
+        """Numbers less their mean over the visible pairs, or those of one offset."""
+        if by is None:
+            mean = torch.where(seen, x, 0.0).sum(-1, keepdim=True) / seen.sum(-1, keepdim=True)
+            return torch.where(seen, x - mean, 0.0)
+        sums = torch.zeros(*x.shape[:-1], n, dtype=torch.float64)
+        counts = torch.zeros_like(sums).scatter_add_(-1, by, seen.double())
+        sums.scatter_add_(-1, by, torch.where(seen, x, 0.0))
+        return torch.where(seen, x - (sums / counts.clamp(min=1)).gather(-1, by), 0.0)
+
+    total = centred(y, None).square().sum(-1)
+    within, along = centred(y, at), centred(place, at)
+    rest = within.square().sum(-1)
+    pairs = seen.sum(-1)
+    offsets = torch.zeros(*y.shape[:-1], n, dtype=torch.float64).scatter_add_(-1, at, seen.double())
+    freedom = pairs - (offsets > 0).sum(-1)
+    known = ~bad & (total > 1e-24 * y.square().sum(-1))
+    added = (within * along).sum(-1) ** 2 / along.square().sum(-1).clamp(min=1e-300) / total
+    adjusted = 1 - (rest / freedom) / (total / (pairs - 1))
+    return OffsetFit(
+        torch.where(known, 1 - rest / total, torch.nan),
+        torch.where(known & (freedom > 0), adjusted, torch.nan),
+        torch.where(known, added, torch.nan),
+    )
+
+
+_N = torch.arange(6, dtype=torch.float64)
+
+_SUM = _N[:, None] + _N
+_SQUARE = (_N[:, None] - _N) ** 2
+
+QUANTITIES = (
+    Quantity(
+        "offset_r2",
+        "offset_fit",
+        "R² of the offset",
+        "How well any function of the offset fits the scores.",
+        Known(1.0, torch.eye(6), {"scores": _SQUARE[None]}),
+        low=0,
+        high=1,
+        needs=("scores",),
+        read=field_of("r2"),
+    ),
+    Quantity(
+        "offset_r2_adjusted",
+        "offset_fit",
+        "adjusted R² of the offset",
+        "The same adjusted for its degrees of freedom, 0 in expectation for noise.",
+        Known(1.0, torch.eye(6), {"scores": _SQUARE[None]}),
+        high=1,
+        needs=("scores",),
+        read=field_of("adjusted"),
+    ),
+    Quantity(
+        "offset_r2_added",
+        "offset_fit",
+        "ΔR² of the position",
+        "What a term linear in i + j adds to any function of the offset.",
+        # every diagonal has the same mean of i + j
+        Known(1.0, torch.eye(6), {"scores": _SUM[None]}),
+        low=0,
+        high=1,
+        needs=("scores",),
+        read=field_of("added"),
+    ),
+)

@@ -1,0 +1,202 @@
+# SPDX-License-Identifier: MIT
+"""What each band of rotary frequencies contributes to a head's scores."""
+
+from __future__ import annotations
+
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.positions.toeplitz import offset_variance
+
+Layout = Literal["half", "interleaved"]
+
+
+@shown_by_shape
+class RopeBands(NamedTuple):
+    """By band, from the highest frequencies to the lowest; dimensions without rotation are a last one.
+
+    Attributes:
+        share: Cov(s^b, s)/Var(s) over the pairs j <= i; the shares sum to 1 and may be negative.
+        norm_share: ‖s^b‖ over the sum of these norms, over the same pairs.
+        kl: mean over queries i >= 1 of KL(P_i ‖ P_i without the band), nats.
+        tv: the same of their total variation.
+    """
+
+    share: Tensor
+    norm_share: Tensor
+    kl: Tensor
+    tv: Tensor
+
+
+def rope_bands(
+    query: Tensor,
+    key: Tensor,
+    *,
+    bands: int = 10,
+    layout: Layout | Literal["auto"],
+    scaling: float,
+    rotary: int | None = None,
+    softcap: float | None = None,
+    repeated: tuple[Tensor, Tensor] | None = None,
+) -> RopeBands:
+    """Splits scores s = scaling·q·k into bands of rotary frequencies: Σ_b s^b = s.
+
+    Only the right pairing of dimensions makes a band's score of constant content a function of the offset,
+    which is how "auto" finds it.
+
+    Args:
+        query: after the rotation, [..., n, d].
+        key: likewise, one for each query head.
+        bands: into how many the pairs are cut, as evenly as can be; at most as many as there are pairs.
+        layout: "half" pairs dimension p with p + rotary/2 (Llama, Qwen and Mistral in transformers),
+            "interleaved" 2p with 2p + 1; "auto" measures it on `repeated`.
+        scaling: of the scores, in most models d**-0.5.
+        rotary: how many leading dimensions are rotated; None: all.
+        softcap: c of c·tanh(s/c), which `kl` and `tv` pass through; None: none.
+        repeated: queries and keys of one token repeated, for "auto".
+
+    Returns:
+        RopeBands, float64 [..., bands], one band more where rotary < d; NaN for scores that do not vary.
+
+    Raises:
+        ValueError: queries and keys of different shapes, an odd or too large rotary, more bands than pairs,
+            "auto" without `repeated`, or where no layout makes bands a function of the offset.
+
+    Example:
+        Two pairs of dimensions; the second holds nothing.
+
+        >>> import torch, attnscope as asc
+        >>> angle = torch.arange(6, dtype=torch.float64)
+        >>> q = torch.stack([angle.cos(), 0 * angle, angle.sin(), 0 * angle], -1)
+        >>> asc.rope_bands(q, q, bands=2, layout="half", scaling=0.5).share
+        tensor([1., 0.], dtype=torch.float64)
+
+    References:
+        Su et al., RoFormer, arXiv 2104.09864, 2021. Ruscio, Once upon a token, 2025, for bands of heads.
+    """
+    name = "rope_bands"
+    q, k = (
+        _checks.float_tensor(name, what, given).double().cpu()
+        for what, given in (("query", query), ("key", key))
+    )
+    if q.ndim < 2 or q.shape != k.shape:
+        raise ValueError(
+            f"{name}: query and key must have one shape [..., n, d], got {tuple(q.shape)} and "
+            f"{tuple(k.shape)}"
+        )
+    rotated = _rotary_argument(name, rotary, q.shape[-1])
+    count = _checks.whole(name, "bands", bands)
+    if not 1 <= count <= rotated // 2:
+        raise ValueError(f"{name}: bands must lie between 1 and the {rotated // 2} pairs, got {bands}")
+    _checks.choice_argument(name, "layout", layout, ("half", "interleaved", "auto"))
+    if layout == "auto":
+        if repeated is None:
+            raise ValueError(f"{name}: layout='auto' needs repeated, queries and keys of one token repeated")
+        layout = rotary_layout(*repeated, rotary=rotary)
+    factor = _checks.real(name, "scaling", scaling)
+    cap = None if softcap is None else _checks.real(name, "softcap", softcap)
+    parts = band_scores(q, k, bands=count, layout=layout, rotary=rotary) * factor
+    whole = factor * (q @ k.mT)
+    causal = torch.ones(whole.shape[-2:], dtype=torch.bool).tril()
+    seen, seen_parts = whole[..., causal], parts[..., causal]
+    rest = seen - seen.mean(-1, keepdim=True)
+    products = (seen_parts * rest[..., None, :]).sum(-1)
+    variance = (rest**2).sum(-1, keepdim=True)
+    norms = seen_parts.norm(dim=-1)
+    log_p = _log_attention(whole, causal, cap)[..., None, :, :]
+    log_without = _log_attention(whole[..., None, :, :] - parts, causal, cap)
+    p = log_p.exp()
+    difference = torch.where(causal, log_p - log_without, 0.0)
+    kl = (p * difference).sum(-1)[..., 1:].mean(-1)
+    tv = (p - log_without.exp()).abs().sum(-1)[..., 1:].mean(-1) / 2
+    return RopeBands(
+        torch.where(variance > 0, products / variance, torch.nan), norms / norms.sum(-1, keepdim=True), kl, tv
+    )
+
+
+def band_scores(
+    query: Tensor, key: Tensor, *, bands: int, layout: Layout, rotary: int | None = None
+) -> Tensor:
+    """Products of queries and keys by band, unscaled, [..., bands, n, n]; they sum to q·k.
+
+    Args:
+        query: after the rotation, [..., n, d].
+        key: likewise.
+        bands: as `rope_bands` takes them.
+        layout: "half" or "interleaved".
+        rotary: how many leading dimensions are rotated; None: all.
+    """
+    d = query.shape[-1]
+    rotated = _rotary_argument("band_scores", rotary, d)
+    pairs = torch.arange(rotated // 2)
+    members = [
+        torch.cat([own, own + rotated // 2] if layout == "half" else [2 * own, 2 * own + 1])
+        for own in torch.tensor_split(pairs, bands)
+    ]
+    if rotated < d:
+        members.append(torch.arange(rotated, d))
+    return torch.stack([query[..., own] @ key[..., own].mT for own in members], -3)
+
+
+def rotary_layout(
+    query: Tensor, key: Tensor, *, rotary: int | None = None, tolerance: float = 1e-3
+) -> Layout:
+    """Which dimensions a model rotates together, from queries and keys of one token repeated.
+
+    Args:
+        query: after the rotation, [..., n, d], of content that does not change along the text.
+        key: likewise.
+        rotary: how many leading dimensions are rotated; None: all.
+        tolerance: largest spread along a diagonal, relative to the largest band score.
+
+    Returns:
+        "half" or "interleaved": the one whose pairs, each a band of its own, have scores that depend on the
+        offset alone, the one of smaller spread where both do.
+
+    Raises:
+        ValueError: neither does, or an odd or too large rotary.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.metrics.positions.rope_bands import rotary_layout
+        >>> angle = torch.arange(6, dtype=torch.float64)[:, None] * torch.tensor([1.0, 0.1])
+        >>> q = torch.cat([angle.cos(), angle.sin()], -1)
+        >>> rotary_layout(q, q)
+        'half'
+    """
+    name = "rotary_layout"
+    q, k = (
+        _checks.float_tensor(name, what, given).double().cpu()
+        for what, given in (("query", query), ("key", key))
+    )
+    rotated = _rotary_argument(name, rotary, q.shape[-1])
+    spreads: dict[Layout, float] = {}
+    layouts: tuple[Layout, Layout] = ("half", "interleaved")
+    for layout in layouts:
+        parts = band_scores(q, k, bands=rotated // 2, layout=layout, rotary=rotary)
+        spread = offset_variance(parts).variance.sqrt().max()
+        spreads[layout] = float(spread / parts.abs().max())
+    best = min(layouts, key=lambda layout: spreads[layout])
+    if not spreads[best] <= tolerance:
+        words = ", ".join(f"{layout} {spread:.2g}" for layout, spread in spreads.items())
+        raise ValueError(
+            f"{name}: no layout makes bands functions of the offset; relative spread along diagonals: {words}"
+        )
+    return best
+
+
+def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
+    capped = scores if softcap is None else softcap * torch.tanh(scores / softcap)
+    return torch.log_softmax(capped.masked_fill(~visible, -torch.inf), -1)
+
+
+def _rotary_argument(function: str, rotary: Any, d: int) -> int:
+    """How many dimensions are rotated: even, and at most d."""
+    rotated = d if rotary is None else _checks.whole(function, "rotary", rotary)
+    if not 2 <= rotated <= d or rotated % 2:
+        raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")
+    return rotated

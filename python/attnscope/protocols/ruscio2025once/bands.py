@@ -1,0 +1,121 @@
+# SPDX-License-Identifier: MIT
+"""The notebook's bands of rotary frequencies."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+
+FIRST_ROW = 5
+CLAMP = 1e-12
+
+
+def band_members(d: int, bands: int = 10) -> list[Tensor]:
+    """Dimensions of each band: pairs are (2p, 2p + 1), round(P/bands) of them each, the rest in the last.
+
+    Llama and its kin pair p with p + d/2, so there a band mixes halves of pairs and its scores are no
+    function of the offset. Four pairs are all in the last of ten bands.
+
+    Args:
+        d: dimensions of a head.
+        bands: number of bands.
+    """
+    pairs = torch.arange(d // 2)
+    each = round(len(pairs) / bands)
+    parts = [pairs[band * each : (band + 1) * each] for band in range(bands - 1)] + [
+        pairs[(bands - 1) * each :]
+    ]
+    return [torch.stack([2 * own, 2 * own + 1], -1).flatten() for own in parts]
+
+
+def band_shares(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
+    """‖Q_b K_bᵀ‖_F over the sum of these norms.
+
+    Differs from the exact `rope_bands`: the pairs of `band_members` whatever the model's layout; the whole
+    square with keys behind the query; a share of norms, which says nothing about how bands add up to the
+    scores.
+
+    Args:
+        query: behind the rotation, [..., n, d].
+        key: likewise.
+        bands: number of bands.
+
+    Returns:
+        [..., bands] float64, each row summing to 1; 0 for a band without pairs.
+
+    Raises:
+        ValueError: queries and keys of different shapes.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025once
+        >>> ruscio2025once.band_shares(torch.ones(3, 8), torch.ones(3, 8)).tolist()[-1]
+        1.0
+
+    References:
+        Ruscio, Once upon a token, 2025: frequency bands.
+    """
+    q, k = _heads("band_shares", query, key)
+    norms = torch.stack(
+        [(q[..., own] @ k[..., own].mT).norm(dim=(-2, -1)) for own in band_members(q.shape[-1], bands)], -1
+    )
+    return norms / norms.sum(-1, keepdim=True)
+
+
+def band_ablation(query: Tensor, key: Tensor, *, bands: int = 10) -> Tensor:
+    """Mean KL(P ‖ P_b) of attention with a band's dimensions zeroed.
+
+    Differs from the exact `rope_bands`: the pairs of `band_members`; rows from 5 on; probabilities are
+    clamped at 1e-12 inside the logarithms; scores are q·k/√d whatever the model's scaling and softcap.
+
+    Args:
+        query: behind the rotation, [..., n, d].
+        key: likewise.
+        bands: number of bands.
+
+    Returns:
+        [..., bands] float64 in nats; NaN for fewer than six tokens.
+
+    Raises:
+        ValueError: queries and keys of different shapes.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2025once
+        >>> ruscio2025once.band_ablation(torch.ones(7, 8), torch.ones(7, 8)).abs().max().item()
+        0.0
+
+    References:
+        Ruscio, Once upon a token, 2025: ablation of frequency bands.
+    """
+    q, k = _heads("band_ablation", query, key)
+    whole = _attention(q, k)
+    kept = []
+    for own in band_members(q.shape[-1], bands):
+        without = q.clone()
+        without[..., own] = 0
+        other = _attention(without, k)
+        logs = whole.clamp_min(CLAMP).log() - other.clamp_min(CLAMP).log()
+        kept.append((whole * logs).sum(-1)[..., FIRST_ROW:].mean(-1))
+    return torch.stack(kept, -1)
+
+
+def _attention(query: Tensor, key: Tensor) -> Tensor:
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    visible = torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    return torch.softmax(scores.masked_fill(~visible, -torch.inf), -1)
+
+
+def _heads(function: str, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+    q, k = (
+        _checks.float_tensor(function, name, given).double().cpu()
+        for name, given in (("query", query), ("key", key))
+    )
+    if q.ndim < 2 or q.shape != k.shape:
+        raise ValueError(
+            f"{function}: query and key must have one shape [..., n, d], got {tuple(q.shape)} and "
+            f"{tuple(k.shape)}"
+        )
+    return q, k

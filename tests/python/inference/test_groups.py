@@ -1,0 +1,82 @@
+# SPDX-License-Identifier: MIT
+"""Jackknife and sign flips against closed forms, exhaustive flips and simulation."""
+
+import itertools
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from attnscope import inference
+from attnscope.inference.groups import jackknife_bounds, mean_product
+
+
+def test_the_jackknife_of_a_mean_is_students_interval():
+    x = np.random.default_rng(0).normal(size=12)
+    found = inference.jackknife(x, np.mean)
+    low, high = stats.ttest_1samp(x, 0).confidence_interval(0.95)
+    assert found == pytest.approx((x.mean(), low, high, 12))
+
+
+def test_products_of_groups_are_looked_up_by_their_numbers():
+    rng = np.random.default_rng(1)
+    gram = rng.normal(size=(6, 6))
+    gram = gram @ gram.T
+    estimate, low, high, groups = jackknife_bounds(
+        np.arange(6), lambda kept: mean_product(gram[np.ix_(kept, kept)])
+    )
+    slow = [
+        np.mean([gram[g, f] for g, f in itertools.permutations([k for k in range(6) if k != out], 2)])
+        for out in range(6)
+    ]
+    error = np.sqrt(5 / 6 * ((slow - np.mean(slow)) ** 2).sum())
+    assert estimate == pytest.approx((gram.sum() - np.trace(gram)) / 30)
+    assert (high - low) / 2 == pytest.approx(stats.t.ppf(0.975, 5) * error)
+    assert groups == 6
+
+
+def test_sign_flips_are_those_of_all_signs():
+    x = np.random.default_rng(2).normal(0.4, 1, size=8)
+    signs = np.array(list(itertools.product([-1, 1], repeat=8)))
+    both = np.mean(np.abs(signs @ x) >= abs(x.sum()) - 1e-12)
+    assert inference.sign_flips(x, draws=200_000) == pytest.approx(both, abs=0.004)
+    above = np.mean(signs @ x >= x.sum() - 1e-12)
+    assert inference.sign_flips(x, draws=200_000, two_sided=False) == pytest.approx(above, abs=0.004)
+    gram = np.outer(x, x)
+    drawn = np.array([s @ gram @ s - np.trace(gram) for s in signs])
+    exact = np.mean(drawn >= gram.sum() - np.trace(gram) - 1e-12)
+    assert inference.sign_flips(gram, draws=200_000) == pytest.approx(exact, abs=0.004)
+
+
+def test_the_level_is_kept_for_noise_with_heavy_tails():
+    rng = np.random.default_rng(3)
+    x = rng.standard_t(3, size=(400, 8, 10)) * rng.gamma(1, size=(400, 8, 1))
+    p = inference.sign_flips(x @ x.transpose(0, 2, 1), draws=999)
+    assert np.mean(p <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
+
+
+def test_undefined_values():
+    assert np.isnan(inference.jackknife([1.0], np.mean).low)
+    assert np.isnan(inference.sign_flips([1.0, np.nan]))
+    gram = np.stack([np.ones((4, 4)), np.full((4, 4), np.nan), np.zeros((4, 4))])
+    p = inference.sign_flips(gram, draws=99)
+    assert np.isnan(p).tolist() == [False, True, False]
+    assert p[2] == 1.0
+    assert np.isnan(mean_product(np.ones((1, 1))))
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: inference.jackknife([], np.mean), r"at least one group"),
+        (lambda: inference.jackknife([1.0, 2.0], lambda x: x), r"must give a number"),
+        (lambda: inference.jackknife([1.0, 2.0], np.mean, confidence=1), r"confidence"),
+        (lambda: inference.sign_flips([1.0]), r"at least two groups"),
+        (lambda: inference.sign_flips(np.ones((3, 4))), r"must be square"),
+        (lambda: inference.sign_flips(np.ones((3, 3)), two_sided=True), r"no second side"),
+        (lambda: inference.sign_flips([1.0, 2.0], draws=0), r"draws must be at least 1, got 0"),
+    ],
+)
+def test_bad_arguments_are_named(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
