@@ -226,6 +226,28 @@ def test_random_weights_cut_like_uniform_attention(whole):
     assert (rows["residual"].abs() < 1e-2).all()
 
 
+def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, folder):
+    from transformers import AutoModelForCausalLM
+
+    from attnscope.protocols import ruscio2025once
+
+    table = whole.table("leakage")
+    assert len(table) == 2 * 2 * TEXTS * 3 * 4
+    ids = np.asarray(whole.table("samples")["token_ids"].iloc[3])
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with asc.capture(model, sites=("scores",)) as tape:
+        # the window's last token, which the base arm leaves out, is not stored: all but it
+        layer = next(iter(tape.run(input_ids=torch.tensor(ids[1:])[None])))
+    own = ruscio2025once.leakage(layer.scores.double()).leakage[0]
+    row = table[(table["sample"] == 3) & (table["layer"] == 0) & (table["protocol"] == "ruscio2025once")]
+    row = row[row["input"] == "windows"]["leakage"].to_numpy()
+    assert row.shape == own.shape
+    assert np.corrcoef(row, own)[0, 1] > 0.8
+    exact = table[table["protocol"] == "exact"]
+    assert (exact["r2_full"] >= exact["r2_relative"] - 1e-12).all()
+    assert set(whole.table("leakage_tests")["correction"]) == {"Benjamini–Hochberg"}
+
+
 def test_claims_have_verdicts(whole):
     claims = whole.table("claims").set_index("claim")
     assert list(claims.index) == ["C1", "C2", "C3", "C4", "C5", "C6", "C7", "C8"]
@@ -362,9 +384,10 @@ def test_the_report_says_what_is_there_and_what_is_not(whole):
     assert any("the mean residual by layer is" in line for line in lines)
     assert any("uniform attention" in line for line in lines)
     text = whole.report().read_text("utf-8")
-    for title in ("Claims", "Mask and residual", "Position 0", "What interventions remove"):
-        assert f">{title}<" in text
+    for title in ("Claims", "Mask and residual", "Position 0", "What interventions remove", "The precursor"):
+        assert f">{title}" in text
     assert "names neither its vector nor its statistic" in text
+    assert "cannot be q-values" in text
 
 
 def test_the_published_share_stands_beside_every_replacement(whole):

@@ -31,7 +31,7 @@ class Arm:
         name: as tables call it; the base arm reads as the tokenizer has it.
         draw: of several vectors or sets of heads.
         kind: replacement, control, text or read.
-        input: windows, shuffled or repeated.
+        input: windows, shuffled, repeated, or rotated: its end before its beginning.
         front: what stands before the window: what the tokenizer sets there ("own"), nothing ("none"), or a
             BOS or EOS token that it does not set ("added").
         edits: of the model.
@@ -69,6 +69,9 @@ def token_ids(run: StageRun, batch: Batch, arm: Arm) -> Tensor:
         text = list(window[: len(ids) - len(front)])
         if arm.input == "shuffled":
             text = run.rng("shuffled", sample).permutation(text).tolist()
+        elif arm.input == "rotated":
+            k = int(run.rng("rotated", sample).integers(1, len(text)))
+            text = [*text[k:], *text[:k]]
         elif arm.input == "repeated":
             text = [text[int(run.rng("repeated", sample).integers(len(text)))]] * len(text)
         rows.append([*front, *text])
@@ -107,6 +110,8 @@ def first_arms(run: StageRun, options: Any, m: int) -> Iterator[Arm]:
             run.note("absolute_position: the tokenizer sets no BOS token, so base reads none; see bos_added")
         else:
             run.note("absolute_position: the tokenizer knows no BOS or EOS token; the arm no_bos is left out")
+    if options.leakage:
+        yield from (Arm("leakage", kind="leakage", front="none", input=one) for one in ("windows", "rotated"))
     vectors = replacements(run, options)
     if "special" in options.arms and not vectors["special"]:
         run.note("absolute_position: the tokenizer has no second special token; the arm special is left out")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.inference.leakage import leakage_share
 from attnscope.inference.residuals import moved_distance, removed, residual_size
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
 from attnscope.studies.absolute_position.options import query_sets
@@ -21,6 +22,7 @@ Array = np.ndarray[Any, Any]
 OFFSETS = (1, 2, 4, 8, 16, 32, 64)
 #: Column of each size by the weights of `residual_size`.
 SIZES: dict[str, Weights] = {"residual": "uniform", "felt": "felt", "moved_l2": "moved"}
+_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
 MEASURES: tuple[Weights, ...] = ("uniform", "felt", "moved")
 
 
@@ -80,6 +82,8 @@ def estimated(
             found |= {"moved_p_value": size.p_value, "moved_p_adjusted": size.p_adjusted}
             distance = moved_distance(profile, queries=chosen, draws=options.null_draws, seed=seed)
             found |= {"moved_tv": distance.value, "moved_floor": distance.floor}
+    share = leakage_share(profile, queries=chosen)
+    found |= {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
     early = slice(chosen[0], chosen[1] + 1)
     means = {name: profile.mean(name).numpy()[..., early] for name in ("mask_cut", "mask_share", "first")}
     found |= {"mask_cut": means["mask_cut"].mean(-1), "mask_share": means["mask_share"].mean(-1)}

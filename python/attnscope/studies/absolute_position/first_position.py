@@ -14,6 +14,7 @@ import torch
 
 from attnscope.capture import Forward, forward
 from attnscope.capture.first_token import fingerprint, first_token_trajectory, output_projection
+from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, token_ids
 from attnscope.studies.absolute_position.sums import first_key
@@ -31,17 +32,20 @@ SITES = (*READS, *STATES)
 TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
 
 
-def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer) -> None:
+def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> None:
     """A layer's part of the sums over states, and what each head reads of position 0."""
     keys = {"arm": arm.name, "layer": layer.index}
     for site in STATES:
         if site in layer.tensors:
-            early = layer.states(site)[:, : max(batch.lengths) // 2].double().cpu()
-            for text in early:
-                run.reduce("states", text, **keys, site=site)
-                run.reduce("squares", text.square().sum(-1), **keys, site=site)
-    for text in first_key(layer):
+            moments = PositionMoments()
+            moments.add(layer.states(site))
+            run.reduce("states", _packed(moments), **keys, site=site)
+    seen = first_key(layer)
+    early = seen[:, :, 0, slice(*_early(options, seen.shape[-1]))]
+    centre = early.shape[-1] * early.mean(-1).square()
+    for text, own in zip(seen, centre, strict=True):
         run.reduce("first_key", text, **keys)
+        run.reduce("first_key_centre", own, **keys)
     if not set(READS) <= set(layer.tensors):
         return
     try:
@@ -122,14 +126,17 @@ def fingerprints(run: StageRun, options: Any) -> None:
     directions = run.reduced("directions", ("arm", "layer"))
     if not directions:
         return
-    keys = run.reduced("first_key", ("arm", "layer"))
+    keys, centres = (run.reduced(name, ("arm", "layer")) for name in ("first_key", "first_key_centre"))
     reads = run.read("reads").groupby(["arm", "layer", "head"]).mean(numeric_only=True)
     for (arm, layer), found in directions.items():
         own, count = keys[arm, layer].mean, found.count
-        m = own.shape[-1]
-        early = slice(options.queries[0], min(options.queries[1], m - 1) + 1)
-        a0, squared, cut = (own[:, at, early] for at in range(3))
+        m, texts = own.shape[-1], keys[arm, layer].count
+        a0, squared, cut = (own[:, at, slice(*_early(options, m))] for at in range(3))
         spread, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
+        clock = [
+            float(position_share(_moments(texts, one[:, None] * texts, two.sum() * texts, centre)))
+            for one, two, centre in zip(a0, squared, centres[arm, layer].sum, strict=True)
+        ]
         heads = np.arange(len(own))
         mean = reads.loc[(arm, layer)].reindex(heads)
         with np.errstate(invalid="ignore"):
@@ -140,7 +147,7 @@ def fingerprints(run: StageRun, options: Any) -> None:
             layer=layer,
             head=heads,
             fingerprint_cosine=(count * np.square(found.mean).sum(-1) - 1) / (count - 1),
-            clock=between(a0[..., None], squared, keys[arm, layer].count),
+            clock=np.array(clock),
             clock_mask=clock_mask,
             uniform=float(np.mean(1 / np.arange(2, 2 * m + 1))),
             readers=[[tau for tau in options.sinks if one > tau] for one in mean["a0"]],
@@ -153,27 +160,28 @@ def fingerprints(run: StageRun, options: Any) -> None:
 
 def shares(run: StageRun) -> None:
     """How much of the variance of states lies between positions."""
-    sums = run.reduced("states", ("arm", "layer", "site"))
-    squares = run.reduced("squares", ("arm", "layer", "site"))
-    for (arm, layer, site), found in sums.items():
-        share = between(found.mean[None, 1:], squares[arm, layer, site].mean[None, 1:], found.count)[0]
-        run.write("position_shares", arm=arm, layer=layer, site=site, position_share=share, texts=found.count)
+    ((tokens,),) = run.reduced("counts", ("tokens",), variant="")
+    positions = int(tokens) // 2 - 1
+    for (arm, layer, site), found in run.reduced("states", ("arm", "layer", "site")).items():
+        count, squares, centre = found.sum[-3:]
+        moments = _moments(int(count), found.sum[:-3].reshape(positions, -1), squares, centre)
+        share = float(position_share(moments))
+        run.write("position_shares", arm=arm, layer=layer, site=site, position_share=share, texts=int(count))
 
 
-def between(means: np.ndarray[Any, Any], squares: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """Unbiased share of the variance that lies between positions.
+def _packed(moments: PositionMoments) -> np.ndarray[Any, Any]:
+    """Moments of a batch as one array, their three numbers last."""
+    state = moments.state()
+    numbers = [float(state[name]) for name in ("count", "squares", "centre")]
+    return np.concatenate([state["sum"].numpy().ravel(), numbers])
 
-    Args:
-        means: over texts, [..., positions, D].
-        squares: means over texts of squared lengths, [..., positions].
-        count: texts.
 
-    >>> means = np.array([[[0.0], [2.0]]])
-    >>> between(means, np.array([[1.0, 5.0]]), 1001).round(3)
-    array([0.666])
-    """
-    within = (squares - np.square(means).sum(-1)).mean(-1) * count / (count - 1)
-    centred = means - means.mean(-2, keepdims=True)
-    spread = np.square(centred).sum((-1, -2)) / (means.shape[-2] - 1) - within / count
-    with np.errstate(invalid="ignore"):
-        return np.asarray(spread / (spread + within))
+def _moments(count: int, total: Any, squares: Any, centre: Any) -> PositionMoments:
+    """Moments of all texts from their sums."""
+    numbers = {"count": count, "left_out": 0, "sum": total, "squares": squares, "centre": centre}
+    return PositionMoments.from_state(numbers)
+
+
+def _early(options: Any, m: int) -> tuple[int, int]:
+    """The early queries, first and behind the last."""
+    return options.queries[0], min(options.queries[1], m - 1) + 1

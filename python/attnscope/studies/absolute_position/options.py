@@ -50,6 +50,7 @@ class PositionOptions(Options):
         null_draws: sign-flipped means that the floor of a distance is taken from.
         permutations: sign flips of a test.
         alpha: level of the tests.
+        leakage: the precursor's fits of every text without BOS, and of the same text turned round.
         nulls: "random_weights": the same architecture with weights drawn anew.
         random_weights: how many of them.
     """
@@ -64,6 +65,7 @@ class PositionOptions(Options):
     reader: float = Field(default=0.3, gt=0.0, lt=1.0)
     null_draws: int = Field(default=200, ge=1)
     permutations: int = Field(default=9999, ge=999)
+    leakage: bool = True
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
     nulls: Annotated[list[str], _names(("random_weights",))] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)

@@ -22,7 +22,7 @@ from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
-from attnscope.studies.absolute_position import claims, estimates, first_position
+from attnscope.studies.absolute_position import claims, estimates, first_position, leakage
 from attnscope.studies.absolute_position.arms import Arm, first_arms, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, check_shuffled
 from attnscope.studies.absolute_position.options import PositionOptions
@@ -62,10 +62,10 @@ class AbsolutePosition(Study):
         texts = units.texts(variants=variants, seeds=max(more, 1))
         once: Cut = units.checkpoints()
         here: Literal["checkpoint"] = "checkpoint"
-        of_texts = (*PROFILES, *SUMS, "trajectories", "reads")
+        of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
         estimated = (
             "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
-            "fingerprints", "position_shares", "clocks",
+            "fingerprints", "position_shares", "clocks", "leakage_tests",
         )  # fmt: skip
         every = [
             Stage("checks", once, self.check, writes=("checks",)),
@@ -131,6 +131,7 @@ class AbsolutePosition(Study):
         first_position.trajectory(run)
         first_position.fingerprints(run, self.options)
         first_position.shares(run)
+        leakage.tests(run, self.options)
 
     def remove(self, unit: Unit, run: StageRun) -> None:
         """How much of the base arm's residual each arm removes."""
@@ -163,9 +164,14 @@ class AbsolutePosition(Study):
         profile = PositionProfile(max(batch.lengths), groups=options.groups)
         for layer in self._layers(run, batch, arm, about_0):
             scores, _ = softmax_of(layer)
+            if arm.kind == "leakage":
+                leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
+                continue
             profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
             if about_0:
-                first_position.add(run, batch, arm, layer)
+                first_position.add(run, batch, arm, layer, options)
+        if arm.kind == "leakage":
+            return
         if profile.left_out:
             run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
         kept = PROFILES if whole else tuple(one for one in PROFILES if one not in ("cut", "rows"))

@@ -7,7 +7,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
 
 #: Sums of states and directions over texts.
-SUMS = ("states", "squares", "directions", "first_key")
+SUMS = ("states", "directions", "first_key", "first_key_centre")
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
 _MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
@@ -41,6 +41,7 @@ ESTIMATES = (
     Column("moved_tv", label="moved attention", meaning="Total variation to the mask's attention.", low=0),
     Column("moved_floor", label="its floor", meaning="The same of means with flipped signs.", low=0),
     Column("lse_gap", label="log Z less the mask's (nats)"),
+    *_interval("leakage_share", "leakage share", "The residual over the variance of scores along keys."),
     Column("residual_simple", meaning="Root mean square over all keys, profile over all queries."),
     Column("mask_simple", meaning="log Z of the mean profile less its mean."),
 )
@@ -154,6 +155,25 @@ TABLES = (
         "clocks",
         (*CHECKPOINT_KEYS, "arm", "layer", "head", "query"),
         (Column("a0", low=0, high=1), Column("a0_mask", low=0, high=1)),
+    ),
+    Table(
+        "leakage",
+        (*CHECKPOINT_KEYS, "input", "sample", "layer", "head", "protocol"),
+        (
+            Column("r2_relative", kind="ratio", low=0, high=1, meaning="Of the offset."),
+            Column("r2_full", kind="ratio", low=0, high=1, meaning="Of the offset and the position."),
+            Column("leakage", kind="ratio", low=0, high=1, meaning="Their difference, of one text."),
+        ),
+    ),
+    Table(
+        "leakage_tests",
+        (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
+        (
+            *_interval("gap", "leakage above that of turned texts", ""),
+            Column("p_value", kind="ratio"),
+            Column("p_adjusted", kind="ratio"),
+            Column("correction", "string", "text"),
+        ),
     ),
     Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
     Table(
