@@ -56,6 +56,7 @@ if importlib.util.find_spec("torch") is not None:
         top_mass,
     )
     from attnscope.metrics.measure import measure
+    from attnscope.metrics.positions.offset_fit import OffsetFit, offset_fit
     from attnscope.metrics.positions.position_profile import PositionProfile
     from attnscope.metrics.positions.position_share import position_share
     from attnscope.metrics.positions.rope_bands import RopeBands, rope_bands
@@ -136,6 +137,7 @@ __all__ = [
     "LowRank",
     "MarchenkoPastur",
     "MaskOnly",
+    "OffsetFit",
     "OffsetVariance",
     "PositionProfile",
     "PowerSpectrum",
@@ -184,6 +186,7 @@ __all__ = [
     "max_persistence",
     "measure",
     "morlet_scalogram",
+    "offset_fit",
     "offset_variance",
     "output_projection",
     "participation_ratio",

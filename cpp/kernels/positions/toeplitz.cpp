@@ -23,9 +23,11 @@ Index whole_vectors(Index size) { return (size + kPackWidth - 1) / kPackWidth * 
 // Whether all of a row's first entries are numbers or -infinity.
 template <class WideType>
 bool is_readable(const WideType* row, Index end) {
-  bool good = true;
-  for (Index j = 0; j < end; ++j) good &= row[j] < std::numeric_limits<WideType>::infinity();
-  return good;
+  // A number of the entry's own size, so that the loop vectorises.
+  using Flag = std::conditional_t<sizeof(WideType) == 8, std::int64_t, std::int32_t>;
+  Flag good = 1;
+  for (Index j = 0; j < end; ++j) good &= row[j] < std::numeric_limits<WideType>::infinity() ? 1 : 0;
+  return good != 0;
 }
 
 // Adds what row `i` holds at offsets below m to sums and counts, both by m − 1 − D.

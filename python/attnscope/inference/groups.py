@@ -66,9 +66,11 @@ def jackknife_bounds(
     from scipy import stats
 
     confidence = check_confidence("jackknife", confidence)
-    values = np.asarray(values_by_group)
+    values = _numbers("jackknife", "values_by_group", values_by_group)
     if values.ndim == 0 or len(values) == 0:
-        raise ValueError(f"jackknife: values_by_group must hold at least one group, got {values_by_group!r}")
+        raise ValueError(f"jackknife: values_by_group must hold at least one group, got shape {values.shape}")
+    if not callable(function):
+        raise TypeError(f"jackknife: function must be a function, got {type(function).__name__}")
     estimate = np.asarray(function(values), dtype=np.float64)
     groups = len(values)
     if groups < 2:
@@ -133,7 +135,7 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
         Fisher, The design of experiments, 1935.
     """
     name = "sign_flips"
-    data = np.asarray(values, dtype=np.float64)
+    data = _numbers(name, "values", values).astype(np.float64)
     draws, seed = check_draws(name, 0.5, draws, seed)[1:]
     if data.ndim == 0 or data.shape[-1] < 2:
         raise ValueError(f"{name}: values must hold at least two groups, got shape {data.shape}")
@@ -163,3 +165,14 @@ def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool
         count += ((part[:, first] * part[:, second]) @ flat.T >= least).sum(0)
     p = np.where(np.isfinite(observed), (1 + count) / (1 + draws), math.nan)
     return p.reshape(data.shape[:-2])
+
+
+def _numbers(function: str, name: str, values: Any) -> npt.NDArray[Any]:
+    """Values as an array of real numbers, whole ones kept whole."""
+    try:
+        data = np.asarray(values)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} must be numbers: {error}") from None
+    if data.dtype.kind not in "biuf":
+        raise TypeError(f"{function}: {name} must be numbers, got {data.dtype}")
+    return data

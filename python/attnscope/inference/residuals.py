@@ -296,6 +296,8 @@ def require_groups(function: str, profile: PositionProfile) -> None:
     Raises:
         ValueError: it has fewer.
     """
+    if not isinstance(profile, PositionProfile):
+        raise TypeError(f"{function}: a PositionProfile is needed, got {type(profile).__name__}")
     groups, texts = len(profile.present), profile.texts
     if groups < 4:
         raise ValueError(f"{function}: at least 4 groups must hold texts, got {groups}")

@@ -34,6 +34,8 @@ TABLE = pd.DataFrame(
 MAPS = torch.softmax(torch.randn(3, 40, 40, generator=torch.Generator().manual_seed(1)), -1)
 BARS = asc.persistence(MAPS[:, :6, :6])
 STATES = torch.ones(40, 3).cumsum(0)
+PROFILE = asc.PositionProfile(6, groups=4)
+PROFILE.add(torch.randn(16, 1, 6, 6, generator=torch.Generator().manual_seed(2)), [k // 4 for k in range(16)])
 
 # Valid arguments, positional first; each in turn is replaced by something else.
 CALLS = {
@@ -50,6 +52,16 @@ CALLS = {
     "softmax_harmonics": (2.0, 4),
     "classify_frames": (torch.zeros(4, 3, 2, dtype=torch.int64), [7, 8, 9, 7], True),
     "emergence_step": (TABLE, "x"),
+    "toeplitz_split": (MAPS,),
+    "mask_only": (MAPS,),
+    "offset_variance": (MAPS,),
+    "offset_fit": (MAPS,),
+    "position_share": (STATES.reshape(5, 8, 3),),
+    "rope_bands": (MAPS, MAPS),
+    "residual_size": (PROFILE,),
+    "removed": (PROFILE, PROFILE),
+    "inference.jackknife": ([1.0, 2.0, 4.0], np.mean),
+    "inference.sign_flips": ([1.0, 2.0, 4.0],),
     "inference.per_sample": (TABLE, "x"),
     "inference.bootstrap": ([1.0, 2.0, 4.0],),
     "inference.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
@@ -70,11 +82,18 @@ for name in OURS.__all__:
         CALLS[f"protocols.ruscio2025.{name}"] = (MAPS[0] if taken[0] == "attention" else MAPS, *(
             plain[other] for other in taken[1:] if other in plain
         ))  # fmt: skip
-WORDS = {"protocols.ruscio2025.sink_tokens": {"rule": "kl"}}
+WORDS = {
+    "protocols.ruscio2025.sink_tokens": {"rule": "kl"},
+    "rope_bands": {"layout": "half", "scaling": 0.5},
+}
 # What may speak for a function: those that it calls on the caller's behalf.
 ALSO = {
     "measure": tuple(metric_names()),
     "scale_sensitivity": ("wavelet_transform",),
+    "position_share": ("PositionMoments.add",),
+    "rope_bands": ("rotary_layout",),
+    "residual_size": ("PositionProfile", "PositionProfile.gram", "jackknife", "sign_flips"),
+    "removed": ("PositionProfile", "PositionProfile.gram", "jackknife"),
     "entropy_magnitude_correlation": ("transformation_magnitude", "attention_entropy"),
 }
 # A number of draws or harmonics that takes minutes says nothing about arguments.

@@ -47,10 +47,9 @@ def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     Example:
         i + j has the same mean at every offset: the offset explains nothing, the position all.
 
-        >>> import torch
-        >>> from attnscope.metrics.positions.offset_fit import offset_fit
+        >>> import torch, attnscope as asc
         >>> i = torch.arange(8.0)
-        >>> fit = offset_fit(i[:, None] + i)
+        >>> fit = asc.offset_fit(i[:, None] + i)
         >>> round(fit.r2.item(), 12), round(fit.added.item(), 12)
         (0.0, 1.0)
 

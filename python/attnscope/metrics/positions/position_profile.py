@@ -12,6 +12,7 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._warn import NonFiniteWarning
+from attnscope.metrics.positions._places import places_argument
 from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
 
 Weights = Literal["uniform", "felt", "moved"]
@@ -77,7 +78,9 @@ class PositionProfile:
             raise ValueError(f"{name}: n must be at least 2, got {n}")
         if self.groups < 1:
             raise ValueError(f"{name}: groups must be at least 1, got {groups}")
-        self.queries = _default_queries(self.m) if queries is None else [*map(int, queries)]
+        self.queries = (
+            _default_queries(self.m) if queries is None else places_argument(name, "queries", queries)
+        )
         inside = all(1 <= query < self.m for query in self.queries)
         if not inside or sorted(set(self.queries)) != self.queries:
             raise ValueError(
@@ -139,7 +142,11 @@ class PositionProfile:
                 f"{name}: scores must have shape [texts, heads, n, n] with n = {self.n}, got "
                 f"{tuple(scores.shape)}"
             )
-        each = [int(group)] * len(maps) if not isinstance(group, Iterable) else [int(one) for one in group]
+        each = (
+            places_argument(name, "group", group)
+            if isinstance(group, Iterable)
+            else [_checks.whole(name, "group", group)] * len(maps)
+        )
         if len(each) != len(maps):
             raise ValueError(f"{name}: group must hold {len(maps)} numbers, got {len(each)}")
         for one in each:
@@ -292,9 +299,10 @@ class PositionProfile:
         Raises:
             ValueError: there is none.
         """
-        low, high = queries
+        low, high = _range_argument(queries)
+        left_out = places_argument("PositionProfile", "without", without)
         among = self.queries if kept else range(self.m)
-        rows = [i for i in among if low <= i <= high and i not in without]
+        rows = [i for i in among if low <= i <= high and i not in left_out]
         if not rows:
             raise ValueError(
                 f"PositionProfile: no query between {low} and {high} among {len(among)} below {self.m}"
@@ -318,6 +326,7 @@ class PositionProfile:
         """
         _checks.choice_argument("PositionProfile.gram", "weights", weights, ("uniform", "felt", "moved"))
         rows = self.rows_of(queries, kept=weights != "uniform", without=without)
+        without = places_argument("PositionProfile", "without", without)
         places = [self.queries.index(i) for i in rows] if weights != "uniform" else []
         body = torch.tensor(
             [[1 <= j <= i and j not in without for j in range(self.m)] for i in rows], dtype=torch.bool
@@ -398,6 +407,13 @@ class PositionProfile:
                 if (group, layer) not in values:
                     raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
         return torch.stack([torch.stack([values[group, layer] for layer in layers]) for group in groups])
+
+
+def _range_argument(queries: Any) -> tuple[int, int]:
+    if not isinstance(queries, (tuple, list)) or len(queries) != 2:
+        raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
+    low, high = (_checks.whole("PositionProfile", "queries", one) for one in queries)
+    return low, high
 
 
 def _default_queries(m: int) -> list[int]:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope.metrics.positions._places import places_argument
 
 
 class PositionMoments:
@@ -56,7 +58,9 @@ class PositionMoments:
         if tensor.ndim != 3:
             raise ValueError(f"{name}: states must have shape [texts, n, D], got {tuple(tensor.shape)}")
         n = tensor.shape[1]
-        chosen = list(range(1, n // 2)) if positions is None else [int(place) for place in positions]
+        chosen = (
+            list(range(1, n // 2)) if positions is None else places_argument(name, "positions", positions)
+        )
         if len(chosen) < 2:
             raise ValueError(f"{name}: at least 2 positions are needed, got {chosen} of n = {n}")
         for place in chosen:
@@ -155,11 +159,12 @@ def position_share(states: Tensor | PositionMoments, *, positions: Sequence[int]
             f"position_share: states must have shape [..., texts, n, D], got {tuple(tensor.shape)}"
         )
     shares = []
-    for one in tensor.reshape(-1, *tensor.shape[-3:]):
+    for one in tensor.reshape(math.prod(tensor.shape[:-3]), *tensor.shape[-3:]):
         moments = PositionMoments()
         moments.add(one, positions=positions)
         shares.append(_share(moments))
-    return torch.stack(shares).reshape(tensor.shape[:-3])
+    found = torch.stack(shares) if shares else torch.zeros(0, dtype=torch.float64)
+    return found.reshape(tensor.shape[:-3])
 
 
 def _share(moments: PositionMoments) -> Tensor:
