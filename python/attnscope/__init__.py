@@ -28,6 +28,7 @@ if importlib.util.find_spec("torch") is not None:
         first_token_trajectory,
         output_projection,
     )
+    from attnscope.capture.position_profile import position_profile
     from attnscope.inference import Frames, classify_frames, emergence_step
     from attnscope.inference.residuals import Removed, ResidualSize, removed, residual_size
     from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
@@ -192,6 +193,7 @@ __all__ = [
     "participation_ratio",
     "persistence",
     "persistent_entropy",
+    "position_profile",
     "position_share",
     "power_spectrum",
     "protocols",

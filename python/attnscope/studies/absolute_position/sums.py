@@ -31,8 +31,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 #: Names of the stored sums: those of profiles, and what queries give key 0.
 PROFILES = ("counts", "rows", "residual", "cut", "moved")
-#: What `rows` holds by early query, in order; `offsets` is by offset and longer, and stands alone.
-ROWS = ("profile", "row", "first", "lse", "mask_lse", "mask_cut", "mask_share")
+#: What `rows` holds by early query, in order; `offsets` is by offset and longer, and stands behind them.
+ROWS = tuple(name for name, axes in PositionProfile.SUMS.items() if axes == "m")
 
 
 def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
