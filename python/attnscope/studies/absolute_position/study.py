@@ -15,9 +15,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
+
 from attnscope.capture import Forward, forward, preflight
 from attnscope.capture.sites import INTERFACE, TABLE
 from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import megabytes
 from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
@@ -25,13 +28,14 @@ from attnscope.models import LoadError
 from attnscope.studies.absolute_position import claims, estimates, first_position, leakage
 from attnscope.studies.absolute_position.arms import Arm, first_arms, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, check_shuffled
-from attnscope.studies.absolute_position.options import PositionOptions
+from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
     from attnscope.engine.forward import Batch
+    from attnscope.engine.plan import Plan
     from attnscope.engine.stage_run import StageRun
     from attnscope.engine.units import Unit
 
@@ -85,6 +89,36 @@ class AbsolutePosition(Study):
         if more:
             every.append(Stage("controls", units.once(), self.control, reads=PROFILES, writes=("controls",)))
         return every
+
+    def expects(self, plan: Plan) -> list[str]:
+        """Passes over the windows, and the sums that they leave on disk."""
+        options = self.options
+        reads = sum(one in options.arms for one in READS) * (2 + options.matched)
+        vectors = sum(options.vectors for one in ("token", "gaussian") if one in options.arms)
+        single = sum(one in options.arms for one in ("zero", "mean", "special"))
+        controls = 2 * sum(one in options.arms for one in CONTROLS)
+        bare = ("no_bos" in options.arms) * (len(options.inputs) - ("shuffled" in options.inputs))
+        passes = len(options.inputs) + bare + vectors + single + controls + reads + 2 * options.leakage
+        m = max((one.n_tokens for unit in plan.units for one in unit.inputs), default=0) // 2
+        pairs = len(np.tril_indices(min(m, options.queries[1] + 1))[0])
+        whole = len(options.inputs) + bare
+        lines = []
+        for model, heads in plan.heads.items():
+            units = sum(unit.source == model and unit.stage == "passes" for unit in plan.units)
+            texts = sum(
+                len(unit.inputs)
+                for unit in plan.units
+                if unit.source == model and unit.stage == "passes" and not unit.variant
+            )
+            size = 8 * heads * pairs * (passes + 2 * whole) * units
+            lines.append(
+                f"{plan.settings.models[model].label or plan.settings.models[model].path}: {passes} passes "
+                f"over "
+                f"{texts} windows, up to {reads} of them where heads read position 0; about "
+                f"{megabytes(size)} of "
+                "sums on disk for each layer"
+            )
+        return lines
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
