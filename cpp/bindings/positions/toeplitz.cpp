@@ -8,6 +8,12 @@
 namespace attnscope {
 namespace {
 
+// A matrix of results for each map, of which a kernel writes all unless maps differ in length.
+Result<double> squares(const Batch& batch, const std::vector<Index>& trailing) {
+  return batch.lengths == nullptr ? make_empty<double>(batch.sizes, trailing)
+                                  : make_result(batch.sizes, trailing, kNaN);
+}
+
 py::tuple split(const py::object& scores, const py::object& lengths, bool late, const py::object& weights,
                 Index weight_matrices) {
   const Batch batch = make_batch(scores, lengths);
@@ -15,7 +21,7 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
   const double* weighing = weights.is_none() ? nullptr : numbers_of(weights, weight_matrices * m * m);
   const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
-  const Result<double> residual = make_result(batch.sizes, {m, m}, kNaN);
+  const Result<double> residual = squares(batch, {m, m});
   const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         const ToeplitzOutputs out{profile.data + index * m,  residual.data + index * m * m,
@@ -36,7 +42,7 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const double* logits = sinks.is_none() ? nullptr : numbers_of(sinks, sink_count);
   const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
-  const Result<double> attention = make_result(batch.sizes, {count, m}, kNaN);
+  const Result<double> attention = squares(batch, {count, m});
   const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.

@@ -90,7 +90,7 @@ void fill_split(const ToeplitzOutputs& out, Index m, double value) {
   for (double* vector : {out.profile, out.row, out.variance, out.first, out.lse}) {
     std::fill(vector, vector + m, value);
   }
-  for (Index i = 0; i < m; ++i) std::fill(out.residual + i * out.ld, out.residual + i * out.ld + i + 1, value);
+  for (Index i = 0; i < m; ++i) std::fill(out.residual + i * out.ld, out.residual + i * out.ld + m, value);
 }
 
 // Residuals of one early row to `out`, and the row's numbers.
@@ -109,6 +109,7 @@ void split_row(const WideType* row, Index i, Index m, const double* profile, con
     early.residuals[j] = counted ? r : 0.0;
     early.body[j] = counted ? 1.0 : 0.0;
   }
+  std::fill(residual + i + 1, residual + m, kNaN);
   for (Index j = i + 1; j < early.size; ++j) {
     early.scores[j] = -kInfinity;
     early.residuals[j] = early.body[j] = 0.0;

@@ -2,8 +2,10 @@
 """PositionProfile and the sizes made of it: sums against one loop, planted residuals, levels, laws."""
 
 import math
+from pathlib import Path
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -274,3 +276,35 @@ def test_the_distance_of_noise_is_its_floor():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+@pytest.mark.slow
+def test_a_trained_model_shows_nothing_at_layer_0_and_a_residual_behind_it():
+    """stories260K on windows of sentences; expected numbers were measured by another program."""
+    folder = Path(__file__).resolve().parents[4] / "shared" / "data"
+    if not (folder / "stories260K" / "hf").is_dir():
+        pytest.skip(f"no trained model in {folder}")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder / "stories260K" / "hf").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder / "stories260K" / "hf")
+    texts = pd.read_csv(folder / "text" / "wiki_dataset_sink.csv")["text"]
+    ids = [token for text in texts for token in tokenizer(text, add_special_tokens=False).input_ids]
+    starts = np.sort(np.random.default_rng(0).integers(0, len(ids) - 64, 128))
+    windows = torch.tensor([[tokenizer.bos_token_id, *ids[start : start + 63]] for start in starts])
+    profile = asc.PositionProfile(64, groups=8)
+    for start in range(0, 128, 16):
+        part, groups = windows[start : start + 16], [rank // 16 for rank in range(start, start + 16)]
+        with asc.capture(model, sites=("scores",)) as tape:
+            for layer in tape.run(input_ids=part, attention_mask=torch.ones_like(part)):
+                profile.add(layer.scores, groups, layer=layer.index)
+    size = asc.residual_size(profile, queries=(2, 31))
+    assert np.abs(size.estimate[0].mean()) < 0.03
+    assert size.plain[0].mean() > 0.05
+    assert (size.p_adjusted[0] > 0.05).all()
+    assert (size.p_adjusted[2] < 0.05).all()
+    assert size.estimate[2:].mean(1) == pytest.approx([0.358, 0.08, 0.154], abs=0.05)
+    cut = profile.mean("mask_cut")[:, :, 1].mean(1).numpy()
+    assert cut == pytest.approx([1.56, 1.12, 2.20, 1.78, 2.64], abs=0.05)
+    first = profile.mean("first")[:, :, 2:].mean((1, 2)).numpy()
+    assert first == pytest.approx([3.4, 11.2, 0.1, 4.3, 2.1], abs=0.2)
