@@ -61,11 +61,7 @@ def found() -> Found:
 
 
 def modules_of(root: str) -> Iterator[ModuleType]:
-    """A module, and those of its folders where it is a package.
-
-    Args:
-        root: its name.
-    """
+    """A module, and those of its folders where it is a package."""
     module = importlib.import_module(root)
     yield module
     for entry in sorted(pkgutil.iter_modules(getattr(module, "__path__", ())), key=lambda one: one.name):
@@ -74,9 +70,6 @@ def modules_of(root: str) -> Iterator[ModuleType]:
 
 def declared_in(modules: list[ModuleType]) -> Found:
     """What modules declare.
-
-    Args:
-        modules: that may have `QUANTITIES`, `DERIVED` or `SOURCES`.
 
     Raises:
         ValueError: two quantities of one identity.

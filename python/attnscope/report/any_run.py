@@ -1,7 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a report says of a study that brings no sections: every measured quantity, over what the run "
-"varies.
-"""
+"""What a report says of a study without sections: every measured quantity, over what the run varies."""
 
 from __future__ import annotations
 

@@ -17,6 +17,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.discovery import study_of
+from attnscope.engine.disk.files import write_bytes
 from attnscope.report import any_run
 from attnscope.report.numbers import number
 from attnscope.report.section import Block, Page, Section, Table
@@ -29,7 +30,11 @@ _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12
 _SHOWN_ROWS = 40
 #: Tables that are shown in another form than as they are.
-_OWN_TABLES = frozenset({"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"})
+_OWN_TABLES = frozenset(
+    {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"}
+    | {"head_means", "head_mean_graphs", "head_mean_bars"}
+    | {"heads_variants", "graphs_variants", "layers_variants"}
+)
 
 
 def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Path:
@@ -57,9 +62,7 @@ def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title
     target = Path(path)
     html = render(results, title or f"Attention study: {Path(home).name if home else 'results in memory'}")
     target.parent.mkdir(parents=True, exist_ok=True)
-    half_written = target.with_name(f".{target.name}.part")
-    half_written.write_text(html, encoding="utf-8")
-    half_written.replace(target)
+    write_bytes(target, html.encode())
     return target
 
 
@@ -75,15 +78,7 @@ def _words(results: Tables) -> Any:
 
 
 def render(results: Tables, title: str) -> str:
-    """The page as text.
-
-    Args:
-        results: the stored tables.
-        title: the heading.
-
-    Returns:
-        HTML.
-    """
+    """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 

@@ -58,9 +58,7 @@ class Table:
     folded: bool = False
 
     def styled(self, escape: str) -> Styler:
-        """The table for `to_html` or `to_latex`: cells escaped, a first cell that repeats the one "
-        "above empty.
-        """
+        """For `to_html` or `to_latex`: cells escaped, a first cell that repeats the one above empty."""
         # line ends and other control characters of a token would be read by the page or by LaTeX
         frame = self.frame.astype(str).replace(r"[\x00-\x1f]", "·", regex=True).reset_index(drop=True)
         if self.names < len(frame.columns):
@@ -121,11 +119,12 @@ class Page:
 
     @cached_property
     def with_series(self) -> dict[str, pd.DataFrame]:
-        """Tables of heads, layers and graphs with their series."""
+        """Tables of maps, layers and graphs with their series."""
         samples = self.tables.get("samples")
+        names = ("heads", "head_means", "layers", "graphs", "head_mean_graphs")
         return {
             name: with_groups(self.tables[name], samples)
-            for name in ("heads", "layers", "graphs")
+            for name in names
             if "sample" in self.tables.get(name, ())
         }
 

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from attnscope.engine.disk.files import write_bytes
+
 if TYPE_CHECKING:
     from attnscope.engine.results import Results
 
@@ -61,9 +63,7 @@ class View:
         """
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        half_written = target.with_name(f".{target.name}.part")
-        half_written.write_text(self.html(), encoding="utf-8")
-        half_written.replace(target)
+        write_bytes(target, self.html().encode())
         return target
 
     def __repr__(self) -> str:

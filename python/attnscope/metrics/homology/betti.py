@@ -57,13 +57,13 @@ def betti_numbers(
     """
     name = "betti_numbers"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    result, spoiled = _core.betti_numbers(
+    result, non_finite = _core.betti_numbers(
         checked.tensor,
         checked.lengths,
         _checks.thresholds_argument(name, thresholds, checked),
         _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 # Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie: all
@@ -73,12 +73,7 @@ _SMALLEST_FROM_BARS = 1e-6
 
 
 def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
-    """Whether bars of maps of a type in `EXACT_IN_BARS` hold all of a call's Betti numbers.
-
-    Args:
-        given: options of a call of `betti_numbers`.
-        bars: options of a call of `persistence` for the same maps.
-    """
+    """Whether bars of maps of a type in `EXACT_IN_BARS` hold all of a call's Betti numbers."""
     thresholds = given["thresholds"]
     values = thresholds if isinstance(thresholds, (tuple, list)) else [thresholds]
     return (
@@ -94,15 +89,7 @@ def bars_hold(given: Mapping[str, Any], bars: Mapping[str, Any]) -> bool:
 
 
 def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) -> torch.Tensor:
-    """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead.
-
-    Args:
-        barcodes: what `persistence` returns.
-        thresholds: as `betti_numbers` takes them, numbers alone.
-
-    Returns:
-        [..., T, 2] int64; none of the maps may have been spoiled.
-    """
+    """`betti_numbers` of maps whose bars are known, as far as `bars_hold`: bars born and not yet dead."""
     levels, inverse = np.unique(np.ravel(thresholds), return_inverse=True)
     count, size = barcodes._count(), levels.size
     owner = (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy() * (size + 1)

@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: MIT
+"""``capture(model)``: a context manager whose ``run`` yields one layer after the other."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from types import TracebackType
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope._warn import warn
+from attnscope.capture import anatomy, preflight
+from attnscope.capture.anatomy import choose
+from attnscope.capture.eager import attention_outputs, taking
+from attnscope.capture.implementation import configs, implementation
+from attnscope.capture.interface import NAME, register
+from attnscope.capture.layer import Layer
+from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.sites import HOOKS, OUTPUTS, SITES, TABLE, checked, out_of_reach
+from attnscope.capture.stream import Stream, uncompiled
+
+
+def capture(
+    model: nn.Module,
+    *,
+    layers: Sequence[int] | None = None,
+    heads: Sequence[int] | None = None,
+    sites: Sequence[str] = ("attention",),
+    chunk: int | None = None,
+) -> Recording:
+    """Streams a Hugging Face model's attention (and values, states, ...) one layer at a time.
+
+    Args:
+        model: a transformers model in evaluation mode, or a module that holds one.
+        layers: numbers of the layers to keep; negative ones count from the end of each stack. Default: all.
+        heads: numbers of the query heads to keep. Default: all.
+        sites: which tensors to keep, any of those in the table of `Layer`; memory is spent on these only.
+        chunk: heads computed at once; the default bounds the working memory to 16 MiB.
+
+    Returns:
+        A context manager that gives a ``Recording``. The model is as it was whenever no run is under way.
+
+    Raises:
+        TypeError: when there is no transformers model in ``model``.
+        ValueError: for an unknown site, or layers or heads out of range.
+        RuntimeError: when the model's attention cannot be captured (with the reasons), when a site is out of
+            reach for it, or when it is in training mode.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...                      num_attention_heads=4, num_key_value_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> with asc.capture(model, sites=("attention", "value")) as recording:
+        ...     for layer in recording.run(input_ids=torch.arange(6)[None]):
+        ...         rows = layer.attention.sum(-1)
+        ...         print(layer.index, list(layer.attention.shape), bool((rows - 1).abs().max() < 1e-6))
+        0 [1, 4, 6, 6] True
+        1 [1, 4, 6, 6] True
+    """
+    return Recording(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
+
+
+class Recording:
+    """Runs a model and yields its layers. Made by ``capture``; see there.
+
+    Attributes:
+        output: what the model returned in the last finished run (logits and so on); None before.
+        tier: 1 own attention function, 2 hooks on eager attention, 3 ``output_attentions=True``; None for a
+            model whose first run has to show it.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        layers: Sequence[int] | None,
+        heads: Sequence[int] | None,
+        sites: Sequence[str],
+        chunk: int | None,
+    ) -> None:
+        if not isinstance(model, nn.Module):
+            raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}")
+        sites = checked("capture", sites)
+        if not sites:
+            raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {sites}")
+        if chunk is not None and (isinstance(chunk, bool) or not isinstance(chunk, int) or chunk < 1):
+            raise ValueError(f"capture: chunk must be a positive number of heads, got {chunk!r}")
+        self._whole = model
+        self._model: nn.Module = getattr(model, "_orig_mod", model)
+        self._layers = _numbers("layers", layers)
+        self._heads = _numbers("heads", heads)
+        self._sites = sites
+        self._chunk = chunk
+        self._plan: preflight.Plan | None = None
+        self._inside = False
+        self._open: weakref.WeakSet[Generator[Layer, None, None]] = weakref.WeakSet()
+        self.output: Any = None
+        # What a forward pass runs inside, in the thread that runs it: edits, and hooks for the model's sites.
+        self.around: Callable[[], AbstractContextManager[Any]] = nullcontext
+
+    def __repr__(self) -> str:
+        """The model, what is captured and how."""
+        return f"Recording({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
+
+    @property
+    def tier(self) -> int | None:
+        """Which of the three ways is used; None while no run has shown it."""
+        return None if self._plan is None else self._plan.tier
+
+    def __enter__(self) -> Recording:
+        from transformers import PreTrainedModel
+
+        if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
+            raise TypeError(
+                f"capture: {type(self._model).__name__} holds no transformers model; "
+                "pass attention tensors of other frameworks to measure(...) directly"
+            )
+        self._check_mode()
+        if any(parameter.is_meta for parameter in self._model.parameters()):
+            raise RuntimeError(
+                f"capture: {type(self._model).__name__} has parameters on the meta device, which hold no "
+                "weights; load them first"
+            )
+        if not configs(self._model):
+            raise RuntimeError(
+                f"capture: {type(self._model).__name__} has no configuration that names its attention"
+            )
+        register()
+        trial = preflight.trial_inputs(self._model)
+        self._settle(
+            preflight.known_plan(self._model) or (preflight.plan_for(self._model, trial) if trial else None)
+        )
+        self._inside = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._inside = False
+        for run in list(self._open):
+            run.close()
+
+    def run(self, *unnamed: Any, **inputs: Any) -> Iterator[Layer]:
+        """Runs the model on ``inputs`` and yields its layers in the order they are computed.
+
+        The next layer is computed while the last one is in the loop's body; at most two are alive, unless the
+        caller keeps them. Leaving the loop early stops the model. Gradients are off. The key/value cache is
+        off unless ``use_cache`` or ``past_key_values`` is given.
+
+        Args:
+            unnamed: nothing; a model's inputs are given by name.
+            inputs: what the model takes, e.g. ``**tokenizer(text, return_tensors="pt")``.
+
+        Raises:
+            TypeError: for an input without a name.
+            RuntimeError: when no attention module ran, and outside of the ``with`` block.
+        """
+        self._check_inside("run")
+        if unnamed:
+            raise TypeError(
+                "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
+                + ", ".join(type(value).__name__ for value in unnamed)
+            )
+        if "output_attentions" in inputs:
+            raise ValueError("run: output_attentions is what the recording is for, leave it out")
+        if self._plan is None:
+            self._settle(preflight.plan_for(self._model, inputs))
+        if "past_key_values" not in inputs and anatomy.takes(self._model, "use_cache"):
+            inputs.setdefault("use_cache", False)
+        return self._start(self._model, inputs)
+
+    def generate(self, **inputs: Any) -> Iterator[Layer]:
+        """Runs ``model.generate`` and yields the layers of every step.
+
+        Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
+        them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
+        ``recording.output`` holds the generated tokens at the end.
+        """
+        self._check_inside("generate")
+        if not callable(getattr(self._model, "generate", None)):
+            raise TypeError(f"generate: {type(self._model).__name__} does not generate text")
+        if self._plan is None:
+            raise RuntimeError("generate: run the model once before, so that the way to capture it is known")
+        if self._plan.tier == OUTPUTS:
+            raise RuntimeError(
+                f"generate: {type(self._model).__name__} is captured by output_attentions, use run"
+            )
+        return self._start(self._model.generate, inputs)  # type: ignore[arg-type]
+
+    def _check_inside(self, what: str) -> None:
+        if not self._inside:
+            raise RuntimeError(
+                f"{what}: the recording is closed; use it inside 'with capture(model) as recording:'"
+            )
+        self._check_mode()
+
+    def _check_mode(self) -> None:
+        if self._model.training:
+            raise RuntimeError(
+                f"capture: {type(self._model).__name__} is in training mode, where dropout changes its "
+                "attention; call model.eval() first"
+            )
+
+    def _settle(self, plan: preflight.Plan | None) -> None:
+        """Checks what was asked against what the preflight found."""
+        self._plan = plan
+        if plan is None:
+            return
+        name = type(self._model).__name__
+        if plan.caution:
+            warn(f"capture: {plan.caution}", UserWarning)
+        choose(self._layers, max(plan.stacks.values()), f"layers of {name}")
+        for layer in self._layers or ():
+            if not any(
+                (layer + plan.stacks[s] if layer < 0 else layer) in has for s, has in plan.indices.items()
+            ):
+                have = sorted(set().union(*plan.indices.values()))
+                raise ValueError(f"capture: layer {layer} of {name} has no attention; layers {have} have")
+        for stack, heads in plan.heads.items():
+            choose(self._heads, heads, f"heads of {name}, {stack}")
+        far = out_of_reach(self._sites, plan.tier)
+        if plan.tier == OUTPUTS:
+            warn(
+                f"capture: the attention of {name} only comes out all at once (output_attentions=True): "
+                f"every layer's maps are in memory together. {'; '.join(plan.reasons)}",
+                UserWarning,
+            )
+        if far:
+            raise RuntimeError(f"capture: {name} does not let {far} be captured. {'; '.join(plan.reasons)}")
+        for site in self._sites:
+            if not TABLE[site].of_attention:
+                for core, parts in plan.parts.items():
+                    if parts.place(core, site)[0] is None:
+                        raise RuntimeError(
+                            f"capture: {name}: no place for site {site!r} was found around {core}"
+                        )
+
+    def _start(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Iterator[Layer]:
+        assert self._plan is not None
+        stream = self._outputs(inputs) if self._plan.tier == OUTPUTS else self._streamed(forward, inputs)
+        self._open.add(stream)
+        return stream
+
+    def _streamed(self, forward: Callable[..., Any], inputs: dict[str, Any]) -> Generator[Layer, None, None]:
+        plan = self._plan
+        assert plan is not None
+        self.output = None
+        hooks = plan.tier == HOOKS
+        if hooks:
+            inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
+            if plan.ask:
+                inputs["output_attentions"] = True
+        stream = Stream()
+        recorder = Recorder(
+            self._model,
+            stream.emit,
+            sites=self._sites,
+            layers=self._layers,
+            heads=self._heads,
+            stacks=plan.stacks,
+            chunk=self._chunk,
+            parts=plan.parts,
+            unmasked=plan.unmasked,
+        )
+        recorder.pulse = stream.pulse
+
+        def work() -> None:
+            LIVE.set(recorder)
+            with self.around(), recorder.listening():
+                self.output = forward(**inputs)
+
+        with ExitStack() as stack:
+            stack.enter_context(uncompiled(self._whole))
+            stack.enter_context(implementation(self._model, "eager" if hooks else NAME))
+            if hooks:
+                stack.enter_context(taking(recorder, dict(plan.weights)))
+            yield from stream.layers(work)
+        if not recorder.seen:
+            raise RuntimeError(
+                f"capture: tier {plan.tier} saw no attention of {type(self._model).__name__} in this run"
+            )
+
+    def _outputs(self, inputs: dict[str, Any]) -> Generator[Layer, None, None]:
+        plan = self._plan
+        assert plan is not None
+        inputs = {key: float_mask(key, value, self._model) for key, value in inputs.items()}
+        with torch.no_grad(), uncompiled(self._whole), implementation(self._model, "eager"), self.around():
+            output = self._model(**inputs, output_attentions=True)
+        given = inputs.get("attention_mask")
+        found = [(name, index, [tensor]) for name, index, tensor in attention_outputs(output)]
+        for name in ("encoder_attentions", "attentions", "decoder_attentions", "cross_attentions"):
+            if getattr(output, name, None) is not None:
+                output[name] = None
+        self.output = output
+        for name, index, box in found:
+            tensor = box.pop()
+            if self._layers is not None and index not in choose(self._layers, plan.stacks[name], name):
+                continue
+            heads = choose(self._heads, tensor.shape[1], name)
+            valid = torch.ones(tensor.shape[0], tensor.shape[-1], dtype=torch.bool, device=tensor.device)
+            if torch.is_tensor(given) and given.shape == valid.shape and name != "decoder_attentions":
+                valid = given.to(torch.bool)
+            yield Layer(
+                index,
+                name,
+                0,
+                step=0,
+                cross=name == "cross_attentions",
+                heads=heads,
+                kv_heads=heads,
+                valid=valid,
+                key_offset=0,
+                tensors={"attention": tensor if self._heads is None else tensor[:, heads]},
+            )
+
+
+def _numbers(what: str, given: Sequence[int] | int | None) -> list[int] | None:
+    if given is None:
+        return None
+    numbers: list[int] = [given] if isinstance(given, int) else list(given)
+    wrong = [n for n in numbers if isinstance(n, bool) or not isinstance(n, int)]
+    if wrong or not numbers:
+        raise ValueError(f"capture: {what} must be whole numbers, at least one, got {given!r}")
+    return numbers
+
+
+def float_mask(name: str, value: Any, model: nn.Module) -> Any:
+    """Eager attention adds its mask: a boolean one would count as 0 and 1."""
+    if not (name.endswith("attention_mask") and torch.is_tensor(value) and value.ndim == 4):
+        return value
+    mask: Tensor = value
+    if mask.dtype != torch.bool:
+        return mask
+    dtype = next(model.parameters()).dtype
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(~mask, torch.finfo(dtype).min)

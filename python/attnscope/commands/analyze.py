@@ -1,0 +1,312 @@
+# SPDX-License-Identifier: MIT
+"""Capture and measure in one call, in memory: a model and some inputs in, results out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnscope.capture.sites import SITES
+from attnscope.commands.analyze_tables import Column, Tables, place, table_of
+from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
+from attnscope.engine.results import Results
+from attnscope.engine.texts.encoding import batches
+from attnscope.engine.texts.samples import samples_table
+from attnscope.engine.texts.sources import Sentence
+from attnscope.engine.units import Input, Unit
+from attnscope.metrics.discovery import found
+from attnscope.metrics.measure import measure_quantities, requests_of
+from attnscope.metrics.plan import MAPS, THRESHOLDS
+from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
+from attnscope.models.loading import context_length
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+
+Metrics = str | Iterable[str] | Mapping[str, Mapping[str, Any]]
+
+
+def analyze(
+    model: Any,
+    inputs: Any,
+    metrics: Metrics | None = None,
+    *,
+    tokenizer: Any = None,
+    layers: Sequence[int] | None = None,
+    name: str = "",
+    **options: Any,
+) -> Results:
+    """Measures the attention of a model on some inputs, one layer at a time, without writing anything.
+
+    Every layer is measured while it is alive; no more than two layers' maps are in memory.
+
+    Args:
+        model: a transformers model in evaluation mode, or a folder or hub id.
+        inputs: a sentence, sentences, a tensor of token ids [batch, n], or the mapping that a tokenizer
+            returns (`input_ids`, `attention_mask`).
+        metrics: names, or a mapping from names of columns to options, as `measure` takes them; None takes
+            every quantity with a number per map, or per map and threshold, that the model can give.
+        tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
+        layers: only these layers.
+        name: of the model in the tables; empty takes its own.
+        options: given to every metric that takes an option of that name. Metrics that compare attention with
+            states (`geometric_semantic_alignment`, `reference_influence`) take `space`: "value", the head's
+            own value vectors (the head mean has none: NaN), or "hidden", the residual stream entering the
+            layer; without it alignment takes both and influence values. The reference is the head's own
+            `sink_tokens`. `bars=True` adds the table of bars.
+
+    Returns:
+        Results with `samples`, and as the metrics need them: `heads` (a number per map, means over queries),
+        `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
+        `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
+        The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
+        `head_mean_bars`. Sample, layer and head count from 0; what has no value is null.
+
+    Raises:
+        ValueError: inputs of the wrong kind, an unknown metric.
+        LoadError: the model cannot be loaded or captured.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
+        ...                      num_attention_heads=4, num_key_value_heads=2)
+        >>> results = asc.analyze(LlamaForCausalLM(config).eval(), torch.arange(6)[None], ["fiedler_value"])
+        >>> dict(results.to_xarray().sizes)
+        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
+    """
+    recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
+    loaded, tokenizer, label = _model_of(model, tokenizer)
+    text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    if tokenizer is None and _has_text(inputs):
+        raise ValueError("analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)")
+    encoder = Encoder(
+        tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
+    )
+    texts = _inputs_of(inputs, encoder)
+    heads = int(getattr(text, "num_attention_heads", None) or 1)
+    rows = Tables({"model": name or label, "revision": "", "step": -1})
+    unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
+    for group in batches(unit, heads):
+        batch = batch_of(group, encoder)
+        tensors = padded(batch, encoder.pad_id, loaded.device)
+        for number, layer in self_attention(
+            loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
+        ):
+            recipe.measure(layer, number, batch, rows)
+    tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
+    return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+
+
+def spaces() -> dict[str, list[str]]:
+    """The metrics that compare attention with states, and the sites of states that their quantities read."""
+    found_spaces: dict[str, list[str]] = {}
+    for one in found().quantities:
+        site = one.options.get("states")
+        if one.protocol == "exact" and isinstance(site, Site):
+            own = found_spaces.setdefault(metric_of(one), [])
+            own += [] if site.name in own else [site.name]
+    return found_spaces
+
+
+class _Chosen:
+    """The quantities of some metrics, each put where its axes belong."""
+
+    def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
+        common = dict(options)
+        metrics = [metrics] if isinstance(metrics, str) else metrics
+        asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+        space = common.pop("space", None)
+        chosen = {key: own.get("space", space) for key, own in asked.items()}
+        takers = spaces()
+        known = list(dict.fromkeys(site for own in takers.values() for site in own))
+        of_states = [key for key, own in asked.items() if own.get("metric", key) in takers]
+        if space is not None and not of_states:
+            raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
+        for key in of_states:
+            if unknown := sorted(set(asked[key]) - {"metric", "space"}):
+                raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
+            if chosen[key] not in (None, *known):
+                raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
+        plain = {key: own for key, own in asked.items() if key not in of_states}
+        settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
+        self.bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
+        self.columns: list[Column] = []
+        for key, own in asked.items():
+            metric = own.get("metric", key)
+            self.columns += columns_of(key, metric, settings.get(key, {}), chosen[key])
+
+    def sites(self) -> tuple[str, ...]:
+        needed = (site for column in self.columns for site in column.quantity.needs)
+        return ("attention", *dict.fromkeys(site for site in needed if site not in MAPS))
+
+    def extra_sites(self) -> tuple[str, ...]:
+        """Sites that are taken where a model lets them be captured."""
+        return ()
+
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
+        """Puts the numbers of a layer's heads and of their mean into tables."""
+        heads, mean = layer.matrices(), head_mean(layer.matrices())
+        needed = {site for column in self.columns for site in column.quantity.needs}
+        states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed - {*MAPS}}
+        if "value" in states:
+            states["value"] = layer.states("value", per_head=True).cpu()
+        shared = {site: values for site, values in states.items() if site != "value"}
+        for sites, names in (
+            ({"attention": mean, **shared}, None),
+            ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
+        ):
+            wanted = [one for one in self.columns if names is not None or one.quantity.scope == "map"]
+            measured = measure_quantities(
+                sites,
+                [column.quantity for column in wanted],
+                lengths=layer.lengths,
+                heads=names,
+                whole=("persistence",) if self.bars else (),
+            )
+            place(wanted, measured, batch, number, names, rows)
+
+
+class _Everything(_Chosen):
+    """Every quantity with a number per map, or per map and threshold, whose sites the model gives."""
+
+    def __init__(self, options: Mapping[str, Any]) -> None:
+        unknown = set(options) - {"thresholds", "bars"}
+        if unknown:
+            raise ValueError(
+                f"analyze: {sorted(unknown)[0]!r} is an option of single metrics; name the metrics"
+            )
+        self.bars = bool(options.get("bars", False))
+        thresholds = options.get("thresholds", THRESHOLDS)
+        self.columns = []
+        for one in found().quantities:
+            given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
+            if (
+                one.protocol == "exact"
+                and set(one.needs) <= {*MAPS, *SITES}
+                and table_of(given.mean_over("query")) in ("heads", "graphs", "layers")
+            ):
+                self.columns.append(Column(one.name, given.mean_over("query")))
+
+    def sites(self) -> tuple[str, ...]:
+        return ("attention",)
+
+    def extra_sites(self) -> tuple[str, ...]:
+        return super().sites()[1:]
+
+
+def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | None) -> list[Column]:
+    """The quantities of a metric under some options, with the names of their columns.
+
+    A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
+    metric's quantities are called by the key in the place of what their names have in common.
+
+    Raises:
+        ValueError: none of them has a place in a table.
+    """
+    declared = [one for one in found().quantities if one.protocol == "exact" and metric_of(one) == metric]
+    agreeing = [one for one in declared if _agrees(one, options)] or declared
+    if key != metric:  # a column of one's own is of the metric's plain form
+        fewest = min((len(_settings(one)) for one in agreeing), default=0)
+        agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
+    if space is not None:
+        agreeing = [one for one in agreeing if space in one.needs] or [_moved(one, space) for one in agreeing]
+    bound = [one.with_options(**options) if options else one for one in agreeing]
+    placed = [one for one in bound if table_of(one)]
+    if not placed and metric != "persistence":
+        raise ValueError(f"analyze: {key} has no place in a table; use measure")
+    names = [one.name for one in placed]
+    if key != metric:
+        names = _named_after(key, names)
+    columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
+    means = [
+        Column(name, one.mean_over("query")) for name, one in columns if one.axes and one.axes == ("query",)
+    ]
+    return columns + means
+
+
+def metric_of(one: Quantity) -> str:
+    """The public metric that gives a quantity."""
+    derived = found().derived.get((one.protocol, one.metric))
+    return derived[0] if derived and one.metric.startswith("_") else one.metric
+
+
+def _settings(one: Quantity) -> dict[str, Any]:
+    return {name: value for name, value in one.options.items() if not isinstance(value, (Site, Shared))}
+
+
+def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
+    return all(options.get(name, value) == value for name, value in _settings(one).items())
+
+
+def _moved(one: Quantity, space: str) -> Quantity:
+    """A quantity of states with those of another site."""
+    own = one.options["states"].name
+    needs = tuple(space if site == own else site for site in one.needs)
+    return replace(one, needs=needs).with_options(states=Site(space))
+
+
+def _named_after(key: str, names: Sequence[str]) -> list[str]:
+    """What the quantities of a metric are called under a key of one's own.
+
+    >>> _named_after("low", ["betti_0", "betti_1"]), _named_after("plain", ["fiedler_value"])
+    (['low_0', 'low_1'], ['plain'])
+    """
+    if len(set(names)) == 1:
+        return [key for _ in names]
+    words = [name.split("_") for name in names]
+    same = 0
+    while len({tuple(word[: same + 1]) for word in words}) == 1:
+        same += 1
+    return ["_".join([key, *word[same:]]) for word in words]
+
+
+def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
+    if isinstance(model, torch.nn.Module):
+        config = getattr(model, "config", None)
+        if config is None:
+            raise ValueError(f"analyze: {type(model).__name__} has no config; a transformers model is needed")
+        return model, tokenizer, str(getattr(config, "_name_or_path", "") or type(model).__name__)
+    checkpoint = find_checkpoints(str(model))[-1]
+    loaded = load_model(checkpoint)
+    return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
+
+
+def _has_text(inputs: Any) -> bool:
+    return isinstance(inputs, str) or (
+        isinstance(inputs, (list, tuple)) and any(isinstance(line, str) for line in inputs)
+    )
+
+
+def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
+    if isinstance(inputs, str):
+        inputs = [inputs]
+    if isinstance(inputs, Mapping):
+        ids = torch.as_tensor(inputs["input_ids"])
+        mask = torch.as_tensor(inputs["attention_mask"]).bool() if "attention_mask" in inputs else ids >= 0
+        lines: Iterable[Any] = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+    elif isinstance(inputs, Tensor):
+        lines = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
+    elif isinstance(inputs, Iterable):
+        lines = list(inputs)
+    else:
+        raise ValueError(
+            "analyze: inputs must be sentences, token ids or what a tokenizer gives, "
+            f"not {type(inputs).__name__}"
+        )
+    found = []
+    for sample, line in enumerate(lines):
+        text = line if isinstance(line, str) else None
+        token_ids = None if text is not None else tuple(line)
+        encoded: Encoded = encoder.encode(text, token_ids, sample)
+        if not len(encoded.ids):
+            raise ValueError(f"analyze: input {sample} has no token")
+        found.append(Input(Sentence(sample, "text", text, token_ids, "", sample), encoded))
+    if not found:
+        raise ValueError("analyze: there are no inputs")
+    return found
