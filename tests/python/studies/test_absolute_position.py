@@ -11,21 +11,9 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.engine.config import ConfigError
 from attnscope.engine.run import resume, run
-from attnscope.models import LoadError
 from folders import model_folder, sentences
-
-N, GROUPS, TEXTS = 16, 4, 16
-QUICK = {
-    "groups": GROUPS,
-    "vectors": 2,
-    "matched": 2,
-    "random_weights": 1,
-    "permutations": 999,
-    "null_draws": 20,
-    "reader": 0.08,
-}
+from position_study import GROUPS, TEXTS, N, settings
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -41,19 +29,6 @@ def texts(tmp_path_factory):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return model_folder(tmp_path_factory.mktemp("m") / "m", num_hidden_layers=3)
-
-
-def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, **options):
-    return asc.Study(
-        study="absolute_position",
-        models=str(folder),
-        texts={"path": str(texts), "per": "window", "samples": samples},
-        max_tokens=N,
-        block=block,
-        output=str(output),
-        name=name,
-        options={**QUICK, **options},
-    )
 
 
 @pytest.fixture(scope="module")
@@ -323,41 +298,6 @@ def test_a_tokenizer_without_bos_reads_one_that_is_added_or_says_so(texts, tmp_p
     notes = " ".join(results.provenance["notes"])
     assert "knows no BOS or EOS token" in notes
     assert "no second special token" not in notes or "special" not in set(results.table("position")["arm"])
-
-
-@pytest.mark.parametrize(
-    ("changes", "error", "message"),
-    [
-        ({"arms": ["zeros"]}, ConfigError, r"options.arms: there is no 'zeros'; did you mean 'zero'"),
-        ({"inputs": ["shuffled"]}, ConfigError, "expected windows among the inputs"),
-        ({"queries": [1, 8]}, ConfigError, r"expected 2 <= first <= last, got \[1, 8\]"),
-        ({"groups": 3}, ConfigError, "greater than or equal to 4, got 3"),
-        ({"groups": 16}, ConfigError, r"16 groups need 64 windows, the texts give 16"),
-        ({"sinks": [1.5]}, ConfigError, r"options.sinks\[0\]"),
-    ],
-)
-def test_bad_options(folder, texts, tmp_path, changes, error, message):
-    with pytest.raises(error, match=message):
-        run(settings(folder, texts, tmp_path, **changes), progress=False)
-
-
-def test_sentences_are_refused(folder, texts, tmp_path):
-    with pytest.raises(ConfigError, match="absolute_position reads windows"):
-        run(asc.Study(study="absolute_position", models=str(folder), texts=str(texts), output=str(tmp_path)))
-
-
-def test_encoders_are_refused_by_name(texts, tmp_path):
-    path = model_folder(tmp_path / "bert", "bert")
-    with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
-        run(settings(path, texts, tmp_path), progress=False)
-
-
-def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):
-    from attnscope.studies.absolute_position import checks
-
-    monkeypatch.setattr(checks, "_written", lambda model, ids: checks.Check("head_writes", 0.5, 1e-5))
-    with pytest.raises(LoadError, match=r"the check head_writes does not hold: 0\.5, where at most 1e-05"):
-        run(settings(folder, texts, tmp_path), progress=False)
 
 
 def test_every_figure_is_drawn_or_says_why(whole):

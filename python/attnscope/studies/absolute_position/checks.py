@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnscope.capture import Forward, forward
 from attnscope.capture.edits import LimitWindow, SetEmbedding, SetPositionIds, SetRotary, SubtractRead
-from attnscope.capture.first_token import first_token_trajectory, output_projection, require_causal
+from attnscope.capture.positions import first_token_trajectory, output_projection, require_causal
 from attnscope.inference import holm
 from attnscope.models import LoadError
 from attnscope.models.weight_entries import WeightMapError

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 
 from attnscope.capture import Forward, forward
-from attnscope.capture.first_token import fingerprint, first_token_trajectory, output_projection
+from attnscope.capture.positions import fingerprint, first_token_trajectory, output_projection
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, token_ids
