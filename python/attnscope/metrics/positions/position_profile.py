@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import itertools
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
@@ -12,13 +13,10 @@ from torch import Tensor
 
 from attnscope import _checks
 from attnscope._warn import NonFiniteWarning
-from attnscope.metrics.positions._places import places_argument
+from attnscope.metrics.positions._places import default_queries, places_argument, range_argument
 from attnscope.metrics.positions.toeplitz import mask_only, offset_variance, toeplitz_split
 
 Weights = Literal["uniform", "felt", "moved"]
-
-# Queries whose attention is kept: all of few, otherwise the first and the ends of octaves.
-_ALL_QUERIES = 32
 
 
 class PositionProfile:
@@ -79,7 +77,7 @@ class PositionProfile:
         if self.groups < 1:
             raise ValueError(f"{name}: groups must be at least 1, got {groups}")
         self.queries = (
-            _default_queries(self.m) if queries is None else places_argument(name, "queries", queries)
+            default_queries(self.m) if queries is None else places_argument(name, "queries", queries)
         )
         inside = all(1 <= query < self.m for query in self.queries)
         if not inside or sorted(set(self.queries)) != self.queries:
@@ -109,10 +107,7 @@ class PositionProfile:
     @property
     def texts(self) -> int:
         """Number of texts: the largest of any head."""
-        totals: dict[int, Tensor] = {}
-        for (_, layer), counts in sorted(self._counts.items()):
-            totals[layer] = totals[layer] + counts if layer in totals else counts
-        return max((int(total.max()) for total in totals.values()), default=0)
+        return int(self.counts().sum(0).max()) if self._counts else 0
 
     @property
     def left_out(self) -> int:
@@ -196,10 +191,8 @@ class PositionProfile:
             name: torch.tensor(value)
             for name, value in (("n", self.n), ("groups", self.groups), ("left_out", self._left_out))
         }
-        state |= {
-            name: torch.tensor(values, dtype=torch.int64)
-            for name, values in (("queries", self.queries), ("group", groups), ("layer", layers))
-        }
+        for name, values in (("queries", self.queries), ("group", groups), ("layer", layers)):
+            state[name] = torch.tensor(values, dtype=torch.int64)
         if groups:
             state["count"] = self._stacked(self._counts, groups, layers)
             for name in self.SUMS:
@@ -299,7 +292,7 @@ class PositionProfile:
         Raises:
             ValueError: there is none.
         """
-        low, high = _range_argument(queries)
+        low, high = range_argument(queries)
         left_out = places_argument("PositionProfile", "without", without)
         among = self.queries if kept else range(self.m)
         rows = [i for i in among if low <= i <= high and i not in left_out]
@@ -402,22 +395,7 @@ class PositionProfile:
     ) -> Tensor:
         if not groups:
             raise ValueError("PositionProfile: no text was added")
-        for group in groups:
-            for layer in layers:
-                if (group, layer) not in values:
-                    raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
+        for group, layer in itertools.product(groups, layers):
+            if (group, layer) not in values:
+                raise ValueError(f"PositionProfile: group {group} holds no text of layer {layer}")
         return torch.stack([torch.stack([values[group, layer] for layer in layers]) for group in groups])
-
-
-def _range_argument(queries: Any) -> tuple[int, int]:
-    if not isinstance(queries, (tuple, list)) or len(queries) != 2:
-        raise ValueError(f"PositionProfile: queries must be the first and the last, got {queries!r}")
-    low, high = (_checks.whole("PositionProfile", "queries", one) for one in queries)
-    return low, high
-
-
-def _default_queries(m: int) -> list[int]:
-    if m <= _ALL_QUERIES:
-        return list(range(1, m))
-    ends = [2**power for power in range(4, m.bit_length()) if 2**power < m]
-    return sorted({*range(2, 9), *ends, m - 1})
