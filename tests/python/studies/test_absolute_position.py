@@ -347,3 +347,13 @@ def test_packaged_configurations_are_of_windows():
         assert study.study == "absolute_position"
         assert [one.per for one in study.texts] == ["window"]
         assert (study.max_tokens, study.block, study.texts[0].samples) == (64, 16, 256)
+
+
+def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_path):
+    from attnscope.commands.dry_run import dry_run
+
+    notes = " ".join(dry_run(settings(folder, texts, tmp_path, random_weights=1)).notes)
+    # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2
+    assert "26 passes over 16 windows, up to 8 of them where heads read position 0" in notes
+    assert "of sums on disk for each layer" in notes
+    assert not (tmp_path / "a").exists()
