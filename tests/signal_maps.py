@@ -29,7 +29,8 @@ def signals(attention, *, signal="rows", min_keys=32, drop_first=False, visible=
         return {0: rows[n - 1]} if n - 1 in rows and len(rows[n - 1]) >= min_keys else {}
     if signal == "mean":
         long = [i for i, x in rows.items() if len(x) >= min_keys]
-        x = a[long].mean(0)[keys] if long else np.zeros(0)
+        seen = (visible & keys)[long].sum(0)
+        x = a[long].sum(0)[seen > 0] / seen[seen > 0] if long else np.zeros(0)
     else:
         i, j = np.indices((n, n))
         seen = visible & keys & np.isin(i, list(rows))

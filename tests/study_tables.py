@@ -75,7 +75,12 @@ def make_study(
                                 trace_per_parameter=trace / 100,
                                 trace_sampled=trace / 2 if protocol == "exact" else np.nan,
                             )  # fmt: skip
-                for kind, kl in (("sinks", 0.4), ("first", 0.3), ("control", 0.05)):
+                for kind, kl in (
+                    ("sinks", 0.4),
+                    ("first", 0.3),
+                    ("control_sinks", 0.05),
+                    ("control_first", 0.04),
+                ):
                     add(
                         "ablation", **checkpoint, sample=sample, keys=kind, n_tokens=N, key_count=1,
                         output_kl=kl + 0.01 * sample, loss_before=3.0, loss_after=3.0 + kl,

@@ -102,7 +102,9 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
     if (options.kind == Kind::mean) {
       if (visible_keys(support, i, n) - first < options.min_keys) continue;
       for (Index j = first; j < end; ++j) {
+        if (support.kind == Support::Kind::mask && !support.visible(i, j)) continue;
         total[static_cast<std::size_t>(j - first)] += entry(j);
+        pairs[static_cast<std::size_t>(j - first)] += 1.0;
       }
       ++rows;
       continue;
@@ -117,7 +119,15 @@ void for_each_signal(const MatrixView<Scalar>& matrix, const Support& support,
   if (options.kind == Kind::mean) {
     if (rows == 0) return;
     signal.assign(total.begin(), total.end() - first);
-    pairs.assign(signal.size(), static_cast<double>(rows));
+    pairs.resize(signal.size());
+    // A key that none of them sees is left out of the signal.
+    std::size_t kept = 0;
+    for (std::size_t t = 0; t < signal.size(); ++t) {
+      if (pairs[t] == 0.0) continue;
+      signal[kept] = signal[t];
+      pairs[kept++] = pairs[t];
+    }
+    signal.resize(kept);
   } else {
     std::size_t farthest = pairs.size();
     while (farthest > 0 && pairs[farthest - 1] == 0.0) --farthest;

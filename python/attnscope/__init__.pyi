@@ -47,6 +47,10 @@ from attnscope.metrics.information.divergence import head_divergence as head_div
 from attnscope.metrics.information.divergence import sink_removal as sink_removal
 from attnscope.metrics.information.entropy import attention_entropy as attention_entropy
 from attnscope.metrics.information.fisher import fisher_trace as fisher_trace
+from attnscope.metrics.information.sink_test import SinkTest as SinkTest
+from attnscope.metrics.information.sink_test import pooled_sinks as pooled_sinks
+from attnscope.metrics.information.sink_test import sink_sums as sink_sums
+from attnscope.metrics.information.sink_test import sink_test as sink_test
 from attnscope.metrics.information.sinks import SinkShare as SinkShare
 from attnscope.metrics.information.sinks import incoming_attention as incoming_attention
 from attnscope.metrics.information.sinks import sink_position as sink_position

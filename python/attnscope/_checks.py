@@ -65,7 +65,7 @@ def attention_argument(
 def heads_argument(
     function: str, heads: Any, lengths: Lengths = None, *, validate: bool = False
 ) -> tuple[Attention, torch.Tensor | None]:
-    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer.
+    """Checks `heads` [..., h, n, n]; lengths broadcast against [...], one per layer, or against [..., h].
 
     Returns the batch with a length per matrix, and the lengths per layer.
     """
@@ -75,12 +75,23 @@ def heads_argument(
             f"{function}: heads must have at least three dimensions [..., h, n, n] with h >= 1, "
             f"got shape {tuple(checked.tensor.shape)}"
         )
-    layers = lengths_argument(function, lengths, checked.leading[:-1], checked.n)
+    layers = _one_per_layer(function, lengths, checked)
     each = None if layers is None else layers.unsqueeze(-1).expand(checked.leading).contiguous()
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
     return checked, layers
+
+
+def _one_per_layer(function: str, lengths: Lengths, heads: Attention) -> torch.Tensor | None:
+    """A length for each layer, from one per layer or from equal ones for its heads, as [B, 1] of a batch."""
+    if lengths is None or as_tensor(function, "lengths", lengths).ndim < len(heads.leading):
+        return lengths_argument(function, lengths, heads.leading[:-1], heads.n)
+    each = lengths_argument(function, lengths, heads.leading, heads.n)
+    assert each is not None
+    if bool((each != each[..., :1]).any()):
+        raise ValueError(f"{function}: lengths of the heads of one layer must be equal, got {each.tolist()}")
+    return each[..., 0].contiguous()
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
@@ -259,12 +270,15 @@ def flag(function: str, name: str, value: Any) -> bool:
 
 def threshold_argument(function: str, threshold: float | None) -> float | None:
     """One threshold in (0, 1), or None."""
-    if threshold is None:
-        return None
-    value = real(function, "threshold", threshold)
-    if not 0.0 < value < 1.0:
-        raise ValueError(f"{function}: threshold must lie strictly between 0 and 1, got {threshold!r}")
-    return value
+    return None if threshold is None else fraction_argument(function, "threshold", threshold)
+
+
+def fraction_argument(function: str, name: str, value: Any) -> float:
+    """`value` as a number in (0, 1)."""
+    number = real(function, name, value)
+    if not 0.0 < number < 1.0:
+        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
+    return number
 
 
 def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]) -> str:

@@ -99,6 +99,9 @@ def sink_tokens(
     gamma: float,
     min_visibility: float,
 ) -> tuple[Tensor, int]: ...
+def far_attention(
+    attention: Tensor, lengths: Tensor | None, support: str | Tensor
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
 def betti_numbers(
     attention: Tensor, lengths: Tensor | None, thresholds: Tensor, symmetrize: str
 ) -> tuple[Tensor, int]: ...
@@ -123,7 +126,12 @@ def head_divergence(
     heads: Tensor, lengths: Tensor | None, support: str | Tensor, entropy: Tensor | None
 ) -> tuple[Tensor, int]: ...
 def sink_removal(
-    heads: Tensor, lengths: Tensor | None, support: str | Tensor, keys: Tensor, keep_attention: bool
+    heads: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    keys: Tensor,
+    keep_attention: bool,
+    sink_mass: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None, int]: ...
 def geometric_semantic_alignment(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, without: Tensor | None

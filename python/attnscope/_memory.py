@@ -31,6 +31,7 @@ _ROW_BY_ROW = frozenset(
         "sink_position",
         "sink_rate",
         "sink_share",
+        "sink_test",
         "sink_tokens",
         "top_mass",
     }

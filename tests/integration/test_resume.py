@@ -16,8 +16,8 @@ from folders import sentences, series
 from launcher import Launcher, until
 
 CHECKPOINTS, BLOCKS = 3, 4
-#: And one unit over the whole run: its summaries.
-UNITS = CHECKPOINTS * BLOCKS + 1
+#: And two units over the whole run: uniform attention, and summaries.
+UNITS = CHECKPOINTS * BLOCKS + 2
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ py::tuple divergence(const py::object& heads, const py::object& lengths, const p
 // Every query's divergence before and after, whether it was excluded, and the rescaled maps or
 // None.
 py::tuple removal(const py::object& heads, const py::object& lengths, const py::object& support,
-                  const py::object& keys, bool keep_attention) {
+                  const py::object& keys, bool keep_attention, const py::object& sink_mass) {
   const Batch batch = make_batch(heads, lengths);
   const SupportBatch supports = make_support(batch, support);
   const std::vector<Index> layers(batch.sizes.begin(), batch.sizes.end() - 1);
@@ -46,13 +46,16 @@ py::tuple removal(const py::object& heads, const py::object& lengths, const py::
   const Result<bool> excluded = make_result(batch.sizes, {batch.n}, false);
   Result<double> attention;
   if (keep_attention) attention = make_result(batch.sizes, {batch.n, batch.n}, kNaN);
+  const double* learned =
+      sink_mass.is_none() ? nullptr : numbers_of(sink_mass, batch.count * batch.n);
   const Index block = batch.sizes.back() * batch.n;
   const Index non_finite = per_layer<DivergenceWorkspace>(
       batch, supports,
       [&](auto views, auto own, Index layer, Index begin, Index end, auto& workspace) {
         const Index at = layer * block;
         const RemovalRows out{before.data + at, after.data + at, excluded.data + at,
-                              keep_attention ? attention.data + at * batch.n : nullptr, batch.n};
+                              keep_attention ? attention.data + at * batch.n : nullptr, batch.n,
+                              learned == nullptr ? nullptr : learned + at};
         sink_removal(views, own, removed.at(layer), removed.stride, begin, end, out, workspace);
       });
   return py::make_tuple(before.tensor, after.tensor, excluded.tensor,
@@ -65,7 +68,7 @@ void bind_divergence(py::module_& module) {
   module.def("head_divergence", &divergence, py::arg("heads"), py::arg("lengths"),
              py::arg("support"), py::arg("entropy"));
   module.def("sink_removal", &removal, py::arg("heads"), py::arg("lengths"), py::arg("support"),
-             py::arg("keys").none(false), py::arg("keep_attention"));
+             py::arg("keys").none(false), py::arg("keep_attention"), py::arg("sink_mass"));
 }
 
 }  // namespace attnscope

@@ -64,6 +64,25 @@ py::tuple tokens(const py::object& attention, const py::object& lengths, const p
   return py::make_tuple(result.tensor, non_finite);
 }
 
+// (mass, expected, variance, largest, uniform, queries, non_finite), each [..., n]; past a map's own length and
+// of a map that is not finite NaN, and 0 queries.
+py::tuple far(const py::object& attention, const py::object& lengths, const py::object& support) {
+  const Batch batch = make_batch(attention, lengths);
+  const SupportBatch supports = make_support(batch, support);
+  Result<double> numbers[5];
+  for (auto& one : numbers) one = make_result(batch.sizes, {batch.n}, kNaN);
+  const Result<std::int64_t> queries = make_result(batch.sizes, {batch.n}, std::int64_t{0});
+  const Index non_finite =
+      per_matrix<SinkWorkspace>(batch, [&](const auto& view, Index index, auto& workspace) {
+        const Index at = index * batch.n;
+        const FarAttention out{numbers[0].data + at, numbers[1].data + at, numbers[2].data + at,
+                               numbers[3].data + at, numbers[4].data + at, queries.data + at};
+        far_attention(view, supports.of(index, view), out, workspace);
+      });
+  return py::make_tuple(numbers[0].tensor, numbers[1].tensor, numbers[2].tensor, numbers[3].tensor,
+                        numbers[4].tensor, queries.tensor, non_finite);
+}
+
 }  // namespace
 
 void bind_sinks(py::module_& module) {
@@ -72,6 +91,7 @@ void bind_sinks(py::module_& module) {
              py::arg("first_and_queries"), py::arg("top"));
   module.def("sink_tokens", &tokens, py::arg("attention"), py::arg("lengths"), py::arg("support"),
              py::arg("tau"), py::arg("gamma"), py::arg("min_visibility"));
+  module.def("far_attention", &far, py::arg("attention"), py::arg("lengths"), py::arg("support"));
 }
 
 }  // namespace attnscope

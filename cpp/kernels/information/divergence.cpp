@@ -113,18 +113,26 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
   double* rescaled = kept + padded(n);
   for (Index j = 0; j < padded(n); ++j) kept[j] = j < n && !removed[j * key_stride] ? 1.0 : 0.0;
   std::vector<double> left(heads.size());
+  const auto learned = [&](std::size_t h, Index i) {
+    return out.sink_mass == nullptr ? 0.0
+                                    : out.sink_mass[static_cast<Index>(h) * out.stride + i];
+  };
 
   for (Index i = begin; i < end; ++i) {
     rows.read(i);
     log_mean(rows, log_of_mean);
     double survivors = 0.0;
+    double mean_learned = 0.0;
+    double mean_learned_after = 0.0;
     std::fill(log_of_removed_mean, log_of_removed_mean + padded(rows.end()), 0.0);
     for (std::size_t h = 0; h < heads.size(); ++h) {
       Lanes mass{};
       for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) { mass += x * load(kept + j); });
-      left[h] = sum(mass);
+      left[h] = sum(mass) + learned(h, i);
+      mean_learned += learned(h, i) / static_cast<double>(heads.size());
       if (!(left[h] > 0.0)) continue;
       survivors += 1.0;
+      mean_learned_after += learned(h, i) / left[h];
       for_each_lane(rows[h], rows.end(), n, [&](Lanes x, Index j) {
         double* at = log_of_removed_mean + j;
         store(at, load(at) + x * load(kept + j) / left[h]);
@@ -134,6 +142,7 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
       double* at = log_of_removed_mean + j;
       store(at, bounded_log(load(at) / survivors));
     }
+    mean_learned_after /= survivors;
     for (std::size_t h = 0; h < heads.size(); ++h) {
       const Index at = static_cast<Index>(h) * out.stride + i;
       out.excluded[at] = !(left[h] > 0.0);
@@ -156,6 +165,11 @@ void sink_removal(std::span<const MatrixView<Scalar>> heads, std::span<const Sup
             row_divergence(row_entropy(rows[h], seen, n, nullptr), rows[h], seen, n, log_of_mean);
         out.after[at] = row_divergence(row_entropy(rescaled, seen, n, nullptr), rescaled, seen, n,
                                        log_of_removed_mean);
+        if (learned(h, i) > 0.0) {
+          const double rest = learned(h, i) / left[h];
+          out.before[at] += learned(h, i) * std::log(learned(h, i) / mean_learned);
+          out.after[at] += rest * std::log(rest / mean_learned_after);
+        }
       }
       if (out.attention != nullptr) {
         std::copy(rescaled, rescaled + n, out.attention + at * out.stride);

@@ -39,6 +39,8 @@ struct RemovalRows {
   bool* excluded;
   double* attention;
   Index stride;
+  // What a learned sink takes of each row, at the places of `before`: one more key, which stays. Null: none.
+  const double* sink_mass = nullptr;
 };
 
 // Takes the keys with removed[j·key_stride] out of every row and rescales what is left to sum 1. A

@@ -56,7 +56,111 @@ double top_mass_of(Index k, std::vector<double>& mass) {
   return top / total;
 }
 
+// Number, sum, sum of squared distances from their mean, and largest of the far visible entries of a row.
+struct FarRow {
+  double count = 0.0;
+  double sum = 0.0;
+  double squares = 0.0;
+  double largest = 0.0;
+};
+
+// `visit(lanes, mask of the lanes that count, j)` over [begin, end).
+template <class WideType, class Visit>
+void for_each_far_lane(const WideType* row, Index begin, Index end, Index n, Visit&& visit) {
+  for (Index j = begin; j < end; j += kPackWidth) {
+    const Index here = std::min(kPackWidth, end - j);
+    visit(here == kPackWidth ? load(row + j) : load_head(row + j, here, n - j), first_lanes(here));
+  }
+}
+
+// Of the entries in [0, left) and [right, end), all of them visible.
+template <class WideType>
+FarRow far_row(const WideType* row, Index left, Index right, Index end, Index n) {
+  FarRow found;
+  found.count = static_cast<double>(left + std::max<Index>(0, end - right));
+  if (found.count == 0.0) return found;
+  Lanes total{};
+  Lanes most = broadcast(-std::numeric_limits<double>::infinity());
+  const auto add = [&](Lanes x, LaneMask counted) {
+    total += x;
+    most = larger(most, counted ? x : most);
+  };
+  for_each_far_lane(row, 0, left, n, add);
+  for_each_far_lane(row, right, end, n, add);
+  found.sum = sum(total);
+  const Lanes mean = broadcast(found.sum / found.count);
+  Lanes squares{};
+  const auto spread = [&](Lanes x, LaneMask counted) {
+    const Lanes rest = counted ? x - mean : Lanes{};
+    squares += rest * rest;
+  };
+  for_each_far_lane(row, 0, left, n, spread);
+  for_each_far_lane(row, right, end, n, spread);
+  found.squares = sum(squares);
+  found.largest = most[0];
+  for (Index k = 1; k < kPackWidth; ++k) found.largest = std::max(found.largest, most[k]);
+  return found;
+}
+
 }  // namespace
+
+Index far_distance(Index n) {
+  return std::max<Index>({(n + 9) / 10, std::min<Index>(4, n / 4), 1});
+}
+
+template <class Scalar>
+void far_attention(const MatrixView<Scalar>& attention, const Support& support,
+                   const FarAttention& out, SinkWorkspace& workspace) {
+  const Index n = attention.rows();
+  const Index distance = far_distance(n);
+  const bool masked = support.kind == Support::Kind::mask;
+  for (double* each : {out.mass, out.expected, out.variance, out.largest, out.uniform})
+    std::fill(each, each + n, 0.0);
+  std::fill(out.queries, out.queries + n, std::int64_t{0});
+  std::vector<double>& far = workspace.mass;  // the far visible entries of a masked row
+  std::vector<Index>& keys = workspace.counts;
+  for_each_row(attention, support, workspace.rows,
+               [&](Index i, const Wide<Scalar>* row, Index end) {
+                 const Index left = std::max<Index>(0, i - distance + 1);
+                 const Index right = std::min(end, i + distance);
+                 FarRow found;
+                 Index visible = end;
+                 if (masked) {
+                   far.clear();
+                   keys.clear();
+                   visible = 0;
+                   for (Index j = 0; j < end; ++j) {
+                     if (!support.visible(i, j)) continue;
+                     ++visible;
+                     if (j >= left && j < right) continue;
+                     far.push_back(static_cast<double>(row[j]));
+                     keys.push_back(j);
+                   }
+                   const auto count = static_cast<Index>(far.size());
+                   found = far_row(far.data(), count, count, count, count);
+                 } else {
+                   found = far_row(row, left, right, end, n);
+                 }
+                 if (found.count == 0.0) return;
+                 const double mean = found.sum / found.count;
+                 const double variance = found.squares / found.count;
+                 const double uniform = 1.0 / static_cast<double>(visible);
+                 const auto add = [&](Index j, double entry) {
+                   out.mass[j] += entry;
+                   out.expected[j] += mean;
+                   out.variance[j] += variance;
+                   out.largest[j] = std::max(out.largest[j], found.largest);
+                   out.uniform[j] += uniform;
+                   ++out.queries[j];
+                 };
+                 if (masked) {
+                   for (std::size_t k = 0; k < far.size(); ++k) add(keys[k], far[k]);
+                   return;
+                 }
+                 for (Index j = 0; j < left; ++j) add(j, static_cast<double>(row[j]));
+                 for (Index j = right; j < end; ++j) add(j, static_cast<double>(row[j]));
+               });
+}
 
 template <class Scalar>
 bool sink_statistics(const MatrixView<Scalar>& attention, bool find_support, Support& support,
@@ -137,6 +241,8 @@ SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support
                                         const SinkRequest&, SinkAnswers&, SinkWorkspace&);      \
   template void sink_tokens<Scalar>(const MatrixView<Scalar>&, const Support&, const SinkRule&,   \
                                     bool*, SinkWorkspace&);                                       \
+  template void far_attention<Scalar>(const MatrixView<Scalar>&, const Support&,                  \
+                                      const FarAttention&, SinkWorkspace&);                       \
   template SinkShare sink_share<Scalar>(const MatrixView<Scalar>&, const Support&, Index, Index);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

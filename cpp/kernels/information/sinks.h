@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <cstdint>
 #include <limits>
 #include <optional>
 #include <vector>
@@ -46,6 +47,29 @@ struct SinkShare {
 template <class Scalar>
 SinkShare sink_share(const MatrixView<Scalar>& attention, const Support& support, Index first,
                      Index queries);
+
+// How far from its query a key of a map of n tokens must be to be tested as a sink:
+// max(⌈n/10⌉, min(4, ⌊n/4⌋), 1).
+Index far_distance(Index n);
+
+// What far queries give each key j: the sums over the queries i with |i − j| >= far_distance(n) that
+// see it, where those to `expected` and `variance` are over the mean and the population variance of
+// row i's far visible entries. Where the far entries of a row are exchangeable and rows are
+// independent, `mass` has that mean, at most that variance, and no term above `largest`. A key with
+// no far query is 0 everywhere.
+struct FarAttention {
+  double* mass;       // Σ A_ij [n]
+  double* expected;   // [n]
+  double* variance;   // [n]
+  double* largest;    // the largest far entry of those rows [n]
+  double* uniform;    // Σ 1/(keys that i sees), the mass under uniform attention [n]
+  std::int64_t* queries;  // their number [n]
+};
+
+// The matrix must be finite. One read of it, O(n²). Bernstein 1924 (the bound that these feed).
+template <class Scalar>
+void far_attention(const MatrixView<Scalar>& attention, const Support& support,
+                   const FarAttention& out, SinkWorkspace& workspace);
 
 // What `sink_statistics` is asked for besides the arrays that its answers point to.
 struct SinkRequest {

@@ -35,6 +35,7 @@ class Draft:
         tensors: the sites that are there.
         heads: the kept heads, of `total`.
         size: samples and queries.
+        mask: that the model computed with.
         roots: sites in the graph of a forward pass with a gradient.
     """
 
@@ -51,6 +52,7 @@ class Draft:
         self.wanted = False
         self.size = (0, 0)
         self.sink_logits: Tensor | None = None
+        self.mask: Tensor | None = None
         self.full: Tensor | None = None
         self.scratch: Callable[[tuple[int, ...]], Tensor] = torch.empty
 

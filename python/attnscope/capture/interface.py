@@ -19,6 +19,7 @@ from attnscope.capture.draft import Draft
 from attnscope.capture.edits import softmax
 from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import original_implementation
+from attnscope.capture.visibility import MASKED_BELOW
 
 if TYPE_CHECKING:
     from attnscope.capture.recorder import Recorder
@@ -52,8 +53,6 @@ INERT = frozenset(
     }
 )
 TILE_ELEMENTS = 1 << 22
-# Additive masks go from -10000 (old models) to the smallest float; an ALiBi bias in a mask stays far above.
-MASKED_BELOW = -9000.0
 _registration = threading.Lock()
 _registered = False
 

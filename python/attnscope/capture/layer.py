@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope.capture.sites import PER_HEAD, SITES, TABLE
+from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
 
 __all__ = ["PER_HEAD", "SITES", "Layer"]
 
@@ -71,6 +72,7 @@ class Layer:
         key_offset: int,
         tensors: Mapping[str, Tensor],
         sink_logits: Tensor | None = None,
+        mask: Tensor | None = None,
     ) -> None:
         self.index = index
         self.stack = stack
@@ -84,6 +86,8 @@ class Layer:
         self.tensors = dict(tensors)
         self.sink_logits = sink_logits
         self.gradients: dict[str, Tensor] = {}
+        self._mask = mask
+        self._visibility: Visibility | None = None
         self._spans: list[Tensor] | None = None
         # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A
         # weak reference to the layer itself calls back before its tensors are freed.)
@@ -105,10 +109,31 @@ class Layer:
 
     @property
     def sink_mass(self) -> Tensor:
-        """What the learned sink takes of each row, ``[B, h, q]``; 0 without one. Needs the site ``lse``."""
+        """What the learned sink takes of each row, ``[B, h, q]``; 0 without one.
+
+        From the site ``lse`` where it was asked for, else what the row of ``attention`` leaves of 1.
+        """
         if self.sink_logits is None:
-            return torch.zeros_like(self.lse)
-        return (self.sink_logits.to(self.lse)[:, None] - self.lse).exp()
+            rows = self.tensors.get("lse", self.tensors.get("attention"))
+            rows = self.lse if rows is None else rows
+            return torch.zeros_like(rows if rows.ndim == 3 else rows[..., 0])
+        if "lse" in self.tensors:
+            return (self.sink_logits.to(self.lse)[:, None] - self.lse).exp()
+        return (1 - self.attention.double().sum(-1)).clamp(min=0).to(self.attention.dtype)
+
+    @property
+    def visibility(self) -> Visibility:
+        """Which keys the real queries could see: ``kind``, and ``support`` for metrics of ``matrices()``.
+
+        Read off the mask that the model computed with, so windows are known as such; layers of one model
+        differ. ``auto`` (each map is judged by itself) where maps came without a mask, for cross attention
+        and for maps that are not square.
+        """
+        if self._visibility is None:
+            queries, keys = self._size()
+            square = queries == keys and not self.cross
+            self._visibility = visibility_of(self._mask, self._real()) if square else UNKNOWN
+        return self._visibility
 
     # Padding -------------------------------------------------------------------------------------------
 
@@ -165,12 +190,13 @@ class Layer:
         """The tensor of another site with every sample's padding removed, as ``matrices`` does it.
 
         Args:
-            site: any of ``SITES`` but ``attention`` and ``scores``.
+            site: any of ``SITES`` but ``attention`` and ``scores``, or ``sink_mass``.
             per_head: repeat key/value heads so that axis 1 runs over ``heads``, as in ``matrices``.
 
         Returns:
             ``[B, m, D]``, or ``[B, h, m, d]`` for ``query``, ``head_output``, ``key``, ``value``
-            (``[B, kv, m, d]`` of the latter two when ``per_head`` is False), or ``[B, h, m]`` for ``lse``.
+            (``[B, kv, m, d]`` of the latter two when ``per_head`` is False), or ``[B, h, m]`` for ``lse`` and
+            ``sink_mass``.
 
         Raises:
             ValueError: for cross attention, for decoding steps, and for ``attention`` and ``scores``.
@@ -178,10 +204,10 @@ class Layer:
         if site in SQUARE:
             raise ValueError(f"states: {site!r} has two token axes, use matrices()")
         self._require_square("states")
-        tensor = self._site(site)
+        tensor = self.sink_mass if site == "sink_mass" else self._site(site)
         if per_head and site in ("key", "value"):
             tensor = tensor[:, list(self.kv_heads)]
-        if site == "lse":
+        if site in ("lse", "sink_mass"):
             return self._leading(tensor[..., None], square=False).squeeze(-1)
         return self._leading(tensor, square=False)
 

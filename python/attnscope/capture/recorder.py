@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from attnscope.capture import anatomy
 from attnscope.capture.anatomy import Parts, choose
 from attnscope.capture.draft import Draft, Scratch
-from attnscope.capture.interface import MASKED_BELOW
 from attnscope.capture.layer import Layer
 from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
 from attnscope.capture.sites import ALONE, ATTENTION, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
+from attnscope.capture.visibility import MASKED_BELOW
 
 if TYPE_CHECKING:
     from attnscope.capture.structure import Structure
@@ -155,9 +155,10 @@ class Recorder:
                     f"and {key.shape[2]} keys; its attention would look into the future"
                 )
 
-    def _valid(self, batch: int, keys: int, offset: int, cross: bool, mask: Tensor | None) -> Tensor:
-        given = self.input_mask
-        if given is not None and self._simple and not cross and tuple(given.shape) == (batch, offset + keys):
+    def _valid(self, draft: Draft, batch: int, keys: int, mask: Tensor | None) -> Tensor:
+        given, offset, draft.mask = self.input_mask, draft.key_offset, mask
+        simple = self._simple and not draft.cross
+        if given is not None and simple and tuple(given.shape) == (batch, offset + keys):
             return given[:, offset:].to(torch.bool).clone()
         if mask is None or mask.ndim != 4:
             device = given.device if given is not None else (mask.device if mask is not None else None)
@@ -203,12 +204,11 @@ class Recorder:
         if self.trace is not None:
             self.trace.events.append(("softmax", draft.name))
         device = query.device
-
         draft.scratch = self._scratch.of(dtype, device)
         if not draft.wanted:
             return draft
         draft.key_offset = 0 if draft.cross else self.offsets.get(keys, 0)
-        draft.valid = self._valid(batch, keys, draft.key_offset, draft.cross, mask).to(device)
+        draft.valid = self._valid(draft, batch, keys, mask).to(device)
         if sink is not None:
             draft.sink_logits = sink.detach().to(dtype).flatten()[draft.heads]
         draft.allocate(self.sites, queries, keys, dtype, device)
@@ -242,7 +242,7 @@ class Recorder:
             return
         if self.input_mask is not None and not draft.cross:
             draft.key_offset = max(0, self.input_mask.shape[-1] - keys)
-        draft.valid = self._valid(batch, keys, draft.key_offset, draft.cross, mask).to(weights.device)
+        draft.valid = self._valid(draft, batch, keys, mask).to(weights.device)
         if "attention" in self.sites:
             every = draft.heads == list(range(heads))
             draft.tensors["attention"] = weights.detach() if every else weights.detach()[:, draft.heads]
@@ -287,6 +287,7 @@ class Recorder:
                 key_offset=draft.key_offset,
                 tensors=tensors,
                 sink_logits=draft.sink_logits,
+                mask=draft.mask,
             )
         )
 

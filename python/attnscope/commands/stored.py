@@ -175,8 +175,6 @@ def view(
 def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
     """Means of the numeric columns: first within each sentence, then over sentences.
 
-    The head mean (head −1) is left out where heads are averaged, so that it is not counted beside them.
-
     Raises:
         MissingError: an unknown table or key column.
     """
@@ -192,10 +190,10 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
     if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
         by = [*by, "protocol"]
-    if "head" in frame and "head" not in by and (frame["head"] >= 0).any():
-        frame = frame[frame["head"] >= 0]
     values = [
-        name for name in frame.columns if name not in keys and pd.api.types.is_numeric_dtype(frame[name])
+        name
+        for name in frame.columns
+        if name not in keys and pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().any()
     ]
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     whole: pd.DataFrame = frame.groupby(inner, sort=True)[values].mean().reset_index()

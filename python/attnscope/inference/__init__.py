@@ -2,7 +2,7 @@
 """What measured numbers allow one to say: intervals, tests, corrections, reference frames, emergence.
 
 The unit of replication is the sample (one text): heads and layers of a sample are averaged before anything
-is tested. Every draw is seeded. SciPy and statsmodels do the statistics; this package decides what is drawn,
+is tested. Every draw is seeded. SciPy does the statistics; this package decides what is drawn,
 what is left out and what an undefined result is.
 """
 
@@ -13,23 +13,41 @@ from attnscope.inference.comparisons import (
     paired_test,
     welch_test,
 )
-from attnscope.inference.emergence import emergence_step
+from attnscope.inference.controls import ControlTest, control_test
+from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.groups import jackknife, sign_flips
-from attnscope.inference.intervals import Correlation, Interval, bootstrap, correlation, per_sample
+from attnscope.inference.intervals import (
+    Correlation,
+    Interval,
+    MedianInterval,
+    bootstrap,
+    correlation,
+    median_interval,
+    per_sample,
+)
+from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
     "Comparison",
+    "ControlTest",
     "Correlation",
     "Frames",
     "Interval",
+    "MedianInterval",
+    "SinkFrames",
     "benjamini_hochberg",
     "bootstrap",
     "classify_frames",
+    "control_test",
     "correlation",
+    "emergence_splits",
     "emergence_step",
+    "frames_of_sinks",
+    "heads_with_sinks",
     "holm",
     "jackknife",
+    "median_interval",
     "paired_test",
     "per_sample",
     "sign_flips",

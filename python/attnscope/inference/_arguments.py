@@ -92,8 +92,8 @@ def table_argument(
         raise ValueError(f"{function}: column {metric!r} must hold numbers, got {table[metric].dtype}")
 
 
-def check_confidence(function: str, confidence: Any) -> float:
-    value = number(function, "confidence", confidence)
+def check_confidence(function: str, confidence: Any, name: str = "confidence") -> float:
+    value = number(function, name, confidence)
     if not 0.0 < value < 1.0:
-        raise ValueError(f"{function}: confidence must lie strictly between 0 and 1, got {confidence!r}")
+        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {confidence!r}")
     return value

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""When during training a metric takes the value it ends with."""
+"""Whether a metric changes from one level to another during training, and at which checkpoint."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any
@@ -11,13 +12,20 @@ import numpy as np
 import numpy.typing as npt
 
 from attnscope._checks import whole_steps
-from attnscope.inference._arguments import check_draws, number, table_argument
+from attnscope.inference._arguments import check_confidence, check_draws, number, table_argument
+from attnscope.inference.comparisons import holm
+from attnscope.inference.intervals import bootstrap
 
 if TYPE_CHECKING:
     import pandas as pd
 
 # Columns along which rows must not be mixed in silence.
 APART = ("model", "protocol", "group", "threshold")
+#: Chance of any step where nothing changes; checkpoints on each side of a split; orders held in memory.
+LEVEL, EACH_SIDE, DRAWS_AT_ONCE = 0.05, 3, 4096
+
+# Steps, ascending, and values [steps, samples].
+Curve = tuple[npt.NDArray[np.int64], npt.NDArray[np.float64]]
 
 
 def emergence_step(
@@ -26,59 +34,173 @@ def emergence_step(
     *,
     fraction: float = 0.5,
     by: Sequence[str] = (),
+    level: float = LEVEL,
     confidence: float = 0.95,
-    draws: int = 1000,
+    draws: int | None = None,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """The first training step at which a metric has covered `fraction` of its way from first to last step.
+    """The training step at which a metric changes from one level to another, where it does.
 
-    The value of a step is the mean over samples of each sample's mean over its rows (layers, heads). The
-    interval is a percentile interval of the same step over samples drawn with replacement. Steps are
-    ordered as integers.
+    The value of a checkpoint is the mean over samples of each sample's mean over its rows (layers, heads).
+    The step is the split of the least-squares fit of two levels to these values, at least three checkpoints
+    on each side. It is given only where that fit explains more than when the checkpoints are put in random
+    orders: noise has a best split too. Texts are not drawn again for this, because what all texts of one
+    checkpoint share would then pass for a step. Steps are ordered as integers.
 
     Args:
         table: rows with `step`, `sample` and the metric, such as the table `heads` of a checkpoint series;
             filter it first where it holds more than one model or protocol, or name these in `by`.
         metric: a column of it.
-        fraction: in (0, 1].
+        fraction: of the way from first to last checkpoint, for `half_way`, in (0, 1].
         by: one row of the result for every combination of these columns, for example ["layer", "head"].
-        confidence: of the interval, in (0, 1).
-        draws: bootstrap samples.
-        seed: of the bootstrap.
+        level: chance of any step among the rows of the result where nothing changes (Holm), in (0, 1).
+        confidence: of the interval of the difference, in (0, 1).
+        draws: random orders; None takes 999 or as many as Holm's correction of the rows needs.
+        seed: of the orders.
 
     Returns:
-        A DataFrame with the columns of `by`, then step, low, high (int64, −1 where the metric ends where it
-        began or is NaN there), start and end (the metric's mean at the first and the last step).
+        A DataFrame with the columns of `by`, then verdict ("step", "no change", or "too few to tell" where no
+        order of so many checkpoints could pass), step (Int64: the first checkpoint of the new level, null
+        without one), p_value and p_holm (NaN where nothing was tested), difference of the metric between the
+        last and the first checkpoint with low and high over samples (NaN below five samples), start and end
+        (its means there), and half_way (Int64): the first checkpoint that has covered `fraction` of the way
+        from start to end, which says nothing about whether there is a change.
 
     Raises:
-        ValueError: a column is missing, fewer than two steps, negative steps, fraction or confidence outside
-            their range, several models, protocols, groups or thresholds that `by` does not name.
+        ValueError: a column is missing, fewer than two steps, negative steps, fraction, level or confidence
+            outside their range, several models, protocols, groups or thresholds that `by` does not name.
 
     Example:
         >>> import pandas as pd, attnscope as asc
-        >>> steps, values = [0, 1, 2, 8, 16], [0.0, 0.1, 0.2, 0.7, 1.0]
-        >>> table = pd.DataFrame({"step": steps, "sample": 0, "sink_share": values})
-        >>> asc.emergence_step(table, "sink_share").iloc[0].to_dict()
-        {'step': 8.0, 'low': 8.0, 'high': 8.0, 'start': 0.0, 'end': 1.0}
+        >>> values = [0.0, 0.1, 0.0, 0.1, 0.9, 1.0, 0.9, 1.0]
+        >>> table = pd.DataFrame({"step": [0, 1, 2, 4, 8, 16, 32, 64], "sample": 0, "sink_share": values})
+        >>> found = asc.emergence_step(table, "sink_share").iloc[0]
+        >>> found["verdict"], int(found["step"]), int(found["half_way"])
+        ('step', 8, 8)
 
     References:
-        Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024.
+        Hawkins, Testing a sequence of observations for a shift in location, 1977. Gu et al., When attention
+        sink emerges in language models, arXiv 2410.10781, 2024.
     """
     import pandas as pd
 
-    fraction = number("emergence_step", "fraction", fraction)
-    confidence, draws, seed = check_draws("emergence_step", confidence, draws, seed)
+    name = "emergence_step"
+    fraction = number(name, "fraction", fraction)
+    confidence, asked, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
+    level = check_confidence(name, level, "level")
     whole = _checked_steps(table, metric, fraction, by)
     table = table.assign(step=whole)
-    rows: list[dict[str, Any]] = []
+    keys: list[dict[str, Any]] = []
+    curves: list[Curve] = []
     groups = [((), table)] if not by else table.groupby(list(by), sort=True, dropna=False)
     for key, group in groups:
         each = group.groupby(["step", "sample"])[metric].mean().unstack("sample").sort_index()
-        steps, values = each.index.to_numpy(np.int64), each.to_numpy(np.float64)
-        found = emergence_of(steps, values, fraction, confidence, draws, seed)
-        rows.append({**dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)), **found})
-    result: pd.DataFrame = pd.DataFrame(rows).astype({"step": "int64", "low": "int64", "high": "int64"})
+        curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
+        keys.append(dict(zip(by, key if isinstance(key, tuple) else (key,), strict=True)))
+    found = emergence_splits(
+        curves,
+        fraction=fraction,
+        level=level,
+        confidence=confidence,
+        draws=None if draws is None else asked,
+        seed=seed,
+    )
+    rows = [{**key, **one} for key, one in zip(keys, found, strict=True)]
+    result: pd.DataFrame = pd.DataFrame(rows).astype({"step": "Int64", "half_way": "Int64"})
     return result
+
+
+def emergence_splits(
+    curves: Sequence[Curve],
+    *,
+    fraction: float = 0.5,
+    level: float = LEVEL,
+    confidence: float = 0.95,
+    draws: int | None = None,
+    seed: int = 0,
+) -> list[dict[str, Any]]:
+    """What `emergence_step` says of several curves, corrected together: the quantities of one run.
+
+    Args:
+        curves: of each its steps, ascending, and values [steps, samples], NaN where a sample has none.
+        fraction: as for `emergence_step`.
+        level: likewise.
+        confidence: likewise.
+        draws: likewise.
+        seed: likewise.
+
+    Example:
+        >>> import numpy as np
+        >>> from attnscope.inference.emergence import emergence_splits
+        >>> flat = np.zeros((9, 4))
+        >>> emergence_splits([(np.arange(9), flat)])[0]["verdict"]
+        'no change'
+    """
+    means = []
+    for _, values in curves:
+        present = ~np.isnan(values)
+        with np.errstate(invalid="ignore"):
+            means.append(np.where(present, values, 0.0).sum(1) / present.sum(1))
+    # Constant curves hold no test: nothing changes, whatever the order.
+    tested = [bool(np.ptp(mean[~np.isnan(mean)]) > 0) if (~np.isnan(mean)).any() else False for mean in means]
+    sizes = [int((~np.isnan(mean)).sum()) for mean in means]
+    family = sum(flag and size >= 2 * EACH_SIDE for flag, size in zip(tested, sizes, strict=True))
+    draws = max(999, math.ceil(2 * family / level) - 1) if draws is None else draws
+    splits: list[tuple[int, float]] = []
+    for mean, flag, size in zip(means, tested, sizes, strict=True):
+        able = flag and size >= 2 * EACH_SIDE and 2 * family <= level * math.comb(size, size // 2)
+        splits.append(_split_of(mean[~np.isnan(mean)], draws, seed) if able else (-1, math.nan))
+    adjusted = holm([p_value for _, p_value in splits])
+    result = []
+    for (steps, values), mean, flag, (place, p_value), p_holm in zip(
+        curves, means, tested, splits, adjusted, strict=True
+    ):
+        there = steps[~np.isnan(mean)]
+        verdict = "no change"
+        if flag and math.isnan(p_value):
+            verdict = "too few to tell"
+        elif p_holm <= level:
+            verdict = "step"
+        ends = bootstrap(values[-1] - values[0], confidence=confidence, seed=seed)
+        crossed = int(_first_crossing(mean[:, None], fraction)[0])
+        result.append(
+            {
+                "verdict": verdict,
+                "step": int(there[place]) if verdict == "step" else None,
+                "p_value": p_value,
+                "p_holm": float(p_holm),
+                "difference": ends.estimate,
+                "low": ends.low,
+                "high": ends.high,
+                "start": float(mean[0]),
+                "end": float(mean[-1]),
+                "half_way": int(steps[crossed]) if crossed >= 0 else None,
+            }
+        )
+    return result
+
+
+def _split_of(mean: npt.NDArray[np.float64], draws: int, seed: int) -> tuple[int, float]:
+    """The first place behind the best split of a curve into two levels, and its p-value over orders."""
+    # Every order has the same sum of squares, so the largest one between two levels is the best fit.
+    mean = mean - mean.mean()
+    mean = mean / np.abs(mean).max()
+    count = len(mean)
+    left = np.arange(EACH_SIDE, count - EACH_SIDE + 1)
+
+    def between(orders: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+        sums = orders.cumsum(-1)[..., left - 1]
+        squares: npt.NDArray[np.float64] = sums**2 * (count / (left * (count - left)))
+        return squares
+
+    own = between(mean)
+    generator = np.random.default_rng(seed)
+    above = 0
+    for begin in range(0, draws, DRAWS_AT_ONCE):
+        some = np.broadcast_to(mean, (min(DRAWS_AT_ONCE, draws - begin), count))
+        # Orders that give the same two sets of checkpoints differ by rounding only.
+        above += int((between(generator.permuted(some, axis=-1)).max(-1) >= own.max() * (1 - 1e-9)).sum())
+    return int(left[own.argmax()]), (1 + above) / (1 + draws)
 
 
 @lru_cache(maxsize=4)
@@ -95,12 +217,14 @@ def emergence_of(
     draws: int = 1000,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """What `emergence_step` tells of one curve.
+    """Where one curve has covered a fraction of its way from first to last step, and its interval.
+
+    A description: noise around a constant crosses somewhere too, most often at the first steps.
 
     Args:
         steps: ascending.
         values: [steps, samples], NaN where a sample was not measured.
-        fraction: as for `emergence_step`.
+        fraction: in (0, 1].
         confidence: of the interval.
         draws: of the bootstrap.
         seed: of the bootstrap.

@@ -95,6 +95,13 @@ class Measured:
     size: int
     results: Mapping[str, Any] = field(default_factory=dict)
 
+    def part(self, maps: slice) -> Measured:
+        """The numbers of some of the maps, where all quantities are of single maps."""
+        values, defined = (
+            {one: own[:, maps] for one, own in some.items()} for some in (self.values, self.defined)
+        )
+        return Measured(values, defined, self.finite[:, maps], self.size)
+
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined.
 

@@ -163,7 +163,8 @@ def _reading(call: Call) -> tuple[str, str, bool]:
 
 
 def _is_plain_read(given: Mapping[str, Any]) -> bool:
-    return given.get("base", math.e) == math.e and not given.get("normalized")
+    plain = given.get("base", math.e) == math.e and not given.get("normalized")
+    return plain and given.get("sink_mass") is None
 
 
 def _in_words(value: Any) -> str:
@@ -251,9 +252,9 @@ class Execution:
                 own[name] = found_there.squeeze(1) if of_layers else found_there
             else:
                 own[name] = value
-        if "lengths" in inspect.signature(function).parameters:
+        if "lengths" in parameters_of(function):
             own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
-        if "held" in inspect.signature(function).parameters:
+        if "held" in parameters_of(function):
             own["held"] = self._held
         return own
 
@@ -278,9 +279,15 @@ class Execution:
 
 
 @functools.cache
+def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Parameter]:
+    """A function's parameters by name; asking for a signature costs as much as a small map."""
+    return inspect.signature(function).parameters
+
+
+@functools.cache
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
-    """A function's own options and their defaults; asking for a signature costs as much as a small map."""
-    parameters = list(inspect.signature(function).parameters.items())
+    """A function's own options and their defaults."""
+    parameters = list(parameters_of(function).items())
     first = 0 if parameters and parameters[0][0] == "before" else 1
     return {
         name: parameter.default
@@ -292,7 +299,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
 @functools.cache
 def first_of(function: Callable[..., Any]) -> str:
     """The name of a function's first argument."""
-    return next(iter(inspect.signature(function).parameters))
+    return next(iter(parameters_of(function)))
 
 
 def reads_maps(function: Callable[..., Any]) -> bool:

@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdint>
 #include <vector>
 
 #include "matrices.h"
@@ -187,6 +188,66 @@ TEST(Sinks, WithoutMassOrQueriesThereIsNoAnswer) {
   EXPECT_TRUE(std::isnan(incoming_of(zero, support)[0]));
   EXPECT_EQ(answers_of(zero, support, 0.0).position, -1);
   EXPECT_TRUE(std::isnan(sink_share(view(zero), support, 1, 3).share));
+}
+
+TEST(Sinks, FarDistanceIsATenthAndAtLeastFourOrAQuarter) {
+  EXPECT_EQ(far_distance(1), 1);
+  EXPECT_EQ(far_distance(7), 1);
+  EXPECT_EQ(far_distance(16), 4);
+  EXPECT_EQ(far_distance(40), 4);
+  EXPECT_EQ(far_distance(41), 5);
+}
+
+TEST(Sinks, FarAttentionIsTheSumOverFarQueries) {
+  constexpr Index n = 37;
+  RowMatrix<double> a(n, n);
+  for (Index i = 0; i < n; ++i)
+    for (Index j = 0; j < n; ++j) a(i, j) = double((7 * i + 3 * j * j) % 11) / 11.0;
+  bool seen[n * n];
+  for (Index i = 0; i < n; ++i)
+    for (Index j = 0; j < n; ++j) seen[i * n + j] = j <= i && i - j < 15;
+  Support mask;
+  mask.kind = Support::Kind::mask;
+  mask.mask = seen;
+  mask.mask_row_stride = n;
+  mask.mask_column_stride = 1;
+  for (const Support& support : {Support{}, causal(), mask}) {
+    std::vector<double> numbers(5 * n);
+    std::vector<std::int64_t> queries(n);
+    SinkWorkspace workspace;
+    double* at = numbers.data();
+    far_attention(view(a), support, FarAttention{at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, queries.data()},
+                  workspace);
+    for (Index j = 0; j < n; ++j) {
+      double mass = 0, expected = 0, variance = 0, largest = 0, uniform = 0;
+      std::int64_t count = 0;
+      for (Index i = 0; i < n; ++i) {
+        if (!support.visible(i, j) || std::abs(i - j) < 4) continue;
+        std::vector<double> far;
+        Index visible = 0;
+        for (Index k = 0; k < n; ++k) {
+          if (!support.visible(i, k)) continue;
+          ++visible;
+          if (std::abs(i - k) >= 4) far.push_back(a(i, k));
+        }
+        double mean = 0, squares = 0;
+        for (const double x : far) mean += x / double(far.size());
+        for (const double x : far) squares += (x - mean) * (x - mean) / double(far.size());
+        ++count;
+        mass += a(i, j);
+        expected += mean;
+        variance += squares;
+        largest = std::max(largest, *std::max_element(far.begin(), far.end()));
+        uniform += 1.0 / double(visible);
+      }
+      EXPECT_EQ(queries[j], count);
+      EXPECT_NEAR(at[j], mass, 1e-13);
+      EXPECT_NEAR(at[n + j], expected, 1e-13);
+      EXPECT_NEAR(at[2 * n + j], variance, 1e-13);
+      EXPECT_EQ(at[3 * n + j], largest);
+      EXPECT_NEAR(at[4 * n + j], uniform, 1e-13);
+    }
+  }
 }
 
 }  // namespace

@@ -79,6 +79,27 @@ void sinks(Bytes& bytes) {
         long(watchers[j]), rule.gamma);
   }
 
+  Output<double> far(5 * n);
+  Output<double> far_again(5 * n);
+  std::vector<std::int64_t> queries(static_cast<std::size_t>(n));
+  const auto far_of = [&](Output<double>& to, SinkWorkspace& workspace) {
+    double* at = to.data();
+    far_attention(map.view(), seen.support(),
+                  FarAttention{at, at + n, at + 2 * n, at + 3 * n, at + 4 * n, queries.data()},
+                  workspace);
+  };
+  far_of(far, fresh);
+  far_of(far_again, reused);
+  LAW(far.same_bits(far_again), "scratch changes what far queries give");
+  for (Index j = 0; j < n; ++j) {
+    std::int64_t count = 0;
+    for (Index i = 0; i < n; ++i) count += seen(i, j) && std::abs(i - j) >= far_distance(n) ? 1 : 0;
+    LAW(queries[std::size_t(j)] == count, "key %ld has %ld far queries", long(j), long(count));
+    if (!map.attention()) continue;
+    LAW(!(far[2 * n + j] < 0.0), "variance %g", far[2 * n + j]);
+    LAW(!(far[j] > far[3 * n + j] * double(count) * (1 + 1e-12)), "mass %g", far[j]);
+  }
+
   const SinkShare share = answers.share;
   const double mass = answers.top_mass;
   if (!std::isnan(share.uniform)) {

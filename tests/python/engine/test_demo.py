@@ -184,7 +184,8 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     assert sorted(samples["step"].unique()) == [0, 1]
     assert set(samples["group"]) == {"text", "copying"}
     assert set(samples["n_tokens"]) == {127}
-    assert len(heads) == 2 * 4 * 1 * (2 + 1)
+    assert len(heads) == 2 * 4 * 1 * 2
+    assert len(results.table("head_means")) == 2 * 4 * 1
     assert {"examples", "bars"} <= set(results.tables())
     examples = results.table("examples")
     attention = torch.tensor(examples["attention"][0]).reshape(127, 127)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""emergence_step: crossings by construction, integer order, intervals over samples."""
+"""emergence_step: splits against all orders, noise and planted steps; crossings, integer order."""
 
 import math
 
@@ -8,6 +8,7 @@ import pandas as pd
 import pytest
 
 import attnscope as asc
+from attnscope import inference
 from attnscope.inference import emergence
 from attnscope.protocols import ruscio2025
 
@@ -24,54 +25,154 @@ def table(values, steps=STEPS, **columns):
     return pd.DataFrame(rows).sample(frac=1, random_state=0)
 
 
+def half_way(data, **options):
+    return asc.emergence_step(data, "x", draws=1, **options)["half_way"]
+
+
 def test_the_first_step_that_covers_the_fraction():
     curve = [0.0, 0.0, 0.1, 0.2, 0.45, 0.55, 0.5, 0.9, 0.95, 1.0]
     found = asc.emergence_step(table([curve, curve]), "x").iloc[0]
-    assert (found["step"], found["low"], found["high"]) == (16, 16, 16)
-    assert (found["start"], found["end"]) == (0, 1)
-    assert asc.emergence_step(table([curve]), "x", fraction=0.2)["step"].item() == 4
-    assert asc.emergence_step(table([curve]), "x", fraction=1.0)["step"].item() == 143000
+    assert (found["half_way"], found["start"], found["end"]) == (16, 0, 1)
+    assert half_way(table([curve]), fraction=0.2).item() == 4
+    assert half_way(table([curve]), fraction=1.0).item() == 143000
     falling = [1 - value for value in curve]
-    assert asc.emergence_step(table([falling]), "x")["step"].item() == 16
+    assert half_way(table([falling])).item() == 16
 
 
 def test_steps_are_integers_not_strings():
     # As strings 143000 comes before 2, and the last step would be 8.
     curve = np.arange(len(STEPS)) / 9.0
     found = asc.emergence_step(table([curve]), "x").iloc[0]
-    assert (found["step"], found["end"]) == (16, 1)
+    assert (found["half_way"], found["end"]) == (16, 1)
     published = ruscio2025.emergence_change(table([curve]), "x")
     assert published.last_step == 8
     assert published.change == pytest.approx(curve[4])
 
 
 def test_no_change_and_missing_values_have_no_step():
-    assert asc.emergence_step(table([[1.0] * 10]), "x")["step"].item() == -1
-    assert asc.emergence_step(table([[np.nan] * 9 + [1.0]]), "x")["step"].item() == -1
+    constant = asc.emergence_step(table([[1.0] * 10]), "x").iloc[0]
+    assert constant["verdict"] == "no change"
+    assert constant[["step", "half_way"]].isna().all()
+    assert math.isnan(constant["p_value"])
+    assert half_way(table([[np.nan] * 9 + [1.0]])).isna().all()
     gap = [0.0, np.nan, 0.1, 0.6, np.nan, 0.7, 0.8, 0.9, 1.0, 1.0]
-    assert asc.emergence_step(table([gap]), "x")["step"].item() == 4
-
-
-def test_the_interval_is_over_samples_and_seeded():
-    early = [0.0, 0.0, 1.0, *[1.0] * 7]
-    late = [0.0, 0.0, 0.0, *[0.0] * 4, 1.0, 1.0, 1.0]
-    data = table([early] * 6 + [late] * 6)
-    one, again = asc.emergence_step(data, "x").iloc[0], asc.emergence_step(data, "x").iloc[0]
-    assert one.equals(again)
-    assert (one["low"], one["high"]) == (2, 1000)
-    lone = asc.emergence_step(table([early] * 12), "x").iloc[0]
-    assert (lone["low"], lone["high"]) == (2, 2)
+    assert half_way(table([gap])).item() == 4
 
 
 def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
     half = table([[0.0] * 5 + [1.0] * 5], layer=0, head=0)
-    other = table([[0.0] * 8 + [1.0] * 2], layer=0, head=1)
+    other = table([[0.0] * 7 + [1.0] * 3], layer=0, head=1)
     both = pd.concat([half, other])
     found = asc.emergence_step(both, "x", by=["layer", "head"])
-    assert found["step"].tolist() == [16, 2000]
-    assert list(found.columns) == ["layer", "head", "step", "low", "high", "start", "end"]
+    assert found["step"].tolist() == [16, 1000]
+    told = ["verdict", "step", "p_value", "p_holm", "difference", "low", "high", "start", "end", "half_way"]
+    assert list(found.columns) == ["layer", "head", *told]
+    assert found["half_way"].tolist() == [16, 1000]
     # Averaged over heads the curve is 0, then 0.5, then 1: half the way is reached with the first head.
-    assert asc.emergence_step(both, "x")["step"].item() == 16
+    assert half_way(both).item() == 16
+
+
+def test_a_planted_step_is_found_with_its_difference():
+    draw = np.random.default_rng(0)
+    level = np.array([0.0] * 4 + [1.0] * 6)
+    found = asc.emergence_step(table(level + 0.1 * draw.normal(size=(12, 10))), "x").iloc[0]
+    assert (found["verdict"], found["step"]) == ("step", 8)
+    assert found["low"] < 1 < found["high"]
+    assert found["p_holm"] <= 0.05
+    assert asc.emergence_step(table(-level + 0.1 * draw.normal(size=(12, 10))), "x")["step"].item() == 8
+
+
+def test_too_few_checkpoints_say_so():
+    for count in range(2, 8):
+        curve = [0.0] * (count // 2) + [1.0] * (count - count // 2)
+        found = asc.emergence_step(table([curve], steps=STEPS[:count]), "x").iloc[0]
+        assert found["verdict"] == "too few to tell", count
+        assert math.isnan(found["p_value"])
+    eight = [0.0] * 4 + [1.0] * 4
+    assert asc.emergence_step(table([eight], steps=STEPS[:8]), "x")["verdict"].item() == "step"
+    # Among fifty quantities no order of eight checkpoints is rare enough.
+    many = pd.concat([table([eight], steps=STEPS[:8], head=head) for head in range(50)])
+    assert set(asc.emergence_step(many, "x", by=["head"])["verdict"]) == {"too few to tell"}
+
+
+def test_the_p_value_is_that_of_all_orders():
+    """Eight checkpoints have 40,320 orders: the split statistic of each, by hand."""
+    from itertools import permutations
+
+    draw = np.random.default_rng(5)
+    for _ in range(3):
+        mean = draw.normal(size=8) + np.array([0.0] * 4 + [1.5] * 4)
+
+        def best(orders):
+            squares = [
+                k * (8 - k) / 8 * (orders[:, :k].mean(1) - orders[:, k:].mean(1)) ** 2 for k in (3, 4, 5)
+            ]
+            return np.max(squares, axis=0)
+
+        every = best(np.array(list(permutations(mean))))
+        expected = (every >= best(mean[None]) * (1 - 1e-9)).mean()
+        _, p_value = emergence._split_of(mean, 9999, 0)
+        assert p_value == pytest.approx(expected, abs=4 * math.sqrt(expected / 9999) + 1e-4)
+
+
+def test_quantities_of_a_run_are_one_family():
+    draw = np.random.default_rng(1)
+    curves = [(np.arange(15), draw.normal(size=(15, 6))) for _ in range(8)]
+    curves.append((np.arange(15), np.zeros((15, 6))))  # no test: in no family
+    found = emergence.emergence_splits(curves)
+    p_values = np.array([one["p_value"] for one in found])
+    assert np.isnan(p_values[-1])
+    np.testing.assert_allclose(
+        [one["p_holm"] for one in found][:-1], inference.holm(p_values[:-1]), rtol=1e-12
+    )
+    again = emergence.emergence_splits(curves)
+    pd.testing.assert_frame_equal(pd.DataFrame(found), pd.DataFrame(again))
+
+
+def noise(draw, samples, jitter):
+    """Fifteen checkpoints around a constant; `jitter` is what all texts of a checkpoint share."""
+    return draw.normal(size=(15, samples)) + jitter * draw.normal(size=(15, 1))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("jitter", [0.0, 0.3, 2.0])
+def test_noise_does_not_emerge(jitter):
+    draw = np.random.default_rng(11)
+    trials, steps, crossed = 400, 0, 0
+    for trial in range(trials):
+        values = noise(draw, 20, jitter)
+        found = emergence.emergence_splits([(2 ** np.arange(15), values)], seed=trial)[0]
+        steps += found["verdict"] == "step"
+        crossed += found["half_way"] is not None and found["half_way"] <= 2**3
+    print(f"jitter {jitter}: a step in {steps / trials:.3f}, half way by step 8 in {crossed / trials:.2f}")
+    assert steps / trials <= 0.06 + 0.02  # two standard errors of 400 trials
+    assert crossed / trials > 0.5  # what half the way says of the same noise
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("before", [4, 7, 11])
+def test_a_step_of_three_standard_errors_is_found(before):
+    draw = np.random.default_rng(12)
+    trials, near = 300, 0
+    height = 3 / math.sqrt(20)  # of one checkpoint's mean
+    for trial in range(trials):
+        values = noise(draw, 20, 0.0)
+        values[before:] += height
+        found = emergence.emergence_splits([(np.arange(15), values)], seed=trial)[0]
+        near += found["verdict"] == "step" and abs(found["step"] - before) <= 1
+    print(f"{before} of 15 before: within one checkpoint in {near / trials:.3f}")
+    assert near / trials >= 0.85
+
+
+@pytest.mark.slow
+def test_a_family_of_noise_has_a_step_in_few_runs():
+    draw = np.random.default_rng(13)
+    trials, any_step = 60, 0
+    for trial in range(trials):
+        curves = [(np.arange(15), noise(draw, 10, 0.5)) for _ in range(20)]
+        any_step += any(one["verdict"] == "step" for one in emergence.emergence_splits(curves, seed=trial))
+    print(f"any step among 20 quantities: {any_step / trials:.3f}")
+    assert any_step / trials <= 0.12
 
 
 @pytest.mark.parametrize(
@@ -79,6 +180,7 @@ def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
     [
         ({"metric": "y"}, "the table has no column 'y', only step, sample, x"),
         ({"fraction": 0}, r"fraction must lie in \(0, 1\], got 0"),
+        ({"level": 0}, "level must lie strictly between 0 and 1, got 0"),
         ({"fraction": 1.5}, r"fraction must lie in \(0, 1\], got 1.5"),
         ({"confidence": 1}, "confidence must lie strictly between 0 and 1, got 1"),
         ({"draws": 0}, "draws must be at least 1, got 0"),
@@ -115,7 +217,7 @@ def test_steps_written_as_digits_stand_in_the_order_of_their_numbers():
     )
     words = table.assign(step=table["step"].astype(str))
     pd.testing.assert_frame_equal(asc.emergence_step(words, "x"), asc.emergence_step(table, "x"))
-    assert asc.emergence_step(words, "x")["step"].item() == 2
+    assert asc.emergence_step(words, "x")["half_way"].item() == 2
     published = ruscio2025.emergence_change
     assert published(words, "x") == published(table, "x")
     with pytest.raises(ValueError, match=r"^emergence_step: steps must be whole numbers, got .*1\.5"):
@@ -168,6 +270,11 @@ def by_hand(group, fraction, confidence, draws, seed):
     }
 
 
+def crossing_of(frame, **options):
+    each = frame.groupby(["step", "sample"])["x"].mean().unstack("sample").sort_index()
+    return emergence.emergence_of(each.index.to_numpy(), each.to_numpy(), **options)
+
+
 @pytest.mark.filterwarnings("error")
 def test_steps_and_intervals_are_those_of_the_definition():
     draw = np.random.default_rng(4)
@@ -190,13 +297,13 @@ def test_steps_and_intervals_are_those_of_the_definition():
             "draws": int(draw.choice([1, 7, 40])),
         }
         by = [[], ["layer"], ["layer", "head"]][seed % 3]
-        found = asc.emergence_step(frame, "x", by=by, seed=seed, **options)
         groups = [((), frame)] if not by else frame.groupby(by)
-        assert len(found) == len(groups)
-        for own, (key, group) in zip(found.to_dict("records"), groups, strict=True):
-            expected = {**dict(zip(by, key, strict=True)), **by_hand(group, seed=seed, **options)}
-            assert list(own) == list(expected)
+        told = asc.emergence_step(frame, "x", by=by, fraction=options["fraction"], draws=1)
+        for half, (_, group) in zip(told["half_way"], groups, strict=True):
+            own = crossing_of(group, seed=seed, **options)
+            expected = by_hand(group, seed=seed, **options)
             assert own == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True)
+            assert (-1 if pd.isna(half) else half) == expected["step"]
             moved += expected["low"] != expected["high"]
             lost += expected["step"] == -1
     assert moved > 20
@@ -207,8 +314,5 @@ def test_the_draws_are_a_thousand_at_95_percent_with_seed_nought():
     frame = table(np.random.default_rng(0).random((6, 10)))
     for given in ({}, {"seed": 3}, {"confidence": 0.6}, {"draws": 30}, {"fraction": 0.9}):
         options = {"fraction": 0.5, "confidence": 0.95, "draws": 1000, "seed": 0, **given}
-        found = asc.emergence_step(frame, "x", **given).iloc[0].to_dict()
+        found = crossing_of(frame, **given)
         assert found == pytest.approx(by_hand(frame, **options))
-    values = frame.pivot(index="step", columns="sample", values="x").to_numpy()
-    plain = emergence.emergence_of(np.array(STEPS), values)
-    assert plain == pytest.approx(asc.emergence_step(frame, "x").iloc[0].to_dict())

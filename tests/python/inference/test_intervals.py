@@ -42,7 +42,9 @@ def test_welch_test_equals_scipy():
 def test_tests_without_spread_or_sentences():
     assert inference.paired_test([1, 2, 3], [0, 1, 2]).p_value == 0
     same = inference.paired_test([1, 2, 3], [1, 2, 3])
-    assert (same.difference, same.p_value) == (0, 1)
+    assert same.difference == 0
+    assert math.isnan(same.p_value)  # no test, and in no family
+    assert inference.holm([same.p_value, 0.02, 0.04])[1] == 0.04
     assert math.isnan(inference.paired_test([1.0], [0.0]).p_value)
     assert inference.paired_test([1.0], [0.0]).difference == 1
     assert inference.paired_test([1.0], [0.0]).n == 1
@@ -88,9 +90,21 @@ def test_intervals_are_the_quantiles_of_the_drawn_sentences(confidence):
     index = np.random.default_rng(3).integers(0, 9, (50, 9))
     ranks = [stats.spearmanr(x[one], y[one]).statistic for one in index]
     assert (found.low, found.high) == pytest.approx(tuple(np.quantile(ranks, tails)), rel=1e-12)
+    long = np.resize(A, 40) + np.arange(40)
+    index = np.random.default_rng(3).integers(0, 40, (2000, 40))
+    found = inference.bootstrap(long, confidence=confidence, seed=3)
+    drawn = long[index].mean(1)
+    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(drawn, tails)), rel=1e-12)
+    # Below thirty a mean's draws are in units of their own standard error.
     index = np.random.default_rng(3).integers(0, 9, (2000, 9))
     found = inference.bootstrap(x, confidence=confidence, seed=3)
-    assert (found.low, found.high) == pytest.approx(tuple(np.quantile(x[index].mean(1), tails)), rel=1e-12)
+    t = [(x[one].mean() - x.mean()) / x[one].std(ddof=1) for one in index if len(set(one)) > 1]
+    expected = [x.mean() - np.quantile(t, tail) * x.std(ddof=1) for tail in tails[::-1]]
+    assert (found.low, found.high) == pytest.approx(tuple(expected), rel=1e-12)
+    found = inference.bootstrap(x, lambda one: np.median(one, axis=-1), confidence=confidence, seed=3)
+    assert (found.low, found.high) == pytest.approx(
+        tuple(np.quantile(np.median(x[index], axis=1), tails)), rel=1e-12
+    )
 
 
 @pytest.mark.filterwarnings("error")
@@ -130,8 +144,12 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     assert (found.estimate, found.n) == (2, 2)
     assert inference.bootstrap(A) == inference.bootstrap(A)
     assert inference.bootstrap(A) != inference.bootstrap(A, seed=1)
-    assert inference.bootstrap([5.0], seed=2**63 - 1) == (5, 5, 5, 1)
-    assert inference.bootstrap([5.0]) == (5, 5, 5, 1)
+    assert inference.bootstrap([5.0] * 5, seed=2**63 - 1) == (5, 5, 5, 5)
+    for count in range(1, 5):
+        few = inference.bootstrap(np.arange(count))
+        assert few.n == count
+        assert math.isnan(few.low)
+        assert math.isnan(few.high)
     assert math.isnan(inference.bootstrap([np.nan]).estimate)
     median = inference.bootstrap(A, lambda x: np.median(x, axis=-1))
     assert median.estimate == np.median(A)
@@ -143,6 +161,46 @@ def test_bootstrap_is_seeded_counts_sentences_and_covers():
     assert 0.87 < hits / 200 < 0.99
     narrow = inference.bootstrap(A, confidence=0.5)
     assert narrow.high - narrow.low < inference.bootstrap(A).high - inference.bootstrap(A).low
+
+
+def test_the_median_and_its_exact_coverage():
+    for n, coverage, low, high in ((5, 0.938, 0, 4), (8, 0.930, 1, 6), (12, 0.961, 2, 9), (30, 0.957, 9, 20)):
+        found = inference.median_interval(np.random.default_rng(n).permutation(n))
+        assert found.coverage == pytest.approx(coverage, abs=5e-4)
+        assert (found.low, found.high, found.n) == (low, high, n)
+        assert found.estimate == (n - 1) / 2
+    assert math.isnan(inference.median_interval([1.0, 2.0, 3.0, 4.0]).low)
+    hits = sum(
+        one.low <= 0 <= one.high
+        for trial in range(1000)
+        for one in [inference.median_interval(np.random.default_rng(trial).standard_cauchy(8))]
+    )
+    assert hits / 1000 == pytest.approx(0.930, abs=0.03)
+
+
+LAWS = {
+    "normal": (lambda draw, n: draw.normal(size=n), 0.0, 0.93),
+    "lognormal 0.5": (lambda draw, n: np.exp(0.5 * draw.normal(size=n)), math.exp(0.125), 0.90),
+    "lognormal 1": (lambda draw, n: np.exp(draw.normal(size=n)), math.exp(0.5), 0.86),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("n", [5, 8, 12, 20])
+@pytest.mark.parametrize("law", LAWS)
+def test_the_interval_of_a_mean_of_few_samples_covers(law, n):
+    drawn, mean, least = LAWS[law]
+    draw = np.random.default_rng(n)
+    trials, covered, percentile = 600, 0, 0
+    for trial in range(trials):
+        values = drawn(draw, n)
+        one = inference.bootstrap(values, draws=1000, seed=trial)
+        covered += one.low <= mean <= one.high
+        plain = np.quantile(values[draw.integers(0, n, (1000, n))].mean(1), [0.025, 0.975])
+        percentile += plain[0] <= mean <= plain[1]
+    print(f"{law}, {n} samples: {covered / trials:.3f}, percentile {percentile / trials:.3f}")
+    assert least <= covered / trials <= 0.98
+    assert percentile < covered
 
 
 def test_holm_and_benjamini_hochberg_by_hand_and_by_scipy():
@@ -220,7 +278,7 @@ def test_draws_of_one_sentence_have_no_correlation():
     assert not math.isnan(none.r)
     assert math.isnan(none.low)
     assert math.isnan(none.high)
-    one = inference.bootstrap(x, draws=1)
+    one = inference.bootstrap(np.resize(x, 40), draws=1)
     assert one.low == one.high > 0
 
 

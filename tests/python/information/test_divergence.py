@@ -167,7 +167,11 @@ def test_laws(n, h, seed, sharpness):
         (lambda: asc.head_divergence(torch.rand(3, 3)), r"at least three dimensions"),
         (lambda: asc.head_divergence(torch.rand(2, 3, 4)), r"square in its last two dimensions"),
         (lambda: asc.head_divergence(torch.rand(0, 3, 3)), r"h >= 1"),
-        (lambda: asc.head_divergence(torch.rand(2, 3, 3), lengths=[1, 2]), r"do not broadcast"),
+        (
+            lambda: asc.head_divergence(torch.rand(2, 3, 3), lengths=[1, 2]),
+            r"one layer must be equal, got \[1, 2\]",
+        ),
+        (lambda: asc.head_divergence(torch.rand(2, 3, 3), lengths=[1, 2, 3]), r"do not broadcast"),
         (lambda: asc.sink_removal(torch.rand(2, 3, 3), [3]), r"keys must lie between 0 and n - 1 = 2, got 3"),
         (lambda: asc.sink_removal(torch.rand(2, 3, 3), [-1]), r"keys must lie between .*, got -1"),
         (lambda: asc.sink_removal(torch.rand(2, 3, 3), [0.5]), r"keys must be a boolean tensor"),

@@ -149,7 +149,7 @@ def test_parameters_that_the_loss_does_not_see_count_as_they_are(llama):
 
 def test_one_row_for_each_sentence_and_group(llama):
     found = asc.fisher_trace(llama, [sentence(1, 5, 9), sentence(3, 3)], per_sentence=True)
-    assert list(found) == ["sample", "layer", "group", "parameters", "trace", "trace_per_parameter"]
+    assert list(found) == ["sample", "tokens", "layer", "group", "parameters", "trace", "trace_per_parameter"]
     assert len(found) == 2 * found[["layer", "group"]].drop_duplicates().shape[0]
     np.testing.assert_allclose(found["trace_per_parameter"] * found["parameters"], found["trace"])
 
@@ -305,3 +305,50 @@ def test_bad_keys_and_models_are_named(llama):
     bloom = transformers.BloomForCausalLM(sizes)
     with pytest.raises(NotImplementedError, match="does not go through transformers' attention interface"):
         asc.output_kl(bloom, ids, [0])
+
+
+def trace_by_enumeration(model, ids):
+    """Σ_t Σ_y p(y) ‖∇ log p(y)‖² over all labels y of every predicted token, by parameter."""
+    total = {name: 0.0 for name, _ in model.named_parameters()}
+    logits = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    log_p = logits.log_softmax(-1)
+    for token in log_p:
+        for entry in token:
+            found = torch.autograd.grad(entry, list(model.parameters()), retain_graph=True, allow_unused=True)
+            for name, gradient in zip(total, found, strict=True):
+                if gradient is not None:
+                    total[name] += entry.exp().item() * gradient.double().square().sum().item()
+    return total
+
+
+def test_sampled_labels_estimate_the_fisher_information_per_token(llama):
+    first, second = [1, 5, 9, 2, 7, 4, 20], [3, 3, 8]
+    each = [trace_by_enumeration(llama, ids) for ids in (first, second)]
+    places = group_parameters(llama)
+    texts = [sentence(*first), sentence(*second)]
+    found = asc.fisher_trace(llama, texts, labels="sampled", draws=300).set_index(["layer", "group"])
+    for place, row in found.iterrows():
+        own = [name for name, where in places.items() if where == place]
+        expected = sum(one[name] for one in each for name in own) / 8  # six and two predicted tokens
+        assert row["trace"] == pytest.approx(expected, rel=0.2)
+    assert set(found["n"]) == {2}
+    alone = asc.fisher_trace(llama, texts, labels="sampled", draws=300, per_sentence=True)
+    assert alone.groupby("sample")["tokens"].first().tolist() == [6, 2]
+    pooled = alone.assign(weighted=alone["trace"] * alone["tokens"]).groupby(["layer", "group"])["weighted"]
+    np.testing.assert_allclose(pooled.sum() / 8, found["trace"], rtol=1e-12)
+
+
+def test_texts_of_different_length_agree_per_token(llama):
+    """The trace does not fall with the length of a text; the squared gradient of a mean loss does."""
+    ids = torch.randint(1, 31, (30,), generator=torch.Generator().manual_seed(2)).tolist()
+
+    def total(n, **options):
+        return asc.fisher_trace(llama, [sentence(*ids[:n])], **options)["trace"].sum()
+
+    sampled = [total(n, labels="sampled", draws=40, seed=n) for n in (8, 16, 30)]
+    print("sampled, per token, at 8, 16, 30 tokens:", sampled)
+    assert max(sampled) / min(sampled) < 1.5
+    exact = sum(trace_by_enumeration(llama, ids[:8]).values()) / 7
+    assert sampled[0] == pytest.approx(exact, rel=0.25)
+    with pytest.raises(ValueError, match="fisher_trace: draws must be at least 1, got 0"):
+        asc.fisher_trace(llama, [sentence(1, 2)], labels="sampled", draws=0)

@@ -262,7 +262,7 @@ def test_a_large_map_is_never_copied():
 
 def test_the_share_prints_its_shapes():
     assert repr(asc.sink_share(maps(2, 3, 5, 5))) == (
-        "SinkShare(share=float64[2, 3], uniform=float64[2, 3], boost=float64[2, 3])"
+        "SinkShare(share=float64[2, 3], uniform=float64[2, 3], boost=float64[2, 3], learned=float64[2, 3])"
     )
 
 
@@ -292,7 +292,7 @@ def test_a_short_map_alone_answers_as_it_does_inside_a_batch(function, options):
 def test_fewer_keys_than_asked_for_are_all_of_them():
     one = torch.ones(1, 1)
     assert asc.top_mass(one, 4).item() == 1
-    assert [field.item() for field in asc.sink_share(one, first=4)] == [1, 1, 1]
+    assert [field.item() for field in asc.sink_share(one, first=4)] == [1, 1, 1, 0]
     assert not asc.sink_rate(one, position=1).item()
     assert asc.sink_rate(one, position=0).item()
     three = torch.full((2, 3, 3), 1 / 3, dtype=torch.float64)

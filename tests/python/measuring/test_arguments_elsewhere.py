@@ -33,6 +33,7 @@ TABLE = pd.DataFrame(
 )
 MAPS = torch.softmax(torch.randn(3, 40, 40, generator=torch.Generator().manual_seed(1)), -1)
 BARS = asc.persistence(MAPS[:, :6, :6])
+FOUND = asc.sink_test(MAPS)
 STATES = torch.ones(40, 3).cumsum(0)
 PROFILE = asc.PositionProfile(6, groups=4)
 PROFILE.add(torch.randn(16, 1, 6, 6, generator=torch.Generator().manual_seed(2)), [k // 4 for k in range(16)])
@@ -52,6 +53,8 @@ CALLS = {
     "softmax_harmonics": (2.0, 4),
     "classify_frames": (torch.zeros(4, 3, 2, dtype=torch.int64), [7, 8, 9, 7], True),
     "emergence_step": (TABLE, "x"),
+    "sink_sums": (FOUND,),
+    "pooled_sinks": (asc.sink_sums(FOUND), 3),
     "toeplitz_split": (MAPS,),
     "mask_only": (MAPS,),
     "offset_variance": (MAPS,),

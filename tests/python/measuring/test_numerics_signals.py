@@ -44,8 +44,8 @@ def signals(matrix, signal, drop_first=False):
     if signal == "mean":
         if not long:
             return {}
-        columns = range(n - first)
-        return {0: [mp.fsum(r[j] for r in long.values() if j < len(r)) / len(long) for j in columns]}
+        columns = [[r[j] for r in long.values() if j < len(r)] for j in range(n - first)]
+        return {0: [mp.fsum(column) / len(column) for column in columns if column]}
     at = {}
     for i, row in rows.items():
         for j, x in enumerate(row, first):

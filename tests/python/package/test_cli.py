@@ -72,7 +72,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     assert answer == {
         "folder": str(tmp_path / "attention_sinks-tiny"), "skipped": [],
         "report": str(tmp_path / "attention_sinks-tiny/report.html"),
-        "tables": {"samples": 3, "heads": 30, "baselines": 6},
+        "tables": {"samples": 3, "heads": 24, "head_means": 6, "baselines": 6},
         "figures_left_out": answer["figures_left_out"],
     }  # fmt: skip
     assert answer["figures_left_out"]["emergence"].startswith("the run has one checkpoint")
@@ -194,16 +194,15 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
     code, out, _ = call("tables", finished / "a", "--by", "layer,head", "--json")
     rows = json.loads(out)
     assert code == 0
-    assert [(row["layer"], row["head"]) for row in rows] == [
-        (a, b) for a in range(2) for b in (-1, 0, 1, 2, 3)
-    ]
+    assert [(row["layer"], row["head"]) for row in rows] == [(a, b) for a in range(2) for b in range(4)]
     code, out, _ = call("tables", finished / "a", "--latex", "--by", "layer")
-    assert out.splitlines()[2].startswith(r"layer & n\_tokens & sink\_share &")
-    assert out.splitlines()[0] == r"\begin{tabular}{rrrrrrr}"
+    assert out.splitlines()[2].startswith(r"layer & n\_tokens & fiedler\_value &")
+    columns = out.splitlines()[2].count("&") + 1
+    assert out.splitlines()[0] == r"\begin{tabular}{" + "r" * columns + "}"
     code, out, _ = call("tables", finished / "a", "--csv", tmp_path / "csv")
     assert code == 0
     with open(tmp_path / "csv" / "heads.csv", encoding="utf-8", newline="") as file:
-        assert len(list(csv.DictReader(file))) == 60
+        assert len(list(csv.DictReader(file))) == 48
     code, _, err = call("tables", finished / "a", "--by", "laier")
     assert (code, "did you mean 'layer'" in err) == (2, True)
     code, _, err = call("tables", finished / "a", "--table", "head")

@@ -265,3 +265,14 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call(torch.eye(40))
+
+
+def test_the_mean_is_over_the_queries_that_see_a_key():
+    """Rows that give every key they see the same: their mean is flat under any support, and has no spread."""
+    n = 48
+    place = torch.arange(n)
+    for seen in (place[:, None] >= place, (place[:, None] >= place) & (place[:, None] - place < 12)):
+        attention = torch.where(seen, 0.05, 0.0).double()
+        found = asc.wavelet_transform(attention, signal="mean", support=seen, min_keys=6)
+
+        assert found.energy.flatten()[0].item() == pytest.approx(1, abs=1e-12)

@@ -12,6 +12,7 @@ import torch
 from attnscope import _checks, _core, _device
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information._learned_sink import divergence_of_mass, sink_mass_argument
 from attnscope.metrics.information.sink_sets import PERCENTILES
 from attnscope.metrics.quantity import Known, Quantity, Shared, field_of, how_many
 
@@ -35,6 +36,7 @@ class SinkRemoval(NamedTuple):
 def head_divergence(
     heads: torch.Tensor,
     *,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -46,9 +48,11 @@ def head_divergence(
 
     Args:
         heads: all heads of a layer, [..., h, n, n].
+        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key. Without it rows that sum
+            to less than 1 are no distributions, and their number can be negative.
         support: which keys a query sees: "auto", "causal", "full", or a boolean tensor [n, n] or
             [..., h, n, n]; only visible keys are summed.
-        lengths: tokens per layer, broadcast against [...].
+        lengths: tokens per layer, broadcast against [...], or against [..., h] with equal ones for its heads.
         validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that layer.
 
     Returns:
@@ -73,13 +77,16 @@ def head_divergence(
         Kullback and Leibler, On information and sufficiency, 1951.
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
-    return divergence_of(heads, None, support=support, lengths=lengths, validate=validate)
+    return divergence_of(
+        heads, None, sink_mass=sink_mass, support=support, lengths=lengths, validate=validate
+    )
 
 
 def divergence_of(
     heads: torch.Tensor,
     entropy: torch.Tensor | None,
     *,
+    sink_mass: torch.Tensor | None = None,
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
@@ -90,6 +97,10 @@ def divergence_of(
     result, spoiled = _core.head_divergence(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
     )
+    if sink_mass is not None:
+        # Behind the lengths it is 0, so the sum over queries is that over the real ones.
+        more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
+        result += more / _rows(checked)
     return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
 
 
@@ -98,6 +109,7 @@ def sink_removal(
     keys: torch.Tensor | list[int],
     *,
     keep_attention: bool = True,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -114,6 +126,8 @@ def sink_removal(
         keys: the keys to take out, a boolean tensor [..., n] (as `sink_tokens` of the head mean gives), or a
             list of positions for every layer.
         keep_attention: return the rescaled maps, float64; they are as large as `heads` in double precision.
+        sink_mass: what a learned sink takes of each row, [..., h, n]: one more key, which stays, and with
+            which rows are rescaled to sum 1.
         support: as in `head_divergence`.
         lengths: tokens per layer.
         validate: refuse bad entries.
@@ -149,6 +163,7 @@ def sink_removal(
         _checks.support_argument(name, support, checked),
         _keys(name, keys, checked),
         _checks.flag(name, "keep_attention", keep_attention),
+        None if sink_mass is None else sink_mass_argument(name, sink_mass, checked).contiguous(),
     )
     kl_before = _mean_over(before, excluded, checked)
     kl_after = _mean_over(after, excluded, checked)

@@ -10,6 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full
+from attnscope.metrics.information._learned_sink import sink_mass_argument, visible_pairs
 from attnscope.metrics.quantity import Known, Quantity
 
 
@@ -18,6 +19,7 @@ def attention_entropy(
     *,
     base: float = math.e,
     normalized: bool = False,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -31,6 +33,8 @@ def attention_entropy(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         base: of the logarithm: e for nats, 2 for bits. A normalized entropy does not depend on it.
         normalized: divide by the log of the number of visible keys; a query that sees one key is NaN.
+        sink_mass: what a learned sink takes of each row, [..., n], `Layer.states("sink_mass")`: one more key,
+            also in the number that normalises.
         support: which keys a query sees: "auto" judges each map by itself (causal where everything above
             the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
         lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
@@ -38,7 +42,8 @@ def attention_entropy(
 
     Returns:
         [..., n] float64, in [0, log n], normalized in [0, 1]; NaN past a map's own length and for a query
-        with a negative entry. Rows are never renormalised. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
+        with a negative entry. Rows are never renormalised: those that a learned sink leaves below 1 are
+        distributions only with `sink_mass`. Error below 2⁻⁴⁸·Σ_j A_ij (1 + |log A_ij|).
 
     Raises:
         ValueError: not square, empty, wrong dtype, a base that is not positive or is 1, an unknown support,
@@ -63,12 +68,16 @@ def attention_entropy(
     base = _checks.real(name, "base", base)
     if not (0.0 < base < math.inf) or base == 1.0:
         raise ValueError(f"{name}: base must be a positive number other than 1, got {base!r}")
+    seen = _checks.support_argument(name, support, checked)
+    normalized = _checks.flag(name, "normalized", normalized)
+    mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
     result, spoiled = _core.attention_entropy(
-        checked.tensor,
-        checked.lengths,
-        _checks.support_argument(name, support, checked),
-        _checks.flag(name, "normalized", normalized),
+        checked.tensor, checked.lengths, seen, normalized and mass is None
     )
+    if mass is not None:
+        result -= torch.xlogy(mass, mass)
+        if normalized:
+            result /= (visible_pairs(checked, seen).sum(-1) + 1).double().log()
     if base != math.e and not normalized:
         result /= math.log(base)
     return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]

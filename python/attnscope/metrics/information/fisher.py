@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor, nn
 
+from attnscope import _checks
+
 if TYPE_CHECKING:
     import pandas as pd
 
@@ -27,12 +29,19 @@ def fisher_trace(
     max_tokens: int | None = None,
     labels: Literal["data", "sampled"] = "data",
     mask_share: float = 0.15,
+    draws: int = 1,
     seed: int = 0,
     per_sentence: bool = False,
 ) -> pd.DataFrame:
-    """Trace of the Fisher information of each group of parameters: (1/N) Σ_s ‖∇_g L_s‖².
+    """Trace of the Fisher information of each group of parameters, per token or of the data's own labels.
 
-    L_s is the language-model loss of one sentence, its mean over predicted tokens; padding is not predicted.
+    With labels "sampled" it is (1/ΣT) Σ_t tr F_t over all predicted tokens, F_t = E[∇ log p(y) ∇ log p(y)ᵀ]
+    with y drawn from the model's prediction at t. It is estimated from one gradient a sentence and draw:
+    labels are drawn for every token by itself, gradients of different tokens are then uncorrelated and of
+    mean 0, so that ‖∇_g Σ_t log p(y_t)‖² has the expectation Σ_t tr F_t. Sentences of different length agree.
+
+    With labels "data" it is (1/N) Σ_s ‖∇_g L_s‖², L_s the mean loss over the predicted tokens of a sentence:
+    the squared gradient of training, which falls with the length of a sentence. Padding is not predicted.
     Models for masked language are scored on masked tokens only. Groups are layer x {attention, mlp, norm,
     embedding}; what lies outside the layers has layer −1, an output head counts as embedding.
 
@@ -42,19 +51,22 @@ def fisher_trace(
         texts: sentences, or what the tokenizer makes of each: mappings with input_ids [1, n].
         tokenizer: for sentences, and for the mask token of masked-language models.
         max_tokens: sentences are cut there.
-        labels: "data": the sentence's own tokens (the empirical Fisher). "sampled": drawn from the model's
-            own predictions (the true Fisher, by one draw a token).
+        labels: "data": the sentence's own tokens. "sampled": drawn from the model's own predictions, an
+            unbiased estimate of the Fisher information.
         mask_share: of the tokens of a masked-language model, at least one a sentence.
+        draws: of sampled labels, of which the mean is taken.
         seed: of the draws and masks.
         per_sentence: one row for each sentence and group instead of the mean.
 
     Returns:
         A DataFrame with layer (int), group, parameters (count), trace, trace_per_parameter and n; with
-        `per_sentence` a column sample, and trace is ‖∇_g L_s‖². A sentence of one token predicts nothing
+        `per_sentence` columns sample and tokens, and trace is of that sentence; with sampled labels the mean
+        over sentences weighs each by its tokens. A sentence of one token predicts nothing
         and is left out.
 
     Raises:
-        ValueError: a model in half precision, text without a tokenizer, no sentence long enough.
+        ValueError: unknown labels, draws below 1, a model in half precision, text without a tokenizer, no
+            sentence long enough.
 
     Example:
         >>> import torch
@@ -74,6 +86,10 @@ def fisher_trace(
         raise ValueError(f"fisher_trace: labels must be 'data' or 'sampled', got {labels!r}")
     if not 0.0 < float(mask_share) <= 1.0:
         raise ValueError(f"fisher_trace: mask_share must lie in (0, 1], got {mask_share!r}")
+    draws = _checks.whole("fisher_trace", "draws", draws)
+    if draws < 1:
+        raise ValueError(f"fisher_trace: draws must be at least 1, got {draws}")
+    draws = draws if labels == "sampled" else 1
     refuse_half_precision("fisher_trace", model)
     places = group_parameters(model)
     generator = torch.Generator().manual_seed(seed)
@@ -83,15 +99,24 @@ def fisher_trace(
             inputs = model_inputs(
                 "fisher_trace", text, tokenizer, max_tokens, next(model.parameters()).device
             )
-            loss = _loss(model, inputs, tokenizer, labels, mask_share, generator)
-            if loss is None:
-                continue
-            squares = gradient_squares(loss, model, places)
-            rows += [
-                {"sample": sample, "layer": layer, "group": group, "trace": square}
-                for (layer, group), square in squares.items()
-            ]
-    return trace_table("fisher_trace", rows, model, places, per_sentence)
+            for _ in range(draws):
+                loss, tokens = _loss(model, inputs, tokenizer, labels, mask_share, generator)
+                if loss is None:
+                    break
+                # of the sum over tokens per token, or of the mean over tokens
+                per = tokens if labels == "sampled" else 1
+                squares = gradient_squares(loss, model, places)
+                rows += [
+                    {
+                        "sample": sample,
+                        "tokens": tokens,
+                        "layer": layer,
+                        "group": group,
+                        "trace": square / per,
+                    }
+                    for (layer, group), square in squares.items()
+                ]
+    return trace_table("fisher_trace", rows, model, places, per_sentence, labels)
 
 
 def refuse_half_precision(function: str, model: nn.Module) -> None:
@@ -124,6 +149,7 @@ def trace_table(
     model: nn.Module,
     places: Mapping[str, tuple[int, str]],
     per_sentence: bool,
+    labels: str = "data",
 ) -> pd.DataFrame:
     """The table of sample, layer, group and trace, or its mean over samples, with the groups' sizes."""
     import pandas as pd
@@ -136,12 +162,18 @@ def trace_table(
             continue
         sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
     table = pd.DataFrame(rows)
+    by = ["layer", "group"]
+    if labels == "sampled":
+        # the mean over the draws of each sentence, then over tokens
+        table = table.groupby(["sample", "tokens", *by], as_index=False, sort=False)["trace"].mean()
     if not per_sentence:
-        table["n"] = 1
-        table = table.groupby(["layer", "group"], as_index=False).agg({"trace": "mean", "n": "sum"})
+        weight = table["tokens"] if labels == "sampled" else 1
+        table = table.assign(n=1, trace=table["trace"] * weight, weight=weight)
+        table = table.groupby(by, as_index=False)[["trace", "weight", "n"]].sum()
+        table["trace"] /= table["weight"]
     table["parameters"] = [sizes[key] for key in zip(table["layer"], table["group"], strict=True)]
     table["trace_per_parameter"] = table["trace"] / table["parameters"]
-    columns = ["sample"] if per_sentence else []
+    columns = [key for key in ("sample", "tokens") if per_sentence and key in table]
     columns += ["layer", "group", "parameters", "trace", "trace_per_parameter"]
     result: pd.DataFrame = table[columns if per_sentence else [*columns, "n"]]
     return result
@@ -188,7 +220,8 @@ def _loss(
     labels: str,
     mask_share: float,
     generator: torch.Generator,
-) -> Tensor | None:
+) -> tuple[Tensor | None, int]:
+    """The loss of a sentence, of sampled labels the sum over tokens, else the mean, and their number."""
     ids = inputs["input_ids"]
     real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
     if "MaskedLM" in type(model).__name__:
@@ -202,14 +235,15 @@ def _loss(
         targets = ids
     else:
         if int(real.sum()) < 2:
-            return None
+            return None, 0
         scored = (real[:, 1:] & real[:, :-1]).to(ids.device)
         logits, targets = model(**inputs).logits[:, :-1], ids[:, 1:]
     chosen, wanted = logits[scored], targets[scored]
     if labels == "sampled":
         shares = chosen.detach().softmax(-1).cpu()
         wanted = torch.multinomial(shares, 1, generator=generator).squeeze(-1).to(ids.device)
-    return nn.functional.cross_entropy(chosen, wanted)
+    reduction = "sum" if labels == "sampled" else "mean"
+    return nn.functional.cross_entropy(chosen, wanted, reduction=reduction), len(wanted)
 
 
 def model_inputs(

@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import numpy as np
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._closed_forms import causal, star
+from attnscope.metrics.information._learned_sink import inside, visible_pairs
 from attnscope.metrics.information.sinks import (
     incoming_attention,
     sink_position,
@@ -26,19 +28,20 @@ PERCENTILES = (80, 90, 95)
 
 
 def _keys_by_percentile(
-    attention: torch.Tensor, *, lengths: _checks.Lengths = None
+    attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None
 ) -> dict[int, torch.Tensor]:
     """Keys [..., n] whose incoming attention reaches a percentile over the keys that 3 in 10 queries see."""
-    incoming = incoming_attention(attention, lengths=lengths)
+    incoming = incoming_attention(attention, support=support, lengths=lengths)
     n = attention.shape[-1]
-    places = np.arange(n)
-    causal = (attention.triu(1) == 0).all(-1).all(-1).flatten().tolist()
-    each = torch.full((), n) if lengths is None else torch.as_tensor(lengths)
-    sizes = each.expand(attention.shape[:-2]).flatten().tolist()
+    checked = _checks.attention_argument("_keys_by_percentile", attention, lengths)
+    seen_by = visible_pairs(checked, _checks.support_argument("_keys_by_percentile", support, checked)).sum(
+        -2
+    )
+    each = seen_by.expand(incoming.shape).reshape(-1, n).numpy()
+    sizes = inside(checked).sum(-1).flatten().tolist()
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
-        seen_by = size - places[:size] if causal[at] else np.full(size, size)
-        eligible = seen_by >= math.ceil(0.3 * size)
+        eligible = each[at, :size] >= math.ceil(0.3 * size)
         if np.isfinite(row[:size]).all():
             for percentile, flagged in flags.items():
                 least = np.percentile(row[:size][eligible], percentile)
@@ -101,6 +104,16 @@ QUANTITIES = (
         kind="ratio",
         low=0,
         read=field_of("boost"),
+    ),
+    Quantity(
+        "learned_sink_mass",
+        "sink_share",
+        "attention to learned sink",
+        "Mean over queries of what a learned sink takes; 0 in models without one.",
+        Known(0.0, star(6)),
+        low=0,
+        high=1,
+        read=field_of("learned"),
     ),
     Quantity(
         "sink_rate",

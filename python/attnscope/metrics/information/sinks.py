@@ -4,21 +4,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.information._learned_sink import learned_share, top_mass_with
+from attnscope.metrics.information.sink_test import ALPHA, sink_test
 
 
 @shown_by_shape
 class SinkShare(NamedTuple):
-    """Mass on the first keys, what uniform attention would put there, and their ratio; each [...]."""
+    """Mass on the first keys, what uniform attention puts there, their ratio, a learned sink's mass."""
 
     share: torch.Tensor
     uniform: torch.Tensor
     boost: torch.Tensor
+    learned: torch.Tensor
 
 
 def incoming_attention(
@@ -110,25 +113,30 @@ def sink_rate(
 def sink_tokens(
     attention: torch.Tensor,
     *,
+    rule: Literal["frequency", "test"] = "frequency",
     tau: float | None = None,
     gamma: float = 0.4,
     min_visibility: float = 0.3,
+    alpha: float = ALPHA,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
 ) -> torch.Tensor:
-    """Which keys are sinks: those that enough queries attend to strongly.
+    """Which keys are sinks, by the paper's rule or by a test.
 
-    Key j is a sink when at least the share `gamma` of the queries that see it give it `tau` or more, and at
-    least ⌈min_visibility·n⌉ queries see it.
+    By "frequency", key j is a sink when at least the share `gamma` of the queries that see it give it `tau`
+    or more, and at least ⌈min_visibility·n⌉ queries see it. The percentile of a sharp map is near 0, so that
+    local heads have many such keys. By "test" a sink receives more than chance gives any key: `sink_test`.
 
     Args:
         attention: attention maps [..., n, n].
+        rule: "frequency", with tau, gamma and min_visibility; "test", with alpha.
         tau: how strong is strong, in (0, 1); None takes each map's own 90th percentile (linear
             interpolation) of its visible entries, which every map has, a diffuse one too.
         gamma: the share of queries, in (0, 1].
         min_visibility: in [0, 1]; keeps the last keys of causal maps, which few queries see, from winning
             by chance.
+        alpha: the chance of any sink in a map without one, in (0, 1).
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
@@ -137,8 +145,8 @@ def sink_tokens(
         [..., n] bool; False past a map's own length and for a map with NaN or infinite entries.
 
     Raises:
-        ValueError: tau outside (0, 1), gamma outside (0, 1], min_visibility outside [0, 1], and as
-            `incoming_attention`.
+        ValueError: an unknown rule, tau or alpha outside (0, 1), gamma outside (0, 1], min_visibility outside
+            [0, 1], and as `incoming_attention`.
 
     Example:
         >>> import torch, attnscope as asc
@@ -150,8 +158,10 @@ def sink_tokens(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025, section 3.
     """
     name = "sink_tokens"
+    if _checks.choice_argument(name, "rule", rule, ("frequency", "test")) == "test":
+        return sink_test(attention, alpha=alpha, support=support, lengths=lengths, validate=validate).sinks
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    tau = None if tau is None else _fraction(name, "tau", tau)
+    tau = None if tau is None else _checks.fraction_argument(name, "tau", tau)
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
@@ -211,6 +221,7 @@ def sink_share(
     *,
     first: int = 1,
     queries: int | None = None,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -225,12 +236,13 @@ def sink_share(
         first: how many leading keys count as the sink; a map that has fewer is taken whole.
         queries: only the last so many queries of each map (64 is a profiler's convention); None: all.
             Queries that see no key are left out.
+        sink_mass: what a learned sink takes of each row, [..., n]; share and uniform stay those of real keys.
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
 
     Returns:
-        SinkShare(share, uniform, boost), each [...] float64; share in [0, 1], boost 1 for uniform attention.
+        SinkShare, each [...] float64; share and learned in [0, 1], boost 1 for uniform attention.
 
     Raises:
         ValueError: first or queries below 1, and as `incoming_attention`.
@@ -239,7 +251,7 @@ def sink_share(
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(4, 4, dtype=torch.float64); star[:, 0] = 1
         >>> asc.sink_share(star)
-        SinkShare(share=float64[], uniform=float64[], boost=float64[])
+        SinkShare(share=float64[], uniform=float64[], boost=float64[], learned=float64[])
         >>> round(asc.sink_share(star).uniform.item(), 6)  # (1 + 1/2 + 1/3 + 1/4)/4
         0.520833
 
@@ -249,13 +261,19 @@ def sink_share(
     name = "sink_share"
     asked = {name: {"first": first, "queries": queries}}
     found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    result: SinkShare = found.results[name]
+    if sink_mass is not None:
+        seen = _checks.support_argument(name, support, found.checked)
+        learned = learned_share(name, found.checked, seen, sink_mass, queries)
+        result = result._replace(learned=torch.where(result.share.isnan(), torch.nan, learned))
+    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
 
 
 def top_mass(
     attention: torch.Tensor,
     k: int = 1,
     *,
+    sink_mass: torch.Tensor | None = None,
     support: Any = "auto",
     lengths: _checks.Lengths = None,
     validate: bool = False,
@@ -265,6 +283,7 @@ def top_mass(
     Args:
         attention: attention maps [..., n, n].
         k: how many keys; all of them in a map that has no more.
+        sink_mass: what a learned sink takes of each row, [..., n]: one more key.
         support: as in `incoming_attention`.
         lengths: tokens per map.
         validate: refuse bad entries.
@@ -286,7 +305,11 @@ def top_mass(
     """
     name = "top_mass"
     found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    result = found.results[name]
+    if sink_mass is not None:
+        seen = _checks.support_argument(name, support, found.checked)
+        result = top_mass_with(name, found.checked, seen, sink_mass, int(k))
+    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
 
 
 # What one read of the maps answers together, where support and lengths are the same.
@@ -326,7 +349,7 @@ def _from_one_read(
     n = checked.n
     rate = asked.get("sink_rate")
     if rate is not None:
-        epsilon = _fraction(function, "epsilon", rate["epsilon"])
+        epsilon = _checks.fraction_argument(function, "epsilon", rate["epsilon"])
         at = _checks.whole(function, "position", rate["position"])
         if at < 0:
             raise ValueError(f"{function}: position must be 0 or larger, got {at}")
@@ -364,15 +387,8 @@ def _from_one_read(
         seen = incoming[..., at] if at < n else torch.full(checked.leading, torch.nan)
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
-        results["sink_share"] = SinkShare(shares, uniform, shares / uniform)
+        results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
     return _Read(checked, {name: results[name] for name in asked}, spoiled)
-
-
-def _fraction(function: str, name: str, value: float) -> float:
-    number = _checks.real(function, name, value)
-    if not 0.0 < number < 1.0:
-        raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {value!r}")
-    return number
 
 
 def _visibility(function: str, value: float) -> float:

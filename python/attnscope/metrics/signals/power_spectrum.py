@@ -67,7 +67,8 @@ def power_spectrum(
     Args:
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
-            "mean", the mean over queries by key; "offset", the mean over visible pairs by distance |i − j|.
+            "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
+            distance |i − j|.
         min_keys: shorter signals have no spectrum, and shorter rows do not enter a mean.
         drop_first: leave out key 0 and divide each row by the rest: a sink column outweighs everything else.
         detrend: "mean" subtracts the mean of the signal before the window.

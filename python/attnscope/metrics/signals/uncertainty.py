@@ -61,7 +61,8 @@ def spectral_uncertainty(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         amplitude: "root" or "signal".
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
-            "mean", the mean over queries by key; "offset", the mean over visible pairs by distance |i − j|.
+            "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
+            distance |i − j|.
         min_keys: shorter signals are NaN, and shorter rows do not enter a mean.
         drop_first: leave out key 0 and divide each row by the rest.
         support: which keys a query sees: "auto" judges each map by itself (causal where everything above

@@ -63,7 +63,8 @@ def wavelet_transform(
             that all signals have the same scales. Shorter signals than 3·2^levels are NaN.
         resample: length of the scales' mean profile; 0 for none.
         signal: "rows", each query's attention over the keys that it sees; "last", that of the last query;
-            "mean", the mean over queries by key; "offset", the mean over visible pairs by distance |i − j|.
+            "mean", by key the mean over the queries that see it; "offset", the mean over visible pairs by
+            distance |i − j|.
         min_keys: shorter signals are NaN, and shorter rows do not enter a mean.
         drop_first: leave out key 0 and divide each row by the rest.
         detrend: "mean" subtracts the mean of the signal: the details do not see it, the approximation does.
@@ -215,8 +216,8 @@ def morlet_scalogram(
         attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
         scales: s in tokens, positive; None takes 24 from 2 to n/4, at least 4, in equal ratios.
         omega: cycles within the envelope, in radians; at least 5, below which the wavelet has a mean.
-        signal: "last", the last query's attention; "mean", the mean over queries by key; "offset", the mean
-            over visible pairs by distance |i − j|.
+        signal: "last", the last query's attention; "mean", by key the mean over the queries that see it;
+            "offset", the mean over visible pairs by distance |i − j|.
         min_keys: shorter signals are NaN.
         drop_first: leave out key 0 and divide each row by the rest.
         detrend: "mean" subtracts the mean of the signal.

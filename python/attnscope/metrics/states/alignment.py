@@ -103,6 +103,14 @@ def transformation_magnitude(
     References:
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
+    result = _distances(before, after)
+    inside = _inside("transformation_magnitude", lengths, result)
+    _warn_of(result, inside)
+    return result if lengths is None else torch.where(inside, result, torch.nan)
+
+
+def _distances(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
+    """The distances, NaN for tokens whose entries are not finite, without a warning."""
     name = "transformation_magnitude"
     start = _device.to_host(_checks.float_tensor(name, "before", before))
     stop = _device.to_host(_checks.float_tensor(name, "after", after))
@@ -122,15 +130,19 @@ def transformation_magnitude(
     largest = difference.abs().amax(-1, keepdim=True)
     scale = torch.where(largest > 0, largest, 1.0)
     result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
-    result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
-    inside = _inside(name, lengths, result)
-    bad = int((result.isnan() & inside).sum())
+    return torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
+
+
+def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
+    """Warns of tokens inside the lengths that have no magnitude; padding may hold anything."""
+    bad = int((magnitude.isnan() & inside).sum())
     if bad:
+        name = "transformation_magnitude"
         message = (
-            f"{name}: {bad} of {result.numel()} tokens hold NaN or infinite entries; their results are NaN"
+            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results "
+            "are NaN"
         )
         warn(NonFiniteWarning(message, name, bad))
-    return result if lengths is None else torch.where(inside, result, torch.nan)
 
 
 def _inside(function: str, lengths: _checks.Lengths, values: torch.Tensor) -> torch.Tensor:
@@ -193,7 +205,7 @@ def _correlation_of(
 ) -> torch.Tensor:
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
     name = "entropy_magnitude_correlation"
-    magnitude = transformation_magnitude(before, after)
+    magnitude = _distances(before, after)
     try:
         magnitude = magnitude.expand(entropy.shape)
     except RuntimeError:
@@ -201,7 +213,9 @@ def _correlation_of(
             f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to "
             f"{tuple(entropy.shape)}"
         ) from None
-    return pearson(entropy, magnitude, _inside(name, lengths, entropy))
+    inside = _inside(name, lengths, entropy)
+    _warn_of(magnitude, inside)
+    return pearson(entropy, magnitude, inside)
 
 
 def pearson(x: torch.Tensor, y: torch.Tensor, inside: torch.Tensor) -> torch.Tensor:

@@ -49,19 +49,20 @@ def numbers_of(results: Results, table: str) -> list[str]:
     ]
 
 
-def measured(results: Results, table: str, metric: str) -> pd.DataFrame:
-    """Keys and one number; what is undefined or infinite is NaN.
+def measured(results: Results, table: str) -> pd.DataFrame:
+    """Keys and numbers of a table; what is undefined or infinite is NaN.
 
     Args:
         results: the run.
         table: `heads`, `head_means` or `layers`.
-        metric: the column.
     """
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
-    frame = results.table(table, [*keys, metric])
-    values = frame[metric].to_numpy(float, na_value=np.nan)
-    values = np.where(np.isfinite(values), values, np.nan)
-    made: pd.DataFrame = frame.assign(**{metric: values})
+    metrics = numbers_of(results, table)
+    frame = results.table(table, [*keys, *metrics])
+    columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
+    made: pd.DataFrame = frame.assign(
+        **{name: np.where(np.isfinite(values), values, np.nan) for name, values in columns.items()}
+    )
     return made
 
 
@@ -106,8 +107,11 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
     metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
+    frames: dict[str, Any] = {name: measured(results, name) for name in tables}
     for metric, name in metrics.items():
-        frame = measured(results, name, metric)
+        frame = frames[name]
+        if frame[metric].isna().all():
+            continue
         for keys, own in checkpoints(frame):
             for protocol, rows in own.groupby("protocol", sort=True):
                 wide = rows.pivot(index="sample", columns="layer", values=metric)
@@ -183,40 +187,35 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     nulls = results.variants()
     nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
     made: list[dict[str, Any]] = []
-    for metric in numbers_of(results, "heads") if len(nulls) else ():
-        own_nulls = nulls[nulls["metric"] == metric]
-        if own_nulls.empty:
-            continue
-        frame = pd.concat(
-            [
-                measured(results, table, metric).assign(scope=scope)
-                for table, scope in (("heads", "heads"), ("head_means", "head_mean"))
-            ]
-        )
-        for named, own in checkpoints(frame):
-            means = own.groupby(["protocol", "scope", "sample"], sort=True)[metric].mean()
-            for kind, of_kind in own_nulls.groupby("variant", sort=True):
-                # random weights belong to the whole series, shuffled rows to their own checkpoint
-                where = (of_kind["model"] == named["model"]) & of_kind["revision"].isin(
-                    [named["revision"], ""]
-                )
-                values = of_kind[where].set_index(["protocol", "scope", "sample"])["value"]
-                both = means.to_frame("here").join(values.rename("null"), how="inner")
-                for (protocol, scope), rows in both.groupby(["protocol", "scope"], sort=True):
-                    test = paired_test(rows["here"].to_numpy(), rows["null"].to_numpy())
-                    if test.n:
-                        made.append(
-                            {
-                                **named,
-                                "kind": str(kind),
-                                "metric": metric,
-                                "scope": str(scope),
-                                "protocol": str(protocol),
-                                "difference": test.difference,
-                                "low": test.low,
-                                "high": test.high,
-                                "p_value": test.p_value,
-                                "samples": test.n,
-                            }
-                        )
+    if nulls.empty:
+        return made
+    metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
+    tables = (("heads", "heads"), ("head_means", "head_mean"))
+    frame = pd.concat([measured(results, table).assign(scope=scope) for table, scope in tables])
+    for named, own in checkpoints(frame):
+        every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
+        # random weights belong to the whole series, shuffled rows to their own checkpoint
+        where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
+        for (metric, kind), of_kind in nulls[where].groupby(["metric", "variant"], sort=True):
+            if metric not in metrics:
+                continue
+            values = of_kind.set_index(["protocol", "scope", "sample"])["value"].rename("null")
+            both = every[metric].to_frame("here").join(values, how="inner")
+            for (protocol, scope), rows in both.groupby(["protocol", "scope"], sort=True):
+                test = paired_test(rows["here"].to_numpy(), rows["null"].to_numpy())
+                if test.n:
+                    made.append(
+                        {
+                            **named,
+                            "kind": str(kind),
+                            "metric": str(metric),
+                            "scope": str(scope),
+                            "protocol": str(protocol),
+                            "difference": test.difference,
+                            "low": test.low,
+                            "high": test.high,
+                            "p_value": test.p_value,
+                            "samples": test.n,
+                        }
+                    )
     return corrected(made)

@@ -142,28 +142,31 @@ def _between_series(heads: pd.DataFrame) -> Question:
 
 
 def _ablation(table: pd.DataFrame) -> Question:
-    """Paired over sentences: masking sinks against masking as many other keys."""
+    """Paired over the sentences that have such keys: masking them against masking as many others nearby."""
     tests: list[tuple[str, str, Comparison]] = []
     for model, own in table.groupby("model", sort=False):
         for kind in ("sinks", "first"):
             for column in ("output_kl", "loss_change"):
                 if column not in own:
                     continue
-                wide = own.pivot_table(index="sample", columns="keys", values=column)
-                if {kind, "control"} <= set(wide):
-                    pair = wide[[kind, "control"]].dropna()
+                # a sentence in which nothing is masked says nothing of masking
+                wide = own[own["key_count"] > 0].pivot_table(index="sample", columns="keys", values=column)
+                control = f"control_{kind}"
+                if {kind, control} <= set(wide):
+                    pair = wide[[kind, control]].dropna()
                     if len(pair) > 1:
                         name = "sinks" if kind == "sinks" else "first key"
                         tests.append(
                             (
                                 f"{model}: {name} − other keys",
                                 column,
-                                paired_test(pair[kind], pair["control"]),
+                                paired_test(pair[kind], pair[control]),
                             )
                         )
     return Question(
         "Does the model need its sinks?",
-        "Keys masked before the softmax in every layer and head; the control masks as many other keys.",
+        "Keys masked before the softmax in every layer and head; each control masks as "
+        "many other keys near them, mean of five draws; texts without such keys are left out.",
         _answers(tests),
     )
 

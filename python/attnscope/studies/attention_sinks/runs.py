@@ -14,11 +14,14 @@ from attnscope.engine.forward import Batch
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
 from attnscope.studies.attention_sinks.columns import UnitRows
+from attnscope.studies.attention_sinks.matched_keys import matched_keys
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study
     from attnscope.models import Encoder, LoadedModel
 
+#: Fields of `OutputKl` that are stored.
+MEASURED = ("kl", "loss_before", "loss_after", "loss_change")
 #: Bytes that the logits of one ablated run may take, in float64.
 LOGITS_BYTES = 256 * 1024**2
 
@@ -43,22 +46,19 @@ class Ablation:
         self._layers += 1
 
     def keys(self) -> dict[str, Tensor]:
-        """The sets of keys, bool [b, n]: the sinks, the first key, and as many others as there are sinks."""
+        """The sets of keys, bool [b, n]: the sinks, and the first key."""
         assert self._total is not None
         lengths = torch.as_tensor(self.batch.lengths)
         sinks = sink_tokens((self._total / self._layers).cpu(), lengths=lengths)
         first = torch.zeros_like(sinks)
         first[:, 0] = True
-        control = torch.zeros_like(sinks)
-        for place, (sample, n) in enumerate(zip(self.batch.samples, self.batch.lengths, strict=True)):
-            others = np.flatnonzero(~sinks[place, :n].numpy())
-            count = min(int(sinks[place].sum()), len(others))
-            draw = np.random.default_rng([self.seed, sample, 0xAB1A])
-            control[place, draw.choice(others, count, replace=False)] = True
-        return {"sinks": sinks, "first": first, "control": control}
+        return {"sinks": sinks, "first": first}
 
     def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], rows: UnitRows) -> str:
-        """Runs the model without each set of keys and adds rows to `ablation`.
+        """Runs the model without each set of keys, and without its controls, and adds rows to `ablation`.
+
+        A control `control_NAME` has exactly the size of its set in each text and is the mean over its draws;
+        it is null where the set is empty.
 
         Args:
             loaded: the model.
@@ -74,6 +74,10 @@ class Ablation:
         if not predicts(loaded.model):
             return f"ablation: {title}: {_without_loss(loaded)}, so there is no output to compare"
         sets = self.keys()
+        controls, there = {}, {}
+        for at, (name, keys) in enumerate(sets.items()):
+            seeds = [[self.seed, sample, 0xAB1A, at] for sample in self.batch.samples]
+            controls[name], there[name] = matched_keys(keys, self.batch.lengths, seeds)
         config = loaded.model.config
         text = config.get_text_config() if hasattr(config, "get_text_config") else config
         n = max(self.batch.lengths)
@@ -81,26 +85,36 @@ class Ablation:
         for begin in range(0, len(self.batch.samples), each):
             part = slice(begin, begin + each)
             some = {name: values[part] for name, values in inputs.items()}
+            masked = {name: keys[part] for name, keys in sets.items()}
+            for name, drawn in controls.items():
+                masked |= {f"{name} {draw}": keys[part] for draw, keys in enumerate(drawn)}
             try:
-                found = output_kl_of_sets(
-                    loaded.model, some, {name: keys[part] for name, keys in sets.items()}
-                )
+                found = output_kl_of_sets(loaded.model, some, masked)
             except NotImplementedError as error:
                 return f"ablation: {title}: {str(error).removeprefix('output_kl: ')}"
-            for name, result in found.items():
-                rows.add(
-                    "ablation",
-                    {
-                        "sample": list(self.batch.samples[part]),
-                        "keys": name,
-                        "n_tokens": list(self.batch.lengths[part]),
-                        "key_count": sets[name][part].sum(-1).numpy(),
-                        "output_kl": result.kl.numpy(),
-                        "loss_before": result.loss_before.numpy(),
-                        "loss_after": result.loss_after.numpy(),
-                        "loss_change": result.loss_change.numpy(),
-                    },
-                )
+            for name, keys in sets.items():
+                runs = [found[f"{name} {draw}"] for draw in range(len(controls[name]))]
+                control = {
+                    field: torch.where(
+                        there[name][part],
+                        torch.stack([getattr(one, field) for one in runs]).mean(0),
+                        torch.nan,
+                    )
+                    for field in MEASURED
+                }
+                own = {field: getattr(found[name], field) for field in MEASURED}
+                for kind, numbers in ((name, own), (f"control_{name}", control)):
+                    rows.add(
+                        "ablation",
+                        {
+                            "sample": list(self.batch.samples[part]),
+                            "keys": kind,
+                            "n_tokens": list(self.batch.lengths[part]),
+                            "key_count": keys[part].sum(-1).numpy(),
+                            "output_kl": numbers["kl"].numpy(),
+                            **{field: numbers[field].numpy() for field in MEASURED[1:]},
+                        },
+                    )
         return ""
 
 

@@ -140,13 +140,15 @@ class SinkStudy(Study):
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed)
         for protocol, chosen in self._taken.items():
-            for heads, own in ((None, maps[:, :1]), (states.names, maps[:, 1:])):
-                quantities = of_attention_alone(chosen)
-                if quantities:
-                    measured = measure_quantities(
-                        {"attention": own}, quantities, lengths=states.lengths, held=states.heads.dtype
-                    )
-                    write_rows(run, measured, batch, Place(protocol, number, heads, "row_permutation"))
+            quantities = of_attention_alone(chosen)
+            if not quantities:
+                continue
+            measured = measure_quantities(
+                {"attention": maps}, quantities, lengths=states.lengths, held=states.heads.dtype
+            )
+            for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
+                place = Place(protocol, number, heads, "row_permutation")
+                write_rows(run, measured.part(own), batch, place)
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
         chosen: dict[str, Sequence[Quantity]] = {

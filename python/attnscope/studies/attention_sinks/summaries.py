@@ -256,17 +256,17 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
     groups = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
     made: list[dict[str, Any]] = []
     for name in [one for one in ("heads", "layers") if one in results.tables()]:
+        frame = measured(results, name)
+        if name == "heads":
+            mean = measured(results, "head_means").assign(head=HEAD_MEAN)
+            frame = pd.concat([frame, mean], ignore_index=True)
+        else:
+            frame = frame.assign(head=ALL_HEADS)
+        frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
+        frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
         for metric in numbers_of(results, name):
             if name == "layers" and metric in numbers_of(results, "heads"):
                 continue
-            frame = measured(results, name, metric)
-            if name == "heads":
-                mean = measured(results, "head_means", metric).assign(head=HEAD_MEAN)
-                frame = pd.concat([frame, mean], ignore_index=True)
-            else:
-                frame = frame.assign(head=ALL_HEADS)
-            frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
-            frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
             for (model, protocol), rows in frame.groupby(["model", "protocol"], sort=True):
                 if rows[metric].notna().any():
                     made += _emergence_of(rows, metric, str(model), str(protocol), seed)

@@ -33,7 +33,12 @@ from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, f
 
 PERCENTILES = (80, 90, 95)
 #: Which keys were masked, and how they are called.
-ABLATED = {"sinks": "sinks", "first": "first key", "control": "as many others"}
+ABLATED = {
+    "sinks": "sinks",
+    "control_sinks": "as many others",
+    "first": "first key",
+    "control_first": "one other",
+}
 
 
 @styled
@@ -174,5 +179,5 @@ def ablation(results: Tables, options: Options) -> Drawn:
         figure_,
         f"Keys masked before the softmax in every layer and head of the model: {what}, mean over samples "
         "with 95 % intervals.",
-        "The control masks as many other keys." if "control" in kinds else "",
+        "The controls mask as many other keys." if any("control" in kind for kind in kinds) else "",
     )

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: MIT
+"""The mass that a learned sink takes of each row, as one more key beside the real ones.
+
+Some models (gpt-oss) add a logit without a key to every softmax, so that the rows of their maps sum to less
+than one. What is missing is the learned sink's: a row is a distribution over the visible keys and this one.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from attnscope import _checks, _core, _device
+
+
+def sink_mass_argument(function: str, sink_mass: Any, attention: _checks.Attention) -> torch.Tensor:
+    """`sink_mass` as float64 [..., n], one number a row, 0 behind the lengths.
+
+    Raises:
+        ValueError: not float, or another shape.
+    """
+    given = _device.to_host(_checks.float_tensor(function, "sink_mass", sink_mass)).double()
+    shape = (*attention.leading, attention.n)
+    try:
+        given = given.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: sink_mass of shape {tuple(given.shape)} does not broadcast to {shape}, one number "
+            "for each query"
+        ) from None
+    return torch.where(inside(attention), given, 0.0)
+
+
+def inside(attention: _checks.Attention) -> torch.Tensor:
+    """Which tokens lie inside the lengths, bool [..., n]."""
+    place = torch.arange(attention.n)
+    if attention.lengths is None:
+        return (place >= 0).expand(*attention.leading, attention.n)
+    return place < attention.lengths.reshape(attention.leading).unsqueeze(-1)
+
+
+def visible_pairs(attention: _checks.Attention, support: Any) -> torch.Tensor:
+    """Which keys each query sees, bool, broadcast to [..., n, n]; "auto" judges each map by itself."""
+    n = attention.n
+    lower = torch.ones(n, n, dtype=torch.bool).tril()
+    if isinstance(support, torch.Tensor):
+        seen = support.expand(attention.tensor.shape)
+    elif support == "causal":
+        seen = lower
+    elif support == "full" or n < 2:
+        seen = torch.ones(n, n, dtype=torch.bool)
+    else:
+        real = inside(attention)
+        above = (attention.tensor != 0) & ~lower & real[..., None] & real[..., None, :]
+        causal = ~above.any(-1).any(-1)[..., None, None]
+        if attention.lengths is not None:
+            causal &= (attention.lengths.reshape(attention.leading) > 1)[..., None, None]
+        seen = lower | ~causal
+    real = inside(attention)
+    return seen & real[..., None] & real[..., None, :]
+
+
+def divergence_of_mass(mass: torch.Tensor) -> torch.Tensor:
+    """What the learned sink adds to each head's divergence from the mean of its layer, [..., h, n], nats."""
+    return torch.xlogy(mass, mass) - torch.xlogy(mass, mass.mean(-2, keepdim=True))
+
+
+def learned_share(
+    function: str, attention: _checks.Attention, support: Any, sink_mass: Any, queries: int | None
+) -> torch.Tensor:
+    """Mean of the learned sink's mass over the last queries that see a key, [...]."""
+    mass = sink_mass_argument(function, sink_mass, attention)
+    counted = visible_pairs(attention, support).any(-1).expand(mass.shape)
+    if queries is not None:
+        last = inside(attention).sum(-1, keepdim=True)
+        counted = counted & (torch.arange(attention.n) >= last - queries)
+    return torch.where(counted, mass, 0.0).sum(-1) / counted.sum(-1)
+
+
+def top_mass_with(
+    function: str, attention: _checks.Attention, support: Any, sink_mass: Any, k: int
+) -> torch.Tensor:
+    """Share of all mass, the learned sink's in it, that the k strongest of n + 1 keys hold, [...]."""
+    mass = sink_mass_argument(function, sink_mass, attention)
+    keys = torch.where(visible_pairs(attention, support), attention.tensor.double(), 0.0).sum(-2)
+    every = torch.cat([keys, mass.sum(-1, keepdim=True)], -1)
+    top = every.topk(min(k, every.shape[-1])).values.sum(-1) / every.sum(-1)
+    finite = _core.finite_matrices(attention.tensor, attention.lengths)
+    return torch.where(finite, top, torch.nan)

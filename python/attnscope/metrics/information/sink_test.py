@@ -1,0 +1,344 @@
+# SPDX-License-Identifier: MIT
+"""Whether a key receives more than chance gives the largest of many: a test for attention sinks.
+
+The largest entry of anything is large. Uniform attention has an argmax, a local head favours the key that
+fewest of its neighbours compete with, and a sharp head puts all of a row on some key. A sink is a key that
+queries attend to from afar and whoever they are. So only far keys are looked at, and the null hypothesis is
+that the far entries of each row are exchangeable and rows are independent: then the mass of a key has a known
+mean and a bounded variance, and Bernstein's inequality bounds its tail.
+
+One short text says little, so `sink_sums` and `pooled_sinks` add the same sums over texts, for keys that have
+the same place or the same token.
+
+    >>> import torch, attnscope as asc
+    >>> uniform = torch.ones(64, 64).tril() / torch.arange(1, 65)[:, None]
+    >>> asc.sink_position(uniform).item(), asc.sink_test(uniform).position.item()
+    (0, -1)
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+
+import numpy as np
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import star
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.quantity import Known, Quantity
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+ALPHA = 0.01
+#: A sink receives more than so many times what uniform attention would give it.
+TIMES_UNIFORM = 2.0
+#: A key is tested with so many far queries, and with this share of the most that any key has.
+FEWEST_QUERIES, SHARE_OF_QUERIES = 3, 0.4
+#: A label is tested where it has a tested key in so many texts (or in all), and in half of them.
+FEWEST_TEXTS = 3
+LABELS = ("start", "end", "token")
+
+
+@shown_by_shape
+class SinkTest(NamedTuple):
+    """The sinks of maps and the sums that they rest on; per key [..., n], `position` and `untested` [...].
+
+    sinks: bool. position: int64, the sink of largest mean far attention, −1 without one. untested: bool, no
+    key is eligible. excess: (mass − expected)/queries. eligible: bool. mean: mass/queries, NaN without far
+    queries. threshold: what mass − expected must reach, NaN where not eligible. mass, expected, variance,
+    largest, uniform: sums over the far queries that see the key. queries: int64, their number.
+    """
+
+    sinks: torch.Tensor
+    position: torch.Tensor
+    untested: torch.Tensor
+    excess: torch.Tensor
+    eligible: torch.Tensor
+    mean: torch.Tensor
+    threshold: torch.Tensor
+    mass: torch.Tensor
+    expected: torch.Tensor
+    variance: torch.Tensor
+    largest: torch.Tensor
+    uniform: torch.Tensor
+    queries: torch.Tensor
+
+
+def sink_test(
+    attention: torch.Tensor,
+    *,
+    alpha: float = ALPHA,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> SinkTest:
+    """Which keys receive more from afar than exchangeable attention would give any key.
+
+    A query's far keys are the visible ones with |i − j| >= d, d = max(⌈n/10⌉, min(4, ⌊n/4⌋), 1). Key j's far
+    mass is S_j = Σ_i A_ij over the queries far from j. Where the far entries of a row are exchangeable and
+    rows are independent its mean is E_j = Σ_i mean_i, its variance at most V_j = Σ_i var_i and its terms at
+    most b_j, the largest far entry of those rows. Key j is a sink when S_j − E_j >= L·b_j/3 +
+    √((L·b_j/3)² + 2·V_j·L), L = ln(eligible keys/alpha), and its mean far attention S_j/queries exceeds twice
+    that of uniform attention over the same queries. It is eligible with at least 3 far queries and 0.4 of the
+    most that any key has, because the last keys of a causal map and the ends of a window have few.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries. With a learned sink
+            they are the real keys' part of each row.
+        alpha: the chance of any sink in a map without one, in (0, 1).
+        support: which keys a query sees: "auto" judges each map by itself (causal where everything above
+            the diagonal is exactly 0), "causal", "full", or a boolean tensor [n, n] or [..., n, n].
+        lengths: tokens per map, broadcast against the leading axes; each map is cut to its leading block.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of leaving that map untested.
+
+    Returns:
+        SinkTest. A head whose logits depend on the key alone has sinks; one that attends to itself, to
+        neighbours or by distance has none. A map with a NaN or infinite entry is untested, and its neighbours
+        are not touched. Power grows with n and falls with the sharpness of the other attention: a first key
+        of mass 0.3 among logits N(0, 1) is found in every map of 33 tokens, one of 0.1 in every map of 64.
+
+    Raises:
+        ValueError: alpha outside (0, 1), not square, empty, wrong dtype, an unknown support, lengths outside
+            1..n.
+
+    Example:
+        Every query on the first key; those nearer than seven tokens are left out.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(64, 64); star[:, 0] = 1
+        >>> found = asc.sink_test(star)
+        >>> found.position.item(), found.queries[0].item(), found.mean[0].item()
+        (0, 57, 1.0)
+        >>> bool(asc.sink_test(torch.eye(64), support="causal").sinks.any())
+        False
+
+    References:
+        Bernstein, Sur une modification de l'inégalité de Tchebichef, 1924; Boucheron, Lugosi and Massart,
+        Concentration inequalities, 2013, corollary 2.11.
+    """
+    name = "sink_test"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    alpha = _checks.fraction_argument(name, "alpha", alpha)
+    *sums, queries, spoiled = _core.far_attention(
+        checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
+    )
+    mass, expected, variance, largest, uniform = sums
+    needed = (SHARE_OF_QUERIES * queries.amax(-1, keepdim=True)).clamp(min=FEWEST_QUERIES)
+    # The product's own rounding must not lift it over a whole number.
+    eligible = queries >= needed - 1e-9
+    threshold = torch.where(
+        eligible, bernstein(variance, largest, eligible.sum(-1, keepdim=True), alpha), math.nan
+    )
+    mean = mass / queries
+    sinks = eligible & (mass - expected >= threshold) & (mass > TIMES_UNIFORM * uniform)
+    best = torch.where(sinks, mean, -math.inf).argmax(-1)
+    result = SinkTest(
+        sinks,
+        torch.where(sinks.any(-1), best, -1),
+        ~eligible.any(-1),
+        (mass - expected) / queries,
+        eligible,
+        mean,
+        threshold,
+        *(mass, expected, variance, largest, uniform, queries),
+    )
+    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+
+
+def bernstein(variance: Any, largest: Any, tested: Any, alpha: float) -> Any:
+    """What a centred sum of this variance and largest term exceeds in one of `tested` with chance alpha."""
+    level = np.log(np.maximum(np.asarray(tested), 1) / alpha)
+    if isinstance(variance, torch.Tensor):
+        level = torch.as_tensor(level)
+    linear = level * largest / 3
+    return linear + (linear**2 + 2 * variance * level) ** 0.5
+
+
+def sink_sums(
+    found: SinkTest,
+    *,
+    label: Literal["start", "end", "token"] = "start",
+    lengths: _checks.Lengths = None,
+    tokens: Sequence[Sequence[Any]] | None = None,
+) -> pd.DataFrame:
+    """The sums of a test, by what keys of different texts have in common: a row a map and label.
+
+    Tables of several batches are put below each other, and `pooled_sinks` judges them together.
+
+    Args:
+        found: of maps [texts, ..., n, n].
+        label: "start", the key's position; "end", its position less the number of tokens (−1 is the last);
+            "token", what stands there, its occurrences in one text added up.
+        lengths: tokens of each text, as given to `sink_test`.
+        tokens: of each text, for label "token".
+
+    Returns:
+        A DataFrame with map (which of the text's maps, counted over the axes between text and key), label,
+        texts (that have the label as an eligible key), above (those in which it receives more than twice
+        uniform attention), mass, expected, variance, largest, uniform and queries.
+
+    Raises:
+        ValueError: an unknown label, maps without an axis of texts, another number of lengths or tokens.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(4, 6, 6); star[..., 0] = 1
+        >>> asc.sink_sums(asc.sink_test(star))["texts"].tolist()
+        [4, 4, 4]
+    """
+    import pandas as pd
+
+    name = "sink_sums"
+    if not isinstance(found, SinkTest):
+        raise TypeError(f"{name}: found must be what sink_test gives, got {type(found).__name__}")
+    _checks.choice_argument(name, "label", label, LABELS)
+    if found.queries.ndim < 2:
+        raise ValueError(
+            f"{name}: maps must have an axis of texts, got sums of shape {tuple(found.queries.shape)}"
+        )
+    texts, n = len(found.queries), found.queries.shape[-1]
+    sizes = np.full(texts, n)
+    if lengths is not None:
+        # one for all maps of a text, however they were given
+        given = _checks.as_tensor(name, "lengths", lengths).reshape(-1)
+        if given.numel() not in (1, texts):
+            raise ValueError(f"{name}: lengths must hold one number a text ({texts}), got {given.numel()}")
+        sizes = np.broadcast_to(given.numpy(), texts)
+    text, key_map, key = (part.numpy() for part in found.eligible.reshape(texts, -1, n).nonzero().unbind(-1))
+    labels: Any = key if label == "start" else key - sizes[text]
+    if label == "token":
+        if tokens is None or len(tokens) != texts:
+            raise ValueError(f"{name}: tokens must hold {texts} texts, got {len(tokens or ())}")
+        labels = [tokens[which][place] for which, place in zip(text, key, strict=True)]
+    columns = {
+        field: getattr(found, field).reshape(texts, -1, n).numpy()[text, key_map, key]
+        for field in ("mass", "expected", "variance", "largest", "uniform", "queries")
+    }
+    sums = {name: "max" if name == "largest" else "sum" for name in columns}
+    table = pd.DataFrame({"text": text, "map": key_map, "label": labels, **columns})
+    table = table.groupby(["text", "map", "label"], as_index=False).agg(sums)
+    table["texts"] = 1
+    table["above"] = (table["mass"] > TIMES_UNIFORM * table["uniform"]).astype(np.int64)
+    table = table.groupby(["map", "label"], as_index=False).agg({"texts": "sum", "above": "sum", **sums})
+    result: pd.DataFrame = table
+    return result
+
+
+def pooled_sinks(
+    sums: pd.DataFrame, *, texts: int, by: Sequence[str] = ("map",), alpha: float = ALPHA
+) -> pd.DataFrame:
+    """The test of `sink_test` on sums over texts: labels at which heads have a sink in text after text.
+
+    Of keys that are eligible in their own text the sums are added, `largest` as the maximum. A label is
+    eligible with such a key in at least half of the texts and in at least min(3, texts). It is a sink when
+    the test holds on the sums, with ln(eligible labels/alpha), when its mean far attention exceeds twice
+    that of uniform attention on the sums, and in more than half of the texts that have it.
+
+    Args:
+        sums: what `sink_sums` gives for one kind of label, of one batch or of several below each other.
+        texts: how many texts were tested.
+        by: columns that keep maps apart, for example ["layer", "map"].
+        alpha: the chance of any sink in a head without one, in (0, 1).
+
+    Returns:
+        A DataFrame with the columns of `by`, label, texts, eligible, sink (both bool), mean, uniform (means
+        over the queries), excess and threshold (NaN where not eligible).
+
+    Raises:
+        ValueError: alpha outside (0, 1), fewer than one text, a missing column.
+
+    Example:
+        Six tokens are too few for a test of one text; four texts together show the first key.
+
+        >>> import torch, attnscope as asc
+        >>> star = torch.zeros(4, 6, 6); star[..., 0] = 1
+        >>> found = asc.sink_test(star)
+        >>> pooled = asc.pooled_sinks(asc.sink_sums(found), texts=4)
+        >>> found.position.tolist(), pooled["label"][pooled["sink"]].tolist()
+        ([-1, -1, -1, -1], [0])
+    """
+    name = "pooled_sinks"
+    alpha = _checks.fraction_argument(name, "alpha", alpha)
+    if not hasattr(sums, "groupby"):
+        raise TypeError(f"{name}: sums must be a pandas DataFrame, got {type(sums).__name__}")
+    texts = _checks.whole(name, "texts", texts)
+    if texts < 1:
+        raise ValueError(f"{name}: texts must be at least 1, got {texts}")
+    if isinstance(by, str) or not (isinstance(by, Sequence) and all(isinstance(one, str) for one in by)):
+        raise TypeError(f"{name}: by must be a list of columns, got {by!r}")
+    added = ("texts", "above", "mass", "expected", "variance", "uniform", "queries")
+    if missing := [column for column in (*by, "label", "largest", *added) if column not in sums.columns]:
+        raise ValueError(f"{name}: sums has no column {missing[0]!r}, only {', '.join(sums.columns)}")
+    how = dict.fromkeys(added, "sum") | {"largest": "max"}
+    table = sums.groupby([*by, "label"], as_index=False).agg(how)
+    table["eligible"] = (2 * table["texts"] >= texts) & (table["texts"] >= min(FEWEST_TEXTS, texts))
+    tested = table.groupby(list(by))["eligible"].transform("sum") if by else table["eligible"].sum()
+    excess = table["mass"] - table["expected"]
+    threshold = bernstein(table["variance"].to_numpy(), table["largest"].to_numpy(), tested, alpha)
+    table["threshold"] = np.where(table["eligible"], threshold, math.nan) / table["queries"]
+    table["excess"] = excess / table["queries"]
+    table["sink"] = (
+        table["eligible"]
+        & (excess >= threshold)
+        & (table["mass"] > TIMES_UNIFORM * table["uniform"])
+        & (2 * table["above"] > table["texts"])
+    )
+    table["mean"] = table["mass"] / table["queries"]
+    table["uniform"] = table["uniform"] / table["queries"]
+    columns = ["label", "texts", "eligible", "sink", "mean", "uniform", "excess", "threshold"]
+    result: pd.DataFrame = table[[*by, *columns]]
+    return result
+
+
+def _count(found: SinkTest) -> torch.Tensor:
+    """The number of sinks, negative where nothing was tested."""
+    return torch.where(found.untested, -1, found.sinks.sum(-1))
+
+
+def _excess(found: SinkTest) -> torch.Tensor:
+    """That of the strongest sink, NaN without one."""
+    own = found.excess.gather(-1, found.position.clamp(min=0).unsqueeze(-1)).squeeze(-1)
+    return torch.where(found.position >= 0, own, math.nan)
+
+
+# Far from key 0 of the star are the queries 4 to 31, each with i − 3 far keys, one of which holds everything.
+_STAR_EXCESS = 1 - sum(1 / count for count in range(1, 29)) / 28
+
+QUANTITIES = (
+    Quantity(
+        "sink_count_test",
+        "sink_test",
+        "sinks by the test",
+        "Keys that receive more from afar than exchangeable attention gives any; null where none is tested.",
+        Known(1, star(32)),
+        kind="count",
+        low=0,
+        high=float,
+        read=_count,
+    ),
+    Quantity(
+        "sink_position_test",
+        "sink_test",
+        "strongest sink by the test",
+        "The sink of the test with the largest mean attention from afar; null without one.",
+        Known(0, star(32)),
+        kind="position",
+        low=0,
+        high=lambda n: n - 1,
+        read=lambda found: found.position,
+    ),
+    Quantity(
+        "sink_excess",
+        "sink_test",
+        "excess of the sink",
+        "Mean attention from afar of that sink less what exchangeable attention gives it.",
+        Known(_STAR_EXCESS, star(32)),
+        low=0,
+        high=1,
+        read=_excess,
+    ),
+)

@@ -1,0 +1,102 @@
+# SPDX-License-Identifier: MIT
+"""Controls of sets of keys: of the same size, near them, and none where there is nothing to compare."""
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope import inference
+from attnscope.studies.attention_sinks.matched_keys import matched_keys, random_reduction
+from attnscope.studies.attention_sinks.questions import questions
+
+
+def test_every_control_has_the_size_of_its_set_and_none_of_its_keys():
+    draw = np.random.default_rng(0)
+    lengths = [40, 25, 40, 8, 12]
+    keys = torch.zeros(5, 40, dtype=torch.bool)
+    for text, count in enumerate((1, 3, 0, 4, 7)):  # none; half of the keys; more than half
+        keys[text, draw.choice(lengths[text], count, replace=False)] = True
+    seeds = [[3, text] for text in range(5)]
+    found, there = matched_keys(keys, lengths, seeds)
+    assert there.tolist() == [True, True, False, True, False]
+    for text, n in enumerate(lengths):
+        wanted = int(keys[text].sum()) if there[text] else 0
+        assert (found[:, text].sum(-1) == wanted).all()
+        assert not (found[:, text] & keys[text]).any()
+        assert not found[:, text, n:].any()
+    assert torch.equal(found, matched_keys(keys, lengths, seeds)[0])
+    assert len({tuple(row.nonzero().flatten().tolist()) for row in found[:, 1]}) > 1
+
+
+def test_a_key_is_stood_for_by_one_nearby():
+    first = torch.eye(1, 64) > 0
+    places = [
+        int(found.nonzero()[0, 1]) for seed in range(40) for found in matched_keys(first, [64], [[seed]])[0]
+    ]
+    assert set(places) <= set(range(1, 17))
+    assert len(set(places)) > 10
+
+
+def layers_without_sinks(texts=30, heads=4, n=24):
+    generator = torch.Generator().manual_seed(8)
+    logits = 2 * torch.randn(texts, heads, n, n, generator=generator, dtype=torch.float64)
+    return torch.softmax(logits.masked_fill(~torch.ones(n, n).tril().bool(), -torch.inf), -1)
+
+
+def test_random_keys_reduce_divergence_as_much_where_there_is_no_sink():
+    """Any keys taken out of random heads leave them less apart: against 0 that is significant."""
+    heads = layers_without_sinks(texts=80)
+    texts, _, n, _ = heads.shape
+    lengths = [n] * texts
+    draw = np.random.default_rng(0)
+    keys = torch.zeros(texts, n, dtype=torch.bool)
+    for row in keys:
+        row[draw.choice(n // 2, 2, replace=False)] = True
+    own = asc.sink_removal(heads, keys, keep_attention=False).kl_reduction.numpy()
+    random = random_reduction(heads, keys, lengths, [[1, t] for t in range(texts)])
+    against_nothing = inference.paired_test(own, np.zeros(texts)).p_value
+    against_random = inference.paired_test(own, random).p_value
+    print(f"against 0: p = {against_nothing:.1e}; against random keys: p = {against_random:.2f}")
+    assert against_nothing < 1e-3
+    assert against_random > 0.05
+
+
+def test_a_key_that_sets_heads_apart_is_more_than_random_ones():
+    heads = layers_without_sinks()
+    shares = torch.tensor([0.1, 0.3, 0.5, 0.7], dtype=torch.float64).reshape(1, 4, 1, 1)
+    heads = heads * (1 - shares)
+    heads[..., 0] += shares[..., 0]
+    texts, _, n, _ = heads.shape
+    keys = (torch.arange(n) == 0).expand(texts, n)
+    own = asc.sink_removal(heads, keys, keep_attention=False).kl_reduction.numpy()
+    random = random_reduction(heads, keys, [n] * texts, [[1, t] for t in range(texts)])
+    assert inference.paired_test(own, random).p_value < 1e-4
+    none = random_reduction(heads[:2], torch.zeros(2, n, dtype=torch.bool), [n] * 2, [[0], [1]])
+    assert np.isnan(none).all()
+
+
+def test_a_text_in_which_nothing_is_masked_is_in_no_test():
+    import pandas as pd
+
+    rows = []
+    for sample in range(6):
+        for kind, kl, count in (
+            ("sinks", 0.4 + 0.01 * sample, sample % 2), ("control_sinks", 0.1, sample % 2),
+            ("first", 0.3, 1), ("control_first", 0.2 + 0.01 * sample, 1),
+        ):  # fmt: skip
+            value = kl if count else (np.nan if kind.startswith("control") else 0.0)
+            rows.append({"model": "m", "revision": "", "step": -1, "sample": sample, "keys": kind,
+                         "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
+    table = pd.DataFrame(rows)
+    (asked,) = [one for one in questions({"ablation": table}, None) if "sinks" in one.title]
+    sentences = {one.compared: one.sentences for one in asked.answers}
+    assert sentences == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
+    without = table.assign(key_count=table["key_count"].where(~table["keys"].str.contains("sinks"), 0))
+    (asked,) = [one for one in questions({"ablation": without}, None) if "sinks" in one.title]
+    assert {one.compared for one in asked.answers} == {"m: first key − other keys"}
+
+
+def test_seeds_are_asked_for():
+    with pytest.raises(ValueError, match="zip"):
+        matched_keys(torch.ones(2, 3, dtype=torch.bool), [3, 3], [[0]])
