@@ -8,6 +8,12 @@ from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
 from attnscope.capture.ablation import output_kl as output_kl
+from attnscope.capture.positions import Fingerprint as Fingerprint
+from attnscope.capture.positions import Trajectory as Trajectory
+from attnscope.capture.positions import fingerprint as fingerprint
+from attnscope.capture.positions import first_token_trajectory as first_token_trajectory
+from attnscope.capture.positions import output_projection as output_projection
+from attnscope.capture.positions import position_profile as position_profile
 from attnscope.commands.analyze import analyze as analyze
 from attnscope.commands.doctor import show_config as show_config
 from attnscope.engine.config import Study as Study

@@ -20,6 +20,7 @@ SUBJECTS = {
     6: "emergence",
     7: "bring_your_own_tensors",
     8: "wavelet_like_heads",
+    9: "absolute_position",
 }
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 

@@ -75,7 +75,7 @@ def dry_run(study: Study) -> Estimate:
     """Plans a study and measures a few sentences of every model, without writing anything.
 
     The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
-    time of the others is interpolated in their length.
+    time of the others is interpolated in their length. Of texts of one length a whole unit is run.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
@@ -86,8 +86,9 @@ def dry_run(study: Study) -> Estimate:
     plan = engine.prepare()
     seconds, peak = 0.0, resident_bytes()
     reading = [unit for unit in plan.units if unit.inputs]
-    for source in sorted({unit.source for unit in reading}):
-        units = [unit for unit in reading if unit.source == source]
+    kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
+    for kind in kinds:
+        units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
         spent, alive = _calibrate(engine, plan, units)
         seconds += spent
         peak = max(peak, alive)
@@ -95,14 +96,14 @@ def dry_run(study: Study) -> Estimate:
         folder=str(engine.folder),
         units=sum(unit.checkpoint is not None for unit in plan.units),
         checkpoints=len(plan.checkpoints),
-        sentences=len(plan.sentences),
+        sentences=len({one.sentence.sample for unit in reading for one in unit.inputs}),
         tokens=plan.tokens,
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
         layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
-        notes=plan.notes,
+        notes=[*plan.notes, *engine.study.expects(plan)],
         skipped=plan.skipped,
     )
 
@@ -118,20 +119,28 @@ def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float
     picked = [inputs[0], inputs[len(inputs) // 2], inputs[-1]]
     # the first forward pass of a process pays for caches and code that the others find ready
     engine.work(replace(units[0], inputs=(picked[0],)))
+    if inputs[0].n_tokens == inputs[-1].n_tokens:
+        # texts of one length go through the model together, in far less time than one by one
+        picked = []
+        began = time.perf_counter()
+        engine.work(units[0])
+        whole = (time.perf_counter() - began) * len(inputs) / len(units[0].inputs)
     lengths, times = [], []
     for one in picked:
         began = time.perf_counter()
         engine.work(replace(units[0], inputs=(one,)))
         lengths.append(math.log(one.n_tokens))
         times.append(math.log(max(time.perf_counter() - began, 1e-6)))
-    order = np.argsort(lengths, kind="stable")
-    logs = np.interp(
-        [math.log(one.n_tokens) for one in inputs], np.asarray(lengths)[order], np.asarray(times)[order]
-    )
+    if picked:
+        order = np.argsort(lengths, kind="stable")
+        logs = np.interp(
+            [math.log(one.n_tokens) for one in inputs], np.asarray(lengths)[order], np.asarray(times)[order]
+        )
+        whole = float(np.exp(logs).sum())
     widest = max((_layer_bytes(plan, unit) for unit in units), default=0)
     checkpoints = len({unit.checkpoint for unit in units})
     measuring = peak_bytes(widest, plan.heads[units[0].source], inputs[-1].n_tokens)
-    return float(np.exp(logs).sum()) + loading * checkpoints, resident_bytes() + measuring
+    return whole + loading * checkpoints, resident_bytes() + measuring
 
 
 def _layer_bytes(plan: Plan, unit: Unit) -> int:

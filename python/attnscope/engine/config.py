@@ -98,6 +98,14 @@ class TextSource(_Strict):
     A `.txt` file holds a sentence per line; `per: paragraph` reads the blocks between blank lines, the
     lines of each joined. A text with newlines of its own belongs into CSV, JSONL or Parquet.
 
+    `per: window` joins all sentences of the source and cuts their tokens into disjoint windows of
+    `max_tokens` at a place drawn with the seed, so that what a window holds does not know where it was cut;
+    `samples` counts windows. Where the model's tokenizer sets a BOS token, it stands before the window and
+    the window's last token is left out.
+
+    `builtin:pydoc` takes the sentences of the Python manual's topics, which every Python carries: the same
+    on all machines with one version of Python.
+
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
     truncated.
@@ -112,7 +120,7 @@ class TextSource(_Strict):
     encoding: str = "utf-8"
     subset: str = ""
     split: str = "train"
-    per: Literal["line", "paragraph"] = "line"
+    per: Literal["line", "paragraph", "window"] = "line"
     min_words: int | None = Field(default=None, ge=1)
     max_words: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)

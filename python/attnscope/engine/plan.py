@@ -137,6 +137,8 @@ def _read_texts(plan: Plan, study: Study) -> None:
     settings = plan.settings
     if not settings.texts:
         raise ConfigError("texts is missing (--texts on the command line)")
+    if len({one.per == "window" for one in settings.texts}) > 1:
+        raise ConfigError("texts.per: windows and sentences do not go into one run; cut all sources or none")
     plan.sentences = read_sentences(settings.texts, settings.seed, study.samplers)
     plan.notes += [
         f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
@@ -242,6 +244,7 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
     for given in unit.inputs:
         text = given.sentence
         about = [text.sample, text.group, text.text, text.source, text.source_row, text.extra]
+        about += [list(text.token_ids)] if text.token_ids is not None else []
         digest.update(json.dumps(about, sort_keys=True, default=str).encode())
         digest.update(given.encoded.ids.tobytes())
     if plan.stages[unit.stage].reads:

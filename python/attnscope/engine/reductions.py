@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -82,19 +82,27 @@ class Partials:
         return made
 
 
-def folded(files: Sequence[Path], by: Sequence[str]) -> dict[tuple[Any, ...], Reduced]:
+def folded(
+    files: Sequence[Path], by: Sequence[str], only: Mapping[str, Any] | None = None
+) -> dict[tuple[Any, ...], Reduced]:
     """The sums of all units, one file in memory at a time.
 
     Args:
         files: in the order of the plan.
         by: keys that stay apart.
+        only: keys with the value that a sum must have to be read.
     """
     import pyarrow.parquet as pq
 
     whole: dict[tuple[Any, ...], Reduced] = {}
     for file in files:
-        for row in pq.read_table(file).to_pylist():
-            term = np.asarray(row["sum"], dtype=np.float64).reshape(row["shape"])
+        table = pq.read_table(
+            file, filters=[(key, "==", value) for key, value in (only or {}).items()] or None
+        )
+        sums = table["sum"].combine_chunks()
+        starts, terms = sums.offsets.to_numpy(), sums.values.to_numpy()
+        for place, row in enumerate(table.drop_columns("sum").to_pylist()):
+            term = terms[starts[place] : starts[place + 1]].reshape(row["shape"]).astype(np.float64)
             key = tuple(row[name] for name in by)
             if key in whole:
                 whole[key].sum += term

@@ -33,6 +33,7 @@ from attnscope.engine.units import Stage, Units
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
+    from attnscope.engine.plan import Plan
 
 
 def _as_list(value: object) -> object:
@@ -137,6 +138,14 @@ class Study:
                 return table
         names = [table.name for table in cls.tables]
         raise ValueError(f"{cls.name} declares no table {name!r}{nearest(name, names)}")
+
+    def expects(self, plan: Plan) -> list[str]:
+        """What a dry run says of this study besides: passes, sums on disk.
+
+        Args:
+            plan: of the run.
+        """
+        return []
 
     def stages(self, units: Units) -> list[Stage]:
         """What is done, in order; a later stage may read tables of an earlier one.

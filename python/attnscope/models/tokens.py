@@ -98,14 +98,70 @@ class Encoder:
                 f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
             )
         starts = bool(ids) and self.bos_id is not None and ids[0] == self.bos_id
-        if starts and self.bos == "drop":
-            ids = ids[1:]
-        elif starts and self.bos == "replace":
-            ids = [self._ordinary(sample), *ids[1:]]
+        ids = self._first(ids, starts, sample)
         if self.limit is not None and len(ids) > self.limit:
             ids, truncated = ids[: self.limit], True
         self.longest = max(self.longest, len(ids))
         return Encoded(np.asarray(ids, dtype=np.int32), truncated, starts and self.bos == "keep")
+
+    def _first(self, ids: list[int], starts: bool, sample: int) -> list[int]:
+        """The ids with what is asked for in the place of the BOS token that they start with."""
+        if starts and self.bos == "drop":
+            return ids[1:]
+        return [self._ordinary(sample), *ids[1:]] if starts and self.bos == "replace" else ids
+
+    def bare(self, text: str | None, token_ids: Sequence[int] | None = None) -> list[int]:
+        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle.
+
+        Args:
+            text: of any length.
+            token_ids: instead of a text.
+
+        Raises:
+            ValueError: a text without a tokenizer.
+        """
+        if token_ids is not None:
+            return list(token_ids)
+        if self.tokenizer is None or text is None:
+            raise ValueError("a text needs a tokenizer, and this model has none")
+        names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
+        special = {getattr(self.tokenizer, name, None) for name in names}
+        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
+        return [one for one in ids if one not in special]
+
+    def frame(self) -> tuple[list[int], list[int]]:
+        """What the tokenizer sets before a text, and behind it."""
+        if self.tokenizer is None:
+            return [], []
+        bare = list(self.tokenizer("a", add_special_tokens=False)["input_ids"])
+        whole = list(self.tokenizer("a")["input_ids"])
+        for at in range(len(whole) - len(bare) + 1):
+            if bare and whole[at : at + len(bare)] == bare:
+                return whole[:at], whole[at + len(bare) :]
+        return [], []
+
+    def window(self, ids: Sequence[int], sample: int = 0) -> Encoded:
+        """A piece of text between what the tokenizer sets around a text, in as many tokens as the piece.
+
+        Args:
+            ids: the piece's tokens; as many as are set around it are left out at its end.
+            sample: number of the window; with the seed it fixes the token that replaces BOS.
+
+        Raises:
+            ValueError: a token id outside the vocabulary.
+        """
+        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
+        if outside:
+            raise ValueError(
+                f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
+            )
+        before, behind = self.frame()
+        starts = bool(before) and before[0] == self.bos_id
+        before = self._first(before, starts, sample)
+        own = [*ids][: max(0, len(ids) - len(before) - len(behind))]
+        whole = [*before, *own, *behind]
+        self.longest = max(self.longest, len(whole))
+        return Encoded(np.asarray(whole, dtype=np.int32), False, starts and self.bos == "keep")
 
     def _near(self, text: str, room: int | None) -> str:
         """The beginning of a text that is far longer than what is kept of it: the same first tokens."""

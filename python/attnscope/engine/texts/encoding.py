@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.engine.config import ConfigError, ModelSource, Settings
+from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
 from attnscope.models.loading import context_length, load_config
@@ -41,9 +42,16 @@ def encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
     encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
     inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
-    for sentence in plan.sentences:
+    windowed = any(one.per == "window" for one in settings.texts)
+    sentences = plan.sentences
+    if windowed:
+        sentences = windows(sentences, settings, encoder, checkpoints[0].model)
+    for sentence in sentences:
         try:
-            encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
+            if windowed:
+                encoded = encoder.window(sentence.token_ids or (), sentence.sample)
+            else:
+                encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
         except ValueError as error:
             raise ConfigError(
                 f"{checkpoints[0].model}: {sentence.source}, row {sentence.source_row}: {error}"

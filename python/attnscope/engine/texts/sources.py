@@ -55,6 +55,8 @@ def read_sentences(
 ) -> list[Sentence]:
     """Reads every source, applies its sampling rule and numbers the chosen sentences from 0.
 
+    A source that is cut into windows is one text here, all its sentences joined.
+
     Args:
         sources: in the order of the study.
         seed: of the sampling rules; each source draws from its own stream.
@@ -69,15 +71,31 @@ def read_sentences(
         if not rows:
             raise ConfigError(f"texts[{position}]: {source.path} holds no sentence")
         rows = _of_length(rows, source, f"texts[{position}]: {source.path}")
+        if source.per == "window":
+            chosen.append(joined(rows, source, position))
+            continue
         keep = choose(rows, source, np.random.default_rng([seed, position]), samplers)
         for row, content, extra in (rows[index] for index in keep):
             ids = None if isinstance(content, str) else tuple(content)
             text = content if isinstance(content, str) else None
-            origin = Path(source.path).name if Path(source.path).exists() else source.path
             cut = text is not None and len(text) > (source.max_characters or len(text))
             text = text[: source.max_characters] if cut and text else text
-            chosen.append(Sentence(len(chosen), source.group, text, ids, origin, row, extra, cut))
+            chosen.append(Sentence(len(chosen), source.group, text, ids, origin(source), row, extra, cut))
     return chosen
+
+
+def origin(source: TextSource) -> str:
+    """A source as tables name it."""
+    return Path(source.path).name if Path(source.path).exists() else source.path
+
+
+def joined(rows: Sequence[Row], source: TextSource, position: int) -> Sentence:
+    """All sentences of a source as one text, a space between two; lists of token ids as one list."""
+    texts = [content[: source.max_characters] for _, content, _ in rows if isinstance(content, str)]
+    if texts:
+        return Sentence(position, source.group, " ".join(texts), None, origin(source), 0)
+    ids = tuple(one for _, content, _ in rows for one in content)
+    return Sentence(position, source.group, None, ids, origin(source), 0)
 
 
 def words(content: Any) -> int:

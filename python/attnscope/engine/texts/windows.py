@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: MIT
+"""Windows: the joined texts of a source cut into disjoint pieces of equal length, as one model reads them.
+
+A sentence that starts where its text starts makes content depend on position: first words differ from
+thirtieth ones. A window starts anywhere, so only the model can tell its positions apart.
+
+Example:
+    >>> import numpy as np
+    >>> cut(range(10), 3, np.random.default_rng(0))
+    [(2, 3, 4), (5, 6, 7)]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.texts.sources import Row, Sentence, choose
+from attnscope.models import Encoder
+
+
+def windows(joined: Sequence[Sentence], settings: Settings, encoder: Encoder, model: str) -> list[Sentence]:
+    """The windows of all sources, numbered from 0; each holds its token ids.
+
+    Args:
+        joined: one for each source, in their order.
+        settings: seed, and how many windows of each source by which rule.
+        encoder: of the model; its limit is the length of a window.
+        model: for messages.
+
+    Raises:
+        ConfigError: no length, or a source with fewer tokens than one window.
+    """
+    length = encoder.limit
+    if settings.max_tokens is None or length is None:
+        raise ConfigError("texts.per: windows need their length in tokens; set max_tokens")
+    found: list[Sentence] = []
+    for position, (whole, source) in enumerate(zip(joined, settings.texts, strict=True)):
+        draw = np.random.default_rng([settings.seed, position])
+        ids = encoder.bare(whole.text, whole.token_ids)
+        pieces: list[Row] = [(place, list(one), {}) for place, one in enumerate(cut(ids, length, draw))]
+        if not pieces:
+            raise ConfigError(
+                f"texts[{position}]: {source.path} has {len(ids)} tokens of {model}, too few for one window "
+                f"of {length}"
+            )
+        for at in choose(pieces, source, draw):
+            place, one, _ = pieces[at]
+            text = encoder.tokenizer.decode(one) if encoder.tokenizer is not None else None
+            found.append(Sentence(len(found), source.group, text, tuple(one), whole.source, place))
+    return found
+
+
+def cut(ids: Sequence[int], length: int, draw: np.random.Generator) -> list[tuple[int, ...]]:
+    """Disjoint pieces, the first beginning at one of the first `length` places that is drawn.
+
+    Where the texts hold one window alone, it begins as early as it must.
+
+    Args:
+        ids: tokens of the joined texts.
+        length: of a piece.
+        draw: the seeded generator.
+    """
+    phase = min(int(draw.integers(length)), max(len(ids) - length, 0))
+    return [tuple(ids[at : at + length]) for at in range(phase, len(ids) - length + 1, length)]

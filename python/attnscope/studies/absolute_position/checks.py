@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""Identities that every causal model keeps, tried before anything is measured.
+
+What is tried on tokens of the model's own vocabulary: a model that fails one is left with the name of the
+check, and the others go on. A check that does not apply to a model says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.capture import Forward, forward
+from attnscope.capture.edits import LimitWindow, SetEmbedding, SetPositionIds, SetRotary, SubtractRead
+from attnscope.capture.positions import first_token_trajectory, output_projection, require_causal
+from attnscope.inference import holm
+from attnscope.models import LoadError
+from attnscope.models.weight_entries import WeightMapError
+from attnscope.studies.absolute_position.first_position import TOLERANCES
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+SHIFT, TEXTS, TOKENS = 17, 4, 16
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found; `value` is None where it does not apply, and the reason says why."""
+
+    name: str
+    value: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does, as far as it applies."""
+        return self.value is None or self.value <= self.tolerance
+
+
+def check_model(run: StageRun) -> None:
+    """Tries every identity and stores what was found.
+
+    Raises:
+        LoadError: one does not hold, so the checkpoint cannot be trusted.
+    """
+    loaded = run.model()
+    model = loaded.model
+    eps = torch.finfo(torch.float32).eps
+    tolerance = TOLERANCES.get(str(loaded.dtype).removeprefix("torch."), 1e-5)
+    ids = _tokens(model, run)
+    try:
+        require_causal("absolute_position", model, ids)
+    except NotImplementedError as error:
+        raise LoadError(str(error)) from None
+    try:
+        scores, lse, attention = _maps(model, ids)
+    except RuntimeError as error:
+        path = first_token_trajectory(model, {"input_ids": ids})
+        found = [
+            Check("scores", None, 0.0, str(error)),
+            Check("first_token", float(path.gap.max()), tolerance),
+        ]
+        _finish(run, found)
+        return
+    largest = max(1.0, float(scores[scores > -torch.inf].abs().max()))
+    gap = ((scores - lse[..., None]).exp() - attention).abs().max()
+    path = first_token_trajectory(model, {"input_ids": ids})
+    found = [
+        Check("scores", float(gap), 2 * eps * largest),
+        Check("first_token", float(path.gap.max()), tolerance),
+        Check("first_token_across_texts", float(path.across.max()), 0.0),
+        _shifted(model, ids, scores, eps * (ids.shape[1] + SHIFT) * largest),
+        *_unchanged(model, ids, scores),
+        _replaced(model, ids),
+        _repeated(model, ids),
+        _written(model, ids),
+    ]
+    _finish(run, found)
+
+
+def _finish(run: StageRun, found: list[Check]) -> None:
+    for one in found:
+        run.write(
+            "checks", check=one.name, value=np.nan if one.value is None else one.value,
+            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
+        )  # fmt: skip
+    for one in found:
+        if not one.holds:
+            raise LoadError(
+                f"the check {one.name} does not hold: {one.value:.3g}, where at most {one.tolerance:.3g} is "
+                "rounding"
+            )
+
+
+def _tokens(model: Any, run: StageRun) -> Tensor:
+    """Texts of ordinary tokens behind one first token."""
+    special = set(run.encoder.tokenizer.all_special_ids) if run.encoder.tokenizer is not None else set()
+    size = model.get_input_embeddings().weight.shape[0]
+    ordinary = [one for one in range(size) if one not in special]
+    drawn = run.rng("checks").choice(ordinary, (TEXTS, TOKENS))
+    drawn[:, 0] = run.encoder.bos_id if run.encoder.bos_id is not None else drawn[0, 0]
+    return torch.tensor(drawn, dtype=torch.long, device=next(model.parameters()).device)
+
+
+def _inputs(ids: Tensor) -> dict[str, Tensor]:
+    return {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+
+
+def _maps(model: Any, ids: Tensor, edits: tuple[Any, ...] = ()) -> tuple[Tensor, Tensor, Tensor]:
+    """Scores, log-sums and attention of all layers, one after the other along the heads, in float64."""
+    parts: list[list[Tensor]] = [[], [], []]
+    with forward(model, _inputs(ids), Forward(("scores", "lse", "attention"), edits=edits)) as layers:
+        for layer in layers:
+            for part, site in zip(parts, ("scores", "lse", "attention"), strict=True):
+                part.append(layer.tensors[site].double().cpu())
+    scores, lse, attention = (torch.cat(part, 1) for part in parts)
+    return scores, lse, attention
+
+
+def _distance(one: Tensor, other: Tensor) -> float:
+    """Largest difference of visible scores."""
+    seen = (one > -torch.inf) & (other > -torch.inf)
+    return float((one - other)[seen].abs().max())
+
+
+def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check:
+    """Scores know no position but the offset; learned positions are told apart by the same."""
+    try:
+        moved = _maps(model, ids, (SetPositionIds(shift=SHIFT),))[0]
+    except (NotImplementedError, RuntimeError, ValueError, IndexError) as error:
+        return Check("shift", None, tolerance, str(error))
+    gap = _distance(scores, moved)
+    rotary = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    if gap > tolerance and not rotary:
+        reason = f"positions are learned: all moved by {SHIFT}, scores change by {gap:.3g}"
+        return Check("shift", None, tolerance, reason)
+    return Check("shift", gap, tolerance)
+
+
+def _unchanged(model: Any, ids: Tensor, scores: Tensor) -> Iterator[Check]:
+    """Edits that change nothing change no bit."""
+    own = model.get_input_embeddings()
+    with torch.no_grad():
+        vectors = own(ids[:, :1])[:, 0]
+    kinds: dict[str, Callable[[], Any]] = {
+        "own_embedding": lambda: SetEmbedding(0, vectors),
+        "whole_window": lambda: LimitWindow(ids.shape[1]),
+        "unread_by_none": lambda: SubtractRead([0], heads=[], skip_queries=[0]),
+        "no_shift": lambda: SetPositionIds(shift=0),
+        "rotary_factor_1": lambda: SetRotary(("interpolate", 1.0)),
+    }
+    for name, made in kinds.items():
+        try:
+            found = _maps(model, ids, (made(),))[0]
+        except NotImplementedError as error:
+            yield Check(name, None, 0.0, str(error))
+            continue
+        yield Check(name, 0.0 if torch.equal(found, scores) else _distance(found, scores) or 1.0, 0.0)
+
+
+def _replaced(model: Any, ids: Tensor) -> Check:
+    """A later embedding replaced leaves every state before it as it was."""
+    at = ids.shape[1] // 2
+    vector = torch.zeros(model.get_input_embeddings().weight.shape[1])
+
+    def states(edits: tuple[Any, ...]) -> list[Tensor]:
+        with forward(model, _inputs(ids), Forward(("block_output",), edits=edits)) as layers:
+            return [layer.block_output[:, :at] for layer in layers]
+
+    pairs = zip(states(()), states((SetEmbedding(at, vector),)), strict=True)
+    gap = max(float((one - other).abs().max()) for one, other in pairs)
+    return Check("earlier_states", gap, 0.0)
+
+
+def _repeated(model: Any, ids: Tensor) -> Check:
+    """One token again and again, nothing before it: every score is a function of the offset."""
+    same = ids[:, 1:2].expand(-1, ids.shape[1]).contiguous()
+    scores = _maps(model, same)[0]
+    largest = max(1.0, float(scores[scores > -torch.inf].abs().max()))
+    worst = 0.0
+    for offset in range(ids.shape[1]):
+        along = scores.diagonal(-offset, -2, -1)
+        along = torch.where(along > -torch.inf, along, torch.nan)
+        mean = along.nanmean(-1, keepdim=True)
+        worst = max(worst, float((along - mean).abs().nan_to_num(0.0).max()))
+    tolerance = 4e-6 * largest * ids.shape[1]
+    rotary = any(name.endswith("inv_freq") for name, _ in model.named_buffers())
+    if worst > tolerance and not rotary:
+        return Check(
+            "repeated_token", None, tolerance, f"positions are absolute: scores differ by {worst:.3g}"
+        )
+    return Check("repeated_token", worst, tolerance)
+
+
+def _written(model: Any, ids: Tensor) -> Check:
+    """What the heads write adds up to what the attention module hands on, but for a constant bias."""
+    worst = 0.0
+    try:
+        with forward(model, _inputs(ids), Forward(("head_output", "attention_output"))) as layers:
+            for layer in layers:
+                matrix = output_projection(model, layer.index).double().cpu()
+                whole = torch.einsum("Dhd,bhnd->bnD", matrix, layer.head_output.double().cpu())
+                rest = layer.attention_output.double().cpu() - whole
+                size = layer.attention_output.double().norm()
+                worst = max(worst, float((rest - rest[:1, :1]).norm() / size))
+    except (WeightMapError, KeyError, RuntimeError, ValueError) as error:
+        return Check("head_writes", None, 1e-5, str(error))
+    half = next(model.parameters()).dtype in (torch.float16, torch.bfloat16)
+    return Check("head_writes", worst, 2e-2 if half else 1e-5)
+
+
+def check_shuffled(run: StageRun, options: Any) -> None:
+    """Layer 0 on shuffled tokens, where no position can have entered: no head has a residual.
+
+    Raises:
+        LoadError: one has, in a model whose encoding knows offsets alone.
+    """
+    found = run.read("position")
+    rows = found[
+        (found["layer"] == 0) & (found["input"] == "shuffled") & (found["queries"] == "early")
+        & (found["arm"] == "base")
+    ]  # fmt: skip
+    if rows.empty or learned_positions(run):
+        return
+    smallest = float(np.nanmin(holm(rows["p_value"].to_numpy())))
+    if smallest <= 0.001:
+        raise LoadError(
+            f"the check layer_0_shuffled does not hold: a head of layer 0 has a residual on shuffled tokens, "
+            f"p {smallest:.2g} (Holm), where no position can have entered"
+        )
+
+
+def learned_positions(run: StageRun) -> str:
+    """Why shifts and layer 0 say nothing of this model; "" where they do."""
+    checks = run.read("checks").set_index("check")
+    for name in ("shift", "repeated_token"):
+        reason = str(checks["reason"].get(name) or "")
+        if reason.startswith("positions are"):
+            return reason
+    return ""

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""The paper's claims, each with what was measured of it and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.inference import holm
+from attnscope.studies.absolute_position.checks import learned_positions
+from attnscope.studies.absolute_position.options import REPLACEMENTS
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_TESTABLE = "not testable here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table `claims`."""
+
+    claim: str
+    statistic: str
+    verdict: str
+    reason: str
+    value: float = np.nan
+    low: float = np.nan
+    high: float = np.nan
+    null: float = np.nan
+    p_value: float = np.nan
+
+
+def write(run: StageRun, options: Any) -> None:
+    """The table `claims` of a checkpoint; p-values by Holm over the claims that have one."""
+    found = list(_claims(run, options))
+    tested = [at for at, one in enumerate(found) if np.isfinite(one.p_value)]
+    adjusted = np.full(len(found), np.nan)
+    if tested:
+        adjusted[tested] = holm(np.array([found[at].p_value for at in tested]))
+    for one, p_adjusted in zip(found, adjusted, strict=True):
+        run.write("claims", protocol="exact", p_adjusted=p_adjusted, **vars(one))
+
+
+def _claims(run: StageRun, options: Any) -> Iterator[Claim]:
+    position, removed = run.read("position"), _table(run, "removed")
+    early = position[(position["arm"] == "base") & (position["queries"] == "early")]
+    learned = learned_positions(run)
+    yield _c1(run.read("checks"), learned)
+    yield _c2(early, learned, options)
+    yield _c3(early)
+    yield _c4(run.read("trajectory"))
+    yield _c5(removed)
+    yield _c6(removed)
+    yield Claim(
+        "C7", "depth slopes of moved attention between encodings", NOT_TESTABLE,
+        "one trained model differs from another in everything at once; models of one shape, trained with "
+        "each encoding, are needed",
+    )  # fmt: skip
+    yield _c8(run.read("trajectory"), _table(run, "fingerprints"))
+
+
+def _table(run: StageRun, name: str) -> pd.DataFrame:
+    return run.read(name) if name in run.stored.tables() else pd.DataFrame()
+
+
+def _c1(checks: pd.DataFrame, learned: str) -> Claim:
+    statistic = "largest change of a score when all positions move"
+    row = checks[checks["check"] == "shift"]
+    if learned or row.empty or row["value"].isna().all():
+        reason = learned or (str(row["reason"].iloc[0]) if len(row) else "scores are out of reach")
+        return Claim("C1", statistic, NOT_TESTABLE, reason)
+    value, tolerance = float(row["value"].iloc[0]), float(row["tolerance"].iloc[0])
+    verdict = SUPPORTED if value <= tolerance else CONTRADICTED
+    return Claim("C1", statistic, verdict, "", value=value, null=tolerance)
+
+
+def _c2(early: pd.DataFrame, learned: str, options: Any) -> Claim:
+    statistic = "smallest p of moved attention in layer 0 (Holm over heads); value: mean cut by the mask"
+    first = early[(early["layer"] == 0) & early["input"].isin(["windows", "shuffled"])]
+    cut = float(first["mask_cut"].mean())
+    if learned:
+        return Claim("C2", statistic, NOT_TESTABLE, learned, value=cut)
+    if first["moved_p_value"].isna().all():
+        return Claim("C2", statistic, NOT_TESTABLE, "no map of layer 0 is finite", value=cut)
+    p = float(np.nanmin(holm(first["moved_p_value"].dropna().to_numpy())))
+    if p <= options.alpha:
+        return Claim("C2", statistic, CONTRADICTED, "attention is moved where no position is", cut, p_value=p)
+    return Claim("C2", statistic, SUPPORTED if cut > 0 else CONTRADICTED, "", cut, p_value=p)
+
+
+def _c3(early: pd.DataFrame) -> Claim:
+    statistic = "share of heads of layers from 1 whose residual lies above 0 (p adjusted <= .05)"
+    later = early[(early["layer"] >= 1) & early["input"].isin(["windows", "shuffled"])]
+    if later.empty:
+        return Claim("C3", statistic, NOT_TESTABLE, "the model has one layer, or layers from 1 were left out")
+    shares = (later["p_adjusted"] <= 0.05).groupby(later["input"]).mean()
+    above = (later["residual_low"] > 0).groupby(later["input"]).any()
+    value = float(shares.mean())
+    if above.all() and bool((shares > 0).all()):
+        words = ", ".join(f"{name} {share:.2f}" for name, share in shares.items())
+        return Claim("C3", statistic, SUPPORTED, words, value)
+    if not above.any():
+        return Claim("C3", statistic, CONTRADICTED, "every interval covers 0 or lies below it", value)
+    return Claim("C3", statistic, UNDECIDED, "above 0 on some inputs alone", value)
+
+
+def _c4(trajectory: pd.DataFrame) -> Claim:
+    statistic = "largest gap of position 0 to the first token alone"
+    gap, tolerance = float(trajectory["gap"].max()), float(trajectory["tolerance"].max())
+    return Claim("C4", statistic, SUPPORTED if gap <= tolerance else CONTRADICTED, "", gap, null=tolerance)
+
+
+def _chosen(removed: pd.DataFrame) -> pd.DataFrame:
+    if removed.empty:
+        return removed
+    rows: pd.DataFrame = removed[
+        (removed["scope"] == "from_1") & (removed["queries"] == "early") & (removed["measure"] == "uniform")
+    ]
+    return rows
+
+
+def _c5(removed: pd.DataFrame) -> Claim:
+    statistic = (
+        "energy removed by replacing the first embedding, mean over replacements; null: other positions"
+    )
+    rows = _chosen(removed)
+    own = rows[rows["arm"].isin(REPLACEMENTS)] if len(rows) else rows
+    if own.empty:
+        return Claim("C5", statistic, NOT_TESTABLE, "no arm replaces the first embedding")
+    if own["energy_removed"].isna().all():
+        return Claim("C5", statistic, NOT_TESTABLE, "there is no residual that could be removed")
+    arms = own.groupby("arm")[["energy_removed", "energy_removed_low", "energy_removed_high"]].mean()
+    controls = rows[rows["kind"] == "control"]
+    null = float(controls["energy_removed"].max()) if len(controls) else 0.0
+    least, most = arms["energy_removed"].min(), arms["energy_removed"].max()
+    reason = f"between {least:.2f} and {most:.2f} by what is put there; no published share names its vector"
+    values: Any = (float(arms["energy_removed"].mean()), float(least), float(most), null)
+    if (arms["energy_removed_low"] > max(null, 0.0)).all():
+        return Claim("C5", statistic, SUPPORTED, reason, *values)
+    if (arms["energy_removed_high"] < max(null, 0.0)).all() or most <= 0:
+        return Claim("C5", statistic, CONTRADICTED, reason, *values)
+    return Claim("C5", statistic, UNDECIDED, reason, *values)
+
+
+def _c6(removed: pd.DataFrame) -> Claim:
+    statistic = "energy removed when the readers of position 0 do not read it; null: median of as many others"
+    rows = _chosen(removed)
+    rows = rows[rows["arm"] == "unread"] if len(rows) else rows
+    readers = rows[rows["draw"] == 0] if len(rows) else rows
+    if readers.empty:
+        return Claim("C6", statistic, NOT_TESTABLE, "no head outside the last layer reads position 0")
+    one = readers.iloc[0]
+    value, low, high = (float(one[f"energy_removed{end}"]) for end in ("", "_low", "_high"))
+    others = rows[rows["draw"] > 0]["energy_removed"].dropna().to_numpy()
+    if not np.isfinite(value) or not len(others):
+        return Claim("C6", statistic, NOT_TESTABLE, "no residual to remove, or no other heads", value)
+    p = (1 + int((others >= value).sum())) / (1 + len(others))
+    null = float(np.median(others))
+    if low > 0 and p <= 0.1:
+        return Claim("C6", statistic, SUPPORTED, "", value, low, high, null, p)
+    if value <= null:
+        return Claim("C6", statistic, CONTRADICTED, "other heads remove as much", value, low, high, null, p)
+    return Claim("C6", statistic, UNDECIDED, "", value, low, high, null, p)
+
+
+def _c8(trajectory: pd.DataFrame, fingerprints: pd.DataFrame) -> Claim:
+    statistic = "smallest cosine of a head's fingerprints over texts"
+    if fingerprints.empty:
+        return Claim("C8", statistic, NOT_TESTABLE, "what heads write is out of reach")
+    base = trajectory[trajectory["arm"] == "base"]
+    if float(base["across"].max()) > 0.01:
+        return Claim("C8", statistic, NOT_TESTABLE, "texts begin with different tokens: there is no BOS")
+    cosine = fingerprints[fingerprints["arm"] == "base"]["fingerprint_cosine"]
+    value = float(cosine.min())
+    without = fingerprints[fingerprints["arm"] == "no_bos"]["fingerprint_cosine"]
+    null = float(without.mean()) if len(without) else np.nan
+    return Claim("C8", statistic, SUPPORTED if value >= 1 - 1e-5 else CONTRADICTED, "", value, null=null)

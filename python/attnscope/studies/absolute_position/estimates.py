@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: MIT
+"""Estimates from the sums over texts: sizes with intervals and tests, by layer, head and set of queries."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.inference.leakage import leakage_share
+from attnscope.inference.residuals import moved_distance, removed, residual_size
+from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+from attnscope.studies.absolute_position.options import query_sets
+from attnscope.studies.absolute_position.sums import profile_of
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+Array = np.ndarray[Any, Any]
+#: Offsets at which the variance of log attention is split.
+OFFSETS = (1, 2, 4, 8, 16, 32, 64)
+#: Column of each size by the weights of `residual_size`.
+SIZES: dict[str, Weights] = {"residual": "uniform", "felt": "felt", "moved_l2": "moved"}
+_ENDS = {"": "estimate", "_low": "low", "_high": "high"}
+MEASURES: tuple[Weights, ...] = ("uniform", "felt", "moved")
+
+
+def arms_of(run: StageRun, name: str = "rows") -> list[tuple[str, str]]:
+    """The arms on each input that keep all sums."""
+    return [(arm, kind) for arm, kind in run.reduced(name, ("arm", "input"), variant="")]
+
+
+def tokens_of(run: StageRun) -> int:
+    """Tokens of a window."""
+    ((n,),) = run.reduced("counts", ("tokens",), variant="")
+    return int(n)
+
+
+def position(run: StageRun, options: Any) -> None:
+    """The tables of every arm that keeps all sums, on every input."""
+    n = tokens_of(run)
+    for arm, kind in arms_of(run):
+        profile = profile_of(run, n, options.groups, variant="", arm=arm, draw=0, input=kind)
+        for name, chosen in query_sets(options, profile.m).items():
+            found = estimated(profile, chosen, options, run)
+            keys = {"arm": arm, "input": kind, "queries": name}
+            means = over_heads(profile, chosen, found)
+            found["correction"] = np.full(found["residual"].shape, "Benjamini–Hochberg", dtype=object)
+            for at, layer in enumerate(profile.layers):
+                own = {column: values[at] for column, values in found.items()}
+                heads = np.arange(len(own["residual"]))
+                run.write("position", layer=layer, head=heads, protocol="exact", **keys, **own)
+                run.write("layer_means", layer=layer, **keys, **{one: means[one][at] for one in means})
+        _offsets(run, profile, arm, kind)
+        if (arm, kind) == ("base", "windows"):
+            _strongest(run, profile, query_sets(options, profile.m)["early"], options)
+
+
+def estimated(
+    profile: PositionProfile, chosen: tuple[int, int], options: Any, run: StageRun
+) -> dict[str, Array]:
+    """Columns of `position` for one set of queries, [L, h] each.
+
+    Args:
+        profile: of an arm.
+        chosen: first and last query.
+        options: of the study.
+        run: gives the seed.
+    """
+    found: dict[str, Array] = {}
+    seed = run.settings.seed
+    for column, weights in SIZES.items():
+        if weights != "uniform" and not any(chosen[0] <= i <= chosen[1] for i in profile.queries):
+            continue  # of long texts, the attention of some queries is not kept
+        size = residual_size(profile, queries=chosen, weights=weights, draws=options.permutations, seed=seed)
+        found |= {column: size.estimate, f"{column}_low": size.low, f"{column}_high": size.high}
+        if column == "residual":
+            found |= {"p_value": size.p_value, "p_adjusted": size.p_adjusted, "plain": size.plain}
+            found["reliability"] = size.reliability
+        elif column == "moved_l2":
+            found |= {"moved_p_value": size.p_value, "moved_p_adjusted": size.p_adjusted}
+            distance = moved_distance(profile, queries=chosen, draws=options.null_draws, seed=seed)
+            found |= {"moved_tv": distance.value, "moved_floor": distance.floor}
+    share = leakage_share(profile, queries=chosen)
+    found |= {f"leakage_share{end}": getattr(share, name) for end, name in _ENDS.items()}
+    early = slice(chosen[0], chosen[1] + 1)
+    means = {name: profile.mean(name).numpy()[..., early] for name in ("mask_cut", "mask_share", "first")}
+    found |= {"mask_cut": means["mask_cut"].mean(-1), "mask_share": means["mask_share"].mean(-1)}
+    found["sink_advantage"] = means["first"].mean(-1)
+    found["lse_gap"] = (profile.mean("lse") - profile.mean("mask_lse")).numpy()[..., early].mean(-1)
+    return found | {name: values[..., early].mean(-1) for name, values in simple(profile).items()}
+
+
+def simple(profile: PositionProfile) -> dict[str, Array]:
+    """The literal reading of the abstract, by query [L, h, m]: profile over all queries, key 0 in it.
+
+    residual_simple is the root mean square of mean scores less that profile over all keys; mask_simple is
+    log Z of the profile's softmax less its mean over queries.
+    """
+    m = profile.m
+    queries, keys = np.arange(m)[:, None], np.arange(m)
+    away = np.clip(queries - keys, 0, None)
+    scores = profile.mean("residual").numpy() + profile.mean("profile").numpy()[..., away]
+    whole = profile.mean("offsets").numpy()
+    rest = np.where((keys >= 1) & (keys <= queries), scores - whole[..., away], np.nan)
+    # the pair with key 0 is not stored, but how much it is preferred to the body's mean is
+    first = profile.mean("first").numpy() + profile.mean("row").numpy() + profile.mean("profile").numpy()
+    rest[..., 0] = first - whole[..., :m]
+    sizes = np.sqrt(np.nanmean(np.square(rest[..., 1:, :]), axis=-1))  # query 0 has no key but itself
+    normalizer = np.logaddexp.accumulate(np.nan_to_num(whole[..., :m], nan=-np.inf), axis=-1)
+    return {
+        "residual_simple": np.concatenate([np.zeros((*sizes.shape[:-1], 1)), sizes], axis=-1),
+        "mask_simple": normalizer - normalizer.mean(-1, keepdims=True),
+    }
+
+
+def over_heads(
+    profile: PositionProfile, chosen: tuple[int, int], found: dict[str, Array]
+) -> dict[str, Array]:
+    """Means over the heads of each layer, [L], the sizes with intervals of their own.
+
+    Args:
+        profile: of an arm.
+        chosen: first and last query.
+        found: columns of `position`.
+    """
+    apart = ("p_value", "p_adjusted", "reliability")
+    means = {one: np.nanmean(values, axis=-1) for one, values in found.items() if not one.endswith(apart)}
+    for column, weights in SIZES.items():
+        if column in found:
+            value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
+            means |= {column: value, f"{column}_low": low, f"{column}_high": high}
+    return means
+
+
+def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
+    """The variance of log attention along the text at a fixed offset, in both forms."""
+    for offset in OFFSETS:
+        queries = np.arange(max(offset + 1, 2), profile.m)
+        if len(queries) < 3:
+            continue
+        found, products = _at_offset(profile, queries, offset)
+        means: dict[str, Any] = {name: np.nanmean(values, axis=-1) for name, values in found.items()}
+        means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
+        keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
+        for at, layer in enumerate(profile.layers):
+            own = {name: values[at] for name, values in found.items()}
+            run.write("offsets", layer=layer, head=np.arange(len(own["profile"])), **keys, **own)
+            run.write("offset_means", layer=layer, **keys, **{name: means[name][at] for name in means})
+
+
+def _at_offset(profile: PositionProfile, queries: Array, offset: int) -> tuple[dict[str, Array], Array]:
+    """Both forms over queries at one offset, key 0 left out, [L, h] each, and products of groups."""
+    means = {name: profile.group_means(name).numpy() for name in ("residual", "lse", "mask_lse")}
+    rest = means["residual"][..., queries, queries - offset]
+    log_z, mask = means["lse"][..., queries], means["mask_lse"][..., queries]
+    bracket = rest - (log_z - mask)
+    at = profile.mean("profile").numpy()[..., offset]
+    score, whole_z, whole_mask, whole = (
+        values.mean(0) for values in (rest + at[..., None], log_z, mask, bracket)
+    )
+    centred = bracket - bracket.mean(-1, keepdims=True)
+    products = np.einsum("glhi,flhi->lhgf", centred, centred) / len(queries)
+    value, low, high = _interval(products)
+    columns = {
+        "profile": at,
+        "log_attention": (score - whole_z).var(-1),
+        "score": score.var(-1),
+        "log_z": whole_z.var(-1),
+        "covariance": -2 * _covariance(score, whole_z),
+        "mask": whole_mask.var(-1),
+        "residual": value,
+        "residual_low": low,
+        "residual_high": high,
+        "cross": -2 * _covariance(whole_mask, whole),
+    }
+    return columns, products
+
+
+def _interval(products: Array) -> tuple[Array, Array, Array]:
+    """Mean product of different groups [..., G, G] -> [...], with its ends."""
+    value, low, high, _ = jackknife_bounds(
+        np.arange(products.shape[-1]), lambda kept: mean_product(products[..., kept, :][..., kept])
+    )
+    return value, low, high
+
+
+def _covariance(one: Array, other: Array) -> Array:
+    one, other = (values - values.mean(-1, keepdims=True) for values in (one, other))
+    return np.asarray((one * other).mean(-1))
+
+
+def _strongest(run: StageRun, profile: PositionProfile, chosen: tuple[int, int], options: Any) -> None:
+    """Profile and mean residual of the head with the largest residual above its noise, rows centred."""
+    low = residual_size(profile, queries=chosen, draws=1, seed=0).low
+    if not np.isfinite(low).any():
+        return
+    at, head = np.unravel_index(np.nanargmax(low), low.shape)
+    rest = profile.mean("residual")[at, head].numpy()
+    queries, keys = np.tril_indices(profile.m)
+    kept = (queries >= chosen[0]) & (queries <= chosen[1]) & (keys >= 1)
+    body = np.where(np.tri(profile.m, dtype=bool) & (np.arange(profile.m) >= 1), rest, np.nan)
+    seen = np.isfinite(body)
+    rest = rest - np.where(seen, body, 0.0).sum(-1, keepdims=True) / np.maximum(
+        seen.sum(-1, keepdims=True), 1
+    )
+    run.write(
+        "residual_maps", layer=profile.layers[at], head=int(head), query=queries[kept], key=keys[kept],
+        mean=rest[queries[kept], keys[kept]],
+        profile=profile.mean("profile")[at, head].numpy()[(queries - keys)[kept]],
+    )  # fmt: skip
+
+
+def removals(run: StageRun, options: Any) -> None:
+    """The table `removed`: each arm beside the base arm on the same texts, under the base arm's weights."""
+    only = {"variant": "", "input": "windows"}
+    n = tokens_of(run)
+    base = profile_of(run, n, options.groups, arm="base", draw=0, **only)
+    sets = query_sets(options, base.m)
+    moved = {key[:2] for key in run.reduced("moved", ("arm", "draw"), **only)}
+    for arm, draw, kind, place in run.reduced("residual", ("arm", "draw", "kind", "position"), **only):
+        if arm == "base":
+            continue
+        other = profile_of(run, n, options.groups, arm=arm, draw=draw, **only)
+        without = (place,) if kind == "control" else ()
+        for queries in ("early", "2-8"):
+            for measure in MEASURES:
+                if queries not in sets or (measure == "moved" and (arm, draw) not in moved):
+                    continue
+                with np.errstate(invalid="ignore", divide="ignore"):  # a size without one group may be 0
+                    found = removed(base, other, queries=sets[queries], weights=measure, without=without)
+                keys = {"arm": arm, "draw": draw, "queries": queries, "measure": measure, "kind": kind}
+                for at, layer in enumerate(base.layers):
+                    own = {f"{name}_removed": part.layers[at] for name, part in found._asdict().items()}
+                    run.write("removed", scope="layer", layer=layer, **keys, **_spread(own))
+                if any(layer >= 1 for layer in base.layers):
+                    own = {f"{name}_removed": part.whole for name, part in found._asdict().items()}
+                    run.write("removed", scope="from_1", layer=-1, **keys, **_spread(own))
+
+
+def _spread(intervals: dict[str, Any]) -> dict[str, Any]:
+    made: dict[str, Any] = {}
+    for name, one in intervals.items():
+        made |= {name: one.estimate, f"{name}_low": one.low, f"{name}_high": one.high}
+    return made
+
+
+def controls(run: StageRun, options: Any) -> None:
+    """The table `controls`: models with random weights, means over heads with intervals of their own."""
+    drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
+    for model, seed, n in drawn:
+        profile = profile_of(run, n, options.groups, variant="random_weights", model=model, seed=seed)
+        for name, chosen in query_sets(options, profile.m).items():
+            found = estimated(profile, chosen, options, run)
+            means = over_heads(profile, chosen, found)
+            queries = np.arange(chosen[0], chosen[1] + 1)
+            for at, layer in enumerate(profile.layers):
+                run.write(
+                    "controls", model=model, control="random_weights", draw=seed, layer=layer, queries=name,
+                    uniform_cut=float(np.log(profile.m / (queries + 1)).mean()),
+                    **{column: values[at] for column, values in means.items()},
+                )  # fmt: skip

@@ -1,0 +1,233 @@
+# SPDX-License-Identifier: MIT
+"""Mask and residual over depth and heads: how much of a change along the text each of them is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm, TwoSlopeNorm
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
+from attnscope.plots.selection import last_step
+from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, panels
+from attnscope.studies.absolute_position.figures.declared import ARMS, figure, first_model, layers_below
+
+
+@figure("offset_means")
+def position_balance(results: Tables, options: Options) -> Drawn:
+    """What the mask and what the residual stream do to attention at one offset, over depth."""
+    table, more = first_model(results, "offset_means", "mask", "residual")
+    table = table[(table["arm"] == "base") & (table["input"] == "windows")]
+    there = [offset for offset in (1, 4, 16) if (table["offset"] == offset).any()]
+    if not there:
+        raise NotDrawable("the windows are too short for an offset to have three queries")
+    figure_, axes = panels(1, len(there), height=2.5, width=min(options.width, 2.3 * len(there) + 0.6))
+    parts = {
+        "mask": ("mask: Var Λᴹ", PALETTE[0], "-"),
+        "residual": ("residual: Var ρ", PALETTE[1], "-"),
+        "cross": ("−2 Cov(Λᴹ, ρ)", PALETTE[2], "--"),
+    }
+    for ax, offset in zip(axes[0], there, strict=True):
+        own = table[table["offset"] == offset]
+        for column, (label, color, dash) in parts.items():
+            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
+        ends = (own["layer"], own["residual_low"], own["residual_high"])
+        ax.fill_between(*ends, color=PALETTE[1], alpha=0.15, linewidth=0)
+        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        _signed(ax, own[list(parts)], own["residual_high"] - own["residual_low"])
+        ax.set_title(f"offset {offset}")
+        layers_below(ax)
+    axes[0][0].set_ylabel("variance along the text (nats²)")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=3)
+    return captioned(
+        figure_,
+        "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
+        "residual does, and their covariance; means over heads. Band: 95 % interval; "
+        "dashed: 0, where the residual of layer 0 belongs.",
+        more,
+    )
+
+
+def _signed(ax: Axes, values: pd.DataFrame, widths: pd.Series[float]) -> None:
+    """A logarithmic axis beyond the noise where values reach far beyond it; a linear one else."""
+    largest, noise = np.nanmax(np.abs(values.to_numpy())), float(widths.median()) / 2
+    if noise > 0 and largest > 30 * noise:
+        ax.set_yscale("symlog", linthresh=10.0 ** np.ceil(np.log10(noise)), linscale=1.0)
+
+
+@figure("layer_means")
+def residual_depth(results: Tables, options: Options) -> Drawn:
+    """The residual as attention feels it, and how far it moves attention, over depth."""
+    table, more = first_model(results, "layer_means", "felt", "moved_tv")
+    table = table[table["queries"] == "early"]
+    control = optional(results, "controls")
+    figure_, axes = panels(1, 2, height=2.7, width=options.width)
+    for ax, column, title in zip(
+        axes[0],
+        ("felt", "moved_tv"),
+        ("felt residual (nats²)", "moved attention (total variation)"),
+        strict=True,
+    ):
+        for (arm, kind), (label, color, dash) in ARMS.items():
+            own = table[(table["arm"] == arm) & (table["input"] == kind)]
+            if own.empty or own[column].isna().all():
+                continue
+            ax.plot(own["layer"], own[column], dash, color=color, marker="o", markersize=3, label=label)
+            if column == "felt" and kind == "windows":
+                ends = (own["layer"], own["felt_low"], own["felt_high"])
+                ax.fill_between(*ends, color=color, alpha=0.12, linewidth=0)
+        if column == "moved_tv":
+            floor = table[(table["arm"] == "base") & (table["input"] == "windows")]
+            ax.fill_between(
+                floor["layer"],
+                0,
+                floor["moved_floor"],
+                color=MUTED,
+                alpha=0.25,
+                linewidth=0,
+                label="floor: noise alone",
+            )
+        if control is not None and control[column].notna().any():
+            own = control[control["queries"] == "early"].groupby("layer")[column].mean()
+            ax.plot(own.index, own, label="random weights", **NULL_LINES["random_weights"])
+        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        if column == "felt":
+            _signed(ax, table[["felt"]], table["felt_high"] - table["felt_low"])
+        ax.set_ylabel(title)
+        layers_below(ax)
+    handles, labels = axes[0][1].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=4)
+    return captioned(
+        figure_,
+        "Early queries, means over heads. Left: unbiased variance of the residual under the mask's attention "
+        "(bands: 95 % intervals; 0 dashed). Right: distance of early body attention to "
+        "what "
+        "the mask alone makes of late attention; what does not rise above the grey floor is noise.",
+        more,
+    )
+
+
+@figure("position")
+def residual_maps(results: Tables, options: Options) -> Drawn:
+    """Residual and advantage of key 0 of every head."""
+    table, more = first_model(results, "position", "residual", "sink_advantage")
+    table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    layers, heads = table["layer"].nunique(), table["head"].nunique()
+    height = min(6.5, 1.3 + 0.24 * layers)
+    figure_, axes = panels(1, 2, height=height, width=min(options.width, 2.4 + 0.5 * heads))
+    for ax, column, title in zip(
+        axes[0],
+        ("residual", "sink_advantage"),
+        ("residual (nats²)", "advantage of key 0 (nats)"),
+        strict=True,
+    ):
+        grid = table.pivot_table(index="layer", columns="head", values=column)
+        largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
+        if column == "residual":
+            norm: Any = LogNorm(largest / 1000, largest)
+            shown, cmap = grid.clip(lower=largest / 1000), SEQUENTIAL
+        else:
+            norm, shown, cmap = TwoSlopeNorm(0, -largest, largest), grid, "RdBu_r"
+        image = ax.imshow(shown, aspect="auto", cmap=cmap, norm=norm, interpolation="nearest")
+        if column == "residual":
+            _dots(ax, table, list(grid.index), list(grid.columns))
+        ax.set_title(title)
+        ax.set_xlabel("head")
+        ax.set_xticks(range(0, heads, max(1, heads // 8)), list(grid.columns)[:: max(1, heads // 8)])
+        ax.set_yticks(range(0, layers, max(1, layers // 12)), list(grid.index)[:: max(1, layers // 12)])
+        figure_.colorbar(image, ax=ax, shrink=0.9)
+    axes[0][0].set_ylabel("layer")
+    count = int((table["p_adjusted"] <= 0.05).sum())
+    return captioned(
+        figure_,
+        f"Dots: heads whose residual is above 0 (sign flips of groups of texts, Benjamini–Hochberg, .05): "
+        f"{count} of {len(table)}. What is negative or below a thousandth of the largest has the darkest "
+        f"colour.",
+        more,
+    )
+
+
+def _dots(ax: Axes, table: pd.DataFrame, layers: list[Any], heads: list[Any]) -> None:
+    found = table[table["p_adjusted"] <= 0.05]
+    x = [heads.index(head) for head in found["head"]]
+    y = [layers.index(layer) for layer in found["layer"]]
+    ax.scatter(x, y, s=9, color="white", edgecolor=INK, linewidth=0.6, zorder=3)
+
+
+@figure("residual_maps", "position")
+def score_split(results: Tables, options: Options) -> Drawn:
+    """The head with the clearest residual: its profile over offsets, and its residual by query and key."""
+    table, more = first_model(results, "residual_maps", "mean", "profile")
+    layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
+    position, _ = first_model(results, "position", "residual")
+    own = position[
+        (position["layer"] == layer) & (position["head"] == head) & (position["queries"] == "early")
+        & (position["arm"] == "base") & (position["input"] == "windows")
+    ].iloc[0]  # fmt: skip
+    figure_, axes = panels(1, 2, height=2.9, width=options.width)
+    profile = table.assign(offset=table["query"] - table["key"]).groupby("offset")["profile"].first()
+    ax = axes[0][0]
+    ax.plot(profile.index, profile, color=PALETTE[0], marker="o", markersize=2.5)
+    ax.set_xlabel("offset i − j")
+    ax.set_ylabel("profile T (nats)")
+    ax.set_title(f"profile of layer {layer} head {head}")
+    grid = table.pivot_table(index="query", columns="key", values="mean", dropna=False)
+    largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
+    ax = axes[0][1]
+    image = ax.imshow(
+        grid, cmap="RdBu_r", norm=TwoSlopeNorm(0, -largest, largest), interpolation="nearest", aspect="auto",
+        extent=(0.5, grid.columns.max() + 0.5, grid.index.max() + 0.5, grid.index.min() - 0.5),
+    )  # fmt: skip
+    ax.set_xlabel("key")
+    ax.set_ylabel("query")
+    ax.set_title("residual R (nats)")
+    figure_.colorbar(image, ax=ax, shrink=0.9)
+    return captioned(
+        figure_,
+        f"Mean over texts, row constants removed, key 0 left out. Unbiased variance {own['residual']:.3g} "
+        f"nats² "
+        f"[{own['residual_low']:.3g}, {own['residual_high']:.3g}], with its noise {own['plain']:.3g}: what "
+        f"of the "
+        f"picture is pattern and not noise is their ratio, {own['residual'] / own['plain']:.2f}.",
+        more,
+    )
+
+
+@figure("layer_means")
+def encodings(results: Tables, options: Options) -> Drawn:
+    """Models beside one another: the felt residual and how far attention is moved, by depth."""
+    table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
+    table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    models = list(dict.fromkeys(table["model"]))
+    if len(models) < 2:
+        raise NotDrawable("the run has one model; encodings are compared between models")
+    figure_, axes = panels(1, 2, height=2.7, width=options.width)
+    for at, model in enumerate(models[:8]):
+        own = (
+            table[table["model"] == model]
+            .groupby("layer")[["felt", "moved_l2", "moved_tv", "moved_floor"]]
+            .mean()
+        )
+        depth = own.index / max(1, own.index.max())
+        for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=True):
+            ax.plot(depth, own[column], marker="o", markersize=3, color=PALETTE[at], label=model)
+        axes[0][1].plot(depth, own["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
+    for ax, label in zip(
+        axes[0], ("felt residual (nats²)", "moved attention (total variation)"), strict=True
+    ):
+        ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        ax.set_xlabel("depth (share of the layers)")
+        ax.set_ylabel(label)
+    _signed(axes[0][0], table[["felt"]], table["felt_high"] - table["felt_low"])
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
+    return captioned(
+        figure_,
+        "Early queries, means over heads; dotted: the floor of each model's moved attention. Trained models "
+        "differ in more than their encoding.",
+        left_out=[f"model {model}" for model in models[8:]],
+    )

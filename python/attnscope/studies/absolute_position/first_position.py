@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Position 0: its path through the layers, who reads it, what they pass on, and how states tell positions.
+
+The state of position 0 is a function of the first token alone, so what a head writes of it is one vector for
+all texts behind BOS; all it can tell of a query's position is how much of it the query receives: the clock.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from attnscope.capture import Forward, forward
+from attnscope.capture.positions import fingerprint, first_token_trajectory, output_projection
+from attnscope.metrics.positions.position_share import PositionMoments, position_share
+from attnscope.models.weight_entries import WeightMapError
+from attnscope.studies.absolute_position.arms import Arm, token_ids
+from attnscope.studies.absolute_position.sums import first_key
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.engine.forward import Batch
+    from attnscope.engine.stage_run import StageRun
+
+#: States whose share of position is measured.
+STATES = ("hidden", "attention_input", "mlp_input", "mlp_output")
+READS = ("attention", "value", "head_output")
+SITES = (*READS, *STATES)
+#: Largest gap between position 0 of a text and the first token alone, by the weights' precision.
+TOLERANCES = {"float64": 1e-12, "float32": 1e-5, "bfloat16": 2e-2, "float16": 2e-2}
+
+
+def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> None:
+    """A layer's part of the sums over states, and what each head reads of position 0."""
+    keys = {"arm": arm.name, "layer": layer.index}
+    for site in STATES:
+        if site in layer.tensors:
+            moments = PositionMoments()
+            moments.add(layer.states(site))
+            run.reduce("states", _packed(moments), **keys, site=site)
+    seen = first_key(layer)
+    early = seen[:, :, 0, slice(*_early(options, seen.shape[-1]))]
+    centre = early.shape[-1] * early.mean(-1).square()
+    for text, own in zip(seen, centre, strict=True):
+        run.reduce("first_key", text, **keys)
+        run.reduce("first_key_centre", own, **keys)
+    if not set(READS) <= set(layer.tensors):
+        return
+    try:
+        found = fingerprint(layer, output_projection(run.model().model, layer.index))
+    except (WeightMapError, KeyError) as error:
+        run.note(f"absolute_position: no fingerprints: {error}")
+        return
+    unit = found.write / found.write.norm(dim=-1, keepdim=True)
+    for text in unit:
+        run.reduce("directions", text, **keys)
+    reads = layer.matrices()[..., 1:, 0].double().mean(-1).cpu()
+    heads = list(layer.heads)
+    for at, sample in enumerate(batch.samples):
+        run.write(
+            "reads",
+            arm=arm.name,
+            sample=sample,
+            layer=layer.index,
+            head=heads,
+            a0=reads[at],
+            fingerprint_share=found.share[at],
+            fingerprint_projection=found.projection[at],
+            value_ratio=found.value_ratio[at],
+        )
+
+
+def trajectories(run: StageRun, batch: Batch, arm: Arm) -> None:
+    """Position 0 of one batch of texts through the layers, beside the other positions."""
+    model = run.model().model
+    inputs = run.inputs(batch)
+    inputs["input_ids"] = token_ids(run, batch, arm)
+    path = first_token_trajectory(model, inputs)
+    states: list[torch.Tensor] = []
+    with forward(model, inputs, Forward(sites=("hidden", "block_output"))) as layers:
+        for layer in layers:
+            states += [layer.hidden] if not states else []
+            states.append(layer.block_output)
+    norms = [state.double().norm(dim=-1).cpu() for state in states]
+    others = np.array([np.quantile(one[:, 1:].numpy(), (0.05, 0.5, 0.95)) for one in norms])
+    first = [state[:, 0].double().cpu() for state in states]
+    largest = [float((one.abs().amax(-1) / one.norm(dim=-1)).mean()) for one in first]
+    run.write(
+        "trajectories",
+        arm=arm.name,
+        sample=batch.samples[0],
+        layer=np.arange(len(states)) - 1,
+        norm=path.norm,
+        cosine=path.cosine,
+        gap=path.gap,
+        across=path.across,
+        largest=np.array(largest),
+        other_05=others[:, 0],
+        other_50=others[:, 1],
+        other_95=others[:, 2],
+    )
+
+
+def trajectory(run: StageRun) -> None:
+    """Position 0 over all texts: means, and the largest gap."""
+    found = run.read("trajectories")
+    tolerance = TOLERANCES.get(str(run.model().dtype).removeprefix("torch."), 1e-5)
+    worst = found.groupby(["arm", "layer"])[["gap", "across"]].max()
+    means = found.groupby(["arm", "layer"]).mean(numeric_only=True)
+    means[["gap", "across"]] = worst
+    columns = ("norm", "other_05", "other_50", "other_95", "cosine", "largest", "gap", "across")
+    for row in means.reset_index().to_dict("records"):
+        run.write(
+            "trajectory",
+            arm=row["arm"],
+            layer=row["layer"],
+            tolerance=tolerance,
+            **{name: row[name] for name in columns},
+        )
+
+
+def fingerprints(run: StageRun, options: Any) -> None:
+    """Each head's fingerprint over texts, whether it reads position 0, and its clock."""
+    directions = run.reduced("directions", ("arm", "layer"))
+    if not directions:
+        return
+    keys, centres = (run.reduced(name, ("arm", "layer")) for name in ("first_key", "first_key_centre"))
+    reads = run.read("reads").groupby(["arm", "layer", "head"]).mean(numeric_only=True)
+    for (arm, layer), found in directions.items():
+        own, count = keys[arm, layer].mean, found.count
+        m, texts = own.shape[-1], keys[arm, layer].count
+        a0, squared, cut = (own[:, at, slice(*_early(options, m))] for at in range(3))
+        spread, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
+        clock = [
+            float(position_share(_moments(texts, one[:, None] * texts, two.sum() * texts, centre)))
+            for one, two, centre in zip(a0, squared, centres[arm, layer].sum, strict=True)
+        ]
+        heads = np.arange(len(own))
+        mean = reads.loc[(arm, layer)].reindex(heads)
+        with np.errstate(invalid="ignore"):
+            clock_mask = spread / (spread + noise)
+        run.write(
+            "fingerprints",
+            arm=arm,
+            layer=layer,
+            head=heads,
+            fingerprint_cosine=(count * np.square(found.mean).sum(-1) - 1) / (count - 1),
+            clock=np.array(clock),
+            clock_mask=clock_mask,
+            uniform=float(np.mean(1 / np.arange(2, 2 * m + 1))),
+            readers=[[tau for tau in options.sinks if one > tau] for one in mean["a0"]],
+            **{name: mean[name].to_numpy() for name in mean.columns if name != "sample"},
+        )
+        for head, values in enumerate(own):
+            query = np.arange(m)
+            run.write("clocks", arm=arm, layer=layer, head=head, query=query, a0=values[0], a0_mask=values[2])
+
+
+def shares(run: StageRun) -> None:
+    """How much of the variance of states lies between positions."""
+    ((tokens,),) = run.reduced("counts", ("tokens",), variant="")
+    positions = int(tokens) // 2 - 1
+    for (arm, layer, site), found in run.reduced("states", ("arm", "layer", "site")).items():
+        count, squares, centre = found.sum[-3:]
+        moments = _moments(int(count), found.sum[:-3].reshape(positions, -1), squares, centre)
+        share = float(position_share(moments))
+        run.write("position_shares", arm=arm, layer=layer, site=site, position_share=share, texts=int(count))
+
+
+def _packed(moments: PositionMoments) -> np.ndarray[Any, Any]:
+    """Moments of a batch as one array, their three numbers last."""
+    state = moments.state()
+    numbers = [float(state[name]) for name in ("count", "squares", "centre")]
+    return np.concatenate([state["sum"].numpy().ravel(), numbers])
+
+
+def _moments(count: int, total: Any, squares: Any, centre: Any) -> PositionMoments:
+    """Moments of all texts from their sums."""
+    numbers = {"count": count, "left_out": 0, "sum": total, "squares": squares, "centre": centre}
+    return PositionMoments.from_state(numbers)
+
+
+def _early(options: Any, m: int) -> tuple[int, int]:
+    """The early queries, first and behind the last."""
+    return options.queries[0], min(options.queries[1], m - 1) + 1

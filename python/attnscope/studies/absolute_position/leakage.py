@@ -1,0 +1,77 @@
+# SPDX-License-Identifier: MIT
+"""The precursor's question (*Once upon a token*, Ruscio 2025): what position adds to the offset, by text.
+
+Of one text both fits measure its content too, which is why `leakage_share` in the table `position` is made of
+means over texts, and why every text stands beside itself with its tokens turned round.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.inference.leakage import leakage_test
+from attnscope.metrics.positions.offset_fit import offset_fit
+from attnscope.protocols import ruscio2025once
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from attnscope.engine.stage_run import StageRun
+
+INPUTS = ("windows", "rotated")
+
+
+def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], layer: int) -> None:
+    """Rows of one layer under both protocols.
+
+    Args:
+        run: of the unit.
+        scores: [B, h, n, n].
+        input: windows, or the same with their tokens turned round.
+        samples: of the batch.
+        layer: its number.
+    """
+    exact, once = offset_fit(scores), ruscio2025once.leakage(scores)
+    heads = np.arange(scores.shape[1])
+    for at, sample in enumerate(samples):
+        for protocol, values in (
+            ("exact", (exact.r2[at], exact.r2[at] + exact.added[at], exact.added[at])),
+            ("ruscio2025once", (once.r2_relative[at], once.r2_full[at], once.leakage[at])),
+        ):
+            columns: dict[str, Any] = dict(zip(("r2_relative", "r2_full", "leakage"), values, strict=True))
+            run.write(
+                "leakage", input=input, sample=sample, layer=layer, head=heads, protocol=protocol, **columns
+            )
+
+
+def tests(run: StageRun, options: Any) -> None:
+    """Every head against the same texts turned round: each text once, two sides, Benjamini–Hochberg."""
+    if "leakage" not in run.stored.tables():
+        return
+    table = run.read("leakage")
+    table = table[table["protocol"] == "exact"]
+    index = ["sample", "layer", "head"]
+    real, null = (table[table["input"] == name].set_index(index)["leakage"].sort_index() for name in INPUTS)
+    if real.empty or null.empty:
+        return
+    texts = real.index.get_level_values("sample").nunique()
+    found = leakage_test(
+        real.to_numpy().reshape(texts, -1), null.to_numpy().reshape(texts, -1),
+        draws=options.permutations, seed=run.settings.seed,
+    )  # fmt: skip
+    heads = real.loc[[real.index[0][0]]].index.droplevel("sample")
+    run.write(
+        "leakage_tests",
+        layer=heads.get_level_values("layer").to_numpy(),
+        head=heads.get_level_values("head").to_numpy(),
+        protocol="exact",
+        gap=found.gap,
+        gap_low=found.low,
+        gap_high=found.high,
+        p_value=found.p_value,
+        p_adjusted=found.p_adjusted,
+        correction="Benjamini–Hochberg",
+    )

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: MIT
+"""The position study's own settings, and which arms and query sets they mean."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BeforeValidator, Field, field_validator
+
+from attnscope._nearest import nearest
+from attnscope.engine.study import Options
+
+INPUTS = ("windows", "shuffled", "repeated")
+#: Arms that replace what stands at position 0, that change another position, that take reads of 0 away.
+REPLACEMENTS = ("zero", "mean", "token", "gaussian", "special")
+CONTROLS = ("control_1", "control_late")
+READS = ("unread", "hidden")
+ARMS = (*REPLACEMENTS, *CONTROLS, "no_bos", *READS)
+
+
+def _names(every: tuple[str, ...]) -> BeforeValidator:
+    """A list of names, where "all" is short for every one, a wrong one is told the nearest right one."""
+
+    def read(value: object) -> object:
+        if value in ("all", ["all"]):
+            return list(every)
+        items = [value] if isinstance(value, str) else value
+        for one in items if isinstance(items, list) else []:
+            if one not in every:
+                raise ValueError(f"there is no {one!r}{nearest(str(one), every)}")
+        return items
+
+    return BeforeValidator(read)
+
+
+class PositionOptions(Options):
+    """What `options` of a study may hold.
+
+    Args:
+        groups: of texts; estimates compare groups, intervals leave one out.
+        queries: first and last early query that the model-wide numbers are taken over.
+        inputs: "windows" of text, "shuffled" ones, one token "repeated".
+        arms: what is done to the model or its text: replacements of what stands at position 0 ("zero",
+            "mean", "token", "gaussian", "special"), the same at other positions ("control_1",
+            "control_late"), "no_bos", and reads of position 0 taken away ("unread", "hidden"); "all".
+        vectors: draws of "token" and "gaussian".
+        matched: draws of as many other heads as read position 0, in the same layers.
+        sinks: a head reads position 0 when it gives it more than this on average; `reader` is its share for
+            the arms "unread" and "hidden".
+        null_draws: sign-flipped means that the floor of a distance is taken from.
+        permutations: sign flips of a test.
+        alpha: level of the tests.
+        leakage: the precursor's fits of every text without BOS, and of the same text turned round.
+        nulls: "random_weights": the same architecture with weights drawn anew.
+        random_weights: how many of them.
+    """
+
+    groups: int = Field(default=16, ge=4)
+    queries: tuple[int, int] = (2, 32)
+    inputs: Annotated[list[str], _names(INPUTS)] = Field(list(INPUTS))
+    arms: Annotated[list[str], _names(ARMS)] = Field(list(ARMS))
+    vectors: int = Field(default=8, ge=1)
+    matched: int = Field(default=20, ge=1)
+    sinks: list[Annotated[float, Field(gt=0.0, lt=1.0)]] = Field([0.1, 0.2, 0.3, 0.5])
+    reader: float = Field(default=0.3, gt=0.0, lt=1.0)
+    null_draws: int = Field(default=200, ge=1)
+    permutations: int = Field(default=9999, ge=999)
+    leakage: bool = True
+    alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
+    nulls: Annotated[list[str], _names(("random_weights",))] = Field(["random_weights"])
+    random_weights: int = Field(default=8, ge=1)
+
+    @field_validator("queries")
+    @classmethod
+    def _queries(cls, value: tuple[int, int]) -> tuple[int, int]:
+        if not 2 <= value[0] <= value[1]:
+            raise ValueError(f"expected 2 <= first <= last, got {list(value)}")
+        return value
+
+    @field_validator("inputs")
+    @classmethod
+    def _inputs(cls, value: list[str]) -> list[str]:
+        if "windows" not in value:
+            raise ValueError(f"expected windows among the inputs, got {value}")
+        return value
+
+
+def query_sets(options: Any, m: int) -> dict[str, tuple[int, int]]:
+    """Names of the sets of early queries, each with its first and last one.
+
+    Args:
+        options: of the study.
+        m: number of early queries.
+
+    >>> query_sets(PositionOptions(), 16)
+    {'early': (2, 15), '2-8': (2, 8), '2': (2, 2), '3-4': (3, 4), '5-8': (5, 8), '9-15': (9, 15)}
+    """
+    first, last = options.queries[0], min(options.queries[1], m - 1)
+    found = {"early": (first, last)}
+    if last >= 8:
+        found["2-8"] = (2, 8)
+    start, stop = 2, 2
+    while start <= last:
+        end = min(stop, last)
+        found[f"{start}-{end}" if end > start else str(start)] = (start, end)
+        start, stop = stop + 1, 2 * stop
+    return found

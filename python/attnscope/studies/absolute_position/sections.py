@@ -1,0 +1,274 @@
+# SPDX-License-Identifier: MIT
+"""What the report says: claims first, then the split, position 0, and what interventions remove."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.figure import Tables, optional, stored
+from attnscope.plots.selection import last_step
+from attnscope.report.numbers import number
+from attnscope.report.section import Page, Section
+from attnscope.studies.absolute_position.options import REPLACEMENTS
+
+
+def findings(results: Tables) -> list[str]:
+    """The main numbers of each model in sentences that say what is there and what is not."""
+    means = optional(results, "layer_means")
+    if means is None:
+        return []
+    lines = []
+    for model, own in last_step(means).groupby("model", sort=False):
+        rows = own[own["queries"] == "early"]
+        lines.append(f"{model}: {_residuals(rows)}")
+        lines += [f"{model}: {line}" for line in _control(results, str(model))]
+        lines += [f"{model}: {line}" for line in _readers(results, str(model))]
+        lines += [f"{model}: {line}" for line in _removed(results, str(model))]
+    return lines
+
+
+def _residuals(rows: pd.DataFrame) -> str:
+    base = rows[(rows["arm"] == "base") & (rows["input"] == "windows")].sort_values("layer")
+    above = base[base["residual_low"] > 0]
+    cells = ", ".join(
+        f"{number(one.residual)} [{number(one.residual_low)}, {number(one.residual_high)}]"
+        for one in base.itertuples()
+    )
+    layers = ", ".join(str(layer) for layer in above["layer"])
+    there = (
+        f"above 0 in layer{'s' if len(above) > 1 else ''} {layers}" if len(above) else "above 0 in no layer"
+    )
+    return f"the mean residual by layer is {cells} nats²: {there}."
+
+
+def _control(results: Tables, model: str) -> list[str]:
+    table = optional(results, "controls")
+    if table is None:
+        return []
+    rows = table[(table["model"] == model) & (table["queries"] == "early")]
+    if rows.empty:
+        return []
+    draws = rows["draw"].nunique()
+    return [
+        f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
+        f"attention {number(rows['uniform_cut'].mean())}; the largest residual of a layer is "
+        f"{number(rows['residual'].max())} nats²."
+    ]
+
+
+def _readers(results: Tables, model: str) -> list[str]:
+    table = optional(results, "fingerprints")
+    if table is None:
+        return []
+    rows = last_step(table)
+    rows = rows[(rows["model"] == model) & (rows["arm"] == "base")]
+    if rows.empty or rows["a0"].isna().all():
+        return []
+    best = rows.sort_values("a0").iloc[-1]
+    count = int((rows["a0"] > 0.3).sum())
+    who = f"{count} of {len(rows)} heads read" if count else "no head reads"
+    return [
+        f"{who} position 0 with more than 0.3 (largest L{best['layer']:.0f}H{best['head']:.0f} "
+        f"{number(best['a0'])}, uniform {number(best['uniform'])})."
+    ]
+
+
+def _removed(results: Tables, model: str) -> list[str]:
+    table = optional(results, "removed")
+    if table is None:
+        return []
+    rows = last_step(table)
+    rows = rows[
+        (rows["model"] == model) & (rows["scope"] == "from_1") & (rows["queries"] == "early")
+        & (rows["measure"] == "uniform")
+    ]  # fmt: skip
+    own = rows[rows["arm"].isin(REPLACEMENTS)]
+    if own["energy_removed"].isna().all():
+        return ["there is no residual in the layers from 1 on that replacing position 0 could remove."]
+    arms = own.groupby("arm")["energy_removed"].mean().sort_values()
+    control = rows[rows["kind"] == "control"]["energy_removed"]
+    beside = (
+        f" The same done to other positions removes {number(control.min())} to {number(control.max())}."
+        if control.notna().any()
+        else ""
+    )
+    return [
+        f"replacing the embedding at position 0 removes between {number(arms.iloc[0])} ({arms.index[0]}) and "
+        f"{number(arms.iloc[-1])} ({arms.index[-1]}) of the residual's energy, by what is put there.{beside}"
+    ]
+
+
+def _write_claims(page: Page) -> None:
+    table = stored(page.results, "claims")
+    page.words(
+        "What the paper claims and what these texts and this model say of it. A claim that cannot be tested "
+        "here says why; none is decided by a single head."
+    )
+    several = table["model"].nunique() > 1 or table["step"].nunique() > 1
+    columns: dict[str, list[str]] = {}
+    if several:
+        columns["model"] = [f"{one.model} {one.revision}".strip() for one in table.itertuples()]
+    columns |= {
+        "claim": list(table["claim"]),
+        "verdict": list(table["verdict"]),
+        "value": [number(value) for value in table["value"]],
+        "null": [number(value) for value in table["null"]],
+        "of": list(table["statistic"]),
+        "reason": list(table["reason"]),
+    }
+    page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=2 if several else 1)
+
+
+def _write_split(page: Page) -> None:
+    page.words(
+        "Rotary scores know the offset of query and key alone, yet attention at one offset changes along the "
+        "text. Part of it is the causal mask: a query sees <i>i</i> + 1 keys. The rest has to come from the "
+        "residual stream, in which queries and keys have become different."
+    )
+    page.definition(
+        "Late queries give the profile <i>T<sub>D</sub></i>, the mean score at an offset; early scores less "
+        "it are the residual. Its size is the variance over the keys 1 … <i>i</i>, so that constants of a "
+        "row, "
+        "which no softmax sees, do not count. Sizes are products of the means of different groups of texts: "
+        "unbiased, and negative where there is nothing. <i>Felt</i> weighs keys by the attention that the "
+        "mask leaves; <i>moved</i> is how far attention itself goes. Intervals leave one group of texts "
+        "out at a time (jackknife, Student's t)."
+    )
+    for name in ("residual_depth", "position_balance", "residual_maps", "score_split", "encodings"):
+        page.figure(name)
+    rows = last_step(stored(page.results, "layer_means"))
+    rows = rows[(rows["queries"] == "early") & (rows["arm"] == "base") & (rows["input"] == "windows")]
+    several = rows["model"].nunique() > 1
+    columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
+    columns |= {"layer": [str(one) for one in rows["layer"]]}
+    for column, label in (("residual", "residual"), ("felt", "felt"), ("moved_l2", "moved, squared")):
+        columns[label] = [number(value) for value in rows[column]]
+        columns[f"{label}, 95 %"] = [
+            f"[{number(low)}, {number(high)}]"
+            for low, high in zip(rows[f"{column}_low"], rows[f"{column}_high"], strict=True)
+        ]
+    columns |= {
+        "with its noise": [number(value) for value in rows["plain"]],
+        "cut by the mask": [number(value) for value in rows["mask_cut"]],
+        "key 0 preferred": [number(value) for value in rows["sink_advantage"]],
+    }
+    page.frame("layers", "Means over heads, early queries.", pd.DataFrame(columns), names=2 if several else 1)
+    page.notes(
+        [
+            "Windows start anywhere in the text. Where sentences start at their beginning, content depends "
+            "on "
+            "position and layer 0 has a residual too.",
+            "Scores scale freely between models: compare models by felt and moved, not by the residual.",
+            "One token repeated without BOS must have no residual in any layer; shuffled tokens none in "
+            "layer 0.",
+        ]
+    )
+
+
+def _write_position_0(page: Page) -> None:
+    page.words(
+        "The first token sees itself alone, so its states are the same whatever follows. With a BOS token "
+        "a head "
+        "passes on one and the same vector for every text; what can tell a query its position is how much of "
+        "it arrives."
+    )
+    for name in ("trajectory", "fingerprints", "clock"):
+        page.figure(name)
+    rows = last_step(stored(page.results, "position_shares"))
+    rows = rows[rows["arm"] == "base"]
+    grid = rows.pivot_table(index=["model", "layer"], columns="site", values="position_share").reset_index()
+    shown = {
+        str(column): [number(one) if column not in ("model", "layer") else str(one) for one in grid[column]]
+        for column in grid
+    }
+    page.frame("shares", "Share of the variance of states between positions.", pd.DataFrame(shown), names=2)
+
+
+def _write_removed(page: Page) -> None:
+    page.words(
+        "What stands at position 0 is replaced, left out, or not read, and the residual is measured again "
+        "on the "
+        "same texts. Energy is how much smaller it is; pattern how much of the original one is gone: a "
+        "replacement can remove it and write its own."
+    )
+    page.figure("removed")
+    rows = last_step(stored(page.results, "removed"))
+    rows = rows[(rows["scope"] == "from_1") & (rows["queries"] == "early") & (rows["measure"] == "uniform")]
+    whose = np.select([rows["draw"] == 0, rows["draw"] > 0], [": readers", ": as many others"], ": all heads")
+    rows = rows.assign(arm=rows["arm"] + np.where(rows["kind"] == "read", whose, ""))
+    own = rows.groupby(["model", "arm", "kind"], sort=False)[["energy_removed", "pattern_removed"]]
+    table = own.agg(["mean", "min", "max"]).reset_index()
+    columns = {
+        "model": list(table["model"]),
+        "arm": list(table["arm"]),
+        "kind": list(table["kind"]),
+        "energy": [number(one) for one in table["energy_removed", "mean"]],
+        "over draws": [
+            f"{number(low)} to {number(high)}"
+            for low, high in zip(table["energy_removed", "min"], table["energy_removed", "max"], strict=True)
+        ],
+        "pattern": [number(one) for one in table["pattern_removed", "mean"]],
+    }
+    page.frame("removed", "Removed in the layers from 1 on, early queries.", pd.DataFrame(columns), names=3)
+    page.notes(
+        [
+            "The share depends on what is put at position 0 more than on the model. The one published share, "
+            "40 %, names neither its vector nor its statistic where they could be read, so no number here is "
+            "its reproduction.",
+            "Heads of the last layer act on no score; they are left out of the sets that do not read "
+            "position 0.",
+        ]
+    )
+
+
+def _write_leakage(page: Page) -> None:
+    page.words(
+        "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, and "
+        "again with the positions beside it. The difference measures the text's content too: each text "
+        "stands "
+        "beside itself with its tokens turned round, and the share above is made of means over texts."
+    )
+    table = last_step(stored(page.results, "leakage"))
+    means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
+    tests = last_step(stored(page.results, "leakage_tests"))
+    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"]]).sum()
+    columns = {
+        "model": [str(key[0]) for key in means.index],
+        "layer": [str(key[1]) for key in means.index],
+        "protocol": [str(key[2]) for key in means.index],
+        "leakage": [number(one) for one in means["windows"]],
+        "turned round": [number(one) for one in means["rotated"]],
+        "heads above": [
+            str(int(found.get((key[0], key[1]), 0))) if key[2] == "exact" else "" for key in means.index
+        ],
+    }
+    page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
+    page.notes(
+        [
+            "The precursor's q-values cannot be q-values: they divide by the rank of the head in the list "
+            "and not "
+            "by that of its p-value. On uniform p-values that procedure declares heads in every run, so "
+            "counts of "
+            "its significant heads say nothing; here they are Benjamini–Hochberg's.",
+        ]
+    )
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("claims", "Claims", ("claims", "checks"), _write_claims),
+    Section(
+        "split",
+        "Mask and residual",
+        ("position", "layer_means", "offsets", "offset_means", "residual_maps", "controls"),
+        _write_split,
+    ),
+    Section(
+        "position-0",
+        "Position 0",
+        ("trajectory", "trajectories", "fingerprints", "reads", "clocks", "position_shares"),
+        _write_position_0,
+    ),
+    Section("removed", "What interventions remove", ("removed",), _write_removed),
+    Section("precursor", "The precursor's leakage", ("leakage", "leakage_tests"), _write_leakage),
+)

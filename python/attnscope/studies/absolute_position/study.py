@@ -1,0 +1,259 @@
+# SPDX-License-Identifier: MIT
+"""Where absolute position comes from (Ruscio, Nanni, Silvestri, arXiv 2606.06160).
+
+Rotary scores know the offset of a pair alone, yet attention at one offset changes along the text. The study
+splits that change into what the causal mask does (a query sees i + 1 keys) and what the residual stream does
+(queries and keys have become different), traces the second to position 0, and takes it away there.
+
+Stages of a checkpoint: `checks` (identities that hold for any causal model; where one fails, the checkpoint
+is left), `passes` (sums over texts of every arm), `position` (estimates from these sums), `reads` (the arms
+that need to know which heads read position 0), `removed`, `claims`; at the end of the run, `controls`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from attnscope.capture import Forward, forward, preflight
+from attnscope.capture.sites import INTERFACE, TABLE
+from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import megabytes
+from attnscope.engine.study import Study
+from attnscope.engine.units import Cut, Stage, Units
+from attnscope.metrics.positions.position_profile import PositionProfile
+from attnscope.models import LoadError
+from attnscope.studies.absolute_position import claims, estimates, first_position, leakage
+from attnscope.studies.absolute_position.arms import Arm, first_arms, reading_arms, token_ids
+from attnscope.studies.absolute_position.checks import check_model, check_shuffled
+from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
+from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store
+from attnscope.studies.absolute_position.tables import SUMS, TABLES
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.engine.forward import Batch
+    from attnscope.engine.plan import Plan
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+
+
+class AbsolutePosition(Study):
+    """The stages; what they compute stands in the modules beside this one."""
+
+    name = "absolute_position"
+    Options = PositionOptions
+    tables = TABLES
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        if any(one.per != "window" for one in settings.texts):
+            raise ConfigError(
+                "texts.per: absolute_position reads windows: a text that starts where it was cut makes "
+                "content depend on position; --set texts.per=window"
+            )
+        if settings.bos != "keep":
+            raise ConfigError(
+                f"bos: absolute_position has an arm without BOS; leave bos at keep, got {settings.bos!r}"
+            )
+
+    def stages(self, units: Units) -> list[Stage]:
+        """In the order in which a checkpoint goes through them."""
+        more = self.options.random_weights if self.options.nulls else 0
+        variants = ("random_weights",) if more else ()
+        texts = units.texts(variants=variants, seeds=max(more, 1))
+        once: Cut = units.checkpoints()
+        here: Literal["checkpoint"] = "checkpoint"
+        of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
+        estimated = (
+            "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
+            "fingerprints", "position_shares", "clocks", "leakage_tests",
+        )  # fmt: skip
+        every = [
+            Stage("checks", once, self.check, writes=("checks",)),
+            Stage("passes", texts, self.measure, writes=of_texts),
+            Stage("position", once, self.estimate, reads=of_texts, writes=estimated, within=here),
+            Stage("reads", units.texts(), self.read, reads=("fingerprints",), writes=PROFILES, within=here),
+            Stage("removed", once, self.remove, reads=PROFILES, writes=("removed",), within=here),
+            Stage(
+                "claims",
+                once,
+                self.claim,
+                reads=("position", "trajectory", "fingerprints", "removed", "checks"),
+                writes=("claims",),
+                within=here,
+            ),
+        ]
+        if more:
+            every.append(Stage("controls", units.once(), self.control, reads=PROFILES, writes=("controls",)))
+        return every
+
+    def expects(self, plan: Plan) -> list[str]:
+        """Passes over the windows, and the sums that they leave on disk."""
+        options = self.options
+        reads = sum(one in options.arms for one in READS) * (2 + options.matched)
+        vectors = sum(options.vectors for one in ("token", "gaussian") if one in options.arms)
+        single = sum(one in options.arms for one in ("zero", "mean", "special"))
+        controls = 2 * sum(one in options.arms for one in CONTROLS)
+        bare = ("no_bos" in options.arms) * (len(options.inputs) - ("shuffled" in options.inputs))
+        passes = len(options.inputs) + bare + vectors + single + controls + reads + 2 * options.leakage
+        m = max((one.n_tokens for unit in plan.units for one in unit.inputs), default=0) // 2
+        pairs = len(np.tril_indices(min(m, options.queries[1] + 1))[0])
+        whole = len(options.inputs) + bare
+        lines = []
+        for model, heads in plan.heads.items():
+            units = sum(unit.source == model and unit.stage == "passes" for unit in plan.units)
+            texts = sum(
+                len(unit.inputs)
+                for unit in plan.units
+                if unit.source == model and unit.stage == "passes" and not unit.variant
+            )
+            size = 8 * heads * pairs * (passes + 2 * whole) * units
+            lines.append(
+                f"{plan.settings.models[model].label or plan.settings.models[model].path}: {passes} passes "
+                f"over "
+                f"{texts} windows, up to {reads} of them where heads read position 0; about "
+                f"{megabytes(size)} of "
+                "sums on disk for each layer"
+            )
+        return lines
+
+    def check(self, unit: Unit, run: StageRun) -> None:
+        """Identities of the model; one that fails ends the checkpoint's part of the run."""
+        check_model(run)
+
+    def measure(self, unit: Unit, run: StageRun) -> None:
+        """Every arm that needs no other arm's numbers."""
+        m = _early(unit)
+        self._enough(run)
+        arms = list(first_arms(run, self.options, m))
+        if unit.variant:
+            arms = [one for one in arms if one.name == "base" and one.input == "windows"]
+        for batch in run.batches():
+            for arm in arms:
+                self._add(run, batch, arm)
+            if not unit.variant:
+                for arm in arms:
+                    if arm.kind in ("base", "text") and arm.input == "windows":
+                        first_position.trajectories(run, batch, arm)
+
+    def read(self, unit: Unit, run: StageRun) -> None:
+        """The arms in which heads do not read position 0."""
+        if "fingerprints" not in run.stored.tables():
+            run.note(
+                "absolute_position: nothing tells which heads read position 0; unread, hidden are left out"
+            )
+            return
+        found = run.read("fingerprints")
+        found = found[found["arm"] == "base"]
+        shape = (int(found["layer"].max()) + 1, int(found["head"].max()) + 1)
+        readers = found[found["a0"] > self.options.reader]
+        chosen = [(int(one.layer), int(one.head)) for one in readers.itertuples()]
+        arms = list(reading_arms(chosen, shape, run, self.options))
+        for batch in run.batches():
+            for arm in arms:
+                try:
+                    self._add(run, batch, arm)
+                except NotImplementedError as error:
+                    run.note(f"absolute_position: {arm.name} is left out: {error}")
+
+    def estimate(self, unit: Unit, run: StageRun) -> None:
+        """Estimates with intervals and tests from the sums over texts."""
+        estimates.position(run, self.options)
+        first_position.trajectory(run)
+        first_position.fingerprints(run, self.options)
+        first_position.shares(run)
+        leakage.tests(run, self.options)
+
+    def remove(self, unit: Unit, run: StageRun) -> None:
+        """How much of the base arm's residual each arm removes."""
+        estimates.removals(run, self.options)
+
+    def claim(self, unit: Unit, run: StageRun) -> None:
+        """What the numbers say of the paper's claims."""
+        check_shuffled(run, self.options)
+        claims.write(run, self.options)
+
+    def control(self, unit: Unit, run: StageRun) -> None:
+        """The same estimates of models with random weights."""
+        estimates.controls(run, self.options)
+
+    def _enough(self, run: StageRun) -> None:
+        least = 4 * self.options.groups
+        if run.samples < least:
+            raise ConfigError(
+                f"absolute_position: {self.options.groups} groups need {least} windows, the texts give "
+                f"{run.samples}; add texts or set options.groups"
+            )
+
+    def _add(self, run: StageRun, batch: Batch, arm: Arm) -> None:
+        """One pass: its sums by group of texts."""
+        unit, options = run.unit, self.options
+        assert unit.checkpoint is not None
+        whole = arm.kind in ("base", "text")
+        about_0 = whole and arm.input == "windows" and not unit.variant
+        groups = [sample * options.groups // run.samples for sample in batch.samples]
+        profile = PositionProfile(max(batch.lengths), groups=options.groups)
+        for layer in self._layers(run, batch, arm, about_0):
+            scores, _ = softmax_of(layer)
+            if arm.kind == "leakage":
+                leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
+                continue
+            profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
+            if about_0:
+                first_position.add(run, batch, arm, layer, options)
+        if arm.kind == "leakage":
+            return
+        if profile.left_out:
+            run.note(f"absolute_position: {profile.left_out} maps of the arm {arm.label} are not finite")
+        kept = PROFILES if whole else tuple(one for one in PROFILES if one not in ("cut", "rows"))
+        store(
+            run,
+            profile,
+            {
+                "model": unit.checkpoint.model,
+                "variant": unit.variant,
+                "seed": unit.seed,
+                "tokens": profile.n,
+                "arm": arm.name,
+                "draw": arm.draw,
+                "kind": arm.kind,
+                "input": arm.input,
+                "position": arm.position,
+            },
+            kept=kept if arm.draw <= 0 else ("counts", "residual"),
+        )
+
+    def _layers(self, run: StageRun, batch: Batch, arm: Arm, states: bool) -> Iterator[Layer]:
+        """The layers of a pass, with what the model lets be captured."""
+        inputs = run.inputs(batch)
+        inputs["input_ids"] = token_ids(run, batch, arm)
+        tier = tier_of(run)
+        sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
+        more = first_position.SITES if states else ()
+        sites += tuple(one for one in more if one not in sites and tier in TABLE[one].tiers)
+        what = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=arm.edits)
+        with forward(run.model().model, inputs, what) as found:
+            yield from found
+
+
+def tier_of(run: StageRun) -> int:
+    """How the model's attention is captured; only the first way hands out the softmax's argument."""
+    model = run.model().model
+    inputs = preflight.trial_inputs(model)
+    if inputs is None:
+        raise LoadError(f"{type(model).__name__} takes no token ids")
+    try:
+        return preflight.plan_for(model, inputs).tier
+    except RuntimeError as error:
+        raise LoadError(str(error)) from None
+
+
+def _early(unit: Unit) -> int:
+    """Number of early queries, n // 2 of the windows' length."""
+    return max(one.n_tokens for one in unit.inputs) // 2
+
+
+STUDY = AbsolutePosition

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""What is kept of every pass: the sums of `PositionProfile` by arm, input, layer and group of texts.
+
+Means over texts are all that the estimates need. A unit stores its part of each sum; a profile of the whole
+run is put together from them. Of squares and triangles only the entries at keys 1 … i of a query are stored.
+
+Example:
+    >>> import numpy as np
+    >>> packed(np.arange(9).reshape(3, 3)).tolist()
+    [4, 7, 8]
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope._warn import NonFiniteWarning
+from attnscope.metrics.positions.position_profile import PositionProfile
+from attnscope.metrics.positions.toeplitz import mask_only
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.engine.stage_run import StageRun
+
+Array = np.ndarray[Any, Any]
+#: Names of the stored sums: those of profiles, and what queries give key 0.
+PROFILES = ("counts", "rows", "residual", "cut", "moved")
+#: What `rows` holds by early query, in order; `offsets` is by offset and longer, and stands behind them.
+ROWS = tuple(name for name, axes in PositionProfile.SUMS.items() if axes == "m")
+
+
+def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
+    """Scores [B, h, n, n], and whether they are the softmax's own argument; where not, log A.
+
+    Such a model's attention of 0 on an earlier key has no logarithm: NaN, and so is the map.
+    """
+    if "scores" in layer.tensors:
+        return layer.matrices("scores"), True
+    maps = layer.matrices()
+    seen = torch.ones(maps.shape[-2:], dtype=torch.bool, device=maps.device).tril()
+    return torch.where(seen & (maps == 0), torch.nan, maps.log()), False
+
+
+def first_key(layer: Layer) -> Tensor:
+    """Attention of early queries to key 0, its square, and what the mask alone makes of it, [B, h, 3, m].
+
+    The last: what late queries that see their i + 1 nearest keys alone give the farthest of them.
+    """
+    scores, own = softmax_of(layer)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", NonFiniteWarning)  # the profile counts them
+        cut = mask_only(scores, body=False, sink_logit=layer.sink_logits).attention[..., 0]
+    m = cut.shape[-1]
+    seen = scores[..., :m, 0].double() - layer.states("lse")[..., :m].double() if own else scores[..., :m, 0]
+    a0 = seen.double().exp().cpu()
+    return torch.stack([a0, a0.square(), cut], dim=-2)
+
+
+def packed(square: Array) -> Array:
+    """The entries [..., i, j] at 1 <= j <= i of the last two axes; fewer rows are the last of a square."""
+    return square[..., _inside(square.shape[-2], square.shape[-1])]
+
+
+def unpacked(flat: Array, rows: int, m: int) -> Array:
+    """The square, or its last rows, 0 elsewhere."""
+    found = np.zeros((*flat.shape[:-1], rows, m))
+    found[..., _inside(rows, m)] = flat
+    return found
+
+
+def _inside(rows: int, m: int) -> Array:
+    queries, keys = np.arange(m - rows, m)[:, None], np.arange(m)
+    return (keys >= 1) & (keys <= queries)
+
+
+def store(run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, kept: tuple[str, ...]) -> None:
+    """Adds the sums of a profile to those of the unit.
+
+    Args:
+        run: of the unit.
+        profile: of one pass over a batch.
+        keys: of the pass.
+        kept: which of `PROFILES`.
+    """
+    state = {name: values.numpy() for name, values in profile.state().items()}
+    dense = {"cut": _square(profile, state["cut"]), "moved": _square(profile, state["moved"])}
+    rows = np.stack([state[name] for name in ROWS], axis=-2)
+    terms = {
+        "counts": state["count"],
+        "rows": np.concatenate([rows.reshape(*rows.shape[:3], -1), state["offsets"]], axis=-1),
+        "residual": packed(state["residual"]),
+        "cut": packed(dense["cut"]),
+        "moved": packed(dense["moved"]),
+    }
+    for g, group in enumerate(profile.present):
+        for k, layer in enumerate(profile.layers):
+            for name in kept:
+                run.reduce(name, terms[name][g, k], **keys, layer=layer, group=group)
+
+
+def _square(profile: PositionProfile, kept: Array) -> Array:
+    """[..., Q, m] of the chosen queries as [..., m, m]."""
+    whole = np.zeros((*kept.shape[:-2], profile.m, profile.m))
+    whole[..., profile.queries, :] = kept
+    return whole
+
+
+def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfile:
+    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0.
+
+    Args:
+        run: of a later stage.
+        n: tokens of a text.
+        groups: of texts.
+        only: keys of the arm.
+    """
+    parts = {name: run.reduced(name, ("layer", "group"), **only) for name in PROFILES}
+    layers = sorted({layer for layer, _ in parts["counts"]})
+    present = sorted({group for _, group in parts["counts"]})
+    made = PositionProfile(n, groups=groups)
+    m = made.m
+
+    def stacked(name: str) -> Array | None:
+        if not parts[name]:
+            return None
+        return np.stack([np.stack([parts[name][k, g].sum for k in layers]) for g in present])
+
+    counts, rows = stacked("counts"), stacked("rows")
+    assert counts is not None
+    shape = counts.shape
+    state: dict[str, Any] = {
+        "n": n, "groups": groups, "left_out": 0, "queries": made.queries, "group": present, "layer": layers,
+        "count": counts, "offsets": np.zeros((*shape, n)),
+    }  # fmt: skip
+    state |= {name: np.zeros((*shape, m)) for name in ROWS}
+    if rows is not None:
+        state["offsets"] = rows[..., len(ROWS) * m :]
+        state |= {name: rows[..., at * m : (at + 1) * m] for at, name in enumerate(ROWS)}
+    for name in ("residual", "cut", "moved"):
+        flat = stacked(name)
+        square = np.zeros((*shape, m, m)) if flat is None else unpacked(flat, m, m)
+        state[name] = square if name == "residual" else square[..., made.queries, :]
+    return PositionProfile.from_state(state)

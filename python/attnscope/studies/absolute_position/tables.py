@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""The study's tables and what their columns mean."""
+
+from __future__ import annotations
+
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Column, Table
+
+#: Sums of states and directions over texts.
+SUMS = ("states", "directions", "first_key", "first_key_centre")
+
+_RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
+_MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
+
+
+def _interval(name: str, label: str, meaning: str, **bounds: float) -> tuple[Column, ...]:
+    """A value with its 95 % interval."""
+    return (
+        Column(name, label=label, meaning=meaning, **bounds),  # type: ignore[arg-type]
+        Column(f"{name}_low", label=f"{label}, lower end"),
+        Column(f"{name}_high", label=f"{label}, upper end"),
+    )
+
+
+ESTIMATES = (
+    Column(
+        "mask_cut", label="cut by the mask (nats)", meaning="−log of the attention the mask leaves.", low=0
+    ),
+    Column("mask_share", label="share cut by the mask", low=0, high=1),
+    *_interval("residual", "residual (nats²)", _RESIDUAL),
+    Column("plain", label="plain residual (nats²)", meaning="The same with its noise.", low=0),
+    Column("p_value", kind="ratio", meaning="Sign flips of groups against a residual of 0."),
+    Column("p_adjusted", kind="ratio", meaning="Benjamini–Hochberg over layers and heads."),
+    Column("correction", dtype="string", kind="text"),
+    Column("reliability", kind="ratio", meaning="Cosine of the odd and the even groups' residuals."),
+    *_interval("felt", "felt residual (nats²)", "The residual weighted by the mask's attention."),
+    Column("sink_advantage", label="advantage of key 0 (nats)"),
+    *_interval("moved_l2", "moved attention, squared", _MOVED),
+    Column("moved_p_value", kind="ratio"),
+    Column("moved_p_adjusted", kind="ratio"),
+    Column("moved_tv", label="moved attention", meaning="Total variation to the mask's attention.", low=0),
+    Column("moved_floor", label="its floor", meaning="The same of means with flipped signs.", low=0),
+    Column("lse_gap", label="log Z less the mask's (nats)"),
+    *_interval("leakage_share", "leakage share", "The residual over the variance of scores along keys."),
+    Column("residual_simple", meaning="Root mean square over all keys, profile over all queries."),
+    Column("mask_simple", meaning="log Z of the mean profile less its mean."),
+)
+
+_REMOVED = tuple(
+    column
+    for name, label in (
+        ("energy", "energy removed"),
+        ("size", "size removed"),
+        ("pattern", "pattern removed"),
+    )
+    for column in _interval(f"{name}_removed", label, "")
+)
+
+OFFSETS = (
+    Column("profile", label="profile (nats)"),
+    Column("log_attention", label="variance of log attention", low=0),
+    Column("score", low=0, meaning="Variance of the mean score over queries."),
+    Column("log_z", low=0, meaning="Variance of log Z over queries."),
+    Column("covariance", meaning="−2 of their covariance."),
+    Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
+    Column("residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."),
+    Column("residual_low"),
+    Column("residual_high"),
+    Column("cross", label="−2 covariance (nats²)"),
+)
+
+TABLES = (
+    Table(
+        "checks",
+        (*CHECKPOINT_KEYS, "check"),
+        (
+            Column("value"),
+            Column("tolerance"),
+            Column("holds", kind="flag"),
+            Column("reason", "string", "text"),
+        ),
+    ),
+    Table("position", (*CHECKPOINT_KEYS, "arm", "input", "layer", "head", "queries", "protocol"), ESTIMATES),
+    Table("layer_means", (*CHECKPOINT_KEYS, "arm", "input", "layer", "queries"), ESTIMATES),
+    *(
+        Table(name, (*CHECKPOINT_KEYS, "arm", "input", "layer", *heads, "offset"), OFFSETS)
+        for name, heads in (("offsets", ("head",)), ("offset_means", ()))
+    ),
+    Table(
+        "residual_maps",
+        (*CHECKPOINT_KEYS, "layer", "head", "query", "key"),
+        (Column("mean", label="residual (nats)"), Column("profile", label="profile (nats)")),
+    ),
+    Table(
+        "removed",
+        (*CHECKPOINT_KEYS, "arm", "draw", "scope", "layer", "queries", "measure"),
+        (Column("kind", "string", "text"), *_REMOVED),
+    ),
+    Table(
+        "trajectories",
+        (*CHECKPOINT_KEYS, "arm", "sample", "layer"),
+        tuple(
+            Column(one)
+            for one in ("norm", "cosine", "gap", "across", "largest", "other_05", "other_50", "other_95")
+        ),
+    ),
+    Table(
+        "trajectory",
+        (*CHECKPOINT_KEYS, "arm", "layer"),
+        (
+            Column("norm", label="norm of position 0", low=0),
+            Column("other_05", low=0),
+            Column("other_50", low=0),
+            Column("other_95", low=0),
+            Column("cosine", label="cosine to the next layer", low=-1, high=1),
+            Column("largest", label="share of the largest coordinate", low=0, high=1),
+            Column("gap", label="gap to the first token alone", low=0),
+            Column("tolerance", low=0),
+            Column("across", label="distance between texts", low=0),
+        ),
+    ),
+    Table(
+        "reads",
+        (*CHECKPOINT_KEYS, "arm", "sample", "layer", "head"),
+        (
+            Column("a0", kind="ratio", label="attention to key 0", low=0, high=1),
+            Column("fingerprint_share", kind="ratio", low=0),
+            Column("fingerprint_projection", kind="ratio"),
+            Column("value_ratio", kind="ratio", low=0),
+        ),
+    ),
+    Table(
+        "fingerprints",
+        (*CHECKPOINT_KEYS, "arm", "layer", "head"),
+        (
+            Column("a0", kind="ratio", label="attention to key 0", low=0, high=1),
+            Column("uniform", kind="ratio", label="uniform attention to key 0", low=0, high=1),
+            Column("fingerprint_cosine", label="cosine of fingerprints over texts", high=1),
+            Column("fingerprint_share", kind="ratio", low=0),
+            Column("fingerprint_projection", kind="ratio"),
+            Column("value_ratio", kind="ratio", low=0),
+            Column(
+                "clock", label="clock", meaning="Share of the variance of A_i0 between positions.", high=1
+            ),
+            Column("clock_mask", label="clock of the mask alone", high=1),
+            Column("readers", "list<float64>", "text", meaning="The thresholds that the head exceeds."),
+        ),
+    ),
+    Table(
+        "position_shares",
+        (*CHECKPOINT_KEYS, "arm", "layer", "site"),
+        (Column("position_share", label="share between positions", high=1), Column("texts", kind="count")),
+    ),
+    Table(
+        "clocks",
+        (*CHECKPOINT_KEYS, "arm", "layer", "head", "query"),
+        (Column("a0", low=0, high=1), Column("a0_mask", low=0, high=1)),
+    ),
+    Table(
+        "leakage",
+        (*CHECKPOINT_KEYS, "input", "sample", "layer", "head", "protocol"),
+        (
+            Column("r2_relative", kind="ratio", low=0, high=1, meaning="Of the offset."),
+            Column("r2_full", kind="ratio", low=0, high=1, meaning="Of the offset and the position."),
+            Column("leakage", kind="ratio", low=0, high=1, meaning="Their difference, of one text."),
+        ),
+    ),
+    Table(
+        "leakage_tests",
+        (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
+        (
+            *_interval("gap", "leakage above that of turned texts", ""),
+            Column("p_value", kind="ratio"),
+            Column("p_adjusted", kind="ratio"),
+            Column("correction", "string", "text"),
+        ),
+    ),
+    Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
+    Table(
+        "claims",
+        (*CHECKPOINT_KEYS, "protocol", "claim"),
+        (
+            Column("statistic", "string", "text"),
+            Column("value"),
+            Column("low"),
+            Column("high"),
+            Column("null"),
+            Column("p_value", kind="ratio"),
+            Column("p_adjusted", kind="ratio"),
+            Column("verdict", "string", "text"),
+            Column("reason", "string", "text"),
+        ),
+    ),
+)

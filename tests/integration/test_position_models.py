@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: MIT
+"""The study of absolute position on trained models, beside what was measured on other windows of the text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import attnscope as asc
+from attnscope.engine.run import run
+
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
+TEXTS = DATA / "text" / "wiki_dataset_sink.csv"
+# means over heads by layer, and standard errors of one head, of 128 windows drawn in other places
+MEASURED = {
+    "stories260K": {
+        "residual": [-0.011, 0.177, 0.358, 0.080, 0.154],
+        "error": [0.029, 0.126, 0.055, 0.032, 0.012],
+        "sink_advantage": [3.4, 11.2, 0.1, 4.3, 2.1],
+        "fingerprint": [0.22, 0.09, 0.32, 0.36, 0.32],
+    },
+    "llama2xs": {
+        "residual": [0.04, 0.01, 5.9, 42.7, 185.0],
+        "error": [1.3, 2.9, 8.7, 18.0, 16.0],
+        "sink_advantage": [-6.2, -7.7, 48.0, 95.0, 23.0],
+        "fingerprint": [0.15, 0.46, 0.68, 0.34, 0.47],
+    },
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("name", MEASURED)
+def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_path):
+    if not TEXTS.exists() or not (DATA / name / "hf").exists():
+        pytest.skip(f"{name} or the sentences are not here")
+    results = run(
+        asc.Study(
+            study="absolute_position",
+            models={"path": str(DATA / name / "hf"), "label": name},
+            texts={"path": str(TEXTS), "column": "text", "per": "window", "samples": 128},
+            max_tokens=64,
+            output=str(tmp_path),
+            options={
+                "groups": 8,
+                "queries": [2, 31],
+                "arms": ["zero", "no_bos"],
+                "nulls": [],
+                "leakage": False,
+            },
+        ),
+        progress=False,
+    )
+    wanted = {key: np.array(values) for key, values in MEASURED[name].items()}
+    position = results.table("position")
+    rows = position[(position["queries"] == "early") & (position["arm"] == "base")]
+    own = rows[rows["input"] == "windows"].groupby("layer")
+    mine = (own["residual_high"].mean() - own["residual"].mean()) / 2.365  # t of 7 degrees of freedom
+    apart = np.abs(own["residual"].mean() - wanted["residual"])
+    assert (apart <= 3 * np.hypot(mine, wanted["error"])).all(), apart.to_numpy()
+    scale = np.abs(wanted["sink_advantage"]).max()
+    assert np.abs(own["sink_advantage"].mean() - wanted["sink_advantage"]).max() < 0.05 * scale
+    for kind in ("windows", "shuffled"):
+        first = rows[(rows["layer"] == 0) & (rows["input"] == kind)]
+        assert first["p_adjusted"].min() > 0.01
+    bare = position[(position["arm"] == "no_bos") & (position["input"] == "repeated")]
+    largest = rows["residual"].abs().max()
+    assert bare["residual"].abs().max() < 1e-7 * largest
+    prints = results.table("fingerprints")
+    with_bos, without = (
+        prints[prints["arm"] == arm].groupby("layer")["fingerprint_cosine"] for arm in ("base", "no_bos")
+    )
+    assert with_bos.min().min() > 1 - 1e-9
+    np.testing.assert_allclose(without.mean(), wanted["fingerprint"], atol=0.1)
+    removed = results.table("removed").query(
+        "scope == 'from_1' and queries == 'early' and measure == 'uniform'"
+    )
+    share = removed.set_index("arm")["energy_removed"]
+    assert 0.7 < share["zero"] < 1.1
+    assert 0.7 < share["no_bos"] < 1.1

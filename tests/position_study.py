@@ -1,0 +1,28 @@
+# SPDX-License-Identifier: MIT
+"""Settings of a small run of the study of absolute position."""
+
+import attnscope as asc
+
+N, GROUPS, TEXTS = 16, 4, 16
+QUICK = {
+    "groups": GROUPS,
+    "vectors": 2,
+    "matched": 2,
+    "random_weights": 1,
+    "permutations": 999,
+    "null_draws": 20,
+    "reader": 0.08,
+}
+
+
+def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, **options):
+    return asc.Study(
+        study="absolute_position",
+        models=str(folder),
+        texts={"path": str(texts), "per": "window", "samples": samples},
+        max_tokens=N,
+        block=block,
+        output=str(output),
+        name=name,
+        options={**QUICK, **options},
+    )

@@ -1,0 +1,144 @@
+# SPDX-License-Identifier: MIT
+"""Windows: disjoint pieces of joined texts at a drawn place, the same text with and without BOS."""
+
+import pytest
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import make_plan
+from folders import id_lines, model_folder, sentences
+
+LENGTH = 8
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("m") / "m")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return sentences(tmp_path_factory.mktemp("t") / "texts.txt", 20)
+
+
+def inputs(folder, texts, seed=0, bos="keep", **source):
+    settings = asc.Study(
+        models=str(folder),
+        texts={"path": str(texts), "per": "window", **source},
+        max_tokens=source.pop("length", LENGTH),
+        seed=seed,
+        bos=bos,
+        block=4,
+    )
+    plan = make_plan(settings)
+    return [one for unit in plan.units for one in unit.inputs if not unit.variant]
+
+
+def whole(folder, texts):
+    """All words of the file as ids, by the tokenizer itself, line after line."""
+    from transformers import AutoTokenizer
+
+    own = AutoTokenizer.from_pretrained(folder)
+    lines = texts.read_text("utf-8").splitlines()
+    return [one for line in lines for one in own(line, add_special_tokens=False)["input_ids"]]
+
+
+def test_windows_follow_one_another_from_a_place_among_the_first_tokens(folder, texts):
+    ids = whole(folder, texts)
+    found = inputs(folder, texts)
+    first = [*found[0].sentence.token_ids]
+    places = [at for at in range(LENGTH) if ids[at : at + LENGTH] == first]
+    assert places
+    joined = [token for one in found for token in one.sentence.token_ids]
+    assert any(ids[at : at + len(joined)] == joined for at in places)
+    assert len(ids) - len(joined) < 2 * LENGTH
+    assert [one.sentence.sample for one in found] == [*range(len(found))]
+
+
+def test_the_place_is_drawn_with_the_seed(folder, texts):
+    starts = {inputs(folder, texts, seed=seed)[0].sentence.token_ids for seed in range(12)}
+    assert len(starts) > 3
+    assert inputs(folder, texts, seed=5)[0].sentence == inputs(folder, texts, seed=5)[0].sentence
+
+
+def test_with_and_without_bos_the_text_is_the_same(folder, texts):
+    for kept, dropped in zip(inputs(folder, texts), inputs(folder, texts, bos="drop"), strict=True):
+        assert kept.encoded.ids.tolist() == [1, *dropped.encoded.ids.tolist()[:-1]]
+        assert kept.encoded.starts_with_bos
+        assert not dropped.encoded.starts_with_bos
+        assert kept.n_tokens == dropped.n_tokens == LENGTH
+        assert tuple(dropped.encoded.ids.tolist()) == dropped.sentence.token_ids == kept.sentence.token_ids
+
+
+def test_a_tokenizer_without_bos_sets_none(tmp_path, texts):
+    found = inputs(model_folder(tmp_path / "m", bos=False), texts)
+    assert all(one.encoded.ids.tolist() == [*one.sentence.token_ids] for one in found)
+
+
+def test_a_bos_token_inside_a_text_is_left_out(folder, tmp_path):
+    (tmp_path / "a.txt").write_text("<s> the cat sat </s> on a mat\n" * 10, "utf-8")
+    found = inputs(folder, tmp_path / "a.txt")
+    assert all({0, 1, 2}.isdisjoint(one.sentence.token_ids) for one in found)
+
+
+def test_samples_counts_windows_drawn_or_first(folder, texts):
+    every = [one.sentence.token_ids for one in inputs(folder, texts)]
+    assert [one.sentence.token_ids for one in inputs(folder, texts, samples=3)] == every[:3]
+    drawn = [one.sentence.source_row for one in inputs(folder, texts, samples=5, sampling="random")]
+    assert drawn == sorted(set(drawn))
+    assert drawn != [*range(5)]
+
+
+def test_lists_of_token_ids_are_joined(folder, tmp_path):
+    found = inputs(
+        folder, id_lines(tmp_path / "a.jsonl", [[at % 90 + 4] * 5 for at in range(20)]), bos="drop"
+    )
+    row = [at % 90 + 4 for at in range(20) for _ in range(5)]
+    first = [*found[0].sentence.token_ids]
+    assert any(row[at : at + LENGTH] == first for at in range(LENGTH))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"max_tokens": None}, "set max_tokens"),
+        ({"max_tokens": 60, "texts": "short"}, r"has 4 tokens of m, too few for one window of 60"),
+        ({"texts": "mixed"}, "windows and sentences do not go into one run"),
+    ],
+)
+def test_bad_input(folder, texts, tmp_path, changes, message):
+    (tmp_path / "short.txt").write_text("the cat sat on\n", "utf-8")
+    window = {"path": str(texts), "per": "window"}
+    named = {
+        "short": {"path": str(tmp_path / "short.txt"), "per": "window"},
+        "mixed": [window, {"path": str(texts)}],
+    }
+    values = {"max_tokens": LENGTH, **changes}
+    values["texts"] = named.get(values.get("texts"), window)
+    with pytest.raises(ConfigError, match=message):
+        make_plan(asc.Study(models=str(folder), **values))
+
+
+def test_a_run_over_windows_stores_what_was_read(folder, texts, tmp_path):
+    results = asc.run(
+        asc.Study(
+            models=str(folder),
+            texts={"path": str(texts), "per": "window", "samples": 5},
+            max_tokens=LENGTH,
+            metrics=["attention_entropy"],
+            block=2,
+            output=str(tmp_path),
+            name="a",
+        ),
+        progress=False,
+    )
+    samples = results.table("samples")
+    assert samples["n_tokens"].tolist() == [LENGTH] * 5
+    assert samples["bos"].all()
+    assert not samples["truncated"].any()
+    assert len(set(samples["text"])) == 5
+
+
+def test_the_manual_of_python_has_enough_windows(folder):
+    found = inputs(folder, "builtin:pydoc", samples=300)
+    assert len(found) == 300
