@@ -117,7 +117,7 @@ def view(
     Example:
         >>> import torch, attnscope as asc
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
-        View('uniform': 2 layers × 3 heads, 31 metrics, 6 attention matrices)
+        View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
     from attnscope.engine.results import Results
 

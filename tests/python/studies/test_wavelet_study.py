@@ -206,7 +206,7 @@ def test_harmonics_are_those_of_the_models_activation(made):
 
 def test_phases_follow_the_checkpoints(tmp_path):
     home = series(tmp_path / "growing")
-    texts = sentences(tmp_path / "t.txt", 2, shortest=44)
+    texts = sentences(tmp_path / "t.txt", 5, shortest=44)
     results = run(study(tmp_path, home / "step*", texts), say=lambda text: None)
     phases = results.table("phases")
     assert sorted(phases["step"].unique()) == [0, 2, 10]
