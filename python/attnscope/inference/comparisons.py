@@ -47,8 +47,6 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     References:
         Student, The probable error of a mean, 1908.
     """
-    from scipy import stats
-
     confidence = check_confidence("paired_test", confidence)
     x, y = pairs("paired_test", a, b)
     difference = x - y
@@ -58,8 +56,10 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         return _untested(mean, n)
     if np.ptp(difference) == 0:
         return _without_spread(mean, n - 1, n)
+    # without a scale small variances would vanish
     scale = float(np.abs(difference).max())
-    return _tested(stats.ttest_1samp(difference / scale, 0.0), mean, scale, n, confidence)
+    variance = float((difference / scale).var(ddof=1)) / n
+    return _tested(mean, math.sqrt(variance) * scale, n - 1, n, confidence)
 
 
 def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
@@ -86,8 +86,6 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
         Welch, The generalization of Student's problem when several different population variances are
         involved, 1947.
     """
-    from scipy import stats
-
     confidence = check_confidence("welch_test", confidence)
     x, y = (vector("welch_test", name, values) for name, values in (("a", a), ("b", b)))
     x, y = x[~np.isnan(x)], y[~np.isnan(y)]
@@ -98,7 +96,9 @@ def welch_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     if np.ptp(x) == 0 and np.ptp(y) == 0:
         return _without_spread(mean, n - 2, n)
     scale = float(max(np.abs(x).max(), np.abs(y).max()))
-    return _tested(stats.ttest_ind(x / scale, y / scale, equal_var=False), mean, scale, n, confidence)
+    u, v = (float((values / scale).var(ddof=1)) / len(values) for values in (x, y))
+    freedom = (u + v) ** 2 / (u**2 / (len(x) - 1) + v**2 / (len(y) - 1))
+    return _tested(mean, math.sqrt(u + v) * scale, freedom, n, confidence)
 
 
 def holm(p_values: Any) -> Vector:
@@ -172,18 +172,13 @@ def _by_holm(p: Vector) -> Vector:
     return result
 
 
-def _tested(found: Any, mean: float, scale: float, n: int, confidence: float) -> Comparison:
-    """SciPy's result of values divided by `scale`, without which small variances would vanish."""
-    low, high = found.confidence_interval(confidence)
-    return Comparison(
-        mean,
-        float(low) * scale,
-        float(high) * scale,
-        float(found.statistic),
-        float(found.df),
-        float(found.pvalue),
-        n,
-    )
+def _tested(mean: float, error: float, freedom: float, n: int, confidence: float) -> Comparison:
+    """Student's t of a mean with its standard error."""
+    from scipy import special
+
+    statistic, reach = mean / error, float(special.stdtrit(freedom, (1 + confidence) / 2)) * error
+    p_value = 2 * float(special.stdtr(freedom, -abs(statistic)))
+    return Comparison(mean, mean - reach, mean + reach, statistic, float(freedom), p_value, n)
 
 
 def _untested(mean: float, n: int) -> Comparison:

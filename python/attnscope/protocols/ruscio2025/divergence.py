@@ -229,7 +229,8 @@ def _normalised(maps: torch.Tensor) -> torch.Tensor:
 def _divergence(maps: torch.Tensor) -> torch.Tensor:
     """KL of every row from the mean over heads, [..., h, rows]."""
     mean = maps.mean(-3, keepdim=True)
-    return (torch.xlogy(maps, maps) - torch.xlogy(maps, mean)).sum(-1)
+    logs = torch.xlogy(torch.ones_like(mean), mean)
+    return (torch.xlogy(maps, maps) - torch.where(maps == 0, maps, maps * logs)).sum(-1)
 
 
 def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -136,56 +136,43 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     levels = levels.to(type_in_numpy(checked.tensor.dtype)).double()
     n, bad = checked.n, spoiled(maps)
     maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
-    spectra = _spectra(maps, levels)
-    by_level = []
-    for at, level in enumerate(levels):
-        edges = maps > float(level)
-        shared = _shared(edges) | {name: values[:, at] for name, values in spectra.items()}
-        by_level.append([{**shared, **_degrees(edges, variant)} for variant in variants])
+    counted = []
+    for level in levels.tolist():
+        edges = maps > level
+        counted.append((edges.sum(-2), edges.sum(-1), *_paths(edges)))
+    incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
+    total = incoming.sum(-1)
+    density, degenerate = total.double() / n**2, (total < 2) | (n < 2)
+    missing = {"average_shortest_path": paths, "average_clustering": clustering}
+    numbers = {**_spectra(maps, levels), "density": density}
+    flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
+    whole = ~bad.reshape(-1, 1)
+    shared = {
+        **{name: torch.where(degenerate, math.nan, values) for name, values in missing.items()},
+        **{name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()},
+    }
+    shared = {name: torch.where(whole, values, math.nan) for name, values in shared.items()}
+    shared |= {name: values & whole for name, values in flags.items()}
     result = []
-    for position in range(len(variants)):
-        parts = [found[position] for found in by_level]
-        degenerate = torch.stack([part["degenerate"] for part in parts], -1)
-        fields = {}
-        for field in GraphStatistics._fields:
-            values = torch.stack([part[field] for part in parts], -1)
-            if values.dtype != torch.bool:
-                nothing = math.nan if field in ("average_shortest_path", "average_clustering") else 0.0
-                values = torch.where(degenerate, nothing, values)
-            values = values.reshape(*checked.leading, len(levels))
-            whole = ~bad.unsqueeze(-1)
-            fields[field] = (
-                values & whole if values.dtype == torch.bool else torch.where(whole, values, math.nan)
-            )
+    for variant in variants:
+        own = {
+            field: torch.where(whole, torch.where(degenerate, 0.0, values), math.nan)
+            for field, values in _degrees(incoming, outgoing, variant).items()
+        }
+        shape = (*checked.leading, len(levels))
+        fields = {field: values.reshape(shape) for field, values in {**shared, **own}.items()}
         result.append(GraphStatistics(**fields))
     _checks.finished(PROTOCOL + name, checked, result[0], int(bad.sum()))
     return result
 
 
-def _shared(edges: Tensor) -> dict[str, Tensor]:
-    """What both notebooks compute alike of graphs [m, n, n], degenerate ones included."""
-    n = edges.shape[-1]
-    total = edges.sum((-2, -1))
-    density = total.double() / n**2
-    degenerate = (total < 2) | (n < 2)
-    path, clustering = _paths(edges)
-    return {
-        "density": density,
-        "average_shortest_path": path,
-        "average_clustering": clustering,
-        "degenerate": degenerate,
-        "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate,
-    }
-
-
-def _degrees(edges: Tensor, variant: Variant) -> dict[str, Tensor]:
-    """The fields made of in-degrees."""
-    n = edges.shape[-1]
-    incoming, outgoing = edges.sum(-2), edges.sum(-1)
+def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, Tensor]:
+    """The fields made of the degrees [m, T, n] of graphs."""
+    n = incoming.shape[-1]
+    # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
     isolated = (incoming + outgoing) == 0
     if variant == "laplacian" and n <= MANY_NODES:
         isolated = torch.zeros_like(isolated)
-    # a dropped node has no part in any sum: its degree is 0, so that it comes first in the order
     degree = incoming.double()
     dropped = isolated.sum(-1, keepdim=True)
     nodes = (n - dropped.squeeze(-1)).double()

@@ -107,32 +107,36 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
     metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
-    frames: dict[str, Any] = {name: measured(results, name) for name in tables}
-    for metric, name in metrics.items():
-        frame = frames[name]
-        if frame[metric].isna().all():
-            continue
-        for keys, own in checkpoints(frame):
-            for protocol, rows in own.groupby("protocol", sort=True):
-                wide = rows.pivot(index="sample", columns="layer", values=metric)
-                layers = [one for one in compared_layers(int(wide.columns.max()) + 1) if one in wide.columns]
-                for one, other in combinations(layers, 2):
-                    a, b = wide[one].to_numpy(float), wide[other].to_numpy(float)
-                    test = (paired_test if protocol == "exact" else welch_test)(b, a)
-                    if not math.isnan(test.p_value):
-                        made.append(
-                            {
-                                **keys,
-                                "metric": metric,
-                                "layer": one,
-                                "other_layer": other,
-                                "protocol": protocol,
-                                "difference": test.difference,
-                                "p_value": test.p_value,
-                                "samples": int((~np.isnan(a) & ~np.isnan(b)).sum()),
-                            }
-                        )
-    return corrected(made)
+    for name in tables:
+        frame = measured(results, name)
+        own = [metric for metric in metrics if metrics[metric] == name and frame[metric].notna().any()]
+        for keys, rows in checkpoints(frame):
+            for protocol, part in rows.groupby("protocol", sort=True):
+                wide = part.pivot(index="sample", columns="layer", values=own)
+                made += [{**keys, **test} for test in _between_layers(wide, own, str(protocol))]
+    order = {metric: at for at, metric in enumerate(metrics)}
+    return corrected(sorted(made, key=lambda row: order[row["metric"]]))
+
+
+def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> Iterator[dict[str, Any]]:
+    """Tests of the layers in pairs, of texts by metrics and layers."""
+    test_of = paired_test if protocol == "exact" else welch_test
+    for metric in metrics:
+        values = wide[metric]
+        columns = dict(zip(values.columns, values.to_numpy(float).T, strict=True))
+        layers = [one for one in compared_layers(max(columns) + 1) if one in columns]
+        for one, other in combinations(layers, 2):
+            test = test_of(columns[other], columns[one])
+            if not math.isnan(test.p_value):
+                yield {
+                    "metric": metric,
+                    "layer": one,
+                    "other_layer": other,
+                    "protocol": protocol,
+                    "difference": test.difference,
+                    "p_value": test.p_value,
+                    "samples": int((~np.isnan(columns[one]) & ~np.isnan(columns[other])).sum()),
+                }
 
 
 def removal_tests(results: Results) -> list[dict[str, Any]]:
@@ -190,19 +194,21 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     if nulls.empty:
         return made
     metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
+    nulls = nulls[nulls["metric"].isin(metrics)]
     tables = (("heads", "heads"), ("head_means", "head_mean"))
     frame = pd.concat([measured(results, table).assign(scope=scope) for table, scope in tables])
     for named, own in checkpoints(frame):
         every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
         # random weights belong to the whole series, shuffled rows to their own checkpoint
         where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
-        for (metric, kind), of_kind in nulls[where].groupby(["metric", "variant"], sort=True):
-            if metric not in metrics:
-                continue
-            values = of_kind.set_index(["protocol", "scope", "sample"])["value"].rename("null")
-            both = every[metric].to_frame("here").join(values, how="inner")
-            for (protocol, scope), rows in both.groupby(["protocol", "scope"], sort=True):
-                test = paired_test(rows["here"].to_numpy(), rows["null"].to_numpy())
+        wide = nulls[where].pivot_table(
+            index=every.index.names, columns=["metric", "variant"], values="value", sort=True
+        )
+        places = every.groupby(["protocol", "scope"], sort=True).indices
+        here, there = every.to_numpy(float), wide.reindex(every.index).to_numpy(float)
+        for column, (metric, kind) in enumerate(wide.columns):
+            for (protocol, scope), rows in places.items():
+                test = paired_test(here[rows, metrics.index(metric)], there[rows, column])
                 if test.n:
                     made.append(
                         {
