@@ -8,6 +8,8 @@ from collections.abc import Callable, Collection
 import torch
 from torch import Tensor
 
+from attnscope.capture.sites import ATTENTION, HEADS, TABLE
+
 
 class Scratch:
     """One piece of memory, reused by every tile of every layer."""
@@ -55,6 +57,18 @@ class Draft:
         self.mask: Tensor | None = None
         self.full: Tensor | None = None
         self.scratch: Callable[[tuple[int, ...]], Tensor] = torch.empty
+
+    def shaped(self, site: str, tensor: Tensor) -> Tensor:
+        """What a hook has kept, in the site's shape."""
+        every = self.heads == list(range(self.total))
+        if TABLE[site].moment == ATTENTION:
+            return tensor if every or site in ("key", "value") else tensor[:, self.heads]
+        if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
+            tensor = tensor.reshape(*self.size, -1)
+        if TABLE[site].moment == HEADS:
+            tensor = tensor.reshape(*self.size, self.total, -1).transpose(1, 2)
+            tensor = tensor if every else tensor[:, self.heads]
+        return tensor
 
     def allocate(
         self, sites: Collection[str], queries: int, keys: int, dtype: torch.dtype, device: torch.device

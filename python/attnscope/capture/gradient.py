@@ -151,7 +151,7 @@ def backward(
     layer_of = dict(zip(map(id, recorder.drafts), layers, strict=False))
     for (draft, site), source, gradient in zip(places, sources, found, strict=False):
         flat = torch.zeros_like(source) if gradient is None else gradient
-        layer_of[id(draft)].gradients[site] = recorder.shaped(draft, site, flat.detach())
+        layer_of[id(draft)].gradients[site] = draft.shaped(site, flat.detach())
     for (name, parameter), gradient in zip(parameters.items(), found[len(places) :], strict=True):
         outputs.parameters[name] = torch.zeros_like(parameter) if gradient is None else gradient
     outputs.value = value.detach()
@@ -162,7 +162,7 @@ def tangents(what: Gradient, outputs: Outputs, recorder: Recorder, layers: list[
     outputs.value, outputs.derivative = unpacked(what.of(outputs))
     for draft, layer in zip(recorder.drafts, layers, strict=False):
         for site, dual in draft.roots.items():
-            layer.gradients[site] = recorder.shaped(draft, site, unpacked(dual)[1])
+            layer.gradients[site] = draft.shaped(site, unpacked(dual)[1])
 
 
 def unpacked(dual: Tensor) -> tuple[Tensor, Tensor]:

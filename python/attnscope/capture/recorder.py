@@ -13,11 +13,10 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.anatomy import Parts, choose
+from attnscope.capture.anatomy import Parts, choose, entering, leaving, with_entering, with_leaving
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
-from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
-from attnscope.capture.sites import ALONE, ATTENTION, ENTRY, EXIT, FEED_FORWARD, HEADS, INPUT, TABLE
+from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
 from attnscope.capture.visibility import MASKED_BELOW
 
 if TYPE_CHECKING:
@@ -255,20 +254,9 @@ class Recorder:
         tensor = self.kept.get((place or "", site))
         if tensor is None:
             raise RuntimeError(f"capture: site {site!r} was not seen in {draft.stack}, layer {draft.index}")
-        draft.tensors[site] = self.shaped(draft, site, tensor)
+        draft.tensors[site] = draft.shaped(site, tensor)
         if (place or "", site) in self.roots:
             draft.roots[site] = self.roots.pop((place or "", site))
-
-    def shaped(self, draft: Draft, site: str, tensor: Tensor) -> Tensor:
-        """What a hook has kept, in the site's shape."""
-        if TABLE[site].moment == ATTENTION:
-            return tensor if self.heads is None or site in ("key", "value") else tensor[:, draft.heads]
-        if tensor.ndim == 2:  # some feed-forward parts work on [B * q, D]
-            tensor = tensor.reshape(*draft.size, -1)
-        if TABLE[site].moment == HEADS:
-            tensor = tensor.reshape(*draft.size, draft.total, -1).transpose(1, 2)
-            tensor = tensor if self.heads is None else tensor[:, draft.heads]
-        return tensor
 
     def _send(self, draft: Draft) -> None:
         tensors, draft.tensors = draft.tensors, {}

@@ -79,7 +79,8 @@ def jackknife_bounds(
     without = np.stack(
         [np.asarray(function(np.delete(values, group, axis=0)), dtype=np.float64) for group in range(groups)]
     )
-    spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
+    with np.errstate(invalid="ignore"):  # an estimate that is infinite without a group has no interval
+        spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
     reach = stats.t.ppf((1 + confidence) / 2, groups - 1) * np.sqrt(spread)
     return estimate, estimate - reach, estimate + reach, groups
 

@@ -213,8 +213,9 @@ def removed(
     def sizes(kept: np.ndarray) -> Array:
         """Of each scope the mean over its heads of base, arm and what they share, [scopes, 3]."""
         means = np.stack([mean_product(_kept(gram, kept)) for gram in grams], -1)
-        rows = [np.nanmean(means[scope], (0, 1)) if scope else np.full(3, math.nan) for scope in scopes]
-        return np.stack(rows)
+        heads = np.stack([(~np.isnan(means[scope])).sum((0, 1)) for scope in scopes])
+        with np.errstate(invalid="ignore"):  # 0/0 where a scope has no head
+            return np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
 
     def shares(kept: np.ndarray) -> Array:
         before, after, shared = sizes(kept).T

@@ -55,6 +55,13 @@ def test_the_level_is_kept_for_noise_with_heavy_tails():
     assert np.mean(p <= 0.05) < 0.05 + 3 * np.sqrt(0.05 * 0.95 / 400)
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_estimate_that_is_infinite_without_a_group_has_no_interval_and_no_warning():
+    found = inference.jackknife([1.0, 2.0, 3.0], lambda x: np.inf if len(x) == 2 and x[0] == 1 else x.sum())
+    assert found.estimate == 6
+    assert np.isnan([found.low, found.high]).all()
+
+
 def test_undefined_values():
     assert np.isnan(inference.jackknife([1.0], np.mean).low)
     assert np.isnan(inference.sign_flips([1.0, np.nan]))

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.autograd import forward_ad
 
+from attnscope.capture.anatomy import entering, leaving, with_entering, with_leaving
 from attnscope.capture.edits.edit import Applied, Change
-from attnscope.capture.residual import entering, leaving, with_entering, with_leaving
 
 if TYPE_CHECKING:
     from attnscope.capture.structure import Structure

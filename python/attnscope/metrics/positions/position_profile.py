@@ -336,8 +336,7 @@ class PositionProfile:
             residual = torch.where(w > 0, residual, 0.0)
             centred = residual - (w * residual).sum(-1, keepdim=True)
             wanted = w.sqrt() * centred
-        vectors: Tensor = wanted.flatten(-2) / len(rows) ** 0.5
-        return vectors
+        return wanted.flatten(-2) / float(len(rows) ** 0.5)
 
     def _terms(self, maps: Tensor, sink_logit: Tensor | None) -> tuple[dict[str, Tensor], Tensor]:
         """What every text adds, [texts, heads, ...], and which maps are scores."""
