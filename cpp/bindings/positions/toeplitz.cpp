@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
+#include "kernels/positions/mask_only.h"
 
 namespace attnscope {
 namespace {
@@ -43,7 +44,7 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = squares(batch, {count, m});
-  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
+  const Index bad = per_matrix_checked_by_kernel<MaskOnlyWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
         const Index own = split_rows(view.rows(), true);
