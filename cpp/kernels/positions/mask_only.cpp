@@ -16,6 +16,9 @@ namespace {
 constexpr Index kBlock = 8;
 constexpr Index kAbreast = 4;
 
+// How many rows ahead memory is asked for.
+constexpr Index kAhead = 4;
+
 // A row whose nearest key lies so far below its largest score that the exponentials less that score may
 // vanish is summed less the largest score so far.
 constexpr double kFar = 128.0;
@@ -197,6 +200,7 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   };
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
   for (Index i = 0; i < m; ++i) {
+    prefetch_row(scores, i + kAhead, i + kAhead);
     if (is_readable(reader.row(i), i + 1)) continue;
     fill();
     return false;
@@ -235,6 +239,7 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
     block.rows = 0;
   };
   for (Index i = m; i < 2 * m; ++i) {
+    prefetch_row(scores, i + kAhead, i + kAhead);
     const auto* row = reader.row(i);
     if (!is_readable(row, i + 1)) {
       fill();

@@ -49,6 +49,16 @@ bool is_visible(const WideType* row, Index count) {
   return all_of(row, count, -kInfinity, [](auto entries, auto limit) { return entries > limit; });
 }
 
+// Asks for the first `count` entries of row `i`, where there is one, ahead of their use: rows that end at the
+// diagonal are no stream that a processor foresees.
+template <class Scalar>
+void prefetch_row(const MatrixView<Scalar>& matrix, Index i, Index count) {
+  if (i >= matrix.rows() || matrix.innerStride() != 1) return;
+  constexpr Index kLine = 64 / sizeof(Scalar);
+  const Scalar* row = matrix.data() + i * matrix.outerStride();
+  for (Index j = 0; j < count; j += kLine) __builtin_prefetch(row + j);
+}
+
 inline double largest(Lanes lanes) {
   LaneMask place;
   for (Index k = 0; k < kPackWidth; ++k) place[k] = k;

@@ -11,6 +11,9 @@
 namespace attnscope {
 namespace {
 
+// How many rows ahead memory is asked for.
+constexpr Index kAhead = 4;
+
 // Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D, and the number of its entries there to
 // `counts` or, where all are visible, one to `full` at the first of them. Vectors are written behind the m-th sum.
 template <class WideType>
@@ -167,6 +170,7 @@ bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* w
   double* full = counts + size;
   std::fill(profile, profile + 3 * size, 0.0);
   for (Index i = late ? m : 0; i < (late ? 2 * m : m); ++i) {
+    prefetch_row(scores, i + kAhead, i + kAhead);
     const auto* row = reader.row(i);
     if (!is_readable(row, i + 1)) {
       fill_split(out, m, kMissing);
