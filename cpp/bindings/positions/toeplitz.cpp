@@ -4,12 +4,13 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
+#include "kernels/positions/mask_only.h"
 
 namespace attnscope {
 namespace {
 
-// A matrix of results for each map, of which a kernel writes all unless maps differ in length.
-Result<double> squares(const Batch& batch, const std::vector<Index>& trailing) {
+// Results of each map, of which a kernel writes all unless maps differ in length.
+Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
   return batch.lengths == nullptr ? make_empty<double>(batch.sizes, trailing)
                                   : make_result(batch.sizes, trailing, kNaN);
 }
@@ -19,9 +20,9 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
   const Batch batch = make_batch(scores, lengths);
   const Index m = split_rows(batch.n, late);
   const double* weighing = weights.is_none() ? nullptr : numbers_of(weights, weight_matrices * m * m);
-  const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
+  const auto vector = [&] { return results(batch, {m}); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
-  const Result<double> residual = squares(batch, {m, m});
+  const Result<double> residual = results(batch, {m, m});
   const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         const ToeplitzOutputs out{profile.data + index * m,  residual.data + index * m * m,
@@ -40,10 +41,10 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const Index m = split_rows(batch.n, true);
   const auto count = static_cast<Index>(queries.size());
   const double* logits = sinks.is_none() ? nullptr : numbers_of(sinks, sink_count);
-  const auto vector = [&] { return make_result(batch.sizes, {m}, kNaN); };
+  const auto vector = [&] { return results(batch, {m}); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
-  const Result<double> attention = squares(batch, {count, m});
-  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
+  const Result<double> attention = results(batch, {count, m});
+  const Index bad = per_matrix_checked_by_kernel<MaskOnlyWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
         const Index own = split_rows(view.rows(), true);

@@ -9,6 +9,7 @@
 #include <random>
 #include <vector>
 
+#include "kernels/positions/mask_only.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -49,7 +50,7 @@ struct Mask {
       : m(split_rows(s.rows(), true)), lse(numbers(m)), cut(numbers(m)), share(numbers(m)), attention(numbers(m * m)) {
     std::vector<std::int64_t> queries(static_cast<std::size_t>(m));
     std::iota(queries.begin(), queries.end(), 0);
-    ToeplitzWorkspace workspace;
+    MaskOnlyWorkspace workspace;
     finite = mask_only(view(s), sink, queries.data(), m, body, lse.data(), cut.data(), share.data(), attention.data(), m,
                        workspace);
   }

@@ -268,10 +268,13 @@ def _weights_argument(function: str, weights: Any, scores: _checks.Attention, m:
 def _queries_argument(function: str, queries: Any, m: int) -> list[int]:
     if queries is None:
         return list(range(m))
-    tensor = _checks.as_tensor(function, "queries", queries)
-    if tensor.ndim != 1 or (tensor.is_floating_point() and tensor.numel()) or tensor.dtype == torch.bool:
-        raise ValueError(f"{function}: queries must be a list of integers, got {queries!r}")
-    wanted: list[int] = [int(query) for query in tensor.tolist()]
+    if isinstance(queries, list) and all(type(query) is int for query in queries):
+        wanted: list[int] = queries
+    else:
+        tensor = _checks.as_tensor(function, "queries", queries)
+        if tensor.ndim != 1 or (tensor.is_floating_point() and tensor.numel()) or tensor.dtype == torch.bool:
+            raise ValueError(f"{function}: queries must be a list of integers, got {queries!r}")
+        wanted = [int(query) for query in tensor.tolist()]
     for query in wanted:
         if not 0 <= query < m:
             raise ValueError(f"{function}: queries must lie between 0 and m - 1 = {m - 1}, got {query}")
