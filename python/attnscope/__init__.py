@@ -21,6 +21,8 @@ if importlib.util.find_spec("torch") is not None:
 
     from attnscope import inference, protocols
     from attnscope.capture import capture, edit, edits
+    from attnscope.capture.weights.rank_one import RankOneEffect, rank_one_effect
+    from attnscope.capture.weights.second_moments import second_moments
     from attnscope.inference import Frames, classify_frames, emergence_step
     from attnscope.metrics.graphs.fiedler import fiedler_value, fiedler_vector
     from attnscope.metrics.graphs.graph_statistics import GraphStatistics, graph_statistics
@@ -77,8 +79,26 @@ if importlib.util.find_spec("torch") is not None:
         transformation_magnitude,
     )
     from attnscope.metrics.states.reference_influence import ReferenceInfluence, reference_influence
+    from attnscope.metrics.weights.alignment_gain import AlignmentGain, alignment_gain
+    from attnscope.metrics.weights.delta_statistics import DeltaStatistics, delta_statistics
+    from attnscope.metrics.weights.haar import haar_deviation
+    from attnscope.metrics.weights.low_rank import LowRank
+    from attnscope.metrics.weights.moments import Moments
+    from attnscope.metrics.weights.subspace_fraction import (
+        RelativeSubspaceFraction,
+        SubspaceFraction,
+        concentration,
+        relative_subspace_fraction,
+        subspace_fraction,
+    )
     from attnscope.models.architecture import weight_map
-    from attnscope.models.low_rank import LowRank
+    from attnscope.models.head import (
+        EffectiveUnembedding,
+        Subspace,
+        effective_unembedding,
+        prediction_subspace,
+        readout,
+    )
     from attnscope.models.weight_deltas import WeightDelta, weight_deltas
     from attnscope.models.weight_entries import WeightEntry, WeightMap, WeightMapError
     from attnscope.models.weight_verification import verify_weight_map
@@ -110,30 +130,42 @@ _LAZY: dict[str, str] = {
 
 __all__ = [
     "__version__",
+    "AlignmentGain",
     "Barcodes",
+    "DeltaStatistics",
+    "EffectiveUnembedding",
     "Frames",
     "GraphStatistics",
     "LowRank",
     "MarchenkoPastur",
+    "Moments",
     "PowerSpectrum",
+    "RankOneEffect",
     "ReferenceInfluence",
+    "RelativeSubspaceFraction",
     "SinkRemoval",
     "SinkShare",
     "SpectralUncertainty",
+    "Subspace",
+    "SubspaceFraction",
     "WaveletTransform",
     "WeightDelta",
     "WeightEntry",
     "WeightMap",
     "WeightMapError",
+    "alignment_gain",
     "attention_entropy",
     "bar_count",
     "betti_curve",
     "betti_numbers",
     "capture",
     "classify_frames",
+    "concentration",
+    "delta_statistics",
     "edit",
     "edits",
     "effective_rank",
+    "effective_unembedding",
     "emergence_step",
     "entropy_magnitude_correlation",
     "fiedler_value",
@@ -141,6 +173,7 @@ __all__ = [
     "fisher_trace",
     "geometric_semantic_alignment",
     "graph_statistics",
+    "haar_deviation",
     "harmonic_distortion",
     "head_divergence",
     "incoming_attention",
@@ -157,9 +190,14 @@ __all__ = [
     "persistence",
     "persistent_entropy",
     "power_spectrum",
+    "prediction_subspace",
     "protocols",
+    "rank_one_effect",
+    "readout",
     "reference_influence",
+    "relative_subspace_fraction",
     "scale_sensitivity",
+    "second_moments",
     "singular_values",
     "sink_position",
     "sink_rate",
@@ -171,6 +209,7 @@ __all__ = [
     "spectral_ratio",
     "spectral_uncertainty",
     "stable_rank",
+    "subspace_fraction",
     "top_mass",
     "total_persistence",
     "transformation_magnitude",

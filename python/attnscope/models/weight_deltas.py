@@ -3,7 +3,7 @@
 
 Both folders' safetensors files are read in blocks of rows, so the memory needed is one matrix in float32 and
 one block, however large the models are. Where the second folder holds a LoRA adapter, the change is known in
-factors and stays so: `attnscope.models.low_rank`.
+factors and stays so: `attnscope.metrics.weights.low_rank`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models.architecture import weight_map
-from attnscope.models.low_rank import LowRank
 from attnscope.models.weight_adapters import Adapter
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder
@@ -263,11 +263,12 @@ def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
 
 def _changed_ids(before: Path, after: Path) -> set[int]:
     """Ids that the two folders' tokenizers give to different tokens; none where one has no tokenizer.json."""
-    one, other = _vocabulary(before), _vocabulary(after)
+    one, other = vocabulary_of(before), vocabulary_of(after)
     return {at for at in one.keys() & other.keys() if one[at] != other[at]}
 
 
-def _vocabulary(folder: Path) -> dict[int, str]:
+def vocabulary_of(folder: Path) -> dict[int, str]:
+    """The tokens of a folder's tokenizer.json by id, empty without one."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}
