@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
+from attnscope.models.families import OUTSIDE
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder
 
@@ -120,9 +121,9 @@ def effective_unembedding(
     if fold_norm and reader.map.final_norm is not None:
         gain = reader.gain(d)
         gram = gain[:, None] * gram * gain
-        if reader.map.layer_norm:
-            gram = gram - gram.mean(0, keepdim=True)
-            gram = gram - gram.mean(1, keepdim=True)
+    if fold_norm and reader.map.layer_norm:
+        gram = gram - gram.mean(0, keepdim=True)
+        gram = gram - gram.mean(1, keepdim=True)
     return EffectiveUnembedding((gram + gram.mT) / 2, gain, taken)
 
 
@@ -196,7 +197,7 @@ def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
     reader = _Model(model)
     _unembedding(reader)
     config: Any = model.config
-    modules = _modules_of(reader.map)
+    modules = before_unembedding(model, reader.map)
     scale = float(getattr(config, "logit_scale", None) or 1.0)
     divisor = float(getattr(config, "logits_scaling", None) or 1.0)
     cap = getattr(config, "final_logit_softcapping", None)
@@ -211,9 +212,20 @@ def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
     return logits_of
 
 
-def _modules_of(found: WeightMap) -> list[str]:
-    names = (found.final_norm, found.project_out)
-    return [name.removesuffix(".weight") for name in names if name is not None]
+def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:
+    """Names of the modules between the last block and the unembedding: a norm, a projection, or none.
+
+    Args:
+        model: of transformers.
+        found: its map.
+    """
+    norm = found.final_norm and found.final_norm.removesuffix(".weight")
+    if norm is None and found.layer_norm:  # one without parameters
+        parent = found.blocks.rpartition(".")[0]
+        inside = dict(model.get_submodule(parent).named_children())
+        norm = next((f"{parent}.{name}" for name in OUTSIDE["final_norm"] if name in inside), None)
+    projection = found.project_out and found.project_out.removesuffix(".weight")
+    return [name for name in (norm, projection) if name]
 
 
 def _unembedding(reader: _Folder | _Model) -> WeightEntry:

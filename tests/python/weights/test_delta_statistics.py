@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Statistics of weight changes against NumPy, entry by entry, in every pair of types, any strides, bad input."""
+"""Statistics of weight changes against NumPy in every pair of types; strides, threads, bad input."""
 
 import itertools
 import math

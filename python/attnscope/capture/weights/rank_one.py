@@ -14,7 +14,7 @@ from attnscope.capture.edits.weights import ReplaceWeight
 from attnscope.capture.weights.second_moments import Tracer
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
-from attnscope.models.head import readout
+from attnscope.models.head import before_unembedding, readout
 
 
 @shown_by_shape
@@ -45,7 +45,7 @@ def rank_one_effect(
     *,
     size: float = 0.05,
 ) -> RankOneEffect:
-    """Adds size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measures the effect on the logits.
+    """Adds size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measures what that does.
 
     F = JᵀW_Uᵀ(diag p − ppᵀ)W_U J is the Fisher information of the predictions in the last residual state, J
     the derivative of the final norm.
@@ -154,12 +154,9 @@ def _predicted(
 def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
     """What enters the final norm, or the unembedding of a model without one, [n, d]."""
     seen: list[Tensor] = []
-    found = tracer.map
-    module = (
-        model.get_output_embeddings()  # type: ignore[operator]
-        if found.final_norm is None and found.project_out is None
-        else model.get_submodule(str(found.final_norm or found.project_out).removesuffix(".weight"))
-    )
+    first = [*before_unembedding(model, tracer.map)][:1]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    module = model.get_submodule(first[0]) if first else head
     handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
     try:
         with torch.no_grad():

@@ -39,11 +39,12 @@ def jackknife_interval(estimate: Tensor, rest: Iterable[Tensor], confidence: flo
     """
     from scipy.stats import t
 
-    left_out = torch.stack(list(rest))
-    count = len(left_out)
+    values = list(rest)
+    count = len(values)
     if count < 2:
         nothing = torch.full_like(estimate, torch.nan)
         return JackknifeInterval(estimate, nothing, nothing)
+    left_out = torch.stack(values)
     spread = (left_out - left_out.mean(0)).square().sum(0) * (count - 1) / count
     half = float(t.ppf((1 + confidence) / 2, count - 1)) * spread.sqrt()
     return JackknifeInterval(estimate, estimate - half, estimate + half)

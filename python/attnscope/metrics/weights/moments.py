@@ -216,7 +216,8 @@ class Moments:
 
         with safe_open(path, "pt") as file:
             about = json.loads(file.metadata()["moments"])
-            return cls.from_state({name: file.get_tensor(name) for name in file}, **about)
+            names = list(file.keys())
+            return cls.from_state({name: file.get_tensor(name) for name in names}, **about)
 
     def has(self, layer: int, role: str, side: str = "in") -> bool:
         """Whether there are sums of that site."""
@@ -353,7 +354,7 @@ class Moments:
             function: moments -> number, or a tensor of numbers.
             confidence: of the interval.
         """
-        groups = self.groups
+        groups = self.groups if len(self.groups) > 1 else []
         found = [function(self), *(function(self.without(group)) for group in groups)]
         estimate, *rest = (torch.as_tensor(one, dtype=torch.float64) for one in found)
         return jackknife_interval(estimate, rest, confidence)
