@@ -11,8 +11,8 @@ import torch
 
 import attnscope as asc
 from harness import Benchmark, sizes
+from kernels.sinks import visible
 from maps import all_maps
-from sinks import visible
 
 METRICS = (
     "attention_entropy",

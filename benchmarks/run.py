@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: MIT
 """Runs every benchmark, each in a process of its own, and ends with the targets that were missed.
 
-python benchmarks/run.py [--quick] [--seconds S] [NAME …]
+python benchmarks/run.py [NAME …] [OPTION …]
+
+Options go to every benchmark: --quick, --seconds S, --only TEXT, --threads N, --json FILE.
 """
 
 from __future__ import annotations
@@ -15,15 +17,14 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
-# What the benchmarks share, and what only draws.
 OF_THREADS = {"threads"}  # these ask for more than one
-WHOLES = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
-NOT_BENCHMARKS = {"harness", "maps", "run", "plot"}
+WHOLES = ("measure", "study", "threads", "whole")
+LONG = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
 
 
 def names() -> list[str]:
-    """Every benchmark, in alphabetical order."""
-    return sorted(path.stem for path in HERE.glob("*.py") if path.stem not in NOT_BENCHMARKS)
+    """Every benchmark: a kernel each, then those of several."""
+    return [*sorted(path.stem for path in (HERE / "kernels").glob("*.py")), *WHOLES]
 
 
 def main() -> int:
@@ -33,28 +34,22 @@ def main() -> int:
     parser.add_argument(
         "names", nargs="*", metavar="NAME", help=f"of {', '.join(names())}; all when none is given"
     )
-    parser.add_argument(
-        "--quick", action="store_true", help="fewer sizes, less time each; without whole studies unless named"
-    )
-    parser.add_argument("--seconds", type=float, help="per comparison")
-    options = parser.parse_args()
+    options, passed = parser.parse_known_args()
     unknown = sorted(set(options.names) - set(names()))
     if unknown:
         parser.error(f"no benchmark is called {unknown[0]!r}; there are {', '.join(names())}")
-    passed = (["--quick"] if options.quick else []) + (
-        [] if options.seconds is None else [f"--seconds={options.seconds}"]
-    )
+    quick = "--quick" in passed
     # BLAS threads of NumPy and SciPy spin while they wait, on the clock of whoever runs next.
     quiet = {name: "1" for name in ("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS")}
     failed, missed, started = [], [], time.monotonic()
-    for name in options.names or [name for name in names() if not (options.quick and name in WHOLES)]:
+    for name in options.names or [name for name in names() if not (quick and name in LONG)]:
         print(f"\n=== {name}", flush=True)
         begun = time.monotonic()
         process = subprocess.Popen(
-            [sys.executable, str(HERE / f"{name}.py"), *passed],
+            [sys.executable, str(next(HERE.rglob(f"{name}.py"))), *passed],
             stdout=subprocess.PIPE,
             text=True,
-            env={**os.environ, **({} if name in OF_THREADS else quiet)},
+            env={**os.environ, "PYTHONPATH": str(HERE), **({} if name in OF_THREADS else quiet)},
         )
         assert process.stdout is not None
         for line in process.stdout:

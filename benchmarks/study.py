@@ -1,10 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The whole sink study: where its time goes, and its exact part against the authors' way per map.
+"""The whole sink study: what each part of it costs, and its exact part against the authors' way per map.
 
-python benchmarks/study.py [--model FOLDER] [--texts FILE.csv] [--samples 20] [--max-tokens 128] [--quick]
+python benchmarks/run.py study [--model FOLDER] [--texts FILE.csv] [--samples 20] [--max-tokens 128] [--quick]
 
 Processor time of one thread throughout, so that other people's load counts for little. The first part runs
-every analysis in both protocols; the second takes topology, graph spectra and random matrices of the exact
+the study with more and more in it; the second takes topology, graph spectra and random matrices of the exact
 protocol on every head, against the notebooks' loops (NumPy, SciPy, NetworkX, ripser) on the same layers and
 sentences: their own topology, spectra and random matrices per map, and all their analyses of a map.
 """
@@ -12,6 +12,7 @@ sentences: their own topology, spectra and random matrices per map, and all thei
 from __future__ import annotations
 
 import argparse
+import functools
 import json
 import statistics
 import tempfile
@@ -22,204 +23,28 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.engine.forward import batch_of, padded, self_attention
-from attnscope.engine.plan import make_plan
-from attnscope.engine.recipe import UnitRows
-from attnscope.engine.texts.encoding import batches
-from attnscope.metrics.measure import measure
-from attnscope.models import load_model
+from attnscope.metrics.discovery import found
+from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.quantity import Quantity
+from attnscope.models import find_checkpoints, load_model, load_tokenizer
 from attnscope.protocols import ruscio2025
-from attnscope.studies import recipe_of
-from attnscope.studies.attention_sinks.readings import HEADS
-from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
-from attnscope.studies.attention_sinks.states import States
 from harness import machine_facts
+from notebook_loops import THRESHOLDS, notebooks, same_part
 
 HERE = Path(__file__).resolve().parent
 DATA = HERE.parents[1] / "shared" / "data"
 TARGET = 100.0
-THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
-NOT_TIMED = {"sink_share", "sink_rate", "sink_position", "sink_tokens", "top_mass", "attention_entropy"}
 
 
-class Stopwatch:
-    """Processor seconds by name."""
-
-    def __init__(self) -> None:
-        self.seconds: dict[str, float] = {}
-
-    def time(self, name: str, call: Callable[..., Any], *args: Any, **options: Any) -> Any:
-        began = time.process_time()
-        result = call(*args, **options)
-        self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
-        return result
-
-
-def topology_notebook(mean: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Bars of at most 30 tokens by ripser, and the moments of the map."""
-    from ripser import ripser
-    from scipy.sparse import csr_matrix
-
-    n = len(mean)
-    kept = np.linspace(0, n - 1, 30).astype(int) if n > 30 else np.arange(n)
-    distance = (1 - mean[np.ix_(kept, kept)]).astype(np.float32)
-    # the wrapper makes a matrix with a diagonal sparse; so entries of exactly 0 are dropped
-    bars = ripser(csr_matrix(distance), distance_matrix=True, maxdim=1)["dgms"]
-    found: dict[str, Any] = {}
-    for dimension, dgm in enumerate(bars):
-        finite = dgm[np.isfinite(dgm[:, 1])]
-        length = finite[:, 1] - finite[:, 0]
-        found[f"betti_{dimension}"] = len(dgm)
-        found[f"mean_{dimension}"] = length.mean() if len(length) else np.nan
-        found[f"max_{dimension}"] = length.max() if len(length) else np.nan
-    found["density"] = [(mean > level).sum() / mean.size for level in (0.2, 0.4)]
-    found["moments"] = mean.mean(), mean.max(), mean.std()
-    found["entropy"] = -(mean * np.log2(mean + 1e-10)).sum()
-    return found
-
-
-def graph_notebook(mean: np.ndarray[Any, Any], *, paths: bool) -> list[dict[str, float]]:
-    """One of the two notebooks on graphs: each threshold's Laplacian, degrees, and paths of small graphs."""
-    import networkx as nx
-
-    n, found = len(mean), []
-    for threshold in THRESHOLDS:
-        edges = (mean > threshold).astype(float)
-        weights = (edges + edges.T) / 2
-        values = np.linalg.eigvalsh(np.diag(weights.sum(1)) - weights)
-        degrees = edges.sum(0)
-        ranked = np.sort(degrees)
-        total = max(degrees.sum(), 1)
-        row = {
-            "fiedler": values[1],
-            "gap": values[2] - values[1],
-            "star": degrees.max() / (n - 1),
-            "gini": 2 * sum((k + 1) * d for k, d in enumerate(ranked)) / (n * total) - (n + 1) / n,
-            "centralization": sum(degrees.max() - d for d in degrees) / (n - 1) ** 2,
-            "variance": degrees.var(),
-            "density": edges.sum() / n**2,
-        }
-        if paths and n <= 30:
-            graph = nx.from_numpy_array(weights)
-            if graph.number_of_edges():
-                largest = graph.subgraph(max(nx.connected_components(graph), key=len))
-                row["path"] = nx.average_shortest_path_length(largest)
-                row["clustering"] = nx.average_clustering(graph)
-        found.append(row)
-    return found
-
-
-def random_matrix_notebook(mean: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Eigenvalues of the general matrix, singular values, bulk, entropy, concentration, histogram."""
-    sizes = np.sort(np.abs(np.linalg.eigvals(mean)))[::-1]
-    sigma = np.linalg.svd(mean, compute_uv=False)
-    gaps = sizes[:-1] - sizes[1:]
-    at = gaps.argmax()
-    edge = (sizes[at] + sizes[at + 1]) / 2
-    columns = mean.sum(0)
-    top = sizes[:10] / sizes[:10].mean()
-    counts, borders = np.histogram(top, bins=20)
-    centres = (borders[:-1] + borders[1:]) / 2
-    gamma = 0.99
-    low, high = (1 - gamma**0.5) ** 2, (1 + gamma**0.5) ** 2
-    with np.errstate(all="ignore"):
-        density = np.sqrt((high - centres) * (centres - low)) / (2 * np.pi * gamma * centres)
-        law = np.where(np.isfinite(density), density, 0)
-        p, q = counts / counts.sum(), law / law.sum()
-        deviation = np.where(p > 0, p * np.log(p / q), 0).sum()
-    return {
-        "gap": sizes[0] / sizes[1],
-        "participation": sizes.sum() ** 2 / (sizes**2).sum(),
-        "stable_rank": (sigma**2).sum() / sigma[0] ** 2,
-        "norm": sigma[0],
-        "edge": edge,
-        "bulk_mean": sizes[sizes < edge].mean(),
-        "bulk_std": sizes[sizes < edge].std(),
-        "entropy": np.mean([-(row * np.log2(row + 1e-10)).sum() for row in mean]),
-        "concentration": columns[columns >= np.percentile(columns, 90)].sum() / columns.sum(),
-        "deviation": deviation,
-    }
-
-
-def divergence_notebook(heads: np.ndarray[Any, Any]) -> dict[str, float]:
-    """KL of every row of every head from the head mean, before and after sink removal."""
-    from scipy import stats
-
-    heads = heads / heads.sum(-1, keepdims=True)
-
-    def divergences(maps: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-        mean = maps.mean(0)
-        return np.array([[stats.entropy(p, q) for p, q in zip(one, mean, strict=True)] for one in maps])
-
-    found = {}
-    incoming = heads.sum((0, 1))
-    for percentile in (80, 90, 95):
-        kept = incoming < np.percentile(incoming, percentile)
-        before = divergences(heads)
-        removed = heads * kept
-        mass = removed.sum(-1, keepdims=True)
-        removed = np.where(mass > 0, removed / np.where(mass > 0, mass, 1), kept / max(kept.sum(), 1))
-        found[str(percentile)] = float(np.mean(before.mean(1) - divergences(removed).mean(1)))
-    return found
-
-
-def value_notebook(mean: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any]) -> dict[str, float]:
-    """Alignment over all ordered pairs, and three principal components of attention and states."""
-    n = len(mean)
-    norms = np.linalg.norm(hidden, axis=1)
-    attention, similarity = [], []
-    for i in range(n):
-        for j in range(n):
-            if i != j:
-                attention.append(mean[i, j])
-                similarity.append(hidden[i] @ hidden[j] / (norms[i] * norms[j]))
-    scores = []
-    for rows in (mean, hidden):
-        centred = rows - rows.mean(0)
-        u, s, _ = np.linalg.svd(centred, full_matrices=False)
-        scores.append(u[:, :3] * s[:3])
-    pca = np.mean([np.corrcoef(scores[0][:, k], scores[1][:, k])[0, 1] for k in range(3)])
-    return {"alignment": float(np.corrcoef(attention, similarity)[0, 1]), "pca": float(pca)}
-
-
-def reference_notebook(mean: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any]) -> list[tuple[float, ...]]:
-    """What the reference tokens contribute to every query, query by query."""
-    n, incoming = len(mean), mean.mean(0)
-    order = np.argsort(-incoming, kind="stable")
-    count = int((incoming > 0.1).sum()) or max(1, int(0.1 * n))
-    reference = order[: min(count, max(1, int(0.3 * n)))]
-    rest = np.setdiff1d(np.arange(n), reference)
-    found = []
-    for i in range(n):
-        part = sum(mean[i, j] * hidden[j] for j in reference)
-        whole = part + sum(mean[i, j] * hidden[j] for j in rest)
-        a, b = np.linalg.norm(part), np.linalg.norm(whole)
-        found.append((a / max(b, 1e-10), (part @ whole / max(a * b, 1e-20) + 1) / 2, a))
-    return found
-
-
-def notebooks(heads: np.ndarray[Any, Any], hidden: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Every analysis of a map, as the notebooks go about it."""
-    mean = heads.mean(0)
-    return {
-        **same_part(mean),
-        "divergence": divergence_notebook(heads),
-        "value": value_notebook(mean, hidden),
-        "reference": reference_notebook(mean, hidden),
-    }
-
-
-def same_part(mean: np.ndarray[Any, Any]) -> dict[str, Any]:
-    """Topology, spectra and random matrices of one map: four notebooks."""
-    return {
-        "topology": topology_notebook(mean),
-        "laplacian": graph_notebook(mean, paths=True),
-        "fiedler": graph_notebook(mean, paths=False),
-        "random_matrix": random_matrix_notebook(mean),
-    }
+def timed(call: Callable[..., Any], *args: Any) -> tuple[float, Any]:
+    """Milliseconds of processor time, and the answer."""
+    began = time.process_time()
+    result = call(*args)
+    return 1e3 * (time.process_time() - began), result
 
 
 def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> None:
@@ -230,12 +55,12 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
         np.testing.assert_allclose(mine, value, rtol=1e-6, atol=1e-9)
     aligned = ruscio2025.geometric_semantic_alignment(mean, hidden).item()
     np.testing.assert_allclose(aligned, theirs["value"]["alignment"], rtol=1e-6, atol=1e-9)
-    told = ruscio2025.topology(mean)
+    bars = ruscio2025.topology(mean)
     assert ruscio2025.betti_numbers(mean).tolist() == [
         theirs["topology"]["betti_0"],
         theirs["topology"]["betti_1"],
     ]
-    np.testing.assert_allclose(told.mean_length[0].item(), theirs["topology"]["mean_0"], rtol=1e-5)
+    np.testing.assert_allclose(bars.mean_length[0].item(), theirs["topology"]["mean_0"], rtol=1e-5)
     graphs = ruscio2025.graph_statistics(mean, list(THRESHOLDS))
     whole = ~graphs.degenerate.numpy()
     for field, key in (
@@ -254,97 +79,68 @@ def agree(heads: torch.Tensor, hidden: torch.Tensor, theirs: dict[str, Any]) -> 
     np.testing.assert_allclose(ruscio2025.bulk(mean).edge.item(), spectra["edge"], rtol=1e-6)
 
 
-def ours(heads: torch.Tensor) -> dict[str, Any]:
-    """Topology, spectra and random matrices, exact protocol, of every head."""
-    chosen = [one for one in HEADS if one.metric not in NOT_TIMED]
-    requests: dict[str, Any] = {
-        str(at): {"metric": one.metric, **one.options} for at, one in enumerate(chosen)
-    }
-    requests |= {"graph_statistics": {}, "betti_numbers": {}}
-    return measure(heads, requests, thresholds=THRESHOLDS)
+@functools.cache
+def quantities() -> list[Quantity]:
+    """Topology, graph spectra and random matrices, exact protocol: numbers that attention alone gives."""
+    everything, chosen = found(), []
+    for one in everything.quantities:
+        if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",)):
+            source = everything.derived.get((one.protocol, one.metric), (one.metric,))[0]
+            folder = everything.functions[one.protocol, source].__module__.split(".")[-2]
+            chosen += [one] if folder in ("graphs", "homology", "spectra") else []
+    return [one.with_options(thresholds=THRESHOLDS) if "threshold" in one.axes else one for one in chosen]
 
 
-def _layers(model: Any, inputs: Any, **options: Any) -> list[Any]:
-    return list(self_attention(model, inputs, **options))
+def ours(heads: torch.Tensor) -> Measured:
+    """Those of every head of a layer."""
+    return measure_quantities({"attention": heads[None]}, quantities())
 
 
-def breakdown(study: asc.Study) -> dict[str, Any]:
-    """Processor seconds of every part of a run, one part after the other instead of side by side."""
-    watch = Stopwatch()
-    recipe: Any = recipe_of(study)
-    plan = make_plan(study)
-    units = [unit for unit in plan.units if unit.inputs and not unit.variant]
-    loaded = watch.time("load", load_model, units[0].checkpoint)
-    encoder, cells = plan.encoders[0], 0
-    for unit in units:
-        rows = UnitRows(constants={"model": "m", "revision": "", "step": -1})
-        for group in batches(unit, plan.heads[0]):
-            batch = batch_of(group, encoder)
-            inputs, outputs = padded(batch, encoder.pad_id, "cpu"), []
-            layers = watch.time(
-                "forward pass and capture",
-                _layers,
-                loaded.model,
-                inputs,
-                sites=recipe.sites(),
-                extra=recipe.extra_sites(),
-                outputs=outputs,
-            )
-            cells += len(layers) * len(group)
-            for number, layer in layers:
-                states = watch.time("metrics: head mean, states", States.of, layer)
-                watch.time("metrics: exact", recipe._exact, states, number, batch, rows)
-                watch.time("metrics: ruscio2025", recipe._release, rows, last=None)
-                recipe._held = watch.time(
-                    "metrics: ruscio2025", recipe._published, states, number, batch, rows
-                )
-                watch.time("null: row permutation", recipe._permuted, states, number, batch, rows)
-                recipe._ablation = recipe._ablation or Ablation(batch, study.seed)
-                recipe._ablation.add(states.mean[:, 0])
-            watch.time("metrics: ruscio2025", recipe._release, rows, last=outputs[0].last_hidden_state)
-            ablation, recipe._ablation = recipe._ablation, None
-            watch.time("ablation", ablation.run, loaded, inputs, rows)
-            watch.time("fisher", fisher_rows, loaded, batch, encoder, study, rows)
-        watch.time("tables of a unit", rows.finish)
-    return {"cells": cells, "seconds": watch.seconds}
+# What each run of the study has in it.
+PARTS: dict[str, dict[str, Any]] = {
+    "exact": {"protocols": "exact"},
+    "exact, bars": {"protocols": "exact", "bars": True},
+    "both protocols": {"protocols": "both"},
+    "both protocols, all extras": {"protocols": "both", "options": {"extra": "all"}},
+}
 
 
-def compared(study: asc.Study, count: int, layers: int | None = None) -> list[dict[str, Any]]:
-    """Ours per head and theirs per map, on evenly spaced sentences, all layers or the first few."""
-    plan = make_plan(study)
-    loaded = load_model(plan.units[0].checkpoint)
-    inputs = sorted((one for unit in plan.units for one in unit.inputs), key=lambda one: one.n_tokens)
-    picked = [inputs[at] for at in np.linspace(0, len(inputs) - 1, count).astype(int)]
+def run_parts(**settings: Any) -> dict[str, float]:
+    """Processor seconds of each run; the last one's folder stays."""
+    seconds = {}
+    # the first one again: before it has run, it pays for imports
+    for name, part in [("imports", PARTS["exact"]), *PARTS.items()]:
+        began = time.process_time()
+        asc.run(asc.Study(**settings, **part, name=name), progress=False, say=lambda text: None)
+        seconds[name] = time.process_time() - began
+    del seconds["imports"]
+    return seconds
+
+
+def compared(texts: Sequence[str], options: argparse.Namespace) -> list[dict[str, Any]]:
+    """Ours per head and theirs per map, on four sentences evenly spaced by length; quick: on one."""
+    checkpoint = find_checkpoints(str(options.model))[-1]
+    tokenizer = load_tokenizer(checkpoint)
+    inputs = sorted((tokenizer(text)["input_ids"][: options.max_tokens] for text in texts), key=len)
+    picked = [inputs[at] for at in np.linspace(0, len(inputs) - 1, 1 if options.quick else 4).astype(int)]
     rows: list[dict[str, Any]] = []
-    for turn, one in enumerate([picked[0], *picked]):
-        batch = batch_of([one], plan.encoders[0])
-        for number, layer in self_attention(
-            loaded.model, padded(batch, 0, "cpu"), sites=("attention", "hidden")
-        ):
-            if layers is not None and number >= layers:
-                continue
-            heads, hidden = layer.attention[0].clone(), layer.hidden[0].double()
-            wide = heads.double().numpy()
-            watch = Stopwatch()
-            for _ in range(3):
-                watch.time("ours", ours, heads)
-            watch.time("same part", same_part, wide.mean(0))
-            found = watch.time("all", notebooks, wide, hidden.numpy())
-            if turn == 0:
-                # the first sentence pays for imports; its answers are compared instead
-                agree(heads.double(), hidden, found)
-                continue
-            mine = 1e3 * watch.seconds["ours"] / 3 / len(heads)
-            rows.append(
-                {
-                    "n": one.n_tokens,
-                    "layer": number,
-                    "ours_ms": mine,
-                    "same_part_ms": 1e3 * watch.seconds["same part"],
-                    "all_ms": 1e3 * watch.seconds["all"],
-                    "ratio": 1e3 * watch.seconds["all"] / mine,
-                }
-            )
+    layers = range(2) if options.quick else None
+    with asc.capture(load_model(checkpoint).model, sites=("attention", "hidden"), layers=layers) as captured:
+        for turn, ids in enumerate([picked[0], *picked]):
+            for layer in captured.run(input_ids=torch.tensor([ids])):
+                heads, hidden = layer.attention[0].clone(), layer.hidden[0].double()
+                wide = heads.double().numpy()
+                mine = statistics.fmean(timed(ours, heads)[0] for _ in range(3)) / len(heads)
+                part, _ = timed(same_part, wide.mean(0))
+                everything, answers = timed(notebooks, wide, hidden.numpy())
+                if turn == 0:
+                    # the first sentence pays for imports; its answers are compared instead
+                    agree(heads.double(), hidden, answers)
+                    continue
+                rows.append(
+                    {"n": len(ids), "layer": layer.index, "ours_ms": mine, "same_part_ms": part,
+                     "all_ms": everything, "ratio": everything / mine}
+                )  # fmt: skip
     return rows
 
 
@@ -381,31 +177,20 @@ def main() -> None:
     warnings.simplefilter("ignore", RuntimeWarning)
     print(f"The sink study\n{json.dumps(machine_facts())}", flush=True)
     count = 2 if options.quick else options.samples
+    texts = pd.read_csv(options.texts)["text"].tolist()[:count]
     with tempfile.TemporaryDirectory() as folder:
-        study = asc.Study(
+        parts = run_parts(
             models=str(options.model),
-            texts={"path": str(options.texts), "column": "text", "samples": count, "sampling": "paper"},
-            protocols="both",
-            options={"extra": "all"},
+            texts={"path": str(options.texts), "column": "text", "samples": count},
             max_tokens=options.max_tokens,
             output=folder,
-            name="study",
         )
-        parts = breakdown(study)
-        began = time.process_time()
-        results = asc.run(study, progress=False, say=lambda text: None)
-        whole = time.process_time() - began
-        size = sum(file.stat().st_size for file in (results.path or Path()).rglob("*.parquet"))
-    cells = parts["cells"]
-    print(f"{count} sentences x {cells // count} layers, both protocols, all analyses: {whole:.1f} s")
-    for name, seconds in parts["seconds"].items():
-        print(f"  {name:<28} {seconds:8.2f} s {1e3 * seconds / cells:9.3f} ms per sentence and layer")
-    rest = whole - sum(parts["seconds"].values())
-    print(
-        f"  {'controls, units, tables':<28} {rest:8.2f} s {1e3 * rest / cells:9.3f} ms per sentence and layer"
-    )
+        size = sum(file.stat().st_size for file in (Path(folder) / list(PARTS)[-1]).rglob("*.parquet"))
+    print(f"The study of {count} sentences:")
+    for name, seconds in parts.items():
+        print(f"  {name:<28} {seconds:8.2f} s, {seconds / parts['exact']:5.2f} of the first")
     print(f"  {size / 1e6:.1f} MB of Parquet")
-    rows = compared(study, 1, layers=2) if options.quick else compared(study, 4)
+    rows = compared(texts, options)
     print("Topology, spectra and random matrices, exact, per head, against the notebooks' way per map:")
     for low, high in ((0, 48), (49, 80), (81, 10**9)):
         own = [row for row in rows if low <= row["n"] <= high]
@@ -419,7 +204,7 @@ def main() -> None:
             f"least {min(row['ratio'] for row in missed):.1f}x"
         )
     options.json.parent.mkdir(parents=True, exist_ok=True)
-    report = {"concept": "study", "machine": machine_facts(), "whole": whole, "parts": parts, "rows": rows}
+    report = {"concept": "study", "machine": machine_facts(), "parts": parts, "rows": rows}
     options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
     print(f"wrote {options.json}")
 

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 
 import attnscope as asc
-from fiedler import laplacians
 from harness import Benchmark, sizes
+from kernels.fiedler import laplacians
 from maps import synthetic_maps
 
 TARGET = 1.9

@@ -11,6 +11,7 @@ import pandas as pd
 from attnscope.engine.results import Results
 
 SAMPLES, LAYERS, HEADS, N = 6, 5, 3, 40
+MEANS = ("head_means", "head_mean_graphs")
 STEPS = (0, 8, 512)
 BASELINES = {
     "sink_share": 0.107,
@@ -58,10 +59,11 @@ def make_study(
                         add("layers", **keys, protocol=protocol, **_layer(x, protocol))
                         for head in range(-1, HEADS):
                             x = level(number, step, sample, layer, head)
-                            own = {**keys, "head": head, "protocol": protocol}
-                            add("heads", **own, **_head(x, protocol, head, layer, causal, token))
+                            own = {**keys, "protocol": protocol} | ({"head": head} if head >= 0 else {})
+                            heads, graphs = ("heads", "graphs") if head >= 0 else MEANS
+                            add(heads, **own, **_head(x, protocol, head, layer, causal, token))
                             for threshold in (0.001, 0.02, 0.1):
-                                add("graphs", **own, threshold=threshold, **_graph(x, threshold, protocol))
+                                add(graphs, **own, threshold=threshold, **_graph(x, threshold, protocol))
                 for layer in range(-1, LAYERS):
                     for group in ("embedding",) if layer < 0 else ("attention", "mlp", "norm"):
                         for protocol in ("exact", "ruscio2025"):
@@ -116,7 +118,7 @@ def make_study(
             continue
         checkpoints = [("", -1)]
         if not kind.startswith("uniform"):
-            # the random twin belongs to a whole series, shuffled rows to their own checkpoint
+            # the random-weight control belongs to a whole series, shuffled rows to their own checkpoint
             own = steps if kind == "row_permutation" else (-1,)
             checkpoints = [(model, step) for model in models for step in own]
         for metric, value in BASELINES.items():
@@ -189,13 +191,13 @@ def _layer(x: float, protocol: str) -> dict[str, Any]:
 def _graph(x: float, threshold: float, protocol: str) -> dict[str, Any]:
     exact = protocol == "exact"
     return {
-        "fiedler_value": x,
+        "graph_fiedler_value": x,
         "density": 1 - threshold - x / 10,
         "hub_share": 0.9 - threshold,
         "gini": 0.4 + x / 10,
         "centralization": 0.5,
         "star_likeness": 0.6 + x / 10,
-        "betti_0": 3 if exact else -1,
-        "betti_1": 2 if exact else -1,
+        "betti_0": 3 if exact else np.nan,
+        "betti_1": 2 if exact else np.nan,
         "effective": True,
     }

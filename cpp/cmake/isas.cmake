@@ -10,7 +10,7 @@ if(EXISTS /proc/cpuinfo)
   file(STRINGS /proc/cpuinfo _cpuinfo REGEX "^flags" LIMIT_COUNT 1)
 endif()
 
-# attnscope_isa_runs(<isa> <variable>): whether the processor that builds runs it; where that cannot be told, yes
+# attnscope_isa_runs(<isa> <variable>): whether the processor that builds runs it; where that is unknown, yes
 function(attnscope_isa_runs isa variable)
   set(needed "")
   if(isa MATCHES "^x86-64-v4")

@@ -230,10 +230,6 @@ def whole(function: str, name: str, value: Any) -> int:
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
     """Training steps as integers, from numbers or from their digits.
 
-    Args:
-        function: whose error it is.
-        steps: the column of a table.
-
     Raises:
         ValueError: a step that is no whole number.
     """
@@ -300,15 +296,17 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
     return _device.to_host(support)
 
 
-def finished(function: str, attention: Attention, result: Any, spoiled: int, unit: str = "matrices") -> Any:
+def finished(
+    function: str, attention: Attention, result: Any, non_finite: int, unit: str = "matrices"
+) -> Any:
     """`result`, after one warning when some inputs were not finite."""
-    if spoiled:
+    if non_finite:
         total = math.prod(attention.leading)
         message = (
-            f"{function}: {spoiled} of {total} {unit} hold NaN or infinite entries; their results are NaN "
+            f"{function}: {non_finite} of {total} {unit} hold NaN or infinite entries; their results are NaN "
             "(counts -1, flags False)"
         )
-        warn(NonFiniteWarning(message, function, spoiled))
+        warn(NonFiniteWarning(message, function, non_finite))
     return result
 
 

@@ -73,7 +73,7 @@ def _check_stub() -> None:
     from attnscope import _build
 
     stub = Path(__file__).with_name("_core.pyi")
-    # A core built before this line existed, or a package without its stub, cannot be told.
+    # A core built before this line existed, or a package without its stub, cannot be checked.
     built = getattr(_build, "STUB", "")
     if built and stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != built:
         raise ImportError(

@@ -51,23 +51,12 @@ def free_bytes() -> int:
 
 
 def workspace_bytes(n: int, count: int = 1) -> int:
-    """What the greediest kernel takes for `count` maps of `n` tokens beside the maps themselves.
-
-    Args:
-        n: tokens.
-        count: maps; no more are worked on at a time than there are threads.
-    """
+    """What the greediest kernel takes for `count` maps of `n` tokens beside the maps themselves."""
     return min(count, torch.get_num_threads()) * WORKSPACE_MATRICES * 8 * n * n
 
 
 def announce(function: str, n: int, count: int) -> None:
-    """Warns before a call whose workspace, or the least of whose results, would exceed what can be had.
-
-    Args:
-        function: its name.
-        n: tokens.
-        count: maps.
-    """
+    """Warns before a call whose workspace, or the least of whose results, would exceed what can be had."""
     # A number for every map is the least that a metric keeps of it.
     if 8 * count >= _SMALLEST_RESULT and (kept := 8 * count) > (free := free_bytes()):
         warn(
@@ -88,12 +77,7 @@ def announce(function: str, n: int, count: int) -> None:
 
 
 def announce_results(need: float, shape: str) -> None:
-    """Warns before results are made that would exceed what can be had; the core calls it.
-
-    Args:
-        need: bytes.
-        shape: sizes in words.
-    """
+    """Warns before results are made that would exceed what can be had; the core calls it."""
     if need < _SMALLEST_RESULT or need <= (free := free_bytes()):
         return
     frame: FrameType | None = sys._getframe(1)
@@ -119,9 +103,6 @@ def give_back_large_blocks() -> bool:
 
     glibc raises its thresholds with every large block that is freed, up to 32 MiB a block and 64 MiB a
     thread's heap: the threads of a study then keep several layers' worth of memory that nobody uses.
-
-    Returns:
-        Whether the C library takes such wishes.
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is None:
@@ -134,11 +115,6 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
 
     Two layers of attention (one is measured while the next one is computed), the mean over heads in float64,
     the kernels' workspaces, and the working memory of capture.
-
-    Args:
-        layer_bytes: attention of one layer in the largest batch.
-        heads: attention heads of a layer.
-        longest: tokens of the longest sentence.
     """
     mean = 2 * layer_bytes // max(1, heads)
     return 2 * layer_bytes + mean + workspace_bytes(longest, heads) + 8 * LARGE_BLOCK

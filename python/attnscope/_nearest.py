@@ -10,10 +10,6 @@ from collections.abc import Iterable
 def nearest(name: str, names: Iterable[str]) -> str:
     """``; did you mean 'x'?``, else the list of right names.
 
-    Args:
-        name: what was given.
-        names: the right ones.
-
     >>> nearest("fiedlr_value", ["fiedler_value", "entropy"])
     "; did you mean 'fiedler_value'?"
     """

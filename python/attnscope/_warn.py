@@ -34,12 +34,7 @@ class UndefinedWarning(CountedWarning):
 
 
 def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:
-    """Warns at the first line outside of this package.
-
-    Args:
-        message: what a person should know.
-        category: of a warning in words alone.
-    """
+    """Warns at the first line outside of this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1

@@ -36,10 +36,10 @@ def test_every_step_equals_eager_attention(name):
     expected = eager(name, inputs)
     tolerance = 5e-6 if name == "gpt_oss" else 0.0
     steps: dict[int, list] = {}
-    with capture(model) as tape:
-        for layer in tape.generate(**inputs, **OPTIONS):
+    with capture(model) as recording:
+        for layer in recording.generate(**inputs, **OPTIONS):
             steps.setdefault(layer.step, []).append(layer)
-        assert torch.equal(tape.output, expected.sequences)
+        assert torch.equal(recording.output, expected.sequences)
     assert sorted(steps) == list(range(STEPS))
     for step, layers in steps.items():
         for layer, wanted in zip(layers, expected.attentions[step], strict=True):
@@ -57,8 +57,8 @@ def test_a_sliding_cache_tells_where_its_first_key_is():
     model = models.tiny("mistral")
     inputs = prompt(model)
     expected = eager("mistral", inputs)
-    with capture(model, layers=[0], sites=("attention", "key")) as tape:
-        layers = list(tape.generate(**inputs, **OPTIONS))
+    with capture(model, layers=[0], sites=("attention", "key")) as recording:
+        layers = list(recording.generate(**inputs, **OPTIONS))
     offsets = [layer.key_offset for layer in layers]
     assert [layer.attention.shape[-1] for layer in layers] == [6, *[7] * (STEPS - 1)]
     assert offsets == [0, 0, *range(1, STEPS - 1)]
@@ -73,8 +73,8 @@ def test_a_sliding_cache_tells_where_its_first_key_is():
 def test_left_padding_stays_marked_in_every_step():
     model = models.tiny("llama")
     inputs = prompt(model, n=12, padding="left")
-    with capture(model) as tape:
-        for layer in tape.generate(**inputs, **OPTIONS):
+    with capture(model) as recording:
+        for layer in recording.generate(**inputs, **OPTIONS):
             keys = 12 + layer.step
             wanted = torch.ones(2, keys, dtype=torch.bool)
             wanted[1, :9] = False
@@ -86,8 +86,10 @@ def test_left_padding_stays_marked_in_every_step():
 def test_the_empty_tail_of_a_static_cache_is_not_valid():
     model = models.tiny("llama")
     inputs = prompt(model)
-    with capture(model) as tape:
-        for layer in tape.generate(**inputs, **OPTIONS, cache_implementation="static", disable_compile=True):
+    with capture(model) as recording:
+        for layer in recording.generate(
+            **inputs, **OPTIONS, cache_implementation="static", disable_compile=True
+        ):
             assert layer.attention.shape[-1] >= 6 + STEPS - 1
             assert layer.lengths.tolist() == [6 + layer.step] * 2
             assert float(layer.attention[..., 6 + layer.step :].abs().sum()) == 0.0
@@ -97,9 +99,9 @@ def test_encoder_decoder_generation():
     model = models.tiny("t5")
     inputs = prompt(model)
     expected = eager("t5", inputs)
-    with capture(model) as tape:
-        layers = list(tape.generate(**inputs, **OPTIONS))
-        assert torch.equal(tape.output, expected.sequences)
+    with capture(model) as recording:
+        layers = list(recording.generate(**inputs, **OPTIONS))
+        assert torch.equal(recording.output, expected.sequences)
     encoder = [layer for layer in layers if layer.stack.startswith("encoder")]
     assert [layer.index for layer in encoder] == [0, 1, 2]
     assert {layer.step for layer in encoder} == {0}
@@ -114,20 +116,20 @@ def test_encoder_decoder_generation():
 def test_beams_are_samples():
     model = models.tiny("llama")
     inputs = prompt(model, batch=1)
-    with capture(model) as tape:
+    with capture(model) as recording:
         shapes = {
             (layer.step > 0, layer.attention.shape[0])
-            for layer in tape.generate(**inputs, **OPTIONS, num_beams=3)
+            for layer in recording.generate(**inputs, **OPTIONS, num_beams=3)
         }
     assert {batch for later, batch in shapes if later} == {3}
 
 
 def test_a_model_without_a_head_does_not_generate():
     with (
-        capture(models.tiny("bert")) as tape,
+        capture(models.tiny("bert")) as recording,
         pytest.raises(TypeError, match="BertModel does not generate text"),
     ):
-        tape.generate(input_ids=torch.ones(1, 4, dtype=torch.int64))
+        recording.generate(input_ids=torch.ones(1, 4, dtype=torch.int64))
 
 
 def test_continuing_from_a_cache():
@@ -135,11 +137,11 @@ def test_continuing_from_a_cache():
     model = models.tiny("llama")
     inputs = models.text(model, n=20)
     ids = inputs["input_ids"]
-    with capture(model) as tape:
-        whole = [layer.attention.clone() for layer in tape.run(**inputs)]
-        list(tape.run(input_ids=ids[:, :12], use_cache=True))
-        cache = tape.output.past_key_values
-        for layer in tape.run(
+    with capture(model) as recording:
+        whole = [layer.attention.clone() for layer in recording.run(**inputs)]
+        list(recording.run(input_ids=ids[:, :12], use_cache=True))
+        cache = recording.output.past_key_values
+        for layer in recording.run(
             input_ids=ids[:, 12:], past_key_values=cache, attention_mask=inputs["attention_mask"]
         ):
             assert layer.attention.shape == (2, 4, 8, 20)

@@ -31,9 +31,9 @@ def test_trained_maps_equal_the_golden_ones(trained, text):
     name, model = trained
     golden = np.load(DATA / name / f"golden_{text}.npz")
     ids = torch.from_numpy(golden["tokens"].astype(np.int64))[None]
-    with capture(model, sites=("attention", "hidden", "attention_output", "mlp_output")) as tape:
-        assert tape.tier == 1
-        layers = list(tape.run(input_ids=ids))
+    with capture(model, sites=("attention", "hidden", "attention_output", "mlp_output")) as recording:
+        assert recording.tier == 1
+        layers = list(recording.run(input_ids=ids))
     assert [layer.index for layer in layers] == list(range(5))
     maps, logits = TOLERANCE[name]
     for layer in layers:
@@ -43,7 +43,7 @@ def test_trained_maps_equal_the_golden_ones(trained, text):
         np.testing.assert_allclose(norms, golden["resid_norm"][layer.index], rtol=1e-4)
         after = (layer.hidden + layer.attention_output + layer.mlp_output)[0].double().norm(dim=-1).numpy()
         np.testing.assert_allclose(after, golden["resid_norm"][layer.index + 1], rtol=1e-4)
-    np.testing.assert_allclose(tape.output.logits[0, -1].numpy(), golden["logits_last"], atol=logits)
+    np.testing.assert_allclose(recording.output.logits[0, -1].numpy(), golden["logits_last"], atol=logits)
 
 
 @pytest.mark.parametrize("side", ["left", "right"])
@@ -58,8 +58,8 @@ def test_padding_is_cut_before_the_metrics(trained, side):
     place = slice(len(longer) - 64, None) if side == "left" else slice(0, 64)
     ids[1, place], mask[1, place] = short, 1
     positions = (mask.cumsum(-1) - 1).clamp_min(0)
-    with capture(model) as tape:
-        for layer in tape.run(input_ids=ids, attention_mask=mask, position_ids=positions):
+    with capture(model) as recording:
+        for layer in recording.run(input_ids=ids, attention_mask=mask, position_ids=positions):
             assert layer.lengths.tolist() == [74, 64]
             maps = layer.matrices()
             assert maps.shape == (2, 8, 74, 74)
@@ -75,8 +75,8 @@ def test_the_sink_head_of_llama2xs_is_seen(trained):
     name, model = trained
     golden = np.load(DATA / name / "golden_bos64.npz")
     ids = torch.from_numpy(golden["tokens"].astype(np.int64))[None]
-    with capture(model) as tape:
-        share = torch.stack([layer.attention[0, :, 1:, 0].mean(-1) for layer in tape.run(input_ids=ids)])
+    with capture(model) as recording:
+        share = torch.stack([layer.attention[0, :, 1:, 0].mean(-1) for layer in recording.run(input_ids=ids)])
     if name == "llama2xs":
         assert divmod(int(share.argmax()), 8) == (2, 7)
         assert float(share.max()) == pytest.approx(0.62, abs=0.005)

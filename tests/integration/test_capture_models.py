@@ -16,7 +16,7 @@ EXPECTED_TIER = dict.fromkeys((*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ
 )
 PADDINGS = ("none", "left", "right")
 
-# The tape says that Falcon's eager attention is not its sdpa attention; a test of its own holds it to that.
+# That Falcon's eager attention is not its sdpa attention is a warning, which has a test of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:capture. FalconForCausalLM under its own attention")
 
 
@@ -53,9 +53,9 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
     name, model, eager = pair
     inputs = models.text(model, padding=padding)
     expected = reference(eager, inputs)
-    with capture(model) as tape:
-        layers = list(tape.run(**inputs))
-        assert tape.tier == (EXPECTED_TIER[name] if models.has_attention_interface(name) else HOOKS)
+    with capture(model) as recording:
+        layers = list(recording.run(**inputs))
+        assert recording.tier == (EXPECTED_TIER[name] if models.has_attention_interface(name) else HOOKS)
     tolerance = TOLERANCE.get(name, 0.0)
     wanted = {(kind, i): m for kind, maps in stacks(expected).items() for i, m in enumerate(maps)}
     got = {(stack_of(layer, expected), layer.index): layer for layer in layers}
@@ -69,7 +69,7 @@ def test_maps_and_output_equal_eager_attention(pair, padding):
         assert layer.call == 0
         assert layer.key_offset == 0
     keep = inputs["attention_mask"].bool()
-    ours, theirs = tape.output[0], expected[0]
+    ours, theirs = recording.output[0], expected[0]
     if ours.shape[:2] == keep.shape:
         ours, theirs = ours[keep], theirs[keep]
     assert float((ours - theirs).abs().max()) <= tolerance
@@ -80,8 +80,8 @@ def test_valid_is_the_attention_mask(pair, padding):
     name, model, _ = pair
     inputs = models.text(model, padding=padding)
     keep = inputs["attention_mask"].bool()
-    with capture(model) as tape:
-        for layer in tape.run(**inputs):
+    with capture(model) as recording:
+        for layer in recording.run(**inputs):
             own = layer.cross or "encoder." in layer.stack or not model.config.is_encoder_decoder
             wanted = keep if own else torch.ones(2, 11, dtype=torch.bool)
             assert torch.equal(layer.valid, wanted), (name, layer)
@@ -89,16 +89,16 @@ def test_valid_is_the_attention_mask(pair, padding):
 
 def test_the_maps_are_sharp_enough_to_show_a_lost_mask(pair):
     name, model, _ = pair
-    with capture(model) as tape:
-        largest = max(float(layer.attention.max()) for layer in tape.run(**models.text(model)))
+    with capture(model) as recording:
+        largest = max(float(layer.attention.max()) for layer in recording.run(**models.text(model)))
     assert largest > (0.25 if name == "deberta_v2" else 0.5)
 
 
 def test_only_causal_models_do_not_look_ahead(pair):
     name, model, _ = pair
     causal = name in models.CAUSAL or name in ("falcon", "falcon_alibi", "bloom", "gptj")
-    with capture(model) as tape:
-        for layer in tape.run(**models.text(model)):
+    with capture(model) as recording:
+        for layer in recording.run(**models.text(model)):
             ahead = float(layer.attention.triu(1).abs().max())
             assert (ahead == 0.0) == (
                 causal or (name in models.SEQ2SEQ and "decoder." in layer.stack and not layer.cross)
@@ -112,11 +112,11 @@ def test_the_encoder_alone(name, padding):
     whole = models.tiny(name)
     encoder, inputs = whole.get_encoder(), models.text(whole, padding=padding)
     own = {key: inputs[key] for key in ("input_ids", "attention_mask")}
-    with capture(whole) as tape:
-        wanted = [layer for layer in tape.run(**inputs) if "encoder." in layer.stack]
-    with capture(encoder) as tape:
-        layers = list(tape.run(**own))
-        assert tape.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
+    with capture(whole) as recording:
+        wanted = [layer for layer in recording.run(**inputs) if "encoder." in layer.stack]
+    with capture(encoder) as recording:
+        layers = list(recording.run(**own))
+        assert recording.tier == (INTERFACE if models.has_attention_interface(name) else HOOKS)
     for layer, other in zip(layers, wanted, strict=True):
         assert torch.equal(layer.attention, other.attention)
         assert torch.equal(layer.valid, own["attention_mask"].bool())
@@ -126,8 +126,8 @@ def test_the_encoder_alone(name, padding):
 def test_the_body_without_its_head(name):
     whole = models.tiny(name)
     inputs = models.text(whole, padding="left")
-    with capture(whole) as tape, capture(whole.base_model) as body:
-        wanted = list(tape.run(**inputs))
+    with capture(whole) as recording, capture(whole.base_model) as body:
+        wanted = list(recording.run(**inputs))
         for layer, other in zip(body.run(**inputs), wanted, strict=True):
             assert torch.equal(layer.attention, other.attention)
             assert torch.equal(layer.valid, other.valid)
@@ -138,8 +138,8 @@ def test_captured_forward_leaves_the_model_as_it_was(pair):
     inputs = models.text(model, padding="left")
     with torch.no_grad():
         before = model(**inputs)[0]
-        with capture(model) as tape:
-            for _layer in tape.run(**inputs):
+        with capture(model) as recording:
+            for _layer in recording.run(**inputs):
                 pass
         after = model(**inputs)[0]
     assert torch.equal(before, after)

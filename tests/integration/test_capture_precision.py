@@ -29,9 +29,9 @@ def test_half_precision_models_give_float32_maps(name, dtype):
     full = models.tiny(name, sharpness=sharpness)
     inputs = models.text(model, padding="right")
     keep = inputs["attention_mask"].bool()
-    with capture(model, layers=[0]) as tape, capture(full, layers=[0]) as exact:
-        assert tape.tier == (1 if models.has_attention_interface(name) else 2)
-        for layer, wanted in zip(tape.run(**inputs), exact.run(**inputs), strict=True):
+    with capture(model, layers=[0]) as recording, capture(full, layers=[0]) as exact:
+        assert recording.tier == (1 if models.has_attention_interface(name) else 2)
+        for layer, wanted in zip(recording.run(**inputs), exact.run(**inputs), strict=True):
             assert layer.attention.dtype == torch.float32
             if name != "gpt_oss":  # its rows leave room for the learned sink
                 assert float((layer.attention.sum(-1) - 1).abs().max()) < 2e-6
@@ -46,10 +46,10 @@ def test_half_precision_logits_stay_close_to_eager_ones():
     inputs = models.text(model)
     with torch.no_grad():
         wanted = eager(**inputs).logits.float()
-    with capture(model) as tape:
-        list(tape.run(**inputs))
-        assert tape.output.logits.dtype == torch.bfloat16
-        assert float((tape.output.logits.float() - wanted).abs().mean()) < 2e-2
+    with capture(model) as recording:
+        list(recording.run(**inputs))
+        assert recording.output.logits.dtype == torch.bfloat16
+        assert float((recording.output.logits.float() - wanted).abs().mean()) < 2e-2
 
 
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
@@ -57,8 +57,8 @@ def test_float64_models_give_float64_maps(padding):
     model, single = models.tiny("llama").double(), models.tiny("llama")
     inputs = models.text(model, padding=padding)
     keep = inputs["attention_mask"].bool()
-    with capture(model) as tape, capture(single) as rough:
-        for layer, other in zip(tape.run(**inputs), rough.run(**inputs), strict=True):
+    with capture(model) as recording, capture(single) as rough:
+        for layer, other in zip(recording.run(**inputs), rough.run(**inputs), strict=True):
             assert layer.attention.dtype == torch.float64
             assert float((layer.attention.sum(-1) - 1).abs().max()) < 1e-14
             gap = (layer.attention - other.attention).abs().transpose(1, 2)[keep]
@@ -69,8 +69,8 @@ def test_autocast_of_the_caller_reaches_the_model():
     model = models.tiny("llama")
     inputs = models.text(model)
     sites = ("attention", "value", "attention_output")
-    with capture(model, sites=sites) as tape, torch.autocast("cpu", dtype=torch.bfloat16):
-        layer = next(iter(tape.run(**inputs)))
+    with capture(model, sites=sites) as recording, torch.autocast("cpu", dtype=torch.bfloat16):
+        layer = next(iter(recording.run(**inputs)))
         assert layer.value.dtype == torch.bfloat16
         # The mixing itself stays in float32: only its result is rounded.
         with torch.autocast("cpu", enabled=False):
@@ -94,21 +94,25 @@ def test_four_dimensional_masks_are_honoured_in_either_tier(name, kind):
     if kind != torch.bool:
         mask = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(kind).min)
     positions = torch.cat([torch.arange(10), torch.arange(10)])[None].expand(2, -1)
-    with capture(model) as tape:
-        for layer in tape.run(input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions):
+    with capture(model) as recording:
+        for layer in recording.run(
+            input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions
+        ):
             assert float(layer.attention[..., ~seen].abs().max()) == 0.0
             assert float((layer.attention.sum(-1) - 1).abs().max()) < 1e-6
             assert bool(layer.valid.all())
-        alone = list(tape.run(input_ids=inputs["input_ids"][:, 10:]))
-        for layer in tape.run(input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions):
+        alone = list(recording.run(input_ids=inputs["input_ids"][:, 10:]))
+        for layer in recording.run(
+            input_ids=inputs["input_ids"], attention_mask=mask, position_ids=positions
+        ):
             assert torch.allclose(layer.attention[..., 10:, 10:], alone[layer.index].attention, atol=1e-5)
 
 
 def test_a_sliding_window_is_seen_in_the_maps():
     model = models.tiny("mistral")
     band = torch.ones(37, 37, dtype=torch.bool).tril().triu(-6)
-    with capture(model) as tape:
-        for layer in tape.run(**models.text(model)):
+    with capture(model) as recording:
+        for layer in recording.run(**models.text(model)):
             assert float(layer.attention[..., ~band].abs().max()) == 0.0
 
 
@@ -117,8 +121,8 @@ def test_rows_of_a_model_with_learned_sinks_sum_to_less_than_one():
     with torch.no_grad():
         for layer in model.model.layers:
             layer.self_attn.sinks.fill_(1.0)
-    with capture(model, sites=("attention", "query", "key")) as tape:
-        for layer in tape.run(**models.text(model)):
+    with capture(model, sites=("attention", "query", "key")) as recording:
+        for layer in recording.run(**models.text(model)):
             scores = layer.query.double() @ layer.key[:, list(layer.kv_heads)].double().mT * 24**-0.5
             visible = layer.attention > 0
             total = (scores.exp() * visible).sum(-1)
@@ -132,8 +136,8 @@ def test_rows_of_a_model_with_learned_sinks_sum_to_less_than_one():
 def test_compiled_models_are_captured_as_written(way):
     model = models.tiny("llama", num_hidden_layers=2)
     inputs = models.text(model)
-    with capture(model) as tape:
-        wanted = [layer.attention.clone() for layer in tape.run(**inputs)]
+    with capture(model) as recording:
+        wanted = [layer.attention.clone() for layer in recording.run(**inputs)]
     if way == "wrapped":
         compiled = torch.compile(model, backend="eager")
     elif way == "in place":
@@ -144,8 +148,8 @@ def test_compiled_models_are_captured_as_written(way):
         compiled = model
     with torch.no_grad():
         before = compiled(**inputs).logits
-    with capture(compiled, sites=("attention", "hidden", "mlp_output")) as tape:
-        layers = list(tape.run(**inputs))
+    with capture(compiled, sites=("attention", "hidden", "mlp_output")) as recording:
+        layers = list(recording.run(**inputs))
         assert [layer.stack for layer in layers] == ["model.layers.*.self_attn"] * 2
         for layer in layers:
             assert torch.equal(layer.attention, wanted[layer.index])
@@ -170,13 +174,13 @@ def test_peak_memory_is_that_of_two_layers():
         model = models.tiny("llama", num_hidden_layers=12, num_attention_heads=8, num_key_value_heads=8,
                             max_position_embeddings=1024)
         small, large = models.text(model, batch=1, n=32), models.text(model, batch=1, n=1024)
-        with capture(model) as tape:
-            list(tape.run(**small))
+        with capture(model) as recording:
+            list(recording.run(**small))
             ctypes.CDLL("libc.so.6").malloc_trim(0)
             with open("/proc/self/clear_refs", "w") as reset:
                 reset.write("5")  # the peak starts again from here
             before = status("VmRSS")
-            for layer in tape.run(**large):
+            for layer in recording.run(**large):
                 assert layer.attention.shape == (1, 8, 1024, 1024)
         print(status("VmHWM") - before)
     """

@@ -5,7 +5,6 @@ import importlib.util
 import json
 import os
 import re
-import shutil
 import subprocess
 import sys
 import types
@@ -18,6 +17,7 @@ import pytest
 import attnscope as asc
 from attnscope.metrics.measure import metric_names
 from attnscope.protocols import ruscio2025
+from browser import dom, in_a_browser
 
 ROOT = Path(__file__).resolve().parents[2]
 pytestmark = [
@@ -137,7 +137,7 @@ def test_every_public_name_is_in_the_api(site):
     assert any(anchor.startswith("attnscope.inference.") for anchor in anchors)
 
 
-@pytest.mark.skipif(shutil.which("chromium") is None, reason="no chromium on this machine")
+@in_a_browser
 def test_formulas_are_drawn(site, tmp_path):
     """In a browser a fraction stands higher than a line of text."""
     page = (site[1] / "definitions.html").read_text("utf-8")
@@ -148,22 +148,8 @@ def test_formulas_are_drawn(site, tmp_path):
     )
     file = site[1] / "probe.html"
     file.write_text(page.replace("</body>", probe), "utf-8")
-    done = subprocess.run(
-        [
-            shutil.which("chromium"),
-            "--headless",
-            "--no-sandbox",
-            "--disable-gpu",
-            f"--user-data-dir={tmp_path}",
-            "--dump-dom",
-            file.as_uri(),
-        ],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
+    shown = dom(file.as_uri(), tmp_path)
     file.unlink()
-    boxes = json.loads(done.stdout.partition("<title>")[2].partition("</title>")[0])
+    boxes = json.loads(shown.partition("<title>")[2].partition("</title>")[0])
     assert len(boxes) >= 10
     assert all(width > 80 and height > 24 for width, height in boxes), [b for b in boxes if b[1] <= 24]

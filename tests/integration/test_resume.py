@@ -71,6 +71,8 @@ def peaceful(launcher, inputs, tmp_path_factory):
     assert sorted(map(str, content(folder))) == [
         "baselines.parquet",
         "graphs.parquet",
+        "head_mean_graphs.parquet",
+        "head_means.parquet",
         "heads.parquet",
         "samples.parquet",
     ]

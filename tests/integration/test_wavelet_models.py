@@ -54,7 +54,7 @@ def run_and_check(tmp_path, folder):
     assert (heads["position_entropy"] + heads["fourier_entropy"] >= heads["entropy_bound"] - 1e-6).all()
     assert (heads["uncertainty_product"] >= heads["uncertainty_bound"] - 1e-9).all()
     # order changes no entropy of position, and a trained head is smoother than its shuffled rows
-    nulls = results.table("nulls").query("kind == 'row_permutation'").set_index("metric")["value"]
+    nulls = results.variants().query("variant == 'row_permutation'").set_index("metric")["value"]
     assert nulls["position_entropy"].mean() == pytest.approx(
         heads.groupby("sample")["position_entropy"].mean().mean(), rel=1e-5
     )

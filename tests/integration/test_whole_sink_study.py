@@ -15,7 +15,9 @@ from attnscope.protocols import ruscio2025
 DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
 TABLES = {
     "examples",
-    *("samples", "heads", "graphs", "layers", "bars", "baselines", "nulls"),
+    *("samples", "heads", "graphs", "layers", "bars", "baselines"),
+    *("head_means", "head_mean_graphs", "head_mean_bars"),
+    *("heads_variants", "graphs_variants", "layers_variants"),
     *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
     *("removal_tests", "null_tests"),
 }
@@ -54,14 +56,14 @@ def complete(results, *, predicts=True, series=False):
 
 def shares(results):
     heads = results.table("heads")
-    own = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    own = heads[heads["protocol"] == "exact"]
     return own.groupby(["layer", "head"])["sink_share"].mean()
 
 
 def causal_quirk(results):
     """Of a causal model, whatever it attends to: no loop, and the lengths are the self-attentions."""
-    heads = results.table("heads")
-    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    means = results.table("head_means")
+    published = means[means["protocol"] == "ruscio2025"]
     assert (published["bar_count_1"] == 0).all()
     assert (published["bar_count_0"] <= np.minimum(published["n_tokens"], 30)).all()
     return published
@@ -72,7 +74,7 @@ def test_stories260k_has_no_sink(tmp_path):
     complete(results)
     assert shares(results).max() < 0.3
     heads = results.table("heads")
-    assert heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]["sink_rate"].mean() < 0.02
+    assert heads[heads["protocol"] == "exact"]["sink_rate"].mean() < 0.02
     assert (results.table("frames")["frame"] == "distributed").all()
     published = causal_quirk(results)
     assert (published["bar_count_0"] == np.minimum(published["n_tokens"], 30)).all()
@@ -89,9 +91,9 @@ def test_llama2xs_rests_on_bos_in_its_two_known_heads(tmp_path):
     causal_quirk(results)
     uniform = results.table("heads").query("protocol == 'exact'")["sink_share_uniform"].max()
     assert uniform < 0.2
-    told = results.table("specialization").query("protocol == 'ruscio2025' and layer == 2 and head == 7")
-    assert told["modal"].item() == "<s>"
-    assert told["specialised"].item()
+    modal = results.table("specialization").query("protocol == 'ruscio2025' and layer == 2 and head == 7")
+    assert modal["modal"].item() == "<s>"
+    assert modal["specialised"].item()
 
 
 def test_a_sentence_encoder(tmp_path):
@@ -103,8 +105,8 @@ def test_a_sentence_encoder(tmp_path):
     complete(results, predicts=False)
     assert not results.table("samples")["causal"].any()
     assert set(results.table("baselines")["kind"]) == {"uniform_full", "random_weights", "row_permutation"}
-    heads = results.table("heads")
-    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
+    means = results.table("head_means")
+    published = means[means["protocol"] == "ruscio2025"]
     assert (published["bar_count_1"] > 0).any()  # loops, where a causal model has none
     assert any("has no language-model head" in note for note in results.provenance["notes"])
 
@@ -140,13 +142,13 @@ def test_a_pythia_like_series_of_checkpoints(tmp_path):
     # strings in order: 0, 1, 143000, 2, 2000, 4, 8
     assert (published["change_first_step"], published["change_last_step"]) == (0, 8)
     assert abs(published["change"]) < abs(published["end"] - published["start"]) / 10
-    # untrained attention is near uniform: step 0 and the random twin lie on the closed forms
+    # untrained attention is near uniform: step 0 and the random-weight control lie on the closed forms
     heads = results.table("heads")
-    untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    untrained = heads[(heads["step"] == 0) & (heads["protocol"] == "exact")]
     assert untrained["sink_boost"].mean() == pytest.approx(1, abs=0.1)
-    nulls = results.table("nulls")
-    twin = nulls[(nulls["kind"] == "random_weights") & (nulls["metric"] == "sink_boost")]
-    assert twin["value"].mean() == pytest.approx(1, abs=0.1)
+    nulls = results.variants()
+    control = nulls[(nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_boost")]
+    assert control["value"].mean() == pytest.approx(1, abs=0.1)
 
 
 @pytest.mark.parametrize("example", range(5))

@@ -4,7 +4,7 @@
 
 SPARE = "a label more, which nothing has"
 LEFT_OUT = "what has no sink is left out of the counts, whatever stands in its place"
-SAME_TYPE = "the type that it is without being told"
+SAME_TYPE = "the type that it is by default"
 SAME_LENGTH = "both are made with one length"
 SAME_AXIS = "the last axis of two"
 ANY_ORDER = "equal p-values are adjusted to one value in any order"

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: MIT
-"""Do the tests of the metrics in Python bite? mutmut breaks one expression at a time and expects a red test.
+"""Whether a wrong metric fails its tests: mutmut breaks one expression at a time and expects a red test.
 
     python tests/mutants/metrics.py [--jobs N] [MODULE ...]
 

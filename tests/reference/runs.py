@@ -75,16 +75,31 @@ def written(results, file):
     pq.write_table(table, file, compression="zstd", compression_level=19)
 
 
-def read(file):
-    """Tables by name, and what made them."""
-    stored = pq.read_table(file)
-    about = json.loads(stored.schema.metadata[b"reference"])
+def stored(file):
+    """Tables of schema 1 by name, and what made them."""
+    whole = pq.read_table(file)
+    about = json.loads(whole.schema.metadata[b"reference"])
     tables = {}
-    for name in stored.column_names:
-        column = stored.column(name).combine_chunks()
+    for name in whole.column_names:
+        column = whole.column(name).combine_chunks()
         column = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
-        tables[name] = pa.Table.from_struct_array(column.flatten()).to_pandas()
+        tables[name] = pa.Table.from_struct_array(column.flatten())
     return tables, about
+
+
+def older(name, home):
+    """A run folder of schema 1 that holds a stored run.
+
+    Args:
+        name: of the run.
+        home: an empty folder.
+    """
+    (home / "tables").mkdir()
+    for table, rows in stored(HERE / f"{name}.parquet")[0].items():
+        rows = rows.replace_schema_metadata({"attnscope_schema": "1"})
+        pq.write_table(rows, home / "tables" / f"{table}.parquet")
+    (home / "study.yaml").write_text(f"study: {RUNS[name]['study']}\n", "utf-8")
+    return asc.load(home)
 
 
 if __name__ == "__main__":

@@ -72,13 +72,7 @@ def output_kl(model: nn.Module, inputs: Mapping[str, Any], keys: Tensor | Sequen
 def output_kl_of_sets(
     model: nn.Module, inputs: Mapping[str, Any], sets: Mapping[str, Tensor | Sequence[int]]
 ) -> dict[str, OutputKl]:
-    """`output_kl` for several sets of keys, the whole model run once for all of them.
-
-    Args:
-        model: as for `output_kl`.
-        inputs: of the model.
-        sets: keys by name.
-    """
+    """`output_kl` for several sets of keys, the whole model run once for all of them."""
     ids = inputs["input_ids"]
     real = inputs.get("attention_mask")
     real = torch.ones_like(ids) if real is None else real

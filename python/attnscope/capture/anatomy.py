@@ -116,13 +116,7 @@ def depth(model: nn.Module) -> int:
 
 
 def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
-    """Names of all blocks in order: the neighbours of the known ones, else the first list of fitting length.
-
-    Args:
-        model: whose blocks they are.
-        modules: its modules by name.
-        known: blocks that were found around an attention module.
-    """
+    """Names of all blocks in order: the neighbours of known ones, else the first list of fitting length."""
     lists = list(dict.fromkeys(block.rpartition(".")[0] for block in known))
     if not lists:
         total = depth(model)
@@ -164,14 +158,7 @@ def feed_forward(
 
 
 def output_projection(core: str, block: str, modules: Mapping[str, nn.Module], trace: Trace) -> str | None:
-    """Name of the first module with matrices that runs after the softmax of the attention named ``core``.
-
-    Args:
-        core: the attention module.
-        block: the block around it; the search does not leave it.
-        modules: the model's modules by name.
-        trace: of one forward pass.
-    """
+    """Name of the first module with matrices that runs after the softmax of the attention named ``core``."""
     start = None
     inside = False
     for i, (event, name) in enumerate(trace.events):
@@ -201,15 +188,7 @@ def first_matrix(
     modules: Mapping[str, nn.Module],
     trace: Trace,
 ) -> str | None:
-    """Name of the first matrix that runs in the block when its attention is over.
-
-    Args:
-        block: the block.
-        cores: its attention modules.
-        projections: their output projections, which may lie outside of them.
-        modules: the model's modules by name.
-        trace: of one forward pass.
-    """
+    """Name of the first matrix that runs in the block when its attention is over."""
     over = {*cores, *(name for name in projections if name)}
     last = max(
         (i for i, (event, name) in enumerate(trace.events) if event == "exit" and name in over), default=None

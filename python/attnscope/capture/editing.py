@@ -46,8 +46,8 @@ def edit(model: nn.Module, *edits: Edit) -> Iterator[tuple[Applied, ...]]:
         >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
         ...                      num_attention_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
-        >>> with asc.edit(model, asc.edits.HideKeys([0])), asc.capture(model) as tape:
-        ...     for layer in tape.run(input_ids=torch.arange(5)[None]):
+        >>> with asc.edit(model, asc.edits.HideKeys([0])), asc.capture(model) as recording:
+        ...     for layer in recording.run(input_ids=torch.arange(5)[None]):
         ...         print(layer.attention[0, :, 1:, 0].sum().item())
         0.0
     """

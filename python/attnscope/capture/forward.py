@@ -36,10 +36,10 @@ from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.outputs import Outputs
 from attnscope.capture.recorder import LIVE, Recorder
+from attnscope.capture.recording import Recording
 from attnscope.capture.sites import INTERFACE, MODEL_SITES, SITES, TABLE, checked
 from attnscope.capture.stream import Stream, uncompiled
 from attnscope.capture.structure import Structure, structure_of
-from attnscope.capture.tape import Tape
 
 
 @dataclass(frozen=True)
@@ -129,7 +129,7 @@ class Run:
 
     Attributes:
         what: the declaration.
-        tier: how the model is run: 0 its own backend with hooks, 1 to 3 as `Tape.tier`.
+        tier: how the model is run: 0 its own backend with hooks, 1 to 3 as `Recording.tier`.
     """
 
     def __init__(
@@ -197,19 +197,19 @@ class Run:
 
     def _attended(self) -> Generator[Layer, None, None]:
         """The layers of a pass whose attention is captured."""
-        tape = Tape(
+        recording = Recording(
             self._whole,
             layers=self.what.layers,
             heads=self.what.heads,
             sites=self.what.of_layers,
             chunk=None,
         )
-        tape.around = self._around
-        with tape:
-            layers = tape.run(**self._batch)
-            self.tier = tape.tier
+        recording.around = self._around
+        with recording:
+            layers = recording.run(**self._batch)
+            self.tier = recording.tier
             yield from layers
-        self._finish(tape.output)
+        self._finish(recording.output)
         self._done = True
 
     def _alone(self) -> Generator[Layer, None, None]:

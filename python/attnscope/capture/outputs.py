@@ -64,13 +64,7 @@ class Outputs:
     def listening(
         self, model: nn.Module, *, rows: Tensor | None = None, graph: bool = False
     ) -> Iterator[Callable[[Any], None]]:
-        """Collects inside the block; gives what takes the model's output.
-
-        Args:
-            model: of the pass.
-            rows: columns of the input whose logits are wanted, [r] or [B, r].
-            graph: keep all of them, in their graph.
-        """
+        """Collects inside the block; gives what takes the model's output."""
         from transformers import PreTrainedModel
 
         def keep(site: str, tensor: Tensor) -> None:

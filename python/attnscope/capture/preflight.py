@@ -137,7 +137,7 @@ def _make(model: nn.Module, inputs: Mapping[str, Any]) -> Plan:
     def attempt(label: str, **options: Any) -> _Pass | None:
         try:
             return _run(model, inputs, **options)
-        except Exception as error:  # noqa: BLE001  (the reason is kept, and told when no tier is left)
+        except Exception as error:  # noqa: BLE001  (the reason is kept, and named when no tier is left)
             reasons.append(f"{label}: {type(error).__name__}: {error}")
             return None
 

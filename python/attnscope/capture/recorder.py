@@ -138,7 +138,7 @@ class Recorder:
         return name, stack, index, call
 
     def note_key_offset(self, keys: int, offset: int) -> None:
-        """Position of the first key of a cache that holds ``keys`` of them, told by the mask function."""
+        """Position of the first key of a cache that holds ``keys`` of them, as the mask function had it."""
         self.offsets[keys] = offset
 
     # Masks ---------------------------------------------------------------------------------------------

@@ -19,9 +19,6 @@ def first_lines() -> dict[str, str]:
 def describe(name: str) -> str:
     """The whole definition of a metric: call, formula, arguments, range, closed-form example, references.
 
-    Args:
-        name: of a public metric.
-
     Raises:
         MissingError: there is none; the message carries the nearest name.
     """

@@ -77,9 +77,6 @@ def dry_run(study: Study) -> Estimate:
     The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
     time of the others is interpolated in their length.
 
-    Args:
-        study: the configuration.
-
     Raises:
         ConfigError: the study cannot be done as it stands.
         LoadError: a model cannot be loaded.

@@ -25,11 +25,6 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
 
     The head mean (head −1) is left out where heads are averaged, so that it is not counted beside them.
 
-    Args:
-        results: stored results.
-        table: which table.
-        by: key columns that stay apart.
-
     Raises:
         MissingError: an unknown table or key column.
     """
@@ -53,11 +48,7 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
 
 
 def latex_table(frame: pd.DataFrame) -> str:
-    """The frame as a LaTeX tabular with booktabs rules, four significant digits.
-
-    Args:
-        frame: few enough columns for a page.
-    """
+    """The frame as a LaTeX tabular with booktabs rules, four significant digits."""
     numeric = [frame[name].dtype.kind in "fiu" for name in frame.columns]
     lines = [rf"\begin{{tabular}}{{{''.join('r' if one else 'l' for one in numeric)}}}", r"\toprule"]
     lines += [" & ".join(_escaped(str(name)) for name in frame.columns) + r" \\", r"\midrule"]

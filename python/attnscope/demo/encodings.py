@@ -86,9 +86,6 @@ class RelativeBias(nn.Module):
 def distance_bucket(distance: Tensor) -> Tensor:
     """T5's bucket of a distance into the past: exact up to 15, logarithmic to 127, one for all beyond.
 
-    Args:
-        distance: query minus key; the future shares bucket 0.
-
     >>> distance_bucket(torch.tensor([-3, 0, 15, 16, 127, 10_000])).tolist()
     [0, 0, 15, 16, 31, 31]
     """
@@ -102,9 +99,6 @@ def distance_bucket(distance: Tensor) -> Tensor:
 def alibi_slopes(heads: int) -> Tensor:
     """Slopes of ALiBi for a power of two of heads: 2^(−8/h), 2^(−16/h), … (Press et al. 2022).
 
-    Args:
-        heads: how many.
-
     >>> alibi_slopes(4).tolist()
     [0.25, 0.0625, 0.015625, 0.00390625]
     """
@@ -112,7 +106,7 @@ def alibi_slopes(heads: int) -> Tensor:
 
 
 class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
-    """A Llama model whose positions are told apart as its configuration says."""
+    """A Llama model whose positions are encoded as its configuration says."""
 
     config_class = PositionsConfig
 
@@ -219,12 +213,7 @@ def compare_encodings(
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
-    """A table of the main numbers, one line per encoding.
-
-    Args:
-        results: of `compare_encodings`.
-        directory: where its trainings are.
-    """
+    """A table of the main numbers, one line per encoding."""
     phases = results.table("phases")
     wanted = (
         "low_band", "high_band", "spectral_selectivity", "spectral_entropy", "wavelet_entropy",

@@ -36,7 +36,7 @@ def run_demo(
         samples: sequences of each kind of input.
         recipe: what to train; None is the one that is known to grow a sink.
         progress: bars on a terminal or in a notebook.
-        say: told, line by line, what was measured.
+        say: called with every line about what was measured.
 
     Returns:
         The stored results.
@@ -69,15 +69,7 @@ def run_demo(
 
 
 def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
-    """What was measured, in words and a small table: attention to BOS by step, and by head at the end.
-
-    Args:
-        results: of the demo.
-        recipe: of the training.
-
-    Returns:
-        Lines of text.
-    """
+    """What was measured, in words and a small table: attention to BOS by step, and by head at the end."""
     from attnscope.plots.selection import measured_heads
 
     heads = measured_heads(results)
@@ -172,8 +164,8 @@ def _store_examples(results: Results) -> None:
     rows, bars = [], []
     for sample, (layer, head) in wanted:
         ids = torch.tensor([list(sample["token_ids"])])
-        with capture(loaded.model, layers=[int(layer)]) as tape:
-            for captured in tape.run(input_ids=ids):
+        with capture(loaded.model, layers=[int(layer)]) as recording:
+            for captured in recording.run(input_ids=ids):
                 attention = captured.attention[0, int(head)].clone()
         keys = {
             "model": sample["model"], "revision": sample["revision"], "step": last,

@@ -23,11 +23,7 @@ _SYMBOLS = [chr(code) for code in range(0x21, 0x7F)]
 
 @lru_cache(maxsize=1)
 def documentation() -> tuple[str, str]:
-    """The language reference that `pydoc` carries, cut into a training part and the last tenth, held out.
-
-    Returns:
-        Two strings. They differ between Python versions, because the documentation does.
-    """
+    """The language reference that `pydoc` carries, cut into a training part and the last tenth, held out."""
     from pydoc_data.topics import topics
 
     text = "\n".join(topics[name] for name in sorted(topics))
@@ -40,13 +36,6 @@ def text_windows(count: int, seed: int) -> list[str]:
 
     Passed over are windows that stand in the training part too (topics quote each other) and those that begin
     or end with white space, which readers of sentence files strip.
-
-    Args:
-        count: how many.
-        seed: the same seed gives the same windows.
-
-    Returns:
-        `count` ASCII strings of `WINDOW` characters.
     """
     learned, held_out = documentation()
     draw = random.Random(seed)
@@ -61,13 +50,6 @@ def text_windows(count: int, seed: int) -> list[str]:
 
 def copying_sequences(count: int, seed: int) -> list[str]:
     """Random printable ASCII strings, each written twice: the second half can be copied, the first cannot.
-
-    Args:
-        count: how many.
-        seed: the same seed gives the same strings.
-
-    Returns:
-        `count` strings of 2 * `HALF` characters without spaces.
 
     >>> line = copying_sequences(1, seed=0)[0]
     >>> line[:63] == line[63:], len(line)
@@ -86,14 +68,6 @@ def training_batch(batch: int, seed: int, step: int) -> torch.Tensor:
     """The token ids of one training step: half windows of text, half copying sequences, BOS first.
 
     The batch depends on `seed` and `step` alone, so a resumed training sees what an uninterrupted one sees.
-
-    Args:
-        batch: sequences in the batch.
-        seed: the training's seed.
-        step: the step about to be taken, from 0.
-
-    Returns:
-        int64 `[batch, 1 + 2 * HALF]`: BOS is 0, byte b is b + 1.
     """
     generator = torch.Generator().manual_seed(seed * 1_000_003 + step)
     corpus = _training_bytes()

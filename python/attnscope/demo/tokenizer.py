@@ -17,9 +17,6 @@ def byte_characters() -> list[str]:
     Bytes that are printable in Latin-1 stand for themselves, the other 68 are moved to U+0100 and above
     (the convention of GPT-2, which the `ByteLevel` pre-tokenizer applies).
 
-    Returns:
-        256 different one-character strings.
-
     >>> byte_characters()[ord("A")], byte_characters()[0], len(set(byte_characters()))
     ('A', 'Ā', 256)
     """
@@ -33,12 +30,6 @@ def byte_tokenizer(max_length: int = 128) -> Any:
 
     A byte-pair encoding with no merges: each byte is its own token, so no text is out of vocabulary and
     positions in the attention map are positions in the text.
-
-    Args:
-        max_length: the context the model is built for; stored as `model_max_length`.
-
-    Returns:
-        A `PreTrainedTokenizerFast`; `save_pretrained` writes the `tokenizer.json` that `AutoTokenizer` reads.
 
     >>> byte_tokenizer()("AB")["input_ids"]
     [0, 66, 67]

@@ -50,12 +50,6 @@ class Recipe:
 def checkpoint_steps(last: int) -> list[int]:
     """The steps that are kept: 0, 1, 2, 4, ..., 512, then every 128th, and the last.
 
-    Args:
-        last: the number of steps trained.
-
-    Returns:
-        Increasing step numbers from 0 to `last`.
-
     >>> checkpoint_steps(700)
     [0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 640, 700]
     """
@@ -65,12 +59,6 @@ def checkpoint_steps(last: int) -> list[int]:
 
 def build_model(recipe: Recipe) -> Any:
     """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed.
-
-    Args:
-        recipe: sizes and seed. The global random state is left as it was.
-
-    Returns:
-        The model, in training mode, float32.
 
     Raises:
         ValueError: when the width is not an even multiple of the number of heads.
@@ -85,9 +73,6 @@ def build_model(recipe: Recipe) -> Any:
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
     """What the recipe says of a Llama configuration.
-
-    Args:
-        recipe: sizes.
 
     Raises:
         ValueError: when the width is not an even multiple of the number of heads.
@@ -112,15 +97,7 @@ def config_values(recipe: Recipe) -> dict[str, Any]:
 
 
 def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
-    """Mean next-token loss on held-out text and on the second, copyable half of copying sequences.
-
-    Args:
-        model: the language model; its mode is restored.
-        samples: sequences per group.
-
-    Returns:
-        Nats per token by group.
-    """
+    """Mean next-token loss on held-out text and on the second, copyable half of copying sequences."""
     tokenizer = byte_tokenizer()
     losses = {}
     was_training = model.training

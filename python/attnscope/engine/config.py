@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import yaml
 from pydantic import (
@@ -20,9 +20,12 @@ from pydantic import (
 )
 
 from attnscope._nearest import nearest
-from attnscope.engine.discovery import find_study
+from attnscope.engine.discovery import default_study, find_study, study_class
 from attnscope.engine.mistakes import explain
 from attnscope.engine.packaged import analyses, analysis_keys, is_packaged, packaged, packaged_text
+
+if TYPE_CHECKING:
+    from attnscope.engine.study import Study as StudyType
 
 
 class ConfigError(ValueError):
@@ -104,7 +107,7 @@ class TextSource(_Strict):
     column: str = ""
     group: str = "text"
     samples: int | None = Field(default=None, ge=1)
-    sampling: Literal["first", "random", "paper"] = "first"
+    sampling: str = Field(default="first", min_length=1)
     focus: str = "focus_word"
     encoding: str = "utf-8"
     subset: str = ""
@@ -134,81 +137,70 @@ Models = Annotated[
 Texts = Annotated[list[Annotated[TextSource, BeforeValidator(_as_mapping)]], BeforeValidator(_as_list)]
 
 
+def _named(name: str) -> type[StudyType] | None:
+    """The study of a name, None where there is none that could be run."""
+    try:
+        return study_class(name)
+    except (ConfigError, TypeError):
+        return None
+
+
 class Settings(_Strict):
     """What to measure on which models and sentences; `attnscope.run` takes it.
 
     Args:
-        study: the recipe: which sites are captured, which metrics taken, which tables filled.
-        name: the run's folder below `output`; empty: the recipe's name and the models' labels.
+        study: what is measured, by the name of its folder or an alias.
+        name: the run's folder below `output`; empty: the study's name and the models' labels.
         models: one or more models (a string is short for its `path`).
         texts: one or more sources of sentences (a string is short for its `path`).
-        metrics: names of metrics; empty takes all that the recipe has.
-        protocols: "exact", "ruscio2025" or both; "both" is short for the two.
-        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
+        protocols: whose computations, of those that the study declares; "both" is short for all of them.
         layers: only these layers; empty takes all.
         max_tokens: longer sentences are cut to so many tokens; None: the model's context.
         bos: "keep" what the tokenizer does, "drop" the beginning-of-sequence token, or "replace" it by an
             ordinary token drawn with the seed.
-        options: the study's own settings, which its recipe checks.
-        bars: store every persistence bar.
+        options: the study's own settings; a key beside these that only the study's options have goes there.
         block: sentences per unit of work; a killed run loses at most one unit.
         max_memory: bound for the attention alive at a time, such as "4GB"; None: a quarter of what is free.
         seed: of every draw: sampling, nulls, replacements.
         output: the folder that run folders are made in.
 
     Raises:
-        ConfigError: an unknown key (the nearest right name is given) or a value of the wrong type.
+        ConfigError: an unknown key (the nearest right name is given), a value of the wrong type, an option
+            or a protocol that the study does not have.
 
     >>> study = Settings(models="gpt2", texts={"path": "sentences.txt", "samples": 10}, block=8)
     >>> study.models[0].path, study.texts[0].samples, study.protocols
     ('gpt2', 10, ['exact'])
     """
 
-    study: str = "attention_sinks"
+    study: str = Field(default_factory=default_study, min_length=1)
     name: str = Field(default="", pattern=r"^([^/\\.][^/\\]*)?$")
     models: Models
     texts: Texts = []
-    metrics: Annotated[list[str], BeforeValidator(_as_list)] = []
-    protocols: Annotated[list[Literal["exact", "ruscio2025"]], Field(min_length=1)] = ["exact"]
-    thresholds: list[float | str] = [0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2]
+    protocols: Annotated[list[str], BeforeValidator(_as_list), Field(min_length=1)] = ["exact"]
     layers: list[Annotated[int, Field(ge=0)]] = []
     max_tokens: int | None = Field(default=None, ge=1)
     bos: Literal["keep", "drop", "replace"] = "keep"
     options: dict[str, Any] = {}
-    bars: bool = False
     block: int = Field(default=16, ge=1)
     max_memory: int | str | None = None
     seed: int = Field(default=0, ge=0)
     output: str = "runs"
 
     def __init__(self, **values: Any) -> None:
+        study = _named(str(values.get("study") or default_study()))
+        values = study.settled(values, type(self).model_fields) if study else values
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(explain(error, type(self))) from None
+            more = study.Options.model_fields if study else ()
+            raise ConfigError(explain(error, type(self), more=more)) from None
 
     @field_validator("study")
     @classmethod
     def _study(cls, value: str) -> str:
         found = find_study(value)
         return found.name if found else value
-
-    @field_validator("protocols", mode="before")
-    @classmethod
-    def _protocols(cls, value: object) -> object:
-        return ["exact", "ruscio2025"] if value in ("both", ["both"]) else _as_list(value)
-
-    @field_validator("thresholds", mode="before")
-    @classmethod
-    def _thresholds(cls, value: object) -> object:
-        items = [value] if isinstance(value, (int, float, str)) else value
-        if isinstance(items, Sequence):
-            for item in items:
-                if isinstance(item, str) and not re.fullmatch(r"[1-9]\d*/n", item):
-                    raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {item!r}")
-                if isinstance(item, (int, float)) and not 0 < item < 1:
-                    raise ValueError(f"expected thresholds inside (0, 1), got {item!r}")
-        return items
 
     @field_validator("max_memory")
     @classmethod

@@ -84,11 +84,16 @@ def study_names() -> list[str]:
 def find_study(name: str) -> StudyFolder | None:
     """The study of a name or an alias, None where there is none.
 
-    >>> find_study("sink_study").name, find_study("no such study")
-    ('attention_sinks', None)
+    >>> find_study(default_study()).name == default_study(), find_study("no such study")
+    (True, None)
     """
     there = studies()
     return there.get(name) or next((one for one in there.values() if name in one.aliases), None)
+
+
+def default_study() -> str:
+    """The study that is meant where none is named, as the package of studies says; "" where it says none."""
+    return str(getattr(importlib.import_module(_PARTS), "DEFAULT", ""))
 
 
 def study_of(results: Any) -> StudyFolder | None:

@@ -17,7 +17,10 @@ from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
 
 if TYPE_CHECKING:
-    from attnscope.capture import Layer, Tape
+    from attnscope.capture import Layer, Recording
+
+#: Rows of a map that are averaged at a time: few enough to stay in the cache.
+_BAND = 128
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,23 @@ def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
         tokens=[encoder.names(one) for one in ids],
         groups=[one.sentence.group for one in group],
     )
+
+
+def head_mean(heads: Tensor) -> Tensor:
+    """The mean over heads of [batch, h, n, n], [batch, 1, n, n] in float64.
+
+    By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
+    worth of memory, and a sum of two dtypes copies the one of them.
+
+    Args:
+        heads: one layer's maps.
+    """
+    mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
+    for first in range(0, heads.shape[2], _BAND):
+        band = mean[:, first : first + _BAND]
+        for head in heads[:, :, first : first + _BAND].unbind(1):
+            band += head
+    return mean.div_(heads.shape[1]).unsqueeze(1)
 
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
@@ -94,15 +114,15 @@ def self_attention(
         own = tuple(site for site in extra if site not in PER_HEAD)
         # what a model's attention does not hand out must not cost the states around it
         choices = dict.fromkeys([(*sites, *extra), (*sites, *own), tuple(sites)])
-        tape = _opened(stack, body, layers, list(choices))
-        for layer in tape.run(**inputs):
+        recording = _opened(stack, body, layers, list(choices))
+        for layer in recording.run(**inputs):
             if layer.cross or layer.attention.shape[-1] != layer.attention.shape[-2]:
                 continue
             # a second stack, or a module that runs twice, counts on where the first one ends
             place = stacks.setdefault((layer.stack, layer.call), len(stacks))
             yield place * count + layer.index, layer
         if outputs is not None:
-            outputs.append(tape.output)
+            outputs.append(recording.output)
 
 
 def depth(model: Any) -> int:
@@ -114,7 +134,7 @@ def depth(model: Any) -> int:
 
 def _opened(
     stack: ExitStack, body: Any, layers: Sequence[int] | None, choices: Sequence[tuple[str, ...]]
-) -> Tape:
+) -> Recording:
     """The capture with the first of the choices of sites that the model allows."""
     from attnscope.capture import capture
 

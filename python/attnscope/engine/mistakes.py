@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import inspect
 import typing
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -13,13 +13,14 @@ from pydantic import BaseModel, ValidationError
 from attnscope._nearest import nearest
 
 
-def explain(error: ValidationError, model: type[BaseModel], key: str = "") -> str:
+def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:
     """One line per mistake: where it is, what was expected, what was given.
 
     Args:
         error: of pydantic.
         model: whose fields are the right ones.
         key: where the model stands in the settings.
+        more: names that are right beside the model's own fields.
     """
     lines = []
     for item in error.errors(include_url=False):
@@ -28,7 +29,7 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "") -> st
             where += f"[{part}]" if isinstance(part, int) else f".{part}" if where else str(part)
         if item["type"] == "extra_forbidden":
             *parents, last = item["loc"]
-            owner = _fields(model, parents)
+            owner = [*_fields(model, parents), *(more if not parents else ())]
             inside = f" in {where.rpartition('.')[0]}" if parents or key else ""
             lines.append(f"unknown key {str(last)!r}{inside}{nearest(str(last), owner)}")
         elif item["type"] == "missing":

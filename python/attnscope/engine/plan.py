@@ -116,7 +116,7 @@ def make_plan(settings: Settings, study: Study | None = None) -> Plan:
     order = phases(stages)
     plan = Plan(settings, {stage.name: stage for stage in stages})
     if first is not None:
-        _read_texts(plan)
+        _read_texts(plan, study)
     series = list(_series(plan, texts=first is not None))
     _check_free_disk(plan, order)
     for phase in sorted(set(order.values())):
@@ -133,11 +133,11 @@ def make_plan(settings: Settings, study: Study | None = None) -> Plan:
     return plan
 
 
-def _read_texts(plan: Plan) -> None:
+def _read_texts(plan: Plan, study: Study) -> None:
     settings = plan.settings
     if not settings.texts:
         raise ConfigError("texts is missing (--texts on the command line)")
-    plan.sentences = read_sentences(settings.texts, settings.seed)
+    plan.sentences = read_sentences(settings.texts, settings.seed, study.samplers)
     plan.notes += [
         f"{one.path}: every line is read as a sentence, but its lines look like wrapped paragraphs; "
         "--set texts.per=paragraph joins them"

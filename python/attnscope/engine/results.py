@@ -8,12 +8,22 @@ from __future__ import annotations
 
 import json
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import KEYS, SCHEMA_VERSION, MissingError, ResultsError, migrated, stamped
+from attnscope.engine.reading.migration import migrated, names_in, version_of
+from attnscope.engine.schema import (
+    AXES,
+    SCHEMA_VERSION,
+    MissingError,
+    ResultsError,
+    check_columns,
+    in_order,
+    keys_in,
+    stamped,
+)
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,7 +47,7 @@ class Results:
     """The tables of one run, with the study and the provenance they come from.
 
     Args:
-        tables: DataFrames or Arrow tables by name; key columns first, as in `KEYS`.
+        tables: DataFrames or Arrow tables by name; key columns first.
         study: the resolved configuration, as plain data.
         provenance: what made the tables: versions, model commits, machine, seeds.
         path: the run folder, or None for results that live in memory only.
@@ -71,12 +81,8 @@ class Results:
         return f"Results({str(self.path) if self.path else 'in memory'}: {rows or 'no tables'} rows)"
 
     def tables(self) -> list[str]:
-        """Names of the stored tables, in the order of `KEYS`, then the others by name."""
-        names = {*self._tables, *self.files}
-        if self.path is not None:
-            names |= {file.stem for file in (self.path / "tables").glob("*.parquet")}
-        known = [name for name in KEYS if name in names]
-        return known + sorted(names - set(known))
+        """Names of the tables: `samples`, then the others by name."""
+        return in_order({*self._tables, *self.files, *self._stored()})
 
     def table(self, name: str, columns: Sequence[str] | None = None) -> pd.DataFrame:
         """One table as a DataFrame, keys first.
@@ -93,17 +99,19 @@ class Results:
         stored = self._tables.get(name)
         if not isinstance(stored, pd.DataFrame):
             return _frame(self.arrow(name, columns))
-        self._check_columns(name, columns or (), stored.columns)
+        check_columns(name, columns or (), stored.columns)
         return cast("pd.DataFrame", stored.copy() if columns is None else stored[list(columns)].copy())
 
     def keys(self, name: str) -> list[str]:
-        """The columns that tell the rows of a table apart, as its file names them."""
+        """The columns that tell the rows of a table apart, as its file names them.
+
+        A DataFrame that `table` gave carries them in its `attrs`; of any other they are the columns that are
+        called like an axis (model, revision, step, sample, layer, head, protocol, ...).
+        """
         stored = self._tables.get(name)
         if stored is not None and not hasattr(stored, "schema"):
-            return [key for key in KEYS.get(name, ()) if key in stored.columns]
-        schema = self.schema(name)
-        about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
-        return [key for key in about.get("keys", KEYS.get(name, ())) if key in schema.names]
+            return [key for key in stored.attrs.get("keys", AXES) if key in stored.columns]
+        return keys_in(self.schema(name))
 
     def schema(self, name: str) -> pa.Schema:
         """Names and types of a table's columns; of a stored table not one row is read.
@@ -138,7 +146,7 @@ class Results:
         else:
             table = self._read(name, columns)
         if columns is not None:
-            self._check_columns(name, columns, table.column_names)
+            check_columns(name, columns, table.column_names)
             table = table.select(list(columns))
         return table
 
@@ -159,52 +167,19 @@ class Results:
             MissingError: no such table or column.
             ResultsError: the table has no rows of this protocol, or two rows share one cell.
         """
-        import numpy as np
-        import pandas as pd
-        import xarray as xr
+        from attnscope.engine.reading.arrays import as_xarray
 
-        frame = self.table(table)
-        if "protocol" in frame:
-            kinds = list(frame["protocol"].unique())
-            frame = frame[frame["protocol"] == protocol]
-            if frame.empty:
-                raise ResultsError(
-                    f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
-                )
-        axes = [key for key in self.keys(table) if key not in ("protocol", "step")]
-        if metrics is None:
-            metrics = [
-                name
-                for name in frame.columns
-                if name not in (*axes, "step", "protocol") and pd.api.types.is_numeric_dtype(frame[name])
-            ]
-        else:
-            self._check_columns(table, metrics, frame.columns)
-        codes, coords = [], {}
-        for axis in axes:
-            steps = axis == "revision" and "step" in frame
-            if steps:
-                order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
-                values = order["revision"].drop_duplicates().to_numpy(dtype=object)
-            else:
-                values = np.asarray(sorted(frame[axis].unique()))
-            codes.append(pd.Index(values).get_indexer(frame[axis]))
-            coords[axis] = (axis, values)
-            if steps and len(order) == len(values):
-                coords["step"] = ("revision", order["step"].to_numpy())
-        shape = tuple(len(coords[axis][1]) for axis in axes)
-        flat = np.ravel_multi_index(codes, shape) if axes else np.zeros(len(frame), int)
-        if len(np.unique(flat)) != len(flat):
-            raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
-        data = {}
-        for name in metrics:
-            cube = np.full(int(np.prod(shape)), np.nan)
-            cube[flat] = frame[name].to_numpy(dtype=float, na_value=np.nan)
-            data[name] = (tuple(axes), cube.reshape(shape))
-        dataset = xr.Dataset(
-            data, coords=coords, attrs={"protocol": protocol, "schema_version": SCHEMA_VERSION}
-        )
-        return dataset.set_xindex("step") if "step" in coords else dataset
+        return as_xarray(self, table, metrics=metrics, protocol=protocol)
+
+    def variants(self, table: str | None = None) -> pd.DataFrame:
+        """Averages of controls, a row for each number; see `attnscope.engine.reading.variants`.
+
+        Args:
+            table: only controls of this table; None takes those of all.
+        """
+        from attnscope.engine.reading.variants import in_rows
+
+        return in_rows(self, table)
 
     def to_csv(self, folder: str | Path) -> list[Path]:
         """Writes every table as `folder/NAME.csv`; lists (tokens) become JSON text.
@@ -250,7 +225,7 @@ class Results:
         files = []
         for name in self.tables():
             files.append(target / f"{name}.parquet")
-            pq.write_table(stamped(self.arrow(name)), files[-1])
+            pq.write_table(stamped(self.arrow(name), name, self.keys(name)), files[-1])
         return files
 
     def save(self, path: str | Path) -> Results:
@@ -302,17 +277,28 @@ class Results:
             return len(self._tables[name])
         import pyarrow.parquet as pq
 
-        return sum(int(pq.read_metadata(file).num_rows) for file in self._parts(name))
+        files = self._parts(name)
+        if files and version_of(pq.read_schema(files[0])) != SCHEMA_VERSION:
+            return len(self.arrow(name))
+        return sum(int(pq.read_metadata(file).num_rows) for file in files)
 
     def _parts(self, name: str) -> list[Path]:
         """The files of a table, in their order."""
         if name in self.files:
             return self.files[name]
-        if self.path is None or not (file := self.path / "tables" / f"{name}.parquet").is_file():
+        stored = self._stored()
+        if name not in stored:
             raise MissingError(
                 f"no table {name!r} in {self.path or 'these results'}{nearest(name, self.tables())}"
             )
-        return [file]
+        return [stored[name]]
+
+    def _stored(self) -> dict[str, Path]:
+        """The file of the run folder that holds a table, by the table's name."""
+        if self.path is None:
+            return {}
+        files = sorted((self.path / "tables").glob("*.parquet"))
+        return {name: file for file in files for name in names_in(file)}
 
     def _read(self, name: str, columns: Sequence[str] | None) -> pa.Table:
         import pyarrow as pa
@@ -322,22 +308,17 @@ class Results:
         files = self._parts(name)
         try:
             whole = dataset(files)
-            version = int((whole.schema.metadata or {}).get(b"attnscope_schema", b"1"))
-            if columns == () and version == SCHEMA_VERSION:
+            version = version_of(whole.schema)
+            if version != SCHEMA_VERSION:
+                return migrated(files[0].stem, whole.to_table(), version)[name]
+            if columns == ():
                 return whole.schema.empty_table()
-            if columns is not None and version == SCHEMA_VERSION:
-                self._check_columns(name, columns, whole.schema.names)
+            if columns is not None:
+                check_columns(name, columns, whole.schema.names)
                 return whole.to_table(columns=list(columns))
-            return migrated(name, whole.to_table(), version)
+            return whole.to_table()
         except (pa.ArrowInvalid, OSError) as error:
             raise ResultsError(f"{files[0]} is not a readable Parquet file: {error}") from error
-
-    @staticmethod
-    def _check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
-        names = list(present)
-        for column in columns:
-            if column not in names:
-                raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
 
 
 def load(path: str | Path) -> Results:
@@ -388,6 +369,7 @@ def _frame(table: pa.Table) -> pd.DataFrame:
     import pyarrow as pa
 
     frame: pd.DataFrame = table.to_pandas()
+    frame.attrs["keys"] = keys_in(table.schema)
     for name, column in zip(table.column_names, table.columns, strict=True):
         if pa.types.is_integer(column.type) and column.null_count:
             frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)

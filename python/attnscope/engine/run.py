@@ -62,7 +62,7 @@ def run(
 
     Example:
         >>> import attnscope as asc
-        >>> asc.run("attention_sinks", models="./no/such/folder")
+        >>> asc.run(asc.Study(models="./no/such/folder", texts="texts.txt"))
         Traceback (most recent call last):
         attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """

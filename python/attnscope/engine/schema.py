@@ -1,52 +1,35 @@
 # SPDX-License-Identifier: MIT
-"""What stored tables look like: key columns, the schema's version, and the way from older versions.
+"""What stored tables look like: the schema's version, the names that the engine gives, and errors of readers.
 
-This module needs nothing but Python until a table is at hand.
+Keys are declared by studies and stand in the metadata of each file; the way from older schemas is
+`attnscope.engine.reading.migration`. This module needs nothing but Python until a table is at hand.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
+
+from attnscope._nearest import nearest
 
 if TYPE_CHECKING:
     import pyarrow as pa
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 
+#: Keys that say which weights a row belongs to.
 CHECKPOINT_KEYS = ("model", "revision", "step")
+#: Keys of a number per map; without "head" those of a number per layer.
 HEAD_KEYS = (*CHECKPOINT_KEYS, "sample", "layer", "head", "protocol")
-
-#: Key columns of every table of a run, in order; measured columns stand after them.
-KEYS: dict[str, tuple[str, ...]] = {
-    "samples": (*CHECKPOINT_KEYS, "sample"),
-    "heads": HEAD_KEYS,
-    "graphs": (*HEAD_KEYS, "threshold"),
-    "layers": (*CHECKPOINT_KEYS, "sample", "layer", "protocol"),
-    "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
-    "examples": HEAD_KEYS,
-    "frames": (*CHECKPOINT_KEYS, "group", "protocol"),
-    "frame_evidence": (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
-    "specialization": (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
-    "layer_tests": (*CHECKPOINT_KEYS, "metric", "layer", "other_layer", "protocol"),
-    "removal_tests": (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
-    "null_tests": (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
-    "graph_depth": (*CHECKPOINT_KEYS, "protocol", "threshold"),
-    "fisher": (*CHECKPOINT_KEYS, "sample", "layer", "group", "protocol"),
-    "ablation": (*CHECKPOINT_KEYS, "sample", "keys"),
-    "emergence": ("model", "group", "layer", "head", "protocol", "metric"),
-    "spectra": (*CHECKPOINT_KEYS, "sample", "layer", "protocol", "frequency"),
-    "signals": HEAD_KEYS,
-    "scale_sensitivity": (*HEAD_KEYS, "fraction"),
-    "harmonics": (*CHECKPOINT_KEYS, "layer", "input", "pair", "protocol"),
-    "uncertainty": (*CHECKPOINT_KEYS, "sample", "protocol"),
-    "phases": (*CHECKPOINT_KEYS, "metric"),
-    "nulls": (*CHECKPOINT_KEYS, "sample", "kind", "protocol", "scope", "metric", "threshold"),
-    "baselines": ("n_tokens", "metric", "kind", "threshold"),
-}
-
-#: MIGRATIONS[v] takes a table of schema version v to version v + 1: (table name, Arrow table) -> Arrow table.
-MIGRATIONS: dict[int, Callable[[str, pa.Table], pa.Table]] = {}
+#: Keys of a table of controls, behind those of its own.
+VARIANT_KEYS = ("variant", "seed", "scope")
+#: Columns that are keys wherever a table does not say which of its columns are.
+AXES = (
+    *CHECKPOINT_KEYS,
+    *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
+    *VARIANT_KEYS,
+)
 
 
 class ResultsError(ValueError):
@@ -60,32 +43,52 @@ class MissingError(KeyError):
         return str(self.args[0]) if self.args else ""
 
 
-def stamped(table: pa.Table) -> pa.Table:
-    """The table with the schema version and what it says of itself as its only metadata, byte for byte."""
-    own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
-    return table.replace_schema_metadata({**own, b"attnscope_schema": str(SCHEMA_VERSION).encode()})
+def head_means_of(table: str) -> str:
+    """Name of the table that holds the same numbers of each layer's mean over its heads.
+
+    >>> head_means_of("heads"), head_means_of("graphs")
+    ('head_means', 'head_mean_graphs')
+    """
+    return "head_means" if table == "heads" else f"head_mean_{table}"
 
 
-def migrated(name: str, table: pa.Table, version: int) -> pa.Table:
-    """Brings a table from its schema version to the present one, one step at a time.
+def variants_of(table: str) -> str:
+    """Name of the table that holds the rows of controls.
+
+    >>> variants_of("heads")
+    'heads_variants'
+    """
+    return f"{table}_variants"
+
+
+def in_order(names: Iterable[str]) -> list[str]:
+    """Names of tables as they are listed: the samples, the others by name."""
+    return sorted(names, key=lambda name: (name != "samples", name))
+
+
+def check_columns(table: str, columns: Sequence[str], present: Iterable[str]) -> None:
+    """Raises MissingError where a column is not there."""
+    names = list(present)
+    for column in columns:
+        if column not in names:
+            raise MissingError(f"no column {column!r} in table {table!r}{nearest(column, names)}")
+
+
+def keys_in(schema: pa.Schema) -> list[str]:
+    """The key columns that a table's metadata name; the `AXES` among its columns where they name none."""
+    about = json.loads((schema.metadata or {}).get(b"attnscope_table", b"{}"))
+    return [key for key in about.get("keys", AXES) if key in schema.names]
+
+
+def stamped(table: pa.Table, name: str = "", keys: Sequence[str] = ()) -> pa.Table:
+    """The table with the schema version and what it says of itself as its only metadata, byte for byte.
 
     Args:
-        name: the table's name.
-        table: as it was stored.
-        version: the schema version it was stored with.
-
-    Raises:
-        ResultsError: the version is newer than this package, or no path leads on from it.
+        table: to be stored.
+        name: of the table, where its metadata do not say what its keys are.
+        keys: its key columns, likewise.
     """
-    if version > SCHEMA_VERSION:
-        raise ResultsError(
-            f"table {name!r} has schema version {version}; this attnscope reads up to {SCHEMA_VERSION}: "
-            "install a newer attnscope"
-        )
-    for step in range(version, SCHEMA_VERSION):
-        if step not in MIGRATIONS:
-            raise ResultsError(
-                f"table {name!r} has schema version {version}; no migration from version {step}"
-            )
-        table = MIGRATIONS[step](name, table)
-    return table
+    own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
+    if keys and b"attnscope_table" not in own:
+        own[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()
+    return table.replace_schema_metadata({**own, b"attnscope_schema": str(SCHEMA_VERSION).encode()})

@@ -22,7 +22,7 @@ from torch import Tensor
 from attnscope.engine.forward import Batch, batch_of, padded, self_attention
 from attnscope.engine.reductions import Partials, Reduced, folded
 from attnscope.engine.results import Results
-from attnscope.engine.tables import Rows, reduced_rows
+from attnscope.engine.tables import Rows, control_rows
 from attnscope.engine.texts.encoding import batches
 from attnscope.models import Checkpoint, LoadedModel
 from attnscope.models.checkpoints import folder_of
@@ -152,7 +152,7 @@ class StageRun:
 
         return forward(self.model().model if model is None else model, self.inputs(batch), what)
 
-    def write(self, table: str, *, variant: str = "", **columns: Any) -> None:
+    def write(self, table: str, *, variant: Any = "", **columns: Any) -> None:
         """Adds rows to a table; the unit's model, revision and step are filled in.
 
         Rows of a control, which the unit's own variant or `variant` names, go to the table `NAME_variants`.
@@ -232,12 +232,14 @@ class StageRun:
     def finish(self) -> dict[str, pa.Table]:
         """Everything that the unit has written."""
         tables: dict[str, pa.Table] = {}
-        for (_, variant), rows in self._rows.items():
+        controls: dict[str, list[tuple[Rows, str]]] = {}
+        for (table, variant), rows in self._rows.items():
             if variant:
-                rows = reduced_rows(rows, variant, self.unit.seed)
-            if rows.table.name in tables:
-                raise ValueError(f"table {rows.table.name!r}: two controls of one unit")
-            tables[rows.table.name] = rows.arrow()
+                controls.setdefault(rows.table.controls().name, []).append((rows, variant))
+            else:
+                tables[table] = rows.arrow()
+        for name, own in controls.items():
+            tables[name] = control_rows(own, self.unit.seed).arrow()
         return {**tables, **self._whole, **self.partials.tables()}
 
     def constants(self, keys: Sequence[str]) -> dict[str, Any]:

@@ -21,11 +21,11 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from attnscope._nearest import nearest
 from attnscope.engine.tables import Table
@@ -33,6 +33,14 @@ from attnscope.engine.units import Stage, Units
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+#: A list of names; one name is short for a list of it.
+Names = Annotated[list[str], BeforeValidator(_as_list)]
 
 
 class Options(BaseModel):
@@ -69,22 +77,53 @@ class Study:
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 
     def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self.options: Any = self._checked(settings.options)
+
+    @classmethod
+    def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+        """Values of settings with this study's part checked and filled in.
+
+        A key that the settings do not know and the study's options have goes to the options by name, so that
+        `bars: true` in a file and `--set bars=true` are short for `options.bars`.
+
+        Args:
+            values: as they were given.
+            known: keys of the settings themselves.
+
+        Raises:
+            ConfigError: an option or a protocol that the study does not know.
+        """
+        from attnscope.engine.config import ConfigError
+
+        options = values.get("options") or {}
+        if not isinstance(options, Mapping):
+            return dict(values)
+        fields = cls.Options.model_fields
+        own = {key: value for key, value in values.items() if key not in known and key in fields}
+        rest = {key: value for key, value in values.items() if key not in own}
+        protocols = rest.get("protocols", ["exact"])
+        protocols = [protocols] if isinstance(protocols, str) else protocols
+        if protocols == ["both"]:
+            rest["protocols"] = protocols = [*cls.protocols]
+        for place, protocol in enumerate(protocols if isinstance(protocols, list) else ()):
+            if isinstance(protocol, str) and protocol not in cls.protocols:
+                raise ConfigError(
+                    f"protocols[{place}]: {cls.name} follows {', '.join(cls.protocols)}, got {protocol!r}"
+                    f"{nearest(protocol, cls.protocols)}"
+                )
+        checked = cls._checked({**options, **own})
+        return {**rest, "options": checked.model_dump(mode="json")}
+
+    @classmethod
+    def _checked(cls, options: Mapping[str, Any]) -> BaseModel:
         from attnscope.engine.config import ConfigError
         from attnscope.engine.mistakes import explain
 
-        self.settings = settings
         try:
-            self.options: Any = self.Options(**settings.options)
+            return cls.Options(**options)
         except ValidationError as error:
-            raise ConfigError(explain(error, self.Options, "options")) from None
-        for protocol in settings.protocols:
-            if protocol not in self.protocols:
-                where = (
-                    "" if protocol == "exact" else f"; its functions are in attnscope.protocols.{protocol}"
-                )
-                raise ConfigError(
-                    f"protocols: {self.name} follows {', '.join(self.protocols)}, not {protocol}{where}"
-                )
+            raise ConfigError(explain(error, cls.Options, "options")) from None
 
     @classmethod
     def table(cls, name: str) -> Table:

@@ -3,7 +3,20 @@
 
 A stored table explains itself: its file holds the engine's schema, the study, the table's version and keys,
 and of each column what it is, so that a table can be read where the package of its study is gone. What has no
-value is null: NaN is stored as null, a column that a call does not give is null in its rows, infinity stays.
+value is null: NaN and the masked entries of a `numpy.ma` array are stored as null, a column that a call does
+not give is null in its rows, infinity stays. Keys are never null.
+
+A table of single heads has two companions, declared from it:
+
+* `table.head_means()`, the same columns of each layer's mean over its heads: its keys lack `head`; its name
+  is `head_means` for `heads` and `head_mean_T` for any other T. A study puts it among its `tables`, and a
+  stage among its `writes`.
+* `table.controls()`, which the engine declares by itself. Rows that are written with a variant
+  (`run.write("heads", variant="row_permutation", ...)`, and every row of a `random_weights` unit) go to
+  `T_variants`: one row per text, variant and scope, each number the mean over layers and heads of its finite
+  entries. The scope is `heads`, `head_mean` (what is written to the table of head means, whose controls stand
+  with T's), `layers` (no head in the keys) or `whole` (no layer either). Positions and texts have no mean and
+  are left out; counts and flags become their means. Readers take `Results.variants()`, a row for each number.
 
 Example:
     >>> from attnscope.engine.tables import Column, Rows, Table
@@ -17,21 +30,22 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from attnscope._nearest import nearest
-from attnscope.engine.schema import SCHEMA_VERSION
+from attnscope.engine.schema import SCHEMA_VERSION, VARIANT_KEYS, head_means_of, variants_of
 
 if TYPE_CHECKING:
+    import pandas as pd
     import pyarrow as pa
 
 #: Types of a column that says none, by its kind; the others are numbers.
 _KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
 #: Kinds of which a mean over heads says something.
-_AVERAGED = ("value",)
+_AVERAGED = ("value", "ratio", "count", "flag")
 
 
 @dataclass(frozen=True)
@@ -65,11 +79,11 @@ class Table:
     Args:
         name: of the table and of its file.
         keys: columns that tell its rows apart, in order; rows are sorted by them.
-        columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written, and a
-            count, a flag or a text that some rows lack is −1, False or "" there.
+        columns: what is measured: `Column`s, or quantities of metrics; None takes whatever is written.
         version: raised when the meaning of a column changes.
         variants: how rows of a control are kept in the table `NAME_variants`: "reduced" to their means over
             layers and heads, or "full".
+        heads: the table of single heads that this one holds the head means of, "" where it holds none.
     """
 
     name: str
@@ -77,13 +91,36 @@ class Table:
     columns: tuple[Any, ...] | None = ()
     version: int = 1
     variants: Literal["reduced", "full"] = "reduced"
+    heads: str = ""
+
+    def head_means(self) -> Table:
+        """The table of the same numbers of each layer's mean over its heads."""
+        keys = tuple(key for key in self.keys if key != "head")
+        return replace(self, name=head_means_of(self.name), keys=keys, heads=self.name)
 
     def controls(self) -> Table:
         """The table that holds this one's rows of controls."""
-        drop = () if self.variants == "full" else ("layer", "head")
-        keys = tuple(key for key in self.keys if key not in drop)
-        more = ("variant", "seed") if self.variants == "full" else ("variant", "seed", "scope")
-        return Table(f"{self.name}_variants", (*keys, *more), self.columns, self.version)
+        if self.variants == "full":
+            more = VARIANT_KEYS[:2]
+            return Table(variants_of(self.name), (*self.keys, *more), self.columns, self.version)
+        keys = tuple(key for key in self.keys if key not in ("layer", "head"))
+        columns = tuple(
+            Column(
+                one.name,
+                *("float64", one.kind if one.kind == "ratio" else "value", one.label),
+                symbol=one.symbol,
+            )
+            for one in self.columns or ()
+            if str(one.kind) in _AVERAGED and _is_number(one)
+        )
+        return Table(variants_of(self.heads or self.name), (*keys, *VARIANT_KEYS), columns, self.version)
+
+    @property
+    def scope(self) -> str:
+        """What a reduced row of a control is a mean over."""
+        if self.heads:
+            return "head_mean"
+        return "heads" if "head" in self.keys else "layers" if "layer" in self.keys else "whole"
 
     def metadata(self, study: str) -> dict[str, str]:
         """What the table's file says of itself."""
@@ -180,9 +217,8 @@ class Rows:
             for part in self._parts
         ]
         kind = kind or next(one.type for one in arrays if one is not None)
-        nothing = None if self.table.columns is not None else _nothing(kind)
         whole = [
-            pa.array([nothing] * length, kind) if one is None else one.cast(kind)
+            pa.nulls(length, kind) if one is None else one.cast(kind)
             for one, length in zip(arrays, lengths, strict=True)
         ]
         return pa.concat_arrays(whole)
@@ -195,15 +231,6 @@ class Rows:
             if column.name == name:
                 return arrow_type(column)
         return None
-
-
-def _nothing(kind: pa.DataType) -> Any:
-    """What a row lacks in a table that does not declare its columns: no number, −1, False or ""."""
-    import pyarrow as pa
-
-    if pa.types.is_integer(kind):
-        return -1
-    return False if pa.types.is_boolean(kind) else "" if pa.types.is_string(kind) else None
 
 
 def arrow_type(column: Any) -> pa.DataType:
@@ -227,8 +254,12 @@ def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = Fals
     import pyarrow as pa
 
     if values.dtype == object:
-        return pa.array(values.tolist(), kind)
-    return pa.array(values, kind, from_pandas=not key)
+        return pa.array(values.tolist(), kind, from_pandas=not key)
+    hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
+    if key and hidden is not None and hidden.any():
+        raise ValueError("a key is never null")
+    found = pa.array(np.ma.getdata(values), mask=hidden, from_pandas=not key)
+    return found if kind is None else found.cast(kind)
 
 
 def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
@@ -250,32 +281,37 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
     return table.cast(pa.schema(fields)).replace_schema_metadata(declared.metadata(study))
 
 
-def reduced_rows(rows: Rows, variant: str, seed: int) -> Rows:
-    """The rows of the table `NAME_variants`.
-
-    Counts, positions and ratios are not averaged as values: they are null.
+def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:
+    """The rows of one table `NAME_variants`.
 
     Args:
-        rows: of the table.
-        variant: name of the control.
-        seed: position of its seed.
+        tables: rows with the name of their control, of tables whose controls stand together.
+        seed: position of the controls' seed.
     """
-    whole = rows.arrow().to_pandas()
-    table = rows.table.controls()
-    whole["variant"], whole["seed"] = variant, seed
-    if rows.table.variants == "reduced":
-        whole["scope"] = "heads" if "head" in whole else "layers" if "layer" in whole else "whole"
-        keys = [key for key in table.keys if key in whole]
-        columns = [
-            column.name
-            for column in rows.table.columns or ()
-            if str(column.kind) in _AVERAGED and whole[column.name].dtype.kind == "f"
-        ]
-        finite = whole[columns].replace([np.inf, -np.inf], np.nan)
-        whole = finite.groupby([whole[key] for key in keys], sort=True, dropna=False).mean().reset_index()
-    made = Rows(table, rows.study)
-    made.add(**{name: whole[name].to_numpy() for name in whole.columns})
+    rows = tables[0][0]
+    made = Rows(rows.table.controls(), rows.study)
+    for rows, variant in tables:
+        whole = rows.arrow().to_pandas()
+        if rows.table.variants == "reduced":
+            whole = _means(whole, rows.table)
+            whole["scope"] = rows.table.scope
+        made.add(**{name: whole[name] for name in whole.columns}, variant=variant, seed=seed)
     return made
+
+
+def _means(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
+    """Means over layers and heads of the finite entries."""
+    keys = [key for key in table.keys if key not in ("layer", "head")]
+    columns = [column.name for column in table.controls().columns or ()]
+    finite = rows[columns].astype(np.float64).replace([np.inf, -np.inf], np.nan)
+    means = finite.groupby([rows[key] for key in keys], sort=True, dropna=False).mean()
+    whole: pd.DataFrame = means.reset_index()
+    return whole
+
+
+def _is_number(column: Any) -> bool:
+    """Whether a column holds one number per row."""
+    return getattr(column, "dtype", "") in ("", "bool", "float64", "int64")
 
 
 def _array(values: Any) -> np.ndarray[Any, Any]:
@@ -286,7 +322,7 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         whole = np.empty(len(values), dtype=object)
         whole[:] = [list(one) for one in values]
         return whole
-    array = np.asarray(values)
+    array = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     return array.astype(object) if array.dtype.kind in "UO" else array
 
 

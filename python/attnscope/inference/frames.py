@@ -100,7 +100,7 @@ def classify_frames(
         Frames(frame='centralized', token_frame=None, margin=0.200, probability=1.000, evidence=3 rows)
 
     References:
-        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+        What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
     name = "classify_frames"
     thresholds = _thresholds(dominant, half, minor)

@@ -115,6 +115,7 @@ def measure_quantities(
     lengths: Tensor | Sequence[int] | None = None,
     heads: Sequence[int] | None = None,
     whole: Sequence[str] = (),
+    held: torch.dtype | None = None,
 ) -> Measured:
     """Quantities of one protocol of the maps of a layer, every equal call made once.
 
@@ -128,6 +129,7 @@ def measure_quantities(
             head mean, uniform attention), for which nothing is said of several heads.
         whole: metrics whose result is wanted as it is beside the quantities, such as the bars of
             `persistence`; of padded maps.
+        held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
 
     Raises:
         ValueError: quantities of several protocols, and as the metrics.
@@ -148,7 +150,7 @@ def measure_quantities(
     if protocols and input_form(protocols.pop()) == "whole":
         if whole:
             raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
-        return _by_length(sites, quantities, each, heads)
+        return _by_length(sites, quantities, each, heads, held)
     return _measured(sites, quantities, each, heads, tuple(whole))
 
 
@@ -164,9 +166,11 @@ def _by_length(
     quantities: Sequence[Quantity],
     lengths: Tensor | None,
     heads: Sequence[int] | None,
+    held: torch.dtype | None,
 ) -> Measured:
     """Sentences of one length at a time, cut to it, in double precision."""
-    batch, longest = next((len(maps), int(maps.shape[-1])) for name, maps in sites.items() if name in MAPS)
+    given = next(maps for name, maps in sites.items() if name in MAPS)
+    batch, longest = len(given), int(given.shape[-1])
     each = torch.full((batch,), longest) if lengths is None else lengths
     parts = []
     for n in sorted(set(each.tolist())):
@@ -175,7 +179,7 @@ def _by_length(
             name: (values[places][..., :n, :n] if name in MAPS else values[places][..., :n, :]).double()
             for name, values in sites.items()
         }
-        parts.append((places, _measured(cut, quantities, None, heads)))
+        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype)))
     finite = torch.empty(batch, parts[0][1].finite.shape[1], dtype=torch.bool)
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
@@ -201,12 +205,13 @@ def _measured(
     lengths: Tensor | None,
     heads: Sequence[int] | None,
     whole: tuple[str, ...] = (),
+    held: torch.dtype | None = None,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
     known = [one for one in quantities if _is_there(one, sites, heads)]
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
-    results = Execution(plan, sites, each, "measure_quantities").results()
+    results = Execution(plan, sites, each, "measure_quantities", held).results()
     finite = {name: _finite(values, each) for name, values in sites.items() if name in MAPS}
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}

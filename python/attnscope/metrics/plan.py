@@ -182,12 +182,19 @@ class Execution:
         sites: tensors by site; maps are [..., n, n].
         lengths: tokens per map, broadcast against the leading axes of maps.
         function: whose name errors carry.
+        held: the type in which the model holds its maps, for functions that take it.
     """
 
     def __init__(
-        self, plan: Plan, sites: Mapping[str, Tensor], lengths: _checks.Lengths, function: str
+        self,
+        plan: Plan,
+        sites: Mapping[str, Tensor],
+        lengths: _checks.Lengths,
+        function: str,
+        held: torch.dtype | None = None,
     ) -> None:
         self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
+        self._held = held
         self._results: dict[Call, Any] = {}
         for group in plan.groups:
             self._read_once(group)
@@ -249,6 +256,8 @@ class Execution:
                 own[name] = value
         if "lengths" in inspect.signature(function).parameters:
             own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
+        if "held" in inspect.signature(function).parameters:
+            own["held"] = self._held
         return own
 
     def _lengths_of(self, call: Call) -> Tensor | None:
@@ -279,7 +288,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name != "lengths" and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("lengths", "held") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 

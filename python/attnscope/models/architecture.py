@@ -60,7 +60,7 @@ def weight_map(
         source: folder of config.json and safetensors files, of which only headers are read; a model; or the
             shapes of its tensors by name.
         config: configuration (object or mapping), where the source has none. Without any, fused queries, keys
-            and values cannot be told apart.
+            and values cannot be separated.
 
     Returns:
         A `WeightMap`; entries are [out, in], fused and transposed layouts are resolved.

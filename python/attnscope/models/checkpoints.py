@@ -43,9 +43,6 @@ class Checkpoint:
 def step_of(name: str) -> int:
     """The training step that a revision or folder name states, -1 when it states none.
 
-    Args:
-        name: for example `step512`, `checkpoint-1000`, `stage1-step2000-tokens5B`.
-
     >>> step_of("step512"), step_of("checkpoint-1000"), step_of("main")
     (512, 1000, -1)
     """
@@ -113,11 +110,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
 
 
 def folder_of(checkpoint: Checkpoint) -> Path:
-    """The folder of a checkpoint's files; of a hub id the one in the cache, fetched where it is not there.
-
-    Args:
-        checkpoint: from `find_checkpoints`.
-    """
+    """The folder of a checkpoint's files; of a hub id the one in the cache, fetched where it is not there."""
     if checkpoint.local:
         return Path(checkpoint.path)
     from huggingface_hub import snapshot_download

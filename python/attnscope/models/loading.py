@@ -86,13 +86,6 @@ def random_twin(
 ) -> LoadedModel:
     """A model of the same configuration with the random weights that training would start from.
 
-    Args:
-        checkpoint: whose configuration.
-        seed: of the weights; torch's own generators are left as they were.
-        dtype: "auto" takes the one that the configuration names, else float32.
-        device: as for `load_model`.
-        trust_remote_code: as for `load_model`.
-
     Raises:
         LoadError: missing or broken configuration, no memory.
     """
@@ -101,7 +94,7 @@ def random_twin(
     _know_own(checkpoint)
     device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
-    with _errors_of(checkpoint, "twin with random weights: "), _quiet(), torch.random.fork_rng():
+    with _errors_of(checkpoint, "random-weight control: "), _quiet(), torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
         named = (getattr(config, "architectures", None) or [""])[0]
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
@@ -163,12 +156,7 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
 
 
 def context_length(config: Any, tokenizer: Any) -> int | None:
-    """The most tokens a model takes, None where nothing bounds them.
-
-    Args:
-        config: of the model.
-        tokenizer: or None.
-    """
+    """The most tokens a model takes, None where nothing bounds them."""
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     limits = []
     positions = getattr(text, "max_position_embeddings", None)
@@ -183,11 +171,7 @@ def context_length(config: Any, tokenizer: Any) -> int | None:
 
 
 def free_disk(loaded: LoadedModel) -> int:
-    """Removes a hub checkpoint from the local cache.
-
-    Returns:
-        the bytes freed, 0 for a folder.
-    """
+    """Removes a hub checkpoint from the local cache."""
     if loaded.checkpoint.local or not loaded.commit:
         return 0
     from huggingface_hub import scan_cache_dir
@@ -210,8 +194,8 @@ def _commit_of(checkpoint: Checkpoint, config: Any) -> str:
     """The commit that a hub checkpoint came from, "" for a folder."""
     if checkpoint.local:
         return ""
-    if told := getattr(config, "_commit_hash", None):
-        return str(told)
+    if commit := getattr(config, "_commit_hash", None):
+        return str(commit)
     # transformers 5 keeps it to itself; the cache's folder is named after it
     from huggingface_hub import try_to_load_from_cache
 

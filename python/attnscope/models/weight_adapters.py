@@ -86,12 +86,7 @@ class Adapter:
         return entry.key in self._targets
 
     def delta(self, entry: WeightEntry, base_matrix: Callable[[], Tensor]) -> tuple[Tensor | LowRank, str]:
-        """The change of one matrix [out, in] and the dtype it is stored in.
-
-        Args:
-            entry: of the base's map.
-            base_matrix: gives W(before), for what is not a sum with it.
-        """
+        """The change of one matrix [out, in] and the dtype it is stored in."""
         target = self._targets[entry.key]
         if "weight" not in target.parts:
             return self._factored(entry, target, base_matrix)

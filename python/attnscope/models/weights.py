@@ -87,14 +87,7 @@ class WeightFolder:
     def blocks(
         self, name: str, index: int | None = None, start: int = 0, end: int | None = None
     ) -> Iterator[tuple[int, Tensor]]:
-        """Blocks of rows of a matrix, at most 8 MB each: (first row, rows).
-
-        Args:
-            name: of the tensor.
-            index: into its leading axis, where it has three.
-            start: first row.
-            end: row behind the last one, None for all.
-        """
+        """Blocks of rows of a matrix, at most 8 MB each: (first row, rows)."""
         rows, columns = self.shapes[name][-2:]
         step = max(1, _BLOCK // max(1, columns))
         before = 0 if index is None else index * rows

@@ -11,18 +11,12 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.style import PALETTE
 
 
 def series_colors(names: Sequence[str]) -> dict[str, str]:
     """A colour per series, by order of first appearance.
-
-    Args:
-        names: of the series.
-
-    Returns:
-        Hexadecimal colours by name.
 
     >>> series_colors(["text", "copying", "text"])
     {'text': '#0072b2', 'copying': '#d55e00'}
@@ -31,15 +25,7 @@ def series_colors(names: Sequence[str]) -> dict[str, str]:
 
 
 def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
-    """A horizontal axis of layers, or from first to last layer when the series differ in depth.
-
-    Args:
-        ax: the axes.
-        table: rows with `series` and `layer`.
-
-    Returns:
-        From a series' name and its layers to places on the axis.
-    """
+    """A horizontal axis of layers, or from first to last layer when the series differ in depth."""
     last = table.groupby("series")["layer"].max()
     if last.nunique() == 1:
         ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
@@ -57,13 +43,6 @@ def depth_axis(ax: Axes, table: pd.DataFrame) -> Callable[[str, Any], Any]:
 def axis_label(metric: str, threshold: float | None = None) -> str:
     """What an axis says: the quantity, its symbol, and the graph's threshold where there is one.
 
-    Args:
-        metric: a column.
-        threshold: of the graph.
-
-    Returns:
-        A label.
-
     >>> axis_label("density", 0.02)
     'density at .02'
     """
@@ -72,12 +51,7 @@ def axis_label(metric: str, threshold: float | None = None) -> str:
 
 
 def step_axis(ax: Axes, steps: Any) -> None:
-    """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist.
-
-    Args:
-        ax: the axes.
-        steps: the step numbers drawn.
-    """
+    """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
     there = sorted({int(step) for step in steps})
     last = max(there)
     ax.set_xscale("symlog", linthresh=1, linscale=0.5)
@@ -97,14 +71,7 @@ def step_axis(ax: Axes, steps: Any) -> None:
 
 
 def layer_colors(count: int) -> list[str]:
-    """Colours from light to dark for layers, the first ones too pale for white left out.
-
-    Args:
-        count: of layers.
-
-    Returns:
-        Hexadecimal colours.
-    """
+    """Colours from light to dark for layers, the first ones too pale for white left out."""
     if count <= 4:
         return ["#56b4e9", "#d55e00", "#009e73", "#cc79a7"][:count]
     from matplotlib import colormaps
@@ -114,14 +81,7 @@ def layer_colors(count: int) -> list[str]:
 
 
 def drawn_range(ax: Axes) -> tuple[float, float]:
-    """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none.
-
-    Args:
-        ax: the axes.
-
-    Returns:
-        The two values.
-    """
+    """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none."""
     values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]
     values += [np.asarray(path.vertices)[:, 1] for band in ax.collections for path in band.get_paths()]
     together = np.concatenate([np.ravel(part) for part in values]) if values else np.array([np.nan])

@@ -26,6 +26,9 @@ class Tables(Protocol):
     def table(self, name: str) -> Any:
         """One table."""
 
+    def variants(self) -> Any:
+        """Averages of controls, a row for each number."""
+
 
 class NotDrawable(LookupError):
     """The stored tables lack what a figure shows; the message says what."""
@@ -80,14 +83,7 @@ class Figure:
 
 
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:
-    """A decorator that declares a function as a figure of a study, under its own name.
-
-    Args:
-        figures: of the study.
-
-    Returns:
-        A decorator that takes the names of the tables which the figure needs.
-    """
+    """A decorator that declares a function as a figure of a study, under its own name."""
 
     def needing(*tables: str) -> Callable[[Draw], Draw]:
         def declare(draw: Draw) -> Draw:
@@ -122,15 +118,7 @@ ENDLESS = ("birth", "death")
 
 
 def optional(results: Tables, name: str) -> pd.DataFrame | None:
-    """A table, infinite measurements as missing ones; None when the run has no rows of it.
-
-    Args:
-        results: the stored tables.
-        name: of the table.
-
-    Returns:
-        The table or None.
-    """
+    """A table, infinite measurements as missing ones; None when the run has no rows of it."""
     if name not in results.tables():
         return None
     table: pd.DataFrame = results.table(name)
@@ -142,14 +130,6 @@ def optional(results: Tables, name: str) -> pd.DataFrame | None:
 
 def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:
     """Those of some columns that hold at least one value.
-
-    Args:
-        table: where they stand.
-        name: of the table, for the reason.
-        wanted: the columns.
-
-    Returns:
-        Columns in the order asked for.
 
     Raises:
         NotDrawable: when there is none.
@@ -163,12 +143,6 @@ def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[s
 def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
     """Rows of the models that were measured at more than one step.
 
-    Args:
-        heads: a table with `model` and `step`.
-
-    Returns:
-        The chosen rows.
-
     Raises:
         NotDrawable: when there is no such model.
     """
@@ -181,9 +155,6 @@ def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
 def over_layers(table: pd.DataFrame) -> None:
     """Refuses what has no depth.
 
-    Args:
-        table: with `layer`.
-
     Raises:
         NotDrawable: when all rows are of one layer.
     """
@@ -192,13 +163,7 @@ def over_layers(table: pd.DataFrame) -> None:
 
 
 def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ()) -> Drawn:
-    """A figure with the sentences that say what it shows; empty ones are left out.
-
-    Args:
-        figure: as it was drawn.
-        sentences: of the caption, plain text.
-        left_out: what it had no room for.
-    """
+    """A figure with the sentences that say what it shows; empty ones are left out."""
     return Drawn(figure, " ".join(sentence for sentence in sentences if sentence), tuple(left_out))
 
 
@@ -213,14 +178,7 @@ _BESIDE = {
 
 
 def compared_with(figure: mpl.Figure) -> str:
-    """The intervals and baselines that a figure shows, in words.
-
-    Args:
-        figure: as it was drawn.
-
-    Returns:
-        A sentence; empty when it shows none.
-    """
+    """The intervals and baselines that a figure shows, in words."""
     ids = {str(artist.get_gid()).partition(":")[0] for ax in figure.axes for artist in ax.get_children()}
     words = "; ".join(text for start, text in _BESIDE.items() if start in ids)
     return f"{words[0].upper()}{words[1:]}." if words else ""

@@ -11,6 +11,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullFormatter
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import (
     axis_label,
     depth_axis,
@@ -20,7 +21,6 @@ from attnscope.plots.axes import (
     step_axis,
     thousands,
 )
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
 

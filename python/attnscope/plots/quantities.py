@@ -23,12 +23,6 @@ QUANTITIES: dict[str, Quantity] = {
 def quantity(name: str) -> Quantity:
     r"""What is known about a column; an unknown one is called by its own name.
 
-    Args:
-        name: a column of a table.
-
-    Returns:
-        What is declared beside its metric, or a bare name.
-
     >>> quantity("fiedler_value").axis, quantity("my_metric").axis
     ('Fiedler value $\\lambda_2$', 'my metric')
     """

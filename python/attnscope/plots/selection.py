@@ -20,13 +20,6 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     """Adds input set (`group`), length (`n_tokens`) and kind (`causal`) of each row's sample, and a `series`.
 
     A series is an input set of a model; the part that all rows share is left out of its name.
-
-    Args:
-        frame: a table with the keys model, revision, step and sample.
-        samples: the `samples` table; None puts everything into the group "text".
-
-    Returns:
-        A copy with the columns `group`, `n_tokens` and `causal` (where known) and `series`.
     """
     keys = [*CHECKPOINT, "sample"]
     if samples is None:
@@ -47,25 +40,13 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
 
 
 def series_are(frame: pd.DataFrame) -> str:
-    """What tells the series of a table apart: "model", "input" or "model, input".
-
-    Args:
-        frame: what `with_groups` returns.
-    """
+    """What tells the series of a table apart: "model", "input" or "model, input"."""
     models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
     return "model, input" if models and inputs else "model" if models else "input"
 
 
 def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
-    """Rows of single heads (not of the head mean, head −1) under one protocol.
-
-    Args:
-        frame: a table with `head`.
-        protocol: name of one; a table without the column passes whole.
-
-    Returns:
-        The chosen rows.
-    """
+    """Rows of single heads (not of the head mean, head −1) under one protocol."""
     chosen = frame[frame["head"] >= 0]
     if "protocol" in chosen:
         chosen = chosen[chosen["protocol"] == protocol]
@@ -78,20 +59,14 @@ def is_series(heads: pd.DataFrame) -> bool:
 
 
 def measured_columns(frame: pd.DataFrame) -> list[str]:
-    """Columns with numbers that are neither keys nor what `with_groups` adds."""
+    """Columns with numbers but keys, what `with_groups` adds, and values of uniform attention."""
     keys = {*CHECKPOINT, "sample", "layer", "head", "protocol", "threshold", "n_tokens", "causal"}
-    return [str(name) for name in frame.select_dtypes("number") if name not in keys]
+    names = [str(name) for name in frame.select_dtypes(["number", "bool"]) if name not in keys]
+    return [name for name in names if name.removesuffix("_uniform") == name]
 
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
     """Single heads under the exact protocol with their series, and columns of the graphs that were asked for.
-
-    Args:
-        results: the stored tables.
-        quantities: those with a threshold are taken from `graphs` at that threshold.
-
-    Returns:
-        The `heads` table with `group` and `series`.
 
     Raises:
         NotDrawable: when there is no `heads` table.
@@ -117,27 +92,13 @@ def defined(table: pd.DataFrame) -> pd.DataFrame:
 
 
 def last_step(frame: pd.DataFrame) -> pd.DataFrame:
-    """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series).
-
-    Args:
-        frame: a table with the keys model and step.
-
-    Returns:
-        The chosen rows.
-    """
+    """Each model's rows at its last checkpoint (all rows of a model that is no checkpoint series)."""
     last = frame.groupby("model")["step"].transform("max")
     return cast("pd.DataFrame", frame[frame["step"] == last])
 
 
 def first_step(frame: pd.DataFrame) -> pd.DataFrame | None:
-    """The rows of untrained models: step 0.
-
-    Args:
-        frame: a table with the key step.
-
-    Returns:
-        The rows, or None when no model has a step 0 beside later ones.
-    """
+    """The rows of untrained models: step 0."""
     untrained = frame[frame["step"] == 0]
     return None if untrained.empty or frame["step"].nunique() < 2 else cast("pd.DataFrame", untrained)
 
@@ -234,15 +195,6 @@ def uniform_value(
 
     Causal samples are held against uniform causal attention, the others against uniform full attention; where
     the frame does not say which they are, the table must hold one kind only.
-
-    Args:
-        frame: rows about to be drawn; `n_tokens` says how long their samples are, `causal` of which kind.
-        baselines: the `baselines` table.
-        metric: the column.
-        threshold: of the graph; None for metrics without one.
-
-    Returns:
-        The value, NaN when the table does not hold it.
     """
     if f"{metric}_uniform" in frame:
         return float(frame[f"{metric}_uniform"].mean())
@@ -273,18 +225,7 @@ def null_value(
     metric: str,
     threshold: float | None = None,
 ) -> float:
-    """The metric under a measured null, averaged over the lengths of the frame's samples.
-
-    Args:
-        frame: rows of single heads about to be drawn.
-        baselines: the `baselines` table.
-        kind: a key of `NULLS`.
-        metric: the column.
-        threshold: of the graph; None for metrics without one.
-
-    Returns:
-        The value, NaN when the table does not hold it for the frame's models and steps.
-    """
+    """The metric under a measured null, averaged over the lengths of the frame's samples."""
     table = _baseline_rows(frame, baselines, metric, threshold)
     if table is None or "scope" not in table:
         return float("nan")

@@ -14,10 +14,12 @@ from typing import Any
 import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
+import torch
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.metrics.spectra.null_law import undefined_because
 from attnscope.plots.axes import axis_label, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -48,7 +50,7 @@ from attnscope.plots.selection import (
     uniform_value,
     with_groups,
 )
-from attnscope.plots.spectra import has_spectrum, spectrum_against_null
+from attnscope.plots.spectra import spectrum_against_null
 from attnscope.plots.style import legend_row, panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 
@@ -66,10 +68,6 @@ def figures_of_any_run() -> dict[str, Figure]:
 
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
     """Those quantities that the table holds with at least one value.
-
-    Args:
-        heads: from `measured_heads`.
-        quantities: a study's; None takes every measured column.
 
     Raises:
         NotDrawable: when there is none.
@@ -254,7 +252,7 @@ def matrix_of(row: Any) -> Any:
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:
     """Maps that have a spectrum; of many the highest and the lowest by `rank`."""
     maps = [matrix_of(row) for _, row in table.iterrows()]
-    places = [place for place, matrix in enumerate(maps) if has_spectrum(matrix)]
+    places = [place for place, matrix in enumerate(maps) if not undefined_because(torch.from_numpy(matrix))]
     if not places:
         raise NotDrawable(
             "no stored map has a spectrum: too few tokens, uniform attention, or missing values"
@@ -284,17 +282,7 @@ def metric_grid(
     columns: int = 4,
     untrained: str | None = None,
 ) -> mpl.Figure:
-    """One panel per quantity under one legend.
-
-    Args:
-        table: rows with `series`.
-        metrics: columns, and the threshold of the graph or None.
-        draw: a function of `lines`, of the table and the metric.
-        baselines: the `baselines` table.
-        width: of the figure, inches.
-        columns: most panels side by side.
-        untrained: what the dotted lines are called; None where there are none.
-    """
+    """One panel per quantity under one legend."""
     columns = min(columns, len(metrics))
     rows = -(-len(metrics) // columns)
     figure, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)

@@ -115,14 +115,7 @@ def style() -> Iterator[None]:
 
 
 def styled(draw: Callable[P, R]) -> Callable[P, R]:
-    """Makes a drawing function draw in the style.
-
-    Args:
-        draw: a function that makes artists.
-
-    Returns:
-        The same function inside `style()`.
-    """
+    """Makes a drawing function draw in the style."""
 
     @functools.wraps(draw)
     def inside(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -133,16 +126,7 @@ def styled(draw: Callable[P, R]) -> Callable[P, R]:
 
 
 def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axes:
-    """The given axes, or new ones on a pyplot figure, which a notebook shows by itself.
-
-    Args:
-        ax: axes to draw on; None makes a figure.
-        width: of the new figure, inches.
-        height: of the new figure, inches.
-
-    Returns:
-        Axes to draw on.
-    """
+    """The given axes, or new ones on a pyplot figure, which a notebook shows by itself."""
     if ax is not None:
         return ax
     import matplotlib.pyplot as plt
@@ -152,12 +136,7 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
 
 
 def legend_above(ax: Axes, **options: Any) -> None:
-    """A legend in one line above the axes, where it can hide no data.
-
-    Args:
-        ax: the axes.
-        options: what `Axes.legend` takes.
-    """
+    """A legend in one line above the axes, where it can hide no data."""
     columns = len(ax.get_legend_handles_labels()[1])
     legend = ax.legend(
         loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
@@ -172,14 +151,7 @@ def legend_above(ax: Axes, **options: Any) -> None:
 def legend_row(
     figure: Figure, axes: Sequence[Axes], first: Iterable[str] = (), *, untrained: str | None = None
 ) -> None:
-    """One legend above all panels, each name once; a single name needs none.
-
-    Args:
-        figure: with the panels.
-        axes: the panels.
-        first: names that stand in front.
-        untrained: what lines of the untrained model are called; None leaves them out.
-    """
+    """One legend above all panels, each name once; a single name needs none."""
     found: dict[str, Any] = {}
     for ax in axes:
         lines, names = ax.get_legend_handles_labels()
@@ -204,18 +176,7 @@ def legend_row(
 def panels(
     rows: int, columns: int, *, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `rows` x `columns` axes that needs no backend and no closing.
-
-    Args:
-        rows: of panels.
-        columns: of panels.
-        height: of the whole figure, inches.
-        width: of the whole figure, inches.
-        options: what `Figure.subplots` takes.
-
-    Returns:
-        The figure, and its axes by row and column.
-    """
+    """A figure of `rows` x `columns` axes that needs no backend and no closing."""
     figure = Figure(figsize=(width, height), layout="constrained")
     axes = figure.subplots(rows, columns, squeeze=False, **options)
     return figure, [list(row) for row in axes]
@@ -223,14 +184,7 @@ def panels(
 
 @styled
 def settled(figure: Figure) -> Figure:
-    """Lays a figure out once and for all: every format saved afterwards would do it again.
-
-    Args:
-        figure: with a constrained layout.
-
-    Returns:
-        The same figure.
-    """
+    """Lays a figure out once and for all: every format saved afterwards would do it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
     return figure

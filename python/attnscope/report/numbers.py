@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 
 #: A column, or a column of the graphs and their threshold.
@@ -111,15 +111,7 @@ def number_rows(
 
 
 def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
-    """The frame with infinite values and undefined counts (−1) of a column left out of means.
-
-    Args:
-        frame: any table.
-        column: one of its columns.
-
-    Returns:
-        A copy with NaN in their place.
-    """
+    """The frame with infinite values and undefined counts (−1) of a column left out of means."""
     values = frame[column]
     good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
     kept: pd.DataFrame = frame.assign(**{column: values.astype(float).where(good)})
@@ -144,16 +136,7 @@ class Pair:
 
 
 def pair_rows(tables: Mapping[str, pd.DataFrame], wanted: Sequence[Wanted], protocol: str) -> list[Pair]:
-    """Quantities under both protocols side by side, at the last checkpoint.
-
-    Args:
-        tables: by name, each with `series`; of tables with heads the head mean is taken.
-        wanted: what to show.
-        protocol: the one beside the exact one.
-
-    Returns:
-        A row per quantity and series that at least one protocol has.
-    """
+    """Quantities under both protocols side by side, at the last checkpoint."""
     rows = []
     for name, column, label, other, threshold in wanted:
         table = tables.get(name)
@@ -190,12 +173,7 @@ def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
 
 
 def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:
-    """Means of every number that a protocol stored, at the last checkpoint, as text.
-
-    Args:
-        tables: by name; those with rows of the protocol are read.
-        protocol: its name.
-    """
+    """Means of every number that a protocol stored, at the last checkpoint, as text."""
     rows = []
     for name, table in tables.items():
         if "protocol" not in table or "sample" not in table:
@@ -214,12 +192,6 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
 
 def number(value: Any) -> str:
     """A number as a person writes it: two or three significant digits, an en dash for none.
-
-    Args:
-        value: anything float accepts.
-
-    Returns:
-        Text.
 
     >>> number(0.49123), number(1234.5), number(float("nan")), number(2e-5), number(0.0)
     ('0.491', '1,234', '–', '2.0e−5', '0')

@@ -29,7 +29,11 @@ _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12
 _SHOWN_ROWS = 40
 #: Tables that are shown in another form than as they are.
-_OWN_TABLES = frozenset({"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"})
+_OWN_TABLES = frozenset(
+    {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"}
+    | {"head_means", "head_mean_graphs", "head_mean_bars"}
+    | {"heads_variants", "graphs_variants", "layers_variants"}
+)
 
 
 def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Path:
@@ -75,15 +79,7 @@ def _words(results: Tables) -> Any:
 
 
 def render(results: Tables, title: str) -> str:
-    """The page as text.
-
-    Args:
-        results: the stored tables.
-        title: the heading.
-
-    Returns:
-        HTML.
-    """
+    """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 

@@ -121,11 +121,12 @@ class Page:
 
     @cached_property
     def with_series(self) -> dict[str, pd.DataFrame]:
-        """Tables of heads, layers and graphs with their series."""
+        """Tables of maps, layers and graphs with their series."""
         samples = self.tables.get("samples")
+        names = ("heads", "head_means", "layers", "graphs", "head_mean_graphs")
         return {
             name: with_groups(self.tables[name], samples)
-            for name in ("heads", "layers", "graphs")
+            for name in names
             if "sample" in self.tables.get(name, ())
         }
 

@@ -3,9 +3,8 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -13,16 +12,6 @@ from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
-
-#: Whole numbers that are places, of which a mean says nothing.
-PLACES = ("sink_position", "strongest_query", "strongest_key")
-#: Columns of `baselines` and their order; those after the first five say whose the null is.
-BASELINES = (
-    *("n_tokens", "metric", "value", "kind", "threshold"),
-    *("protocol", "scope", "model", "revision", "step", "std", "count"),
-)
-_TABLES = ("heads", "graphs", "layers")
 
 
 def uniform_attention(n: int, *, causal: bool) -> Tensor:
@@ -41,32 +30,6 @@ def uniform_attention(n: int, *, causal: bool) -> Tensor:
     return maps / maps.sum(-1, keepdim=True)
 
 
-def closed_form(
-    n_tokens: int, kind: str, protocol: str, metric: str, value: Any, threshold: float
-) -> dict[str, Any]:
-    """A row of `baselines` that belongs to no model.
-
-    Args:
-        n_tokens: size of the map.
-        kind: of uniform attention.
-        protocol: whose computation it is.
-        metric: the column of `heads` or `graphs`.
-        value: its value; counts say "undefined" by −1.
-        threshold: of the graph, NaN without one.
-    """
-    number = math.nan if isinstance(value, np.integer) and value < 0 else float(value)
-    whose = {"scope": "any", "model": "", "revision": "", "step": -1, "std": math.nan, "count": 1}
-    return {
-        "n_tokens": n_tokens,
-        "metric": metric,
-        "value": number,
-        "kind": kind,
-        "threshold": float(threshold),
-        "protocol": protocol,
-        **whose,
-    }
-
-
 def shuffled_rows(
     maps: Tensor, lengths: Sequence[int], samples: Sequence[int], layer: int, seed: int
 ) -> Tensor:
@@ -81,7 +44,6 @@ def shuffled_rows(
         layer: number of the layer.
         seed: of the study.
     """
-    n = maps.shape[-1]
     result = torch.zeros(maps.shape, dtype=maps.dtype)
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
         own = maps[place, :, :length, :length].cpu()
@@ -94,56 +56,20 @@ def shuffled_rows(
         order = keys.argsort(-1)
         # hidden keys come last, and what they hold is 0 in any order
         result[place, :, :length, :length] = own.gather(-1, order)
-    assert result.shape[-1] == n
     return result
 
 
-def per_sentence(tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
-    """Every number of a null's `heads`, `graphs` and `layers`, averaged over layers and heads.
+def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
+    """Rows of `baselines` from averages of controls: mean and deviation over sentences of one length.
 
     Args:
-        tables: as a unit has them.
-        kind: of the null.
-
-    Returns:
-        columns of the table `nulls`, without the checkpoint's keys.
-    """
-    import pandas as pd
-
-    parts = []
-    for name in _TABLES:
-        if name not in tables:
-            continue
-        frame = tables[name].to_pandas()
-        frame["scope"] = "layers" if name == "layers" else np.where(frame["head"] == -1, "head_mean", "heads")
-        keys = ["sample", "protocol", "scope", *(["threshold"] if name == "graphs" else [])]
-        drop = {*keys, *PLACES, "model", "revision", "step", "layer", "head", "n_tokens", "sink_token"}
-        numbers = frame[[column for column in frame.columns if column not in drop]]
-        whole = [column for column in numbers.columns if numbers[column].dtype.kind == "i"]
-        numbers = numbers.astype(float)
-        numbers[whole] = numbers[whole].where(numbers[whole] >= 0)
-        # an infinite deviation is dropped from means, as the protocol says
-        numbers = numbers.replace([np.inf, -np.inf], np.nan)
-        mean = pd.concat([frame[keys], numbers], axis=1).groupby(keys, sort=True).mean()
-        tall = mean.reset_index().melt(keys, var_name="metric", value_name="value")
-        parts.append(tall.assign(threshold=tall.get("threshold", math.nan)))
-    if not parts:
-        return {}
-    whole_table = pd.concat(parts, ignore_index=True).dropna(subset="value")
-    columns = ["sample", "protocol", "scope", "metric", "threshold", "value"]
-    return {"kind": kind, **{name: whole_table[name].to_numpy() for name in columns}}
-
-
-def by_length(nulls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `baselines` from the rows of `nulls`: mean and deviation over sentences of one length.
-
-    Args:
-        nulls: the table.
+        controls: a row for each number, as `Results.variants` gives them.
         samples: the table, for the lengths.
     """
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
-    frame = nulls.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
+    frame = controls.rename(columns={"variant": "kind"})
+    frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
     keys = ["n_tokens", "metric", "kind", "threshold", "protocol", "scope", "model", "revision", "step"]
     found = frame.groupby(keys, sort=True, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
-    ordered: pd.DataFrame = found.rename(columns={"mean": "value"})[list(BASELINES)]
-    return ordered
+    named: pd.DataFrame = found.rename(columns={"mean": "value"})
+    return named

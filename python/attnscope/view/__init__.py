@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """One page to look at heads with: the layer × head map of any metric, and behind each head its matrix.
 
-jinja2, pandas and matplotlib's rooms are reached when a page is made, never by the import.
+jinja2, pandas and matplotlib are reached when a page is made, never by the import.
 """
 
 from attnscope.view.page import View, view

@@ -15,13 +15,6 @@ if TYPE_CHECKING:
 def captured_sentence(results: Results, sample: int) -> pd.DataFrame:
     """Every head's matrix of one sentence, at the last checkpoint that read it.
 
-    Args:
-        results: of a run folder, whose study names its models.
-        sample: number of the sentence.
-
-    Returns:
-        A row per head, as in the table `examples`.
-
     Raises:
         ResultsError: the run has no such sentence, or its model is not where the study says.
     """

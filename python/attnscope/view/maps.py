@@ -5,16 +5,15 @@ from __future__ import annotations
 
 import base64
 import math
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from attnscope._warn import UndefinedWarning
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
+from attnscope.metrics.spectra.null_law import null_spectrum, undefined_because
 
 _LAW_POINTS = 240
 
@@ -61,13 +60,7 @@ class Maps:
         tokens: Sequence[str],
         **place: Any,
     ) -> None:
-        """Adds a matrix, unless the page is full.
-
-        Args:
-            attention: [n, n].
-            tokens: n of them.
-            place: layer, head and what else tells where it comes from.
-        """
+        """Adds a matrix, unless the page is full."""
         n = len(attention)
         causal = bool((attention.triu(1) == 0).all()) and n > 1
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
@@ -91,34 +84,20 @@ class Maps:
                     for birth, death in rows
                 ],
                 "betti": _betti_steps(barcodes),
-                "spectrum": self._spectrum(attention.double().numpy()),
+                "spectrum": self._spectrum(attention.double()),
             }
         )
 
-    def _spectrum(self, matrix: np.ndarray[Any, Any]) -> dict[str, Any]:
+    def _spectrum(self, attention: torch.Tensor) -> dict[str, Any]:
         """The eigenvalues of the row-standardised map, the law they are compared with and their distance."""
-        if len(matrix) < 8:
-            return {"reason": "Fewer than eight tokens: too few eigenvalues to compare with a law."}
-        if not np.isfinite(matrix).all():
-            return {"reason": "The matrix has entries that are not finite."}
-        from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur
-        from attnscope.plots.spectra import ks_distance, spectrum
-
-        try:
-            found = spectrum(matrix)
-        except ValueError as error:
-            return {"reason": f"{str(error).partition(': ')[2].capitalize()}."}
-        place, law, own = ks_distance(found)
-        with warnings.catch_warnings():
-            # What is undefined is left out of the page, which says so where it would stand.
-            warnings.simplefilter("ignore", UndefinedWarning)
-            measured = marchenko_pastur(torch.from_numpy(matrix))
+        if reason := undefined_because(attention):
+            return {"reason": f"{reason.capitalize()}."}
+        found = null_spectrum(attention)
         key = f"{found.law} {found.edge:.9f}"
         if key not in self.laws:
-            # Even steps in the logarithm, the axis of the page, where the law is not already flat.
             keep = np.unique(np.linspace(0, len(found.law_x) - 1, _LAW_POINTS).astype(int))
             self.laws[key] = {
-                "name": found.law.replace("Marchenko-Pastur", "Marchenko–Pastur"),
+                "name": found.law,
                 "edge": number(found.edge),
                 "x": [number(x) for x in found.law_x[keep]],
                 "cdf": [number(y) for y in found.law_cdf[keep]],
@@ -126,8 +105,8 @@ class Maps:
         return {
             "law": key,
             "values": [number(value) for value in found.values],
-            "ks": number(measured.ks),
-            "outliers": int(measured.outliers),
-            "at": number(place),
-            "between": [number(law), number(own)],
+            "ks": number(found.ks),
+            "outliers": found.outliers,
+            "at": number(found.at),
+            "between": [number(end) for end in found.between],
         }

@@ -22,11 +22,6 @@ def contents_of_tensors(
 ) -> dict[str, Any]:
     """Measures every head of one sentence.
 
-    Args:
-        attention: [layers, heads, n, n], [heads, n, n], [n, n], or one tensor per layer.
-        tokens: n of them, or None.
-        max_bytes: of the matrices in the page.
-
     Raises:
         ValueError: another shape, or tokens that do not match.
     """

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from attnscope.engine.results import Results
-from attnscope.engine.schema import KEYS, ResultsError
+from attnscope.engine.schema import ResultsError
+from attnscope.metrics.quantity import quantity
 from attnscope.view.maps import Maps, number
 
 if TYPE_CHECKING:
@@ -16,21 +17,15 @@ if TYPE_CHECKING:
 
 _LARGEST = 1_200_000
 _CHECKPOINT = ["model", "revision", "step"]
-_NOT_SHOWN = {"n_tokens", "sink_share_uniform", "group", "series", "checkpoint", "threshold"}
 
 
 def contents_of_results(results: Results, max_bytes: int, sample: int | None = None) -> dict[str, Any]:
     """Reads the tables.
 
-    Args:
-        results: with a `heads` table.
-        max_bytes: of the matrices in the page.
-        sample: capture this sentence again and show all its matrices.
-
     Raises:
         ResultsError: no row of a head is stored, or the sentence cannot be captured again.
     """
-    from attnscope.plots.selection import heads_only, uniform_value, with_groups
+    from attnscope.plots.selection import defined, heads_only, uniform_value, with_groups
 
     names = results.tables()
     samples = results.table("samples") if "samples" in names else None
@@ -39,18 +34,18 @@ def contents_of_results(results: Results, max_bytes: int, sample: int | None = N
         raise ResultsError(f"view: these results have no table 'heads', only {', '.join(names) or 'none'}")
     table = results.table("heads")
     protocol = "exact" if "protocol" not in table else min(table["protocol"], default="exact")
-    heads = with_groups(heads_only(table, protocol), samples)
+    heads = defined(with_groups(heads_only(table, protocol), samples))
     if heads.empty:
         raise ResultsError("view: the table 'heads' has no row of a single head")
     tables = [("heads", heads, [np.nan])]
     if "graphs" in names:
-        graphs = with_groups(heads_only(results.table("graphs"), protocol), samples)
+        graphs = defined(with_groups(heads_only(results.table("graphs"), protocol), samples))
         tables.append(("graphs", graphs, sorted(map(float, graphs["threshold"].unique()))))
 
     every = heads[_CHECKPOINT].drop_duplicates().sort_values(["model", "step", "revision"])
     inputs = list(dict.fromkeys(heads["group"].astype(str)))
     axes = {name: sorted(int(at) for at in heads[name].unique()) for name in ("layer", "head")}
-    metrics = [entry for table in tables for entry in _metrics(*table)]
+    metrics = [entry for table in tables for entry in _metrics(results, *table)]
     notes = [] if protocol == "exact" else [f"The numbers are those of protocol {protocol}."]
     fits = max(2, _LARGEST // max(1, len(metrics) * len(inputs) * len(axes["layer"]) * len(axes["head"])))
     if len(every) > fits:
@@ -108,22 +103,23 @@ def _why(maps: Maps) -> str:
 
 def _columns(frame: pd.DataFrame) -> list[str]:
     """The numbers that these rows hold; columns of the other protocol are absent from all of them."""
-    keys = {*KEYS["graphs"], *KEYS["heads"], *_NOT_SHOWN}
-    numbers = [name for name in frame.columns if name not in keys and frame[name].dtype.kind in "iufb"]
-    absent = {name for name in numbers if frame[name].isna().all() or (frame[name] == -1).all()}
-    return [str(name) for name in numbers if name not in absent]
+    from attnscope.plots.selection import measured_columns
+
+    return [name for name in measured_columns(frame) if frame[name].notna().any()]
 
 
-def _metrics(table: str, frame: pd.DataFrame, levels: list[float]) -> list[dict[str, str]]:
-    from attnscope.plots.quantities import quantity
-
+def _metrics(results: Results, table: str, frame: pd.DataFrame, levels: list[float]) -> list[dict[str, str]]:
+    """What the page says of each column: words of the stored file, or of the metric where it has none."""
+    schema = results.schema(table)
     entries = []
     for level in levels:
         for column in _columns(frame):
             about = quantity(column)
+            stored = schema.field(column).metadata or {}
+            label = stored.get(b"label", b"").decode() or about.label
             group = "heads" if table == "heads" else f"graph of pairs at or above {level:g}"
             name = column if table == "heads" else f"{column} at {level:g}"
-            label = about.label if table == "heads" else f"{about.label} at {level:g}"
+            label = label if table == "heads" else f"{label} at {level:g}"
             entries.append({"name": name, "label": label, "meaning": about.meaning, "group": group})
     return entries
 
@@ -137,16 +133,11 @@ class _Places(NamedTuple):
     heads: list[int]
 
     def means(self, frame: pd.DataFrame, levels: list[float]) -> np.ndarray[Any, Any]:
-        """Means over samples, [checkpoint, input, level × column, layer, head], NaN where there is no row.
-
-        −1 in a counting column stands for an undefined count, and is left out.
-        """
+        """Means over samples, [checkpoint, input, level × column, layer, head], NaN where there is no row."""
         import pandas as pd
 
         columns = _columns(frame)
         data = frame[columns].astype(float)
-        counts = [name for name in columns if frame[name].dtype.kind == "i"]
-        data[counts] = data[counts].where(data[counts] >= 0)
         rows = pd.MultiIndex.from_frame(frame[_CHECKPOINT])
         codes = [
             pd.MultiIndex.from_tuples(self.checkpoints, names=_CHECKPOINT).get_indexer(rows),

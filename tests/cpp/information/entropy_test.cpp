@@ -133,7 +133,7 @@ TEST(Entropy, AMaskHidesEntriesAndCountsKeys) {
   EXPECT_TRUE(std::isnan(normalized[2]));
 }
 
-TEST(Entropy, ANegativeEntrySpoilsItsRowOnly) {
+TEST(Entropy, ANegativeEntryMakesItsRowAloneNaN) {
   RowMatrix<double> a = testing::random_attention(20, false, 4);
   a(3, 19) = -1e-3;
   const auto found = entropy(a, Support{}, false);
@@ -177,10 +177,10 @@ TEST(Entropy, TheReadJudgesTheSupportAndSeesWhatIsNotFinite) {
       // Anywhere, above the diagonal too.
       for (double bad : {std::nan(""), std::numeric_limits<double>::infinity()}) {
         for (Index at : {Index{0}, n - 1, n * (n - 1), n * n - 1}) {
-          RowMatrix<double> spoiled = a;
-          spoiled.data()[at] = bad;
+          RowMatrix<double> non_finite = a;
+          non_finite.data()[at] = bad;
           EXPECT_FALSE(
-              attention_entropy(view(spoiled), true, support, false, found.data(), workspace));
+              attention_entropy(view(non_finite), true, support, false, found.data(), workspace));
           EXPECT_TRUE(std::isnan(found[0]));
         }
       }

@@ -232,9 +232,9 @@ TEST(Alignment, StatesOfExtremeSizeKeepTheirDirection) {
   EXPECT_NEAR(unit[0], 0.6, 1e-15);
   EXPECT_NEAR(unit[1], 0.8, 1e-15);
   EXPECT_EQ(unit[2], 0.0);
-  const float spoiled[2] = {1.0F, std::numeric_limits<float>::infinity()};
-  EXPECT_FALSE(widen_states(spoiled, 2, 1, 2, 0, 1, false, unit));
-  // A spoiled token is not forgotten over one of zeros behind it.
+  const float non_finite[2] = {1.0F, std::numeric_limits<float>::infinity()};
+  EXPECT_FALSE(widen_states(non_finite, 2, 1, 2, 0, 1, false, unit));
+  // A non-finite token is not forgotten over one of zeros behind it.
   const float zeros_behind[4] = {1.0F, std::numeric_limits<float>::infinity(), 0.0F, 0.0F};
   EXPECT_FALSE(widen_states(zeros_behind, 2, 1, 2, 0, 2, true, unit));
   EXPECT_TRUE(widen_states(huge, 2, 1, 2, 0, 1, false, unit));

@@ -56,7 +56,7 @@ void fiedler(Bytes& bytes) {
 
     const Eigen::Map<const Eigen::VectorXd> v(vector.data(), n);
     LAW(near(v.norm(), 1.0, 1e-12), "a vector of norm %.17g", v.norm());
-    // Which of two components is larger is not to be told within rounding.
+    // Which of two components is larger is undecided within rounding.
     const double peak = v.cwiseAbs().maxCoeff();
     LAW(v.maxCoeff() >= peak * (1.0 - 1e-8), "the largest component is %g", -peak);
     const Eigen::VectorXd residual = laplacian_of(weights, options.normalized) * v - direct * v;

@@ -21,7 +21,7 @@ void entropy(Bytes& bytes) {
   LAW(finite == map.finite(), "finite is %d, the map's entries say %d", finite, map.finite());
   if (!finite) {
     for (Index i = 0; i < n; ++i)
-      LAW(std::isnan(out[i]), "a spoiled map has the entropy %g", out[i]);
+      LAW(std::isnan(out[i]), "a non-finite map has the entropy %g", out[i]);
     return;
   }
   if (find_support)

@@ -26,8 +26,8 @@ def test_an_unknown_site_lists_the_known_ones(model):
 
 
 def test_a_single_site_may_be_a_string(model):
-    with capture(model, sites="value") as tape:
-        assert [list(layer.tensors) for layer in tape.run(**models.text(model))] == [["value"]] * 3
+    with capture(model, sites="value") as recording:
+        assert [list(layer.tensors) for layer in recording.run(**models.text(model))] == [["value"]] * 3
 
 
 @pytest.mark.parametrize(
@@ -71,14 +71,17 @@ def test_a_model_without_attention_says_which_and_why():
 
 
 def test_output_attentions_is_refused(model):
-    with capture(model) as tape, pytest.raises(ValueError, match="output_attentions is what the tape is for"):
-        tape.run(**models.text(model), output_attentions=True)
+    with (
+        capture(model) as recording,
+        pytest.raises(ValueError, match="output_attentions is what the recording is for"),
+    ):
+        recording.run(**models.text(model), output_attentions=True)
 
 
 def test_inputs_without_a_name_are_refused(model):
     ids = models.text(model)["input_ids"]
-    with capture(model) as tape, pytest.raises(TypeError, match=r"inputs by name.*got Tensor, int"):
-        tape.run(ids, 3)
+    with capture(model) as recording, pytest.raises(TypeError, match=r"inputs by name.*got Tensor, int"):
+        recording.run(ids, 3)
 
 
 @pytest.mark.parametrize("site", ["query", "key", "value"])
@@ -91,12 +94,12 @@ def test_projections_of_a_legacy_model_are_out_of_reach(site):
 def test_a_causal_module_without_a_mask_is_refused(model, monkeypatch):
     """As a mask function that is lost between transformers versions would do: never the future, unnoticed."""
     inputs = models.text(model)
-    with capture(model) as tape:
+    with capture(model) as recording:
         monkeypatch.setattr(
             "transformers.models.llama.modeling_llama.create_causal_mask", lambda *a, **k: None
         )
         with pytest.raises(RuntimeError, match="is causal but the model passed no mask for 37 queries"):
-            list(tape.run(**inputs))
+            list(recording.run(**inputs))
     assert {c._attn_implementation_internal for c in configs(model)} == {"sdpa"}
 
 
@@ -108,18 +111,18 @@ def test_an_argument_that_would_change_attention_is_refused(model, monkeypatch):
     def forward(self, *args, **kwargs):
         return original(self, *args, **kwargs, indices=torch.arange(3))
 
-    with capture(model) as tape:
+    with capture(model) as recording:
         monkeypatch.setattr(modeling_llama.LlamaAttention, "forward", forward)
         with pytest.raises(NotImplementedError, match=r"unknown to capture: \{'indices': 'Tensor'\}"):
-            list(tape.run(**models.text(model)))
+            list(recording.run(**models.text(model)))
 
 
 def test_a_forward_pass_without_attention_is_an_error(model):
-    with capture(model) as tape:
+    with capture(model) as recording:
         original, model.forward = model.forward, lambda **_: {"nothing": 0}
         try:
             with pytest.raises(RuntimeError, match="saw no attention of LlamaForCausalLM"):
-                list(tape.run(**models.text(model)))
+                list(recording.run(**models.text(model)))
         finally:
             model.forward = original
             del model.forward
@@ -129,8 +132,8 @@ def test_another_implementation_further_up_is_refused(model):
     from attnscope.capture.implementation import implementation
 
     inputs = models.text(model)
-    with capture(model) as tape, implementation(model, "eager"):
-        run = tape.run(**inputs)
+    with capture(model) as recording, implementation(model, "eager"):
+        run = recording.run(**inputs)
         with pytest.raises(RuntimeError, match="LlamaForCausalLM is being run with attention 'eager'"):
             next(run)
 
@@ -178,10 +181,10 @@ def test_the_third_tier_warns_and_still_yields_the_maps(monkeypatch):
     with torch.no_grad():
         wanted = eager(**inputs, output_attentions=True).attentions
     with pytest.warns(UserWarning, match="every layer's maps are in memory together"):
-        tape = capture(model, heads=[-1]).__enter__()
-    assert tape.tier == 3
-    layers = list(tape.run(**inputs))
-    tape.__exit__(None, None, None)
+        recording = capture(model, heads=[-1]).__enter__()
+    assert recording.tier == 3
+    layers = list(recording.run(**inputs))
+    recording.__exit__(None, None, None)
     assert [layer.index for layer in layers] == [0, 1, 2]
     for layer, whole in zip(layers, wanted, strict=True):
         assert torch.equal(layer.attention, whole[:, 3:])
@@ -195,7 +198,7 @@ def test_the_third_tier_warns_and_still_yields_the_maps(monkeypatch):
 
 
 def test_a_model_whose_eager_attention_is_another_one_says_so():
-    """Falcon's eager attention adds its ALiBi bias twice (transformers 5.23): the tape must not hide it."""
+    """Falcon's eager attention adds its ALiBi bias twice (transformers 5.23): which must not be hidden."""
     model = models.tiny("falcon_alibi")
     with pytest.warns(UserWarning, match="output differs by .* the maps are those of eager attention"):
         capture(model).__enter__()
@@ -208,8 +211,8 @@ def test_a_layer_without_attention_cannot_be_asked_for():
         ValueError, match=r"layer 0 of JambaForCausalLM has no attention; layers \[1, 3\] have"
     ):
         capture(model, layers=[0]).__enter__()
-    with capture(model, layers=[-1]) as tape:
-        assert [layer.index for layer in tape.run(**models.text(model))] == [3]
+    with capture(model, layers=[-1]) as recording:
+        assert [layer.index for layer in recording.run(**models.text(model))] == [3]
 
 
 def test_importing_capture_does_not_import_transformers():

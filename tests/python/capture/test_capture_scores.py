@@ -21,8 +21,8 @@ def one_thread():
 
 
 def run(model, sites, inputs, **options):
-    with capture(model, sites=sites, **options) as tape:
-        return list(tape.run(**inputs))
+    with capture(model, sites=sites, **options) as recording:
+        return list(recording.run(**inputs))
 
 
 def agrees(layer):
@@ -159,9 +159,9 @@ def test_what_heads_hand_on_and_what_the_feed_forward_part_reads(name):
     if name != "bloom":
         model.set_attn_implementation("eager")
     sites = ("attention", "head_output", "attention_output", "mlp_input", "mlp_output")
-    with capture(model, sites=sites) as tape:
-        layers = list(tape.run(**models.text(model)))
-        parts = tape._plan.parts
+    with capture(model, sites=sites) as recording:
+        layers = list(recording.run(**models.text(model)))
+        parts = recording._plan.parts
     for core, layer in zip(parts, layers, strict=True):
         assert layer.head_output.shape == (2, 4, 37, 24)
         projection = model.get_submodule(parts[core].projection)

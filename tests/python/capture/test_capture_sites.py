@@ -33,8 +33,8 @@ def one_thread():
 
 
 def run(model, sites, inputs, **options):
-    with capture(model, sites=sites, **options) as tape:
-        return list(tape.run(**inputs))
+    with capture(model, sites=sites, **options) as recording:
+        return list(recording.run(**inputs))
 
 
 @pytest.mark.parametrize("name", [*PRE_NORM, "bert", "roberta", "albert", "gemma2", "olmo2", "deberta_v2"])

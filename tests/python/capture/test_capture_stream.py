@@ -11,7 +11,7 @@ import torch
 
 import models
 from attnscope.capture import Layer, capture
-from attnscope.capture import tape as tape_module
+from attnscope.capture import recording as recording_module
 from attnscope.capture.implementation import configs
 from census import Census
 
@@ -43,9 +43,9 @@ def whole(model):
 
 def test_at_most_two_layers_are_alive(model, monkeypatch):
     inputs = models.text(model)
-    with capture(model) as tape:
+    with capture(model) as recording:
         census = Census(monkeypatch)
-        for layer in tape.run(**inputs):
+        for layer in recording.run(**inputs):
             time.sleep(0.02)  # the worker has time to run as far ahead as it may
             assert layer.attention.shape == (2, 4, 37, 37)
     assert census.born == LAYERS
@@ -54,9 +54,9 @@ def test_at_most_two_layers_are_alive(model, monkeypatch):
 
 def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch):
     inputs = models.text(model)
-    with capture(model) as tape:
+    with capture(model) as recording:
         census = Census(monkeypatch)
-        run = tape.run(**inputs)
+        run = recording.run(**inputs)
         first = next(run)
         deadline = time.monotonic() + 5.0
         while census.born < 2 and time.monotonic() < deadline:
@@ -69,10 +69,10 @@ def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch)
 
 def test_kept_layers_stay_intact(model):
     inputs = models.text(model)
-    with capture(model, sites=("attention", "query", "key", "value", "hidden")) as tape:
-        kept = list(tape.run(**inputs))
+    with capture(model, sites=("attention", "query", "key", "value", "hidden")) as recording:
+        kept = list(recording.run(**inputs))
         copies = [{k: v.clone() for k, v in layer.tensors.items()} for layer in kept]
-        again = list(tape.run(**inputs))
+        again = list(recording.run(**inputs))
     for one, saved, two in zip(kept, copies, again, strict=True):
         for site, tensor in saved.items():
             assert torch.equal(one.tensors[site], tensor)
@@ -83,9 +83,9 @@ def test_leaving_the_loop_stops_the_model(model):
     inputs = models.text(model)
     ran = []
     handle = model.model.layers[LAYERS - 1].register_forward_hook(lambda *_: ran.append(1))
-    with capture(model) as tape:
+    with capture(model) as recording:
         ran.clear()
-        for layer in tape.run(**inputs):
+        for layer in recording.run(**inputs):
             if layer.index == 1:
                 break
         assert not [t for t in threading.enumerate() if t.name == "attnscope-capture"]
@@ -96,16 +96,16 @@ def test_leaving_the_loop_stops_the_model(model):
 
 def test_the_end_of_the_block_closes_a_run_that_is_still_held(model):
     inputs = models.text(model)
-    with capture(model) as tape:
-        run = tape.run(**inputs)
+    with capture(model) as recording:
+        run = recording.run(**inputs)
         next(run)
     whole(model)
     assert next(run, None) is None
 
 
 def test_a_run_that_is_never_read_does_nothing(model):
-    with capture(model) as tape:
-        tape.run(**models.text(model))
+    with capture(model) as recording:
+        recording.run(**models.text(model))
 
 
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
@@ -115,8 +115,8 @@ def test_an_error_in_the_loop_restores_the_model(model, error):
         before = model(**inputs).logits
 
     def consume():
-        with capture(model) as tape:
-            for layer in tape.run(**inputs):
+        with capture(model) as recording:
+            for layer in recording.run(**inputs):
                 if layer.index == 2:
                     raise error("in the loop")
 
@@ -139,12 +139,12 @@ def test_an_error_in_the_model_reaches_the_loop(model, error):
     def fail(*_):
         raise error("in the model")
 
-    with capture(model) as tape:
+    with capture(model) as recording:
         handle = model.model.layers[3].mlp.register_forward_hook(fail)
         seen = []
 
         def consume():
-            for layer in tape.run(**inputs):
+            for layer in recording.run(**inputs):
                 seen.append(layer.index)
 
         # StopIteration would end the loop as if the model had finished.
@@ -152,19 +152,19 @@ def test_an_error_in_the_model_reaches_the_loop(model, error):
             consume()
         handle.remove()
         assert seen == [0, 1, 2, 3]
-        assert [layer.index for layer in tape.run(**inputs)] == list(range(LAYERS))
+        assert [layer.index for layer in recording.run(**inputs)] == list(range(LAYERS))
 
 
 def test_ctrl_c_while_waiting_for_a_slow_layer(model):
     import _thread
 
     inputs = models.text(model)
-    with capture(model) as tape:
+    with capture(model) as recording:
         handle = model.model.layers[2].register_forward_pre_hook(lambda *_: time.sleep(0.4))
         timer = threading.Timer(0.2, _thread.interrupt_main)
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            for _layer in tape.run(**inputs):
+            for _layer in recording.run(**inputs):
                 pass
         timer.join()
         handle.remove()
@@ -174,11 +174,11 @@ def test_ctrl_c_while_waiting_for_a_slow_layer(model):
 def test_gradients_are_off_inside_and_untouched_outside(model):
     inputs = models.text(model)
     assert torch.is_grad_enabled()
-    with capture(model, sites=("attention", "hidden", "value")) as tape:
-        for layer in tape.run(**inputs):
+    with capture(model, sites=("attention", "hidden", "value")) as recording:
+        for layer in recording.run(**inputs):
             assert torch.is_grad_enabled()
             assert not any(t.requires_grad for t in layer.tensors.values())
-        assert not tape.output.logits.requires_grad
+        assert not recording.output.logits.requires_grad
 
 
 def test_nested_runs_see_their_own_layers(model):
@@ -204,13 +204,13 @@ def test_interleaved_runs_do_not_mix(model):
 
 def test_two_threads_take_turns_on_one_model(model):
     inputs = [models.text(model, seed=s) for s in range(4)]
-    with capture(model) as tape:
-        expected = [[layer.attention.clone() for layer in tape.run(**x)] for x in inputs]
+    with capture(model) as recording:
+        expected = [[layer.attention.clone() for layer in recording.run(**x)] for x in inputs]
     results: dict[int, list[torch.Tensor]] = {}
 
     def work(i):
-        with capture(model) as tape:
-            results[i] = [layer.attention.clone() for layer in tape.run(**inputs[i])]
+        with capture(model) as recording:
+            results[i] = [layer.attention.clone() for layer in recording.run(**inputs[i])]
 
     threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
     for t in threads:
@@ -231,9 +231,9 @@ def test_a_bystander_gets_what_it_always_got(name):
         model.set_attn_implementation("eager")
     with torch.no_grad():
         before = model(**inputs)[0]
-    with capture(model) as tape:
+    with capture(model) as recording:
         count = 0
-        for _layer in tape.run(**inputs):
+        for _layer in recording.run(**inputs):
             count += 1
             outside: list[torch.Tensor] = []
 
@@ -248,19 +248,19 @@ def test_a_bystander_gets_what_it_always_got(name):
                 outside.append(model(**inputs)[0])
             for logits in outside:
                 assert float((logits - before).abs().max()) < 1e-4
-    expected = len(tape._plan.parts)
+    expected = len(recording._plan.parts)
     assert count == expected, "a bystander's layers came out of the stream"
 
 
 @pytest.mark.parametrize("name", ["llama", "albert"])
 def test_a_bystander_does_not_disturb_the_stream(name):
-    """ALBERT's layers are told apart by the order of calls alone."""
+    """ALBERT's layers differ by the order of calls alone."""
     model = models.tiny(name)
     inputs, other = models.text(model, padding="left"), models.text(model, seed=5, n=20)
     sites = ("attention", "hidden", "attention_output", "mlp_output")
-    with capture(model, sites=sites) as tape:
-        wanted = list(tape.run(**inputs))
-        for layer in tape.run(**inputs):
+    with capture(model, sites=sites) as recording:
+        wanted = list(recording.run(**inputs))
+        for layer in recording.run(**inputs):
             with torch.no_grad():
                 model(**other)
             calm = wanted[layer.index]
@@ -277,13 +277,13 @@ def test_a_model_called_by_the_captured_one_is_a_bystander(model):
     with torch.no_grad():
         wanted = second(**inputs).logits
     logits = []
-    with capture(model) as tape, capture(second) as other:
+    with capture(model) as recording, capture(second) as other:
         held = other.run(**inputs)
         next(held)
         handle = model.model.layers[0].register_forward_hook(
             lambda *_: logits.append(second(**inputs).logits)
         )
-        assert [layer.index for layer in tape.run(**inputs)] == list(range(LAYERS))
+        assert [layer.index for layer in recording.run(**inputs)] == list(range(LAYERS))
         handle.remove()
         held.close()
     assert float((logits[0] - wanted).abs().max()) < 1e-4
@@ -294,8 +294,8 @@ def test_a_bystander_may_train(model):
     model(**inputs, labels=inputs["input_ids"]).loss.backward()
     wanted = model.model.layers[0].self_attn.q_proj.weight.grad.clone()
     model.zero_grad()
-    with capture(model) as tape:
-        run = tape.run(**inputs)
+    with capture(model) as recording:
+        run = recording.run(**inputs)
         next(run)
         model(**inputs, labels=inputs["input_ids"]).loss.backward()
         run.close()
@@ -323,10 +323,10 @@ def test_a_bystander_whose_mask_was_left_out_stays_causal(model):
             logits.append(model(**inputs).logits)
 
     thread = threading.Thread(target=work, name="bystander")
-    with capture(model) as tape:
+    with capture(model) as recording:
         thread.start()
         halfway.wait(30)
-        run = tape.run(**inputs)
+        run = recording.run(**inputs)
         next(run)
         go_on.set()
         thread.join()
@@ -339,12 +339,12 @@ def test_a_deep_copy_taken_during_a_run_still_works(model):
     inputs = models.text(model)
     with torch.no_grad():
         before = model(**inputs).logits
-        with capture(model) as tape:
-            run = tape.run(**inputs)
+        with capture(model) as recording:
+            run = recording.run(**inputs)
             next(run)
-            twin = copy.deepcopy(model)
+            copied = copy.deepcopy(model)
             run.close()
-        after = twin(**inputs).logits
+        after = copied(**inputs).logits
     assert float((after - before).abs().max()) < 1e-4
 
 
@@ -354,44 +354,44 @@ def test_mixed_implementations_are_restored_one_by_one():
     model.encoder.config._attn_implementation_internal = "eager"
     before = [c._attn_implementation_internal for c in configs(model)]
     assert set(before) == {"eager", "sdpa"}
-    with capture(model) as tape:
-        assert len(list(tape.run(**models.text(model)))) == 7
+    with capture(model) as recording:
+        assert len(list(recording.run(**models.text(model)))) == 7
     assert [c._attn_implementation_internal for c in configs(model)] == before
 
 
 def test_the_tape_is_closed_outside_its_block(model):
-    with capture(model) as tape:
+    with capture(model) as recording:
         pass
-    with pytest.raises(RuntimeError, match="run: the tape is closed"):
-        tape.run(**models.text(model))
+    with pytest.raises(RuntimeError, match="run: the recording is closed"):
+        recording.run(**models.text(model))
 
 
 def test_the_output_of_the_model_is_kept(model):
     inputs = models.text(model)
     with torch.no_grad():
         wanted = models.tiny("llama", num_hidden_layers=LAYERS, implementation="eager")(**inputs).logits
-    with capture(model) as tape:
-        assert tape.output is None
-        for layer in tape.run(**inputs):
+    with capture(model) as recording:
+        assert recording.output is None
+        for layer in recording.run(**inputs):
             assert isinstance(layer, Layer)
-        assert torch.equal(tape.output.logits, wanted)
+        assert torch.equal(recording.output.logits, wanted)
 
 
 def test_layers_are_skipped_without_spending_memory_on_them(model, monkeypatch):
     inputs = models.text(model)
-    with capture(model, layers=[-1, 1]) as tape:
+    with capture(model, layers=[-1, 1]) as recording:
         census = Census(monkeypatch)
-        assert [layer.index for layer in tape.run(**inputs)] == [1, LAYERS - 1]
+        assert [layer.index for layer in recording.run(**inputs)] == [1, LAYERS - 1]
     assert census.born == 2
 
 
 def test_the_preflight_runs_once_per_model(model, monkeypatch):
     calls = []
-    original = tape_module.preflight._make
-    monkeypatch.setattr(tape_module.preflight, "_make", lambda *a: calls.append(1) or original(*a))
+    original = recording_module.preflight._make
+    monkeypatch.setattr(recording_module.preflight, "_make", lambda *a: calls.append(1) or original(*a))
     for _ in range(3):
-        with capture(model) as tape:
-            next(tape.run(**models.text(model)))
+        with capture(model) as recording:
+            next(recording.run(**models.text(model)))
     assert len(calls) == 1
     model.to(torch.float64)
     with capture(model):

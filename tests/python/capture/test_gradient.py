@@ -91,8 +91,8 @@ def test_gradients_inside_the_attention(name):
     groups = torch.zeros_like(g["value"])
     groups.index_add_(1, torch.tensor(layer.kv_heads), read.to(groups))
     assert torch.allclose(groups, g["value"], atol=1e-5 * float(g["value"].abs().max()))
-    with capture(model, sites=("attention",)) as tape:
-        usual = list(tape.run(**inputs))[1]
+    with capture(model, sites=("attention",)) as recording:
+        usual = list(recording.run(**inputs))[1]
     assert torch.allclose(usual.attention, a, atol=1e-6)
     step = 1e-5 if exact else 1e-2
     direction = torch.randn(96, dtype=a.dtype)

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 import attnscope as asc
 import figure_tables as made
 from attnscope.engine.results import Results
+from attnscope.metrics.spectra.null_law import null_spectrum
 from attnscope.plots import (
     LeftOut,
     NotDrawable,
@@ -33,7 +34,6 @@ from attnscope.plots import (
 from attnscope.plots.axes import step_axis
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
-from attnscope.plots.spectra import ks_distance, marchenko_pastur_law, spectrum, triangular_law
 from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
 
 RESULTS = made.make_results()
@@ -178,53 +178,12 @@ def test_few_bars_are_counted_on_an_axis_that_can_be_read(ax) -> None:
 def test_spectrum_against_null_draws_eigenvalues_and_distance(ax) -> None:
     matrix = made.attention(2.0)
     spectrum_against_null(matrix, ax=ax)
-    found = spectrum(matrix)
+    found = null_spectrum(torch.from_numpy(matrix))
     np.testing.assert_array_equal(ax.get_lines()[0].get_xdata(), found.values)
     distance = float(asc.marchenko_pastur_deviation(torch.from_numpy(matrix)))
     assert any(text.get_text() == f"KS {distance:.2f}" for text in ax.texts)
     # the bar that marks the distance has its length, but for the points that the law's curve is drawn with
     assert np.ptp(ax.get_lines()[2].get_ydata()) == pytest.approx(distance, abs=2e-4)
-    with pytest.raises(ValueError, match=r"got shape \(3, 3\)"):
-        spectrum(np.eye(3))
-    with pytest.raises(ValueError, match="every row is uniform"):
-        spectrum(np.tri(9) / np.arange(1, 10)[:, None])
-
-
-def test_laws_are_distributions_with_the_known_moments() -> None:
-    x, cdf = triangular_law(200_001)
-    assert np.all(np.diff(x) >= 0)
-    assert np.all(np.diff(cdf) > 0)
-    assert x[0] < 1e-30
-    assert x[-1] == pytest.approx(np.e, rel=1e-6)
-    for k in (1, 2, 3):  # moments k^k / (k + 1)!
-        moment = np.sum((x[1:] ** k + x[:-1] ** k) / 2 * np.diff(cdf))
-        assert moment == pytest.approx({1: 1 / 2, 2: 4 / 6, 3: 27 / 24}[k], rel=1e-4)
-    for aspect in (0.25, 0.9, 1.0):
-        x, cdf = marchenko_pastur_law(aspect, 100_001)
-        assert cdf[0] == 0
-        assert cdf[-1] == pytest.approx(1, abs=1e-12)
-        for k, want in ((1, 1.0), (2, 1 + aspect)):
-            moment = np.sum((x[1:] ** k + x[:-1] ** k) / 2 * np.diff(cdf))
-            assert moment == pytest.approx(want, rel=1e-4)
-
-
-@pytest.mark.parametrize("causal", [True, False])
-def test_random_entries_follow_their_law(causal: bool) -> None:
-    draw_ = np.random.default_rng(3).random((96, 96))
-    matrix = np.tril(draw_) if causal else draw_
-    assert gap(matrix) < 0.1
-
-
-def gap(matrix) -> float:
-    _, law, share = ks_distance(spectrum(matrix))
-    return abs(law - share)
-
-
-def test_distance_equals_the_packages_own() -> None:
-    matrix = np.tril(np.random.default_rng(1).random((64, 64)) ** 4)
-    matrix /= matrix.sum(1, keepdims=True)
-    own = float(asc.marchenko_pastur_deviation(torch.from_numpy(matrix)))
-    assert gap(matrix) == pytest.approx(own, abs=2e-4)
 
 
 def test_estimate_averages_inside_a_sample_first_and_resamples_samples() -> None:

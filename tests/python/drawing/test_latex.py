@@ -81,15 +81,15 @@ def test_names_are_escaped_and_repeated_ones_left_out() -> None:
     ],
 )  # fmt: skip
 def test_text_is_never_a_command(text: str, source: str) -> None:
-    told = latex(Table("a", "A caption", pd.DataFrame({"token": ["x", text], "n": ["1", "2"]})))
-    assert told.splitlines()[-4] == rf"{source} & 2 \\"
+    written = latex(Table("a", "A caption", pd.DataFrame({"token": ["x", text], "n": ["1", "2"]})))
+    assert written.splitlines()[-4] == rf"{source} & 2 \\"
 
 
 def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
     made.make_study().save(tmp_path / "run")
-    told = CliRunner().invoke(app, ["tables", str(tmp_path / "run"), "--latex"])
-    assert told.exit_code == 0
-    assert told.stdout == latex_tables(made.make_study())
+    printed = CliRunner().invoke(app, ["tables", str(tmp_path / "run"), "--latex"])
+    assert printed.exit_code == 0
+    assert printed.stdout == latex_tables(made.make_study())
     with pytest.raises(NotDrawable, match="no table 'heads'"):
         latex_tables(Results({"samples": pd.DataFrame({"model": ["m"]})}))
 

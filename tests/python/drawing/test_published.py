@@ -182,14 +182,14 @@ def test_the_command_writes_text_json_and_csv(tmp_path):
     folder = tmp_path / "run"
     made.make_study().save(folder)
     call = CliRunner().invoke
-    told = call(app, ["compare", str(folder), "--published", "ruscio2025", "--csv", str(tmp_path / "c.csv")])
-    assert told.exit_code == 0, told.output
-    assert "tiny beside LLaMA-3.2-3B" in told.stdout
-    assert "26.41" in told.stdout
+    found = call(app, ["compare", str(folder), "--published", "ruscio2025", "--csv", str(tmp_path / "c.csv")])
+    assert found.exit_code == 0, found.output
+    assert "tiny beside LLaMA-3.2-3B" in found.stdout
+    assert "26.41" in found.stdout
     table = pd.read_csv(tmp_path / "c.csv")
-    told = json.loads(call(app, ["compare", str(folder), "--published", "ruscio2025", "--json"]).stdout)
-    assert len(told["rows"]) == len(table)
-    assert told["rows"][0]["published"] == 26.41
-    assert told["statements"]
+    found = json.loads(call(app, ["compare", str(folder), "--published", "ruscio2025", "--json"]).stdout)
+    assert len(found["rows"]) == len(table)
+    assert found["rows"][0]["published"] == 26.41
+    assert found["statements"]
     assert call(app, ["compare", str(folder)]).exit_code == 2
     assert call(app, ["compare", str(folder), str(folder), "--published", "ruscio2025"]).exit_code == 2

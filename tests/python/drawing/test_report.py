@@ -23,6 +23,8 @@ from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
 
+#: Averages of controls of a run without any.
+NONE = pd.DataFrame()
 EVIL = "<script>alert(1)</script>"
 
 
@@ -134,8 +136,8 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
         {"samples": results.table("samples"), "heads": pd.concat([heads, mean], ignore_index=True)},
         study=results.study,
     )
-    told = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
-    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in told
+    means = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
+    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in means
     text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
@@ -171,14 +173,14 @@ def test_every_analysis_has_its_section_figure_and_both_protocols(study: Page) -
     text = " ".join(" ".join(study.text).split())
     # exact and as published, side by side: every head mean has 30 bars there and 40 here
     assert "β₀, bars of the whole diagram 40.0 [40.0, 40.0] 30.0 [30.0, 30.0]" in text
-    for told in (
+    for sentence in (
         "β₁ is 0 for every causal model",
         "Those of a causal map are its diagonal",
         "times a factor below 1/√2",
         "The published reading is by token string",
         "is not LLaMA-3.2-3B or Qwen-2.5-7B",
     ):
-        assert told in text, told
+        assert sentence in text, sentence
 
 
 def test_an_encoder_is_not_told_what_holds_for_causal_models(tmp_path: Path, monkeypatch) -> None:
@@ -212,16 +214,17 @@ def test_the_published_alignment_of_a_causal_map_is_the_exact_one_made_smaller()
 def test_tests_are_those_of_the_statistics_module() -> None:
     results = tables.make_study()
     asked = {
-        question.title: question for question in questions({"ablation": results.table("ablation")}, None)
+        question.title: question
+        for question in questions({"ablation": results.table("ablation")}, None, NONE)
     }
     need = asked["Does the model need its sinks?"]
     sinks = next(one for one in need.answers if one.compared == "tiny: sinks − other keys")
     assert (sinks.quantity, sinks.difference, sinks.sentences) == ("KL of the output (nats)", "0.350", 6)
     assert sinks.certain
-    layers = questions({"layer_tests": results.table("layer_tests")}, None)[0]
+    layers = questions({"layer_tests": results.table("layer_tests")}, None, NONE)[0]
     assert layers.answers[0].difference == "3 of 10 (paired, Holm); 10 of 10 (Welch, uncorrected)"
     heads = measured_heads(tables.make_study(("a", "b")))
-    found = questions({}, heads)[0].answers[0]
+    found = questions({}, heads, NONE)[0].answers[0]
     assert (found.compared, found.difference) == ("a − b", "−0.020")
     # six equal differences of one family: Holm multiplies the smallest p by its size
     assert found.p == "< 0.001"
@@ -235,9 +238,9 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
         for metric, shift in (("sink_share", 0.05), ("entropy_normalized", 0.0)):
             mean = own[metric].mean().reset_index(name="value")
             shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
-            rows.append(mean.assign(value=mean["value"] - shift + shake, kind=kind, metric=metric))
+            rows.append(mean.assign(value=mean["value"] - shift + shake, variant=kind, metric=metric))
     nulls = pd.concat(rows).assign(protocol="exact", scope="heads", threshold=np.nan)
-    answers = questions({"nulls": nulls}, heads)[0].answers
+    answers = questions({}, heads, nulls)[0].answers
     assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
     assert {one.quantity for one in answers} == {"attention to first key"}
     assert {one.difference for one in answers} == {"0.049"}
@@ -245,21 +248,21 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
 
 def test_pairs_take_the_head_mean_and_leave_out_the_undefined() -> None:
     results = tables.make_study()
-    heads = results.table("heads").assign(series="text")
-    heads.loc[(heads["sample"] == 0) & (heads["protocol"] == "ruscio2025"), "bar_count_0"] = -1
+    means = results.table("head_means").assign(series="text").astype({"bar_count_0": "Int64"})
+    means.loc[(means["sample"] == 0) & (means["protocol"] == "ruscio2025"), "bar_count_0"] = pd.NA
     row = pair_rows(
-        {"heads": heads},
-        [Wanted("heads", "bar_count_0", "bars"), Wanted("heads", "nonsense", "none")],
+        {"head_means": means},
+        [Wanted("head_means", "bar_count_0", "bars"), Wanted("head_means", "nonsense", "none")],
         "ruscio2025",
     )
     assert [(one.label, one.exact, one.published) for one in row] == [("bars", "40.0", "30.0")]
     row = pair_rows(
-        {"heads": heads}, [Wanted("heads", "mp_ks", "law", "marchenko_pastur_deviation")], "ruscio2025"
+        {"head_means": means},
+        [Wanted("head_means", "mp_ks", "law", "marchenko_pastur_deviation")],
+        "ruscio2025",
     )[0]
-    mean = heads[(heads["head"] == -1) & (heads["protocol"] == "ruscio2025")][
-        "marchenko_pastur_deviation"
-    ].mean()
-    assert row.published == number(mean)
+    own = means[means["protocol"] == "ruscio2025"]
+    assert row.published == number(own["marchenko_pastur_deviation"].mean())
 
 
 def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> None:
@@ -367,5 +370,5 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
 def test_models_of_different_sizes_are_told_one_by_one():
     heads = made.make_results().table("heads")
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
-    told = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
-    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", told)
+    facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
+    assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
+import sys
 
 import numpy as np
 import pandas as pd
@@ -17,12 +17,9 @@ import attnscope as asc
 import figure_tables as made
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
+from browser import CHROMIUM, Document, dom, in_a_browser, looked_at, probe
 
 EVIL = "<script>document.title='broken'</script>"
-CHROMIUM = next(
-    (path for name in ("chromium", "chromium-browser", "google-chrome") if (path := shutil.which(name))), None
-)
-in_a_browser = pytest.mark.skipif(CHROMIUM is None, reason="no chromium on this machine")
 N, LAYERS, HEADS = 12, 3, 4
 
 
@@ -35,68 +32,6 @@ def attention(dtype=torch.float32, causal=True):
 
 
 TOKENS = ["<s>", EVIL, "&amp;", "", "\n", *(f"t{place}" for place in range(5, N))]
-
-
-def looked_at(page, folder, fragment="", script=""):
-    """The page's document after its own script and one more, as the browser has it."""
-    file = folder / "page.html"
-    file.write_text(page.html().replace("</body>", f"<script>{script}</script></body>"), encoding="utf-8")
-    command = [
-        CHROMIUM,
-        "--headless",
-        "--no-sandbox",
-        "--disable-gpu",
-        f"--user-data-dir={folder / 'profile'}",
-    ]
-    done = subprocess.run(
-        [*command, "--dump-dom", f"{file.as_uri()}{fragment}"],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=True,
-    )
-    return Document(done.stdout)
-
-
-class Document(HTMLParser):
-    """Text and attributes by id; script tags counted."""
-
-    def __init__(self, page):
-        super().__init__()
-        self.text, self.attributes, self.scripts, self.pressed, self.fetched = {}, {}, 0, [], []
-        self._open = []
-        self.feed(page)
-
-    def handle_starttag(self, tag, attrs):
-        own = dict(attrs)
-        self.scripts += tag == "script"
-        self.fetched += [own[name] for name in ("src", "href", "action", "srcset") if name in own]
-        if own.get("aria-pressed") == "true":
-            self.pressed.append((int(own["data-layer"]), int(own["data-head"])))
-        self.attributes[own.get("id")] = own
-        if tag not in ("meta", "input", "br", "link"):
-            self._open.append(own.get("id"))
-
-    def handle_endtag(self, tag):
-        if self._open:
-            self._open.pop()
-
-    def handle_data(self, data):
-        for name in self._open:
-            if name:
-                self.text[name] = self.text.get(name, "") + data
-
-    @property
-    def probe(self):
-        return json.loads(self.attributes["probe"]["data-found"])
-
-
-def probe(expression):
-    """A script that stores a value in the document."""
-    return (
-        "const found = document.createElement('p'); found.id = 'probe'; document.body.appendChild(found);"
-        f"found.dataset.found = JSON.stringify({expression});"
-    )
 
 
 CLICK = """
@@ -134,7 +69,7 @@ def test_a_click_on_a_head_shows_that_head(clicked):
 
 
 @in_a_browser
-def test_the_ends_of_a_scale_can_be_told_apart(clicked):
+def test_the_ends_of_a_scale_differ_in_print(clicked):
     assert clicked.probe["ends"] == [["0.1234500", "0.1234600"], ["0.5", "2"], ["0.5", "0.5"]]
 
 
@@ -242,7 +177,7 @@ def test_stored_maps_are_means_over_samples_at_their_checkpoint_and_input():
     assert contents["uniform"][0][names.index("fiedler_value")] == pytest.approx(0.5)
 
 
-def test_counts_of_spoiled_maps_are_left_out_of_means():
+def test_counts_of_non_finite_maps_are_left_out_of_means():
     whole = made.make_results()
     heads = whole.table("heads").assign(sink_count=2)
     heads.loc[heads["sample"] == 0, "sink_count"] = -1
@@ -356,8 +291,8 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
         from transformers import AutoModelForCausalLM
 
         ids = torch.tensor([list(results.table("samples")["token_ids"][2])])
-        with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as tape:
-            maps = [layer.attention[0].clone() for layer in tape.run(input_ids=ids)]
+        with asc.capture(AutoModelForCausalLM.from_pretrained(model).eval()) as recording:
+            maps = [layer.attention[0].clone() for layer in recording.run(input_ids=ids)]
         assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
     with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
         asc.view(results, sample=7)
@@ -408,3 +343,22 @@ def test_betti_numbers_and_outliers_come_from_the_kernels():
     assert found["spectrum"]["ks"] == pytest.approx(float(law.ks), rel=1e-5)
     below, above = sorted(found["spectrum"]["between"])
     assert above - below == pytest.approx(float(law.ks), abs=2e-4)
+
+
+@in_a_browser
+def test_a_run_is_looked_at_without_a_network(tmp_path):
+    """`attnscope run`, `attnscope view`, then a browser: the page needs the file alone."""
+    from folders import model_folder, sentences
+
+    model, texts = model_folder(tmp_path / "tiny"), sentences(tmp_path / "texts.txt", 2, shortest=9)
+    study = ["run", "attention_sinks", "--model", model, "--texts", texts, "--output", tmp_path]
+    study += ["--name", "seen", "--no-draw", "--quiet"]
+    for command in (study, ["view", tmp_path / "seen", "--sample", "1"]):
+        run = [sys.executable, "-m", "attnscope", *map(str, command)]
+        done = subprocess.run(run, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+    offline = ("--virtual-time-budget=4000", "--host-resolver-rules=MAP * ~NOTFOUND")
+    page = (tmp_path / "seen" / "view.html").as_uri()
+    for layer, head in ((1, 2), (0, 1)):
+        shown = dom(f"{page}#layer={layer}&head={head}", tmp_path / "profile", *offline)
+        assert f"<th>L{layer}H{head}</th>" in shown, "the opened head's numbers are not on the page"

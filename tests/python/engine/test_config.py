@@ -7,7 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnscope.engine.config import ConfigError, Study, parse_bytes, read_config, set_key
-from attnscope.studies import packaged, recipe_of
+from attnscope.engine.discovery import default_study, study_class
+from attnscope.engine.plan import make_plan
+from attnscope.studies import packaged
 
 
 def test_yaml_command_line_and_python_give_the_same_study(tmp_path):
@@ -47,9 +49,12 @@ def test_the_resolved_yaml_is_the_study():
         ({"block": "ten"}, r"block: .*integer.*got 'ten'"),
         ({"block": 0}, r"block: .*greater than or equal to 1, got 0"),
         ({"texts": [{"path": "a", "samples": 0}]}, r"texts\[0\]\.samples: .*got 0"),
-        ({"thresholds": [0.1, 1.5]}, r"thresholds: expected thresholds inside \(0, 1\), got 1\.5"),
-        ({"thresholds": ["0/n"]}, r"thresholds: .*'2/n', got '0/n'"),
-        ({"protocols": ["exakt"]}, r"protocols\[0\]: .*'exact' or 'ruscio2025', got 'exakt'"),
+        ({"thresholds": [0.1, 1.5]}, r"thresholds\[1\]: expected thresholds inside \(0, 1\), got 1\.5"),
+        ({"thresholds": ["0/n"]}, r"thresholds\[0\]: .*'2/n', got '0/n'"),
+        ({"protocols": ["exakt"]}, r"protocols\[0\]: .* follows exact, ruscio2025, got 'exakt'; .*'exact'"),
+        ({"threshold": [0.1]}, r"unknown key 'threshold'; did you mean 'thresholds'"),
+        ({"study": "wavelet_heads", "bars": True}, r"unknown key 'bars'"),
+        ({"study": "wavelet_heads", "detrend": "line"}, r"options\.detrend: .*got 'line'"),
         ({"max_memory": "lots"}, r"max_memory: expected an amount of memory such as 4GB, got 'lots'"),
         ({"models": []}, r"models: .*at least 1 item"),
         ({"name": "../up"}, r"name: .*got '\.\./up'"),
@@ -59,6 +64,20 @@ def test_the_resolved_yaml_is_the_study():
 def test_mistakes_are_explained(change, message):
     with pytest.raises(ConfigError, match=message):
         Study(**{"models": "gpt2", "texts": "a.txt", **change})
+
+
+def test_keys_of_the_study_go_to_its_options(tmp_path):
+    file = tmp_path / "study.yaml"
+    file.write_text("models: [gpt2]\nthresholds: [0.5]\noptions: {bars: false}\n", "utf-8")
+    short = Study.from_yaml(file, overrides=["bars=true"])
+    long = Study(models="gpt2", options={"thresholds": [0.5], "bars": True})
+    assert short == long
+    assert "bars" not in Study.model_fields
+    assert Study(study="wavelet_study", models="a", signal="last").options["signal"] == "last"
+
+
+def test_settings_that_name_no_study_mean_the_default():
+    assert Study(models="a").study == default_study() == Study(study=default_study(), models="a").study
 
 
 def test_what_is_missing_is_named():
@@ -93,7 +112,7 @@ def test_yaml_cannot_run_code(tmp_path):
 @pytest.mark.parametrize("name", packaged())
 def test_packaged_studies_can_be_done(name):
     study = Study.from_yaml(name, models="gpt2")
-    assert recipe_of(study).name == study.study
+    assert study_class(study.study)(study).name == study.study
 
 
 def test_a_study_answers_to_its_older_name():
@@ -102,38 +121,36 @@ def test_a_study_answers_to_its_older_name():
     assert Study(study="wavelet_study", models="a", texts="b").study == "wavelet_heads"
 
 
-def test_an_unknown_recipe_or_metric_is_refused():
+def test_an_unknown_study_or_metric_is_refused():
     with pytest.raises(ConfigError, match="there is no study 'sinks_study'; did you mean 'sink_study'"):
-        recipe_of(Study(study="sinks_study", models="a", texts="b"))
+        make_plan(Study(study="sinks_study", models="a", texts="b"))
     with pytest.raises(ConfigError, match="no metric 'fiedler'; did you mean 'fiedler_value'"):
-        recipe_of(Study(models="a", texts="b", metrics="fiedler"))
+        Study(models="a", texts="b", metrics="fiedler")
 
 
-def test_a_protocol_that_a_recipe_cannot_follow_is_refused(monkeypatch):
+def test_a_protocol_that_a_study_cannot_follow_is_refused(monkeypatch):
     from attnscope.studies.attention_sinks.study import SinkStudy
 
-    assert recipe_of(Study(models="a", texts="b", protocols="both")).protocols == ("exact", "ruscio2025")
+    assert Study(models="a", texts="b", protocols="both").protocols == ["exact", "ruscio2025"]
     monkeypatch.setattr(SinkStudy, "protocols", ("exact",))
-    with pytest.raises(ConfigError, match="attention_sinks follows exact, not ruscio2025; its functions"):
-        recipe_of(Study(models="a", texts="b", protocols="both"))
+    assert Study(models="a", texts="b", protocols="both").protocols == ["exact"]
+    with pytest.raises(ConfigError, match=r"protocols\[1\]: attention_sinks follows exact, got 'ruscio2025'"):
+        Study(models="a", texts="b", protocols=["exact", "ruscio2025"])
 
 
 def test_extra_analyses_are_named_or_all():
     def extra(value):
-        return recipe_of(Study(models="a", texts="b", options={"extra": value})).extra
+        return Study(models="a", texts="b", options={"extra": value}).options["extra"]
 
-    assert recipe_of(Study(models="a", texts="b")).extra == ()
-    assert (
-        extra("all")
-        == extra(["all"])
-        == ("fisher", "ablation", "random_weights", "row_permutation", "examples")
-    )
-    assert extra("ablation") == extra(["ablation"]) == ("ablation",)
-    assert extra(["row_permutation", "fisher"]) == ("fisher", "row_permutation")
+    assert Study(models="a", texts="b").options["extra"] == []
+    everything = ["fisher", "ablation", "random_weights", "row_permutation", "examples"]
+    assert extra("all") == extra(["all"]) == everything
+    assert extra("ablation") == extra(["ablation"]) == ["ablation"]
+    assert extra(["row_permutation", "fisher"]) == ["fisher", "row_permutation"]
     with pytest.raises(ConfigError, match=r"options\.extra: there is no 'fischer'; did you mean 'fisher'"):
         extra(["fischer"])
-    with pytest.raises(ConfigError, match="attention_sinks has no option 'extras'; did you mean 'extra'"):
-        recipe_of(Study(models="a", texts="b", options={"extras": "all"}))
+    with pytest.raises(ConfigError, match="unknown key 'extras' in options; did you mean 'extra'"):
+        Study(models="a", texts="b", options={"extras": "all"})
 
 
 def test_set_key_reaches_every_place():
@@ -141,7 +158,8 @@ def test_set_key_reaches_every_place():
     for assignment in ("block=8", "models.dtype=bfloat16", "texts.1.samples=3", "thresholds=[0.1, 2/n]"):
         set_key(data, assignment)
     study = Study(**data)
-    assert (study.block, study.models[0].dtype, study.thresholds) == (8, "bfloat16", [0.1, "2/n"])
+    assert (study.block, study.models[0].dtype) == (8, "bfloat16")
+    assert study.options["thresholds"] == [0.1, "2/n"]
     assert [text.samples for text in study.texts] == [None, 3]
 
 

@@ -1,67 +1,35 @@
 # SPDX-License-Identifier: MIT
 """The engine on tiny models: numbers equal to direct calls, errors in words, nothing half-written."""
 
-import json
 import shutil
-import subprocess
 import threading
 import time
-from pathlib import Path
 
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
-from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError, Study
-from attnscope.engine.disk.lock import FolderLock, FolderLocked
 from attnscope.engine.plan import make_plan
-from attnscope.engine.provenance import _own_git_state
-from attnscope.engine.run import resume, run
+from attnscope.engine.run import run
 from attnscope.engine.texts.encoding import batches
-from attnscope.models import LoadError
 from census import Census
-from folders import id_lines, model_folder, sentences, series
-
-METRICS = ["fiedler_value", "laplacian_gap", "graph_statistics"]
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("models") / "tiny" / "hf")
-
-
-@pytest.fixture(scope="module")
-def checkpoints(tmp_path_factory):
-    return series(tmp_path_factory.mktemp("models") / "growing")
-
-
-@pytest.fixture
-def texts(tmp_path):
-    return sentences(tmp_path / "texts.txt", 7)
-
-
-@pytest.fixture
-def said():
-    return []
-
-
-def study(tmp_path, model, texts, **options):
-    options = {"metrics": METRICS, "thresholds": [0.05, "2/n"], "block": 3, **options}
-    return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
+from folders import id_lines, model_folder, sentences
+from small_runs import study
 
 
 def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):
     results = run(study(tmp_path, str(llama), str(texts)), say=said.append)
     assert said == []
-    assert results.tables() == ["samples", "heads", "graphs", "baselines"]
+    assert results.tables() == [
+        *("samples", "baselines", "graphs", "head_mean_graphs", "head_means", "heads"),
+    ]
     heads, samples = results.table("heads"), results.table("samples")
     assert list(heads.columns[:7]) == ["model", "revision", "step", "sample", "layer", "head", "protocol"]
     assert set(heads["model"]) == {"tiny"}
     assert heads[["sample", "layer", "head"]].to_numpy().tolist() == [
-        [sample, layer, head] for sample in range(7) for layer in range(2) for head in (-1, 0, 1, 2, 3)
+        [sample, layer, head] for sample in range(7) for layer in range(2) for head in range(4)
     ]
     from transformers import AutoModelForCausalLM
 
@@ -73,11 +41,13 @@ def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):
         with torch.no_grad():
             maps = model(ids, output_attentions=True).attentions
         for layer, attention in enumerate(maps):
-            rows = heads[(heads["sample"] == sample) & (heads["layer"] == layer)]
-            direct = asc.fiedler_value(attention[0])
-            np.testing.assert_allclose(rows["fiedler_value"].iloc[1:], direct, rtol=1e-4)
-            mean = asc.fiedler_value(attention[0].double().mean(0))
-            np.testing.assert_allclose(rows["fiedler_value"].iloc[0], mean, rtol=1e-4)
+            rows, mean = (
+                table.loc[(table["sample"] == sample) & (table["layer"] == layer), "fiedler_value"]
+                for table in (heads, results.table("head_means"))
+            )
+            np.testing.assert_allclose(rows, asc.fiedler_value(attention[0]), rtol=1e-4)
+            expected = asc.fiedler_value(attention[0].double().mean(0))
+            np.testing.assert_allclose(mean.item(), expected, rtol=1e-4)
             fixed = asc.graph_statistics(attention[0], [0.05]).density[:, 0]
             stored = cube.sel(sample=sample, layer=layer, threshold=0.05, head=[0, 1, 2, 3]).squeeze()
             np.testing.assert_allclose(stored, fixed, atol=1e-12)
@@ -109,8 +79,8 @@ def test_divergence_and_alignment_of_every_head(tmp_path, llama, texts):
     )
     results = run(made)
     heads, samples = results.table("heads"), results.table("samples")
-    mean = heads[heads["head"] == -1]
-    assert mean[["head_divergence", "alignment_value"]].isna().all().all()
+    mean = results.table("head_means")
+    assert mean.filter(["head_divergence", "alignment_value"]).isna().all().all()
     assert mean["alignment_hidden"].notna().all()
     from transformers import AutoModelForCausalLM
 
@@ -121,7 +91,7 @@ def test_divergence_and_alignment_of_every_head(tmp_path, llama, texts):
         block = model.model.layers[1]
         value = block.self_attn.v_proj(block.input_layernorm(out.hidden_states[1]))
     value = value.view(1, ids.shape[1], 2, -1).transpose(1, 2).repeat_interleave(2, 1)
-    rows = heads[(heads["sample"] == 5) & (heads["layer"] == 1) & (heads["head"] >= 0)]
+    rows = heads[(heads["sample"] == 5) & (heads["layer"] == 1)]
     maps, hidden = out.attentions[1][0].double(), out.hidden_states[1][0].double()
     average = maps.mean(0)
     inside = torch.ones_like(average).tril().bool()
@@ -164,18 +134,6 @@ def test_an_encoder_gets_the_full_baseline(tmp_path, texts):
     np.testing.assert_allclose(complete["value"], 1.0, rtol=1e-10)
 
 
-def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoints, texts):
-    results = run(study(tmp_path, str(checkpoints), str(texts)))
-    samples = results.table("samples")
-    assert list(dict.fromkeys(zip(samples["revision"], samples["step"], strict=True))) == [
-        ("step0", 0), ("step2", 2), ("step10", 10),
-    ]  # fmt: skip
-    assert set(samples["model"]) == {"growing"}
-    cube = results.to_xarray()["fiedler_value"]
-    assert list(cube["step"].values) == [0, 2, 10]
-    assert float(abs(cube.sel(step=0) - cube.sel(step=10)).max()) > 0
-
-
 def test_units_know_the_longest_sentence_where_their_numbers_depend_on_it(tmp_path, llama, monkeypatch):
     lines = sentences(tmp_path / "texts.txt", 10).read_text("utf-8").splitlines()
     ids = {}
@@ -190,133 +148,6 @@ def test_units_know_the_longest_sentence_where_their_numbers_depend_on_it(tmp_pa
             ids[name, padded] = {unit.id for unit in plan.units if unit.checkpoint}
     assert not ids["longer", True] & ids["shorter", True]
     assert ids["shorter", False] < ids["longer", False]
-
-
-def test_patterns_and_chosen_revisions(tmp_path, checkpoints, texts):
-    some = study(tmp_path, {"path": f"{checkpoints}/step*0", "label": "mine"}, str(texts))
-    assert [one.title for one in make_plan(some).checkpoints] == ["mine step0", "mine step10"]
-    chosen = study(tmp_path, {"path": str(checkpoints), "revisions": ["step10", "step2"]}, str(texts))
-    assert [one.step for one in make_plan(chosen).checkpoints] == [2, 10]
-    with pytest.raises(ConfigError, match=r"no checkpoint folder .*step7"):
-        make_plan(study(tmp_path, {"path": str(checkpoints), "revisions": ["step7"]}, str(texts)))
-
-
-def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpoints, texts, said):
-    copy = tmp_path / "copy"
-    shutil.copytree(checkpoints, copy)
-    weights = copy / "step2" / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:5000])
-    results = run(study(tmp_path, str(copy), str(texts)), say=said.append)
-    assert sorted(set(results.table("heads")["step"])) == [0, 10]
-    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["copy step2"]
-    assert any("skipped copy step2" in line for line in said)
-    shutil.copy(checkpoints / "step2" / "model.safetensors", weights)
-    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
-        resume(results.path)
-
-
-def test_weights_that_the_architecture_lacks_are_never_random(tmp_path, llama, texts):
-    from safetensors.torch import load_file, save_file
-
-    copy = tmp_path / "copy"
-    shutil.copytree(llama, copy)
-    weights = load_file(copy / "model.safetensors")
-    gone = next(name for name in weights if "q_proj" in name)
-    del weights[gone]
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(LoadError, match=r"lack 1 tensors of LlamaForCausalLM, for example .*q_proj"):
-        run(study(tmp_path, str(copy), str(texts)))
-    assert not (tmp_path / "runs" / "a").exists()
-
-
-def broken_folder(tmp_path, llama, what):
-    copy = tmp_path / "broken"
-    shutil.copytree(llama, copy)
-    if what == "no weights":
-        (copy / "model.safetensors").unlink()
-    elif what == "config is not JSON":
-        (copy / "config.json").write_text("{", "utf-8")
-    elif what == "unknown architecture":
-        (copy / "config.json").write_text('{"model_type": "no_such_model"}', "utf-8")
-    elif what == "no tokenizer":
-        for file in copy.glob("tokenizer*"):
-            file.unlink()
-    elif what == "pickled weights":
-        (copy / "model.safetensors").unlink()
-        torch.save({}, copy / "pytorch_model.bin")
-    return copy
-
-
-@pytest.mark.parametrize(
-    ("what", "message"),
-    [
-        ("no weights", r"broken: .*holds no \*\.safetensors file"),
-        ("pickled weights", r"broken: .*holds no \*\.safetensors file, and no other format is loaded"),
-        ("config is not JSON", "broken: .*not a valid JSON"),
-        ("unknown architecture", "broken: .*no_such_model"),
-        ("no tokenizer", "broken: tokenizer: "),
-    ],
-)
-def test_a_broken_model_folder_is_explained_and_leaves_nothing(tmp_path, llama, texts, what, message):
-    with pytest.raises(LoadError, match=message):
-        run(study(tmp_path, str(broken_folder(tmp_path, llama, what)), str(texts)))
-    assert not (tmp_path / "runs" / "a").exists()
-
-
-def test_a_folder_without_a_model_and_a_missing_one(tmp_path, texts):
-    (tmp_path / "empty").mkdir()
-    for path, message in (
-        (tmp_path / "empty", "holds no model"),
-        (tmp_path / "none", "there is no model folder"),
-    ):
-        with pytest.raises(ConfigError, match=rf"models\[0\]: .*{message}"):
-            run(study(tmp_path, str(path), str(texts)))
-    assert not (tmp_path / "runs").exists()
-
-
-def test_foreign_code_is_refused_unless_asked_for(tmp_path, llama, texts):
-    copy = tmp_path / "copy"
-    shutil.copytree(llama, copy)
-    config = json.loads((copy / "config.json").read_text("utf-8"))
-    config |= {
-        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
-        "model_type": "evil",
-    }
-    (copy / "config.json").write_text(json.dumps(config), "utf-8")
-    (copy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", "utf-8")
-    with pytest.raises(LoadError, match="its own code, which is not run unless trust_remote_code"):
-        run(study(tmp_path, str(copy), str(texts)))
-    assert not (tmp_path / "ran").exists()
-
-
-def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):
-    made = study(tmp_path, str(llama), str(texts))
-    run(made)
-    with pytest.raises(FileExistsError, match=r"holds this very study: attnscope resume .*runs/a"):
-        run(made)
-    with pytest.raises(FileExistsError, match=r"another study \(block: 3 there, 2 here\)"):
-        run(made, block=2)
-    other = tmp_path / "runs" / "b"
-    other.mkdir()
-    (other / "thesis.tex").write_text("mine", "utf-8")
-    with pytest.raises(FileExistsError, match="is no run folder"):
-        run(made, name="b")
-    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
-    again = resume(tmp_path / "runs" / "a")
-    assert again.provenance["units"]["done_by_this_process"] == 0
-
-
-def test_one_folder_one_writer(tmp_path, llama, texts):
-    made = run(study(tmp_path, str(llama), str(texts)))
-    with FolderLock(made.path), pytest.raises(FolderLocked, match="in use by process"):
-        resume(made.path)
-
-
-def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
-    made = run(study(tmp_path, str(llama), str(texts)))
-    sentences(texts, 8)
-    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
-        resume(made.path)
 
 
 def test_groups_token_ids_and_source_columns_reach_the_samples(tmp_path, llama, texts):
@@ -410,28 +241,6 @@ def test_the_numbers_do_not_depend_on_the_order_of_the_sentences(tmp_path, llama
     assert (forward["fiedler_value"] == backward["fiedler_value"]).all()
 
 
-def test_two_models_of_one_label_are_refused(tmp_path, llama, checkpoints, texts):
-    with pytest.raises(ConfigError, match=r"models\[1\]: two models would be called 'tiny'"):
-        make_plan(
-            study(tmp_path, [str(llama), {"path": str(checkpoints / "step0"), "label": "tiny"}], str(texts))
-        )
-
-
-def test_layers_can_be_chosen(tmp_path, llama, texts):
-    heads = run(study(tmp_path, str(llama), str(texts), layers=[1], metrics=["fiedler_value"])).table("heads")
-    assert set(heads["layer"]) == {1}
-
-
-def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, said):
-    folder = model_folder(tmp_path / "mamba", "mamba")
-    results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=said.append)
-    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["mamba"]
-    assert set(results.table("heads")["model"]) == {"tiny"}
-    with pytest.raises(LoadError, match="mamba"):
-        run(study(tmp_path, str(folder), str(texts)), name="b")
-    assert not (tmp_path / "runs" / "b").exists()
-
-
 def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said):
     from safetensors.torch import load_file, save_file
 
@@ -451,32 +260,12 @@ def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said
     assert any("matrices held NaN" in line for line in said)
 
 
-def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
-    facts = run(study(tmp_path, str(llama), str(texts), seed=3)).provenance
-    assert facts["state"] == "finished"
-    assert facts["schema_version"] == 1
-    assert facts["seed"] == 3
-    assert facts["models"]["tiny"]["architecture"] == "LlamaForCausalLM"
-    assert facts["models"]["tiny"]["dtype"] == "float32"
-    assert facts["models"]["tiny"]["revision"] == ""
-    kind, _, size = facts["models"]["tiny"]["tokenizer"].partition(", ")
-    assert kind == type(AutoTokenizer.from_pretrained(llama)).__name__
-    assert size == f"{len(AutoTokenizer.from_pretrained(llama))} tokens"
-    assert facts["packages"]["torch"] == torch.__version__
-    assert set(facts) >= {"attnscope", "config_hash", "cpu", "threads", "blas", "git", "python", "plan"}
-    assert facts["git_attnscope"] == _own_git_state(Path(asc.__file__))
-    stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")
-    assert stored.metadata[b"attnscope_schema"] == b"1"
-    assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
-    assert not (tmp_path / "runs" / "a" / ".owner").exists()
-
-
 def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, monkeypatch):
     """Every metric of the study, eight layers, batches of several sentences."""
     folder = model_folder(tmp_path / "deep", num_hidden_layers=8)
     census = Census(monkeypatch)
     results = run(Study(models=str(folder), texts=str(texts), output=str(tmp_path / "runs"), name="deep"))
-    assert len(results.table("heads")) == 7 * 8 * 5
+    assert len(results.table("heads")) == 7 * 8 * 4
     assert census.born > 8
     assert census.most == 2
 
@@ -508,61 +297,3 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
         run_.close()
     assert ended - began > 0.1, "the kernel was too fast to tell"
     assert began < born[0] < ended
-
-
-def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, texts, recwarn):
-    from safetensors.torch import load_file, save_file
-
-    copy = tmp_path / "spoiled"
-    shutil.copytree(llama, copy)
-    weights = {
-        name: torch.full_like(one, float("nan")) if "layers.1.self_attn.q_proj" in name else one
-        for name, one in load_file(copy / "model.safetensors").items()
-    }
-    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
-    from transformers import AutoModelForCausalLM
-
-    with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as tape:
-        assert tape.tier == 1
-    assert not [one for one in recwarn if "capture" in str(one.message)]
-
-
-def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, texts):
-    folder = tmp_path / "runs" / "a"
-    folder.mkdir(parents=True)
-    (folder / ".lock").write_text("")
-    (folder / ".study.yaml.17.tmp").write_text("models:")
-    results = run(study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"]))
-    assert len(results.table("heads")) == 7 * 2 * 5
-    assert [path.name for path in folder.glob(".*")] == [".lock"]
-    other = tmp_path / "runs" / "b"
-    other.mkdir()
-    (other / "thesis.tex").write_text("")
-    with pytest.raises(FileExistsError, match="is no run folder"):
-        run(study(tmp_path, str(llama), str(texts)), name="b")
-
-
-def test_another_study_in_the_folder_is_told_key_by_key(tmp_path, llama, texts):
-    source = {"path": str(texts), "samples": 2}
-    run(study(tmp_path, str(llama), source))
-    words = r"\(texts\[0\]\.samples: 2 there, 3 here; seed: 0 there, 8 here\)"
-    with pytest.raises(FileExistsError, match=words):
-        run(study(tmp_path, str(llama), {**source, "samples": 3}, seed=8))
-
-
-def test_the_state_of_the_package_is_that_of_the_repository_that_tracks_it(tmp_path):
-    def git(*words):
-        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
-        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
-
-    package, installed = tmp_path / "package.py", tmp_path / "venv" / "package.py"
-    installed.parent.mkdir()
-    for file in (package, installed):
-        file.write_text("", "utf-8")
-    assert _own_git_state(package) is None
-    git("init")
-    git("add", "package.py")
-    git("commit", "-m", "first")
-    found = _own_git_state(package)
-    assert (len(found["commit"]), found["changed"]) == (40, True)
-    assert _own_git_state(installed) is None

@@ -13,7 +13,7 @@ from attnscope.engine.config import ConfigError, Study, read_config, split_analy
 from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
 from attnscope.engine.results import nearest
 from attnscope.models import LoadError
-from attnscope.studies import recipe_of
+from attnscope.studies.attention_sinks.columns import metric_names
 
 #: The paper's models, as their authors named them on the hub.
 HUB = {
@@ -87,7 +87,7 @@ def test_a_model_has_the_papers_setting(name):
 def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
     study = Study.from_yaml(f"llama-3.2-3b:{analysis}")
     assert (study.texts[0].samples, study.max_tokens) == SETTING[analysis]
-    assert set(study.metrics) <= set(recipe_of(study).metrics())
+    assert set(study.options["metrics"]) <= set(metric_names())
     assert set(SETTING) == set(analyses())
     assert study.texts[0].max_characters == (500 if analysis == "fisher" else None)
     assert study.models[0].dtype == ("float32" if analysis == "fisher" else "auto")

@@ -14,9 +14,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from attnscope.engine import results as module
-from attnscope.engine import schema
+from attnscope.engine.reading import migration
 from attnscope.engine.results import Results, load
-from attnscope.engine.schema import KEYS, SCHEMA_VERSION
+from attnscope.engine.schema import HEAD_KEYS, SCHEMA_VERSION
 
 
 def heads(steps=(0, 2, 10), samples=2, layers=2, n_heads=2, model="toy"):
@@ -57,7 +57,7 @@ def test_a_saved_run_comes_back_equal(run):
     assert again.study == {"name": "toy"}
     assert again.provenance == {"seed": 0, "schema_version": SCHEMA_VERSION}
     pd.testing.assert_frame_equal(again.table("heads"), heads(), check_dtype=False)
-    assert list(again.table("heads").columns[:7]) == list(KEYS["heads"])
+    assert list(again.table("heads").columns[:7]) == list(HEAD_KEYS)
     assert list(again.table("samples")["tokens"][0]) == ["<s>", "ä", ","]
     assert list(again.table("heads", ["step", "fiedler_value"]).columns) == ["step", "fiedler_value"]
     assert "heads 36" in repr(again)
@@ -169,10 +169,11 @@ def test_an_older_schema_is_migrated_and_a_newer_one_refused(run, monkeypatch):
     with pytest.raises(ValueError, match="schema version 0; no migration"):
         load(run.path).table("heads")
 
-    def renamed(name: str, old: pa.Table) -> pa.Table:
-        return old.rename_columns(["fiedler_value" if c == "lambda2" else c for c in old.column_names])
+    def renamed(name: str, old: pa.Table) -> dict[str, pa.Table]:
+        names = ["fiedler_value" if c == "lambda2" else c for c in old.column_names]
+        return {name: old.rename_columns(names)}
 
-    monkeypatch.setitem(schema.MIGRATIONS, 0, renamed)
+    monkeypatch.setitem(migration.MIGRATIONS, 0, renamed)
     assert load(run.path).table("heads", ["fiedler_value"])["fiedler_value"].max() == 1011.1
     pq.write_table(table.replace_schema_metadata({"attnscope_schema": "99"}), file)
     with pytest.raises(ValueError, match="schema version 99; this attnscope reads up to"):

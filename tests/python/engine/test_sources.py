@@ -13,12 +13,13 @@ from hypothesis import strategies as st
 
 from attnscope.engine.config import ConfigError, TextSource
 from attnscope.engine.texts.sources import extra_columns, looks_wrapped, read_sentences
+from attnscope.studies.attention_sinks.sampling import by_focus_word
 
 TEXTS = ["Ein Käse, bitte.", 'He said "no, never".', "A third one."]
 
 
 def read(path, **options):
-    return read_sentences([TextSource(path=str(path), **options)])
+    return read_sentences([TextSource(path=str(path), **options)], samplers={"paper": by_focus_word})
 
 
 def write_csv(path, rows, names=("text", "field"), encoding="utf-8"):
@@ -196,6 +197,15 @@ def test_the_papers_rule_takes_the_shortest_sentence_of_every_focus_word(tmp_pat
     assert lengths == [4, 4, 4, 5, 5, 5, 6, 6, 6]
     with pytest.raises(ConfigError, match="needs the column 'word'"):
         read(tmp_path / "a.csv", sampling="paper", focus="word")
+
+
+def test_a_rule_is_the_studys_or_refused(tmp_path):
+    write_csv(tmp_path / "a.csv", [(text, "f") for text in TEXTS])
+    source = TextSource(path=str(tmp_path / "a.csv"), sampling="last", samples=1)
+    with pytest.raises(ConfigError, match=r"a\.csv: there is no sampling rule 'last'; .*first, random"):
+        read_sentences([source])
+    rules = {"last": lambda rows, source, draw: [len(rows) - 1]}
+    assert [one.text for one in read_sentences([source], samplers=rules)] == TEXTS[-1:]
 
 
 @given(count=st.integers(1, 120), rule=st.sampled_from(["first", "random", "paper"]))

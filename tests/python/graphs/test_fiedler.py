@@ -268,10 +268,10 @@ def test_vectors_equal_lapack(n):
     bridge[: n // 2, : n // 2] = rng.random((n // 2, n // 2))
     bridge[n // 2 :, n // 2 :] = rng.random((n - n // 2, n - n // 2))
     bridge[0, -1] = 1e-10
-    twins = np.full((n, n), 1.0 / n)  # every eigenvalue is the same
+    alike = np.full((n, n), 1.0 / n)  # every eigenvalue is the same
     star = np.zeros((n, n))
     star[:, 0] = 1.0
-    maps = np.array([*maps, bridge, twins, star, np.eye(n)])
+    maps = np.array([*maps, bridge, alike, star, np.eye(n)])
     for options in ({}, {"normalized": True}, {"threshold": 0.02}):
         found = asc.fiedler_vector(torch.tensor(maps), **options).numpy()
         for a, vector in zip(maps, found, strict=True):

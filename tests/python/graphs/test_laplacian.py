@@ -151,7 +151,7 @@ def test_negative_weights_are_not_hidden():
         asc.laplacian_eigenvalues(torch.tensor(a), validate=True)
 
 
-def test_non_finite_maps_spoil_only_themselves():
+def test_non_finite_maps_leave_their_neighbours_alone():
     a = attention_batch((4,), 6)
     clean = asc.laplacian_eigenvalues(a)
     a[2, 3, 1] = float("nan")
@@ -256,8 +256,8 @@ def test_bad_arguments(arguments, message):
 
 
 def test_the_gap_speaks_of_itself():
-    spoiled = torch.full((4, 4), torch.nan)
+    non_finite = torch.full((4, 4), torch.nan)
     with pytest.warns(RuntimeWarning, match=r"^laplacian_gap: 1 of 1 matrices"):
-        asc.laplacian_gap(spoiled)
+        asc.laplacian_gap(non_finite)
     with pytest.raises(ValueError, match=r"^laplacian_gap: symmetrize must be"):
         asc.laplacian_gap(torch.eye(4), symmetrize="men")

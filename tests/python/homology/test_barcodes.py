@@ -153,11 +153,11 @@ def test_betti_curve_equals_a_count(bars):
         asc.betti_curve(bars, [0.5, math.nan])
 
 
-def test_spoiled_maps_are_marked(batch):
-    spoiled = batch.clone()
-    spoiled[0, 1, 2, 3] = torch.nan
+def test_non_finite_maps_are_marked(batch):
+    non_finite = batch.clone()
+    non_finite[0, 1, 2, 3] = torch.nan
     with pytest.warns(RuntimeWarning, match="1 of 6"):
-        bars = asc.persistence(spoiled)
+        bars = asc.persistence(non_finite)
     clean = asc.persistence(batch)
     assert asc.bar_count(bars)[0, 1].tolist() == [-1, -1]
     assert asc.betti_curve(bars, 0.5)[0, 1].tolist() == [[-1, -1]]

@@ -90,7 +90,7 @@ def test_thresholds_in_words_follow_each_maps_length():
     assert asc.betti_numbers(torch.ones(2, 2), "4/n").tolist() == [[2, 0]]
 
 
-def test_nan_in_one_map_spoils_that_map_alone():
+def test_nan_in_one_map_leaves_other_maps_alone():
     a = torch.from_numpy(np.stack([attention_map("softmax", 12, seed) for seed in range(3)]))
     clean = asc.betti_numbers(a, THRESHOLDS)
     a[2, 0, 11] = torch.inf

@@ -233,18 +233,18 @@ def test_lengths_cut_each_map_to_its_leading_block():
         assert_bars_equal(bars[index], asc.persistence(a[index][:m, :m])[()])
 
 
-def test_nan_in_one_map_spoils_that_map_alone():
+def test_nan_in_one_map_leaves_other_maps_alone():
     a = torch.from_numpy(np.stack([attention_map("softmax", 12, seed) for seed in range(3)]))
     clean = asc.persistence(a)
-    spoiled = a.clone()
-    spoiled[1, 3, 4] = torch.nan
+    non_finite = a.clone()
+    non_finite[1, 3, 4] = torch.nan
     with pytest.warns(RuntimeWarning, match="persistence: 1 of 3 matrices"):
-        bars = asc.persistence(spoiled)
+        bars = asc.persistence(non_finite)
     assert [len(part) for part in bars[1]] == [0, 0]
     for k in (0, 2):
         assert_bars_equal(bars[k], clean[k])
     with pytest.raises(ValueError, match=r"got nan at index \(1, 3, 4\)"):
-        asc.persistence(spoiled, validate=True)
+        asc.persistence(non_finite, validate=True)
 
 
 def test_results_do_not_depend_on_threads():

@@ -119,7 +119,7 @@ def test_masks_cut_what_is_summed():
     np.testing.assert_allclose(asc.head_divergence(heads, support="causal"), expected, rtol=1e-12)
 
 
-def test_ragged_lengths_spoiled_layers_and_strides():
+def test_ragged_lengths_non_finite_layers_and_strides():
     heads = maps(3, 2, 8, 8)
     lengths = [8, 5, 1]
     found = asc.head_divergence(heads, lengths=lengths)
@@ -133,18 +133,18 @@ def test_ragged_lengths_spoiled_layers_and_strides():
         np.testing.assert_allclose(removed.after[layer], again.after, rtol=1e-14)
         assert removed.excluded[layer].tolist() == again.excluded.tolist()
         assert removed.attention[layer, :, length:].isnan().all()
-    spoiled = heads.clone()
-    spoiled[1, 0, 3, 2] = torch.nan
+    non_finite = heads.clone()
+    non_finite[1, 0, 3, 2] = torch.nan
     with pytest.warns(RuntimeWarning, match="head_divergence: 1 of 3 layers"):
-        found = asc.head_divergence(spoiled)
+        found = asc.head_divergence(non_finite)
     assert found[1].isnan().all()
     np.testing.assert_array_equal(found[[0, 2]], asc.head_divergence(heads[[0, 2]]))
     with pytest.warns(RuntimeWarning, match="sink_removal: 1 of 3 layers"):
-        removed = asc.sink_removal(spoiled, [0])
+        removed = asc.sink_removal(non_finite, [0])
     assert removed.excluded[1].tolist() == [-1, -1]
     assert removed.kl_reduction.isnan().tolist() == [False, True, False]
     with pytest.raises(ValueError, match=r"nan at index \(1, 0, 3, 2\)"):
-        asc.head_divergence(spoiled, validate=True)
+        asc.head_divergence(non_finite, validate=True)
 
 
 @settings(max_examples=50, deadline=None)

@@ -98,7 +98,7 @@ def test_support_auto_causal_full_and_mask():
     np.testing.assert_allclose(banded[1, 1:], expected, rtol=1e-13)
 
 
-def test_a_spoiled_map_leaves_its_neighbours_alone():
+def test_a_non_finite_map_leaves_its_neighbours_alone():
     attention = maps(3, 6, 6)
     attention[1, 2, 1] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"attention_entropy: 1 of 3 matrices"):

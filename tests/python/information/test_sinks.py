@@ -201,7 +201,7 @@ def test_ragged_lengths_strides_and_expanded_maps():
     np.testing.assert_array_equal(asc.incoming_attention(flat), [0.25] * 4)
 
 
-def test_a_spoiled_map_leaves_its_neighbours_alone():
+def test_a_non_finite_map_leaves_its_neighbours_alone():
     attention = maps(3, 8, 8)
     attention[1, 7, 0] = torch.inf
     clean = attention[[0, 2]]

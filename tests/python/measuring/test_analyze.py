@@ -2,6 +2,7 @@
 """asc.analyze: a model and inputs in, tables out, every number that of the direct call."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -28,14 +29,16 @@ def test_numbers_per_map_threshold_and_token(llama):
         ["fiedler_value", "graph_statistics", "incoming_attention", "sink_share"],
         thresholds=[0.1, "2/n"],
     )
-    assert results.tables() == ["samples", "heads", "graphs", "vectors"]
+    means = [f"head_mean{name}" for name in ("_graphs", "_vectors", "s")]
+    assert results.tables() == ["samples", "graphs", *means, "heads", "vectors"]
+    mean = results.to_xarray("head_means")
     maps = eager_maps(llama, ids)
     heads, graphs, vectors = (results.to_xarray("heads"), results.table("graphs"), results.table("vectors"))
     for layer, attention in enumerate(maps):
         found = heads["fiedler_value"].sel(layer=layer, head=range(4)).squeeze()
         np.testing.assert_allclose(found, asc.fiedler_value(attention), rtol=1e-6)
         np.testing.assert_allclose(
-            heads["fiedler_value"].sel(layer=layer, head=-1).squeeze(),
+            mean["fiedler_value"].sel(layer=layer).squeeze(),
             asc.fiedler_value(attention.double().mean(1)),
             rtol=1e-6,
         )
@@ -73,7 +76,8 @@ def test_sentences_a_folder_and_everything(tmp_path):
     assert set(results.table("heads")["model"]) == {"tiny"}
     assert list(results.table("samples")["tokens"][0]) == ["<s>", "the", "cat", "sat"]
     assert {"sink_share", "entropy", "sink_token"} <= set(results.table("heads"))
-    assert len(results.table("graphs")) == 2 * 2 * 5 * 7
+    assert len(results.table("graphs")) == 2 * 2 * 4 * 7
+    assert len(results.table("head_mean_graphs")) == 2 * 2 * 7
 
 
 def test_own_options_per_column(llama):
@@ -124,18 +128,19 @@ def test_metrics_that_need_states(llama, space):
     ids = text(llama, batch=2, n=9)["input_ids"]
     results = asc.analyze(llama, ids, ["geometric_semantic_alignment", "reference_influence"], space=space)
     heads, vectors = results.to_xarray("heads"), results.table("vectors")
-    with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as tape:
-        for layer in tape.run(input_ids=ids):
+    means = results.to_xarray("head_means")
+    with torch.no_grad(), asc.capture(llama, sites=("attention", space)) as recording:
+        for layer in recording.run(input_ids=ids):
             maps = layer.matrices()
             states = layer.states(space, per_head=True) if space == "value" else layer.states(space)[:, None]
             states = states.expand(*maps.shape[:2], *states.shape[2:])
             found = heads[f"alignment_{space}"].sel(layer=layer.index, head=range(4)).squeeze()
             want = asc.geometric_semantic_alignment(maps, states)
             np.testing.assert_allclose(found, want, rtol=1e-12)
-            mean = heads[f"alignment_{space}"].sel(layer=layer.index, head=-1).squeeze()
+            mean = means[f"alignment_{space}"].sel(layer=layer.index).squeeze()
             assert np.isnan(mean).all() == (space == "value")
             want = asc.reference_influence(maps, states, asc.sink_tokens(maps)).directional
-            own = vectors[(vectors["layer"] == layer.index) & (vectors["head"] >= 0)]
+            own = vectors[vectors["layer"] == layer.index]
             np.testing.assert_allclose(
                 own.sort_values(["sample", "head", "index"])["reference_directional"],
                 want.flatten(), rtol=1e-12,
@@ -170,8 +175,8 @@ def test_every_metric_has_its_own_thresholds_and_name(llama):
     assert own.index.tolist() == [0.1, 2 / 9, 0.3]
     attention = eager_maps(llama, ids)[1][0, 2]
     betti = asc.betti_numbers(attention, [0.1, 2 / 9])
-    assert own["low_0"].tolist() == [*betti[:, 0].tolist(), -1]
-    assert own["low_1"].tolist() == [*betti[:, 1].tolist(), -1]
+    assert own["low_0"].tolist() == [*betti[:, 0].tolist(), pd.NA]
+    assert own["low_1"].tolist() == [*betti[:, 1].tolist(), pd.NA]
     density = asc.graph_statistics(attention, [0.1, 0.3]).density.tolist()
     np.testing.assert_array_equal(own["density"], [density[0], np.nan, density[1]])
 
@@ -180,8 +185,8 @@ def test_two_tokens_are_not_taken_for_two_dimensions(llama):
     results = asc.analyze(
         llama, text(llama, batch=1, n=2)["input_ids"], ["bar_count", "attention_entropy", "singular_values"]
     )
-    assert results.table("heads")["bar_count_0"].tolist() == [2] * 15
-    assert len(results.table("vectors")) == 2 * 15
+    assert results.table("heads")["bar_count_0"].tolist() == [2] * 12
+    assert len(results.table("vectors")) == 2 * 12
 
 
 def test_vectors_of_different_lengths_share_a_table(llama):

@@ -183,21 +183,21 @@ def taking(argument):
 
 @pytest.mark.parametrize("name", taking("validate"))
 def test_a_bad_entry_is_refused_by_its_place_or_counted_in_words(name):
-    spoiled = base.clone()
-    spoiled[1, 4, 2] = -0.5
+    non_finite = base.clone()
+    non_finite[1, 4, 2] = -0.5
     with pytest.raises(ValueError, match=rf"^{name}: .* got -0.5 at index \(1, 4, 2\)"):
-        call(name, spoiled, validate=True)
+        call(name, non_finite, validate=True)
     call(name, base, validate=True)
-    spoiled[1, 4, 2] = math.nan
+    non_finite[1, 4, 2] = math.nan
     with warnings.catch_warnings(record=True) as words:
         warnings.simplefilter("always")
-        said(name, spoiled)
+        said(name, non_finite)
     assert any(re.match(rf"{name}: 1 of [12] ", str(one.message)) for one in words)
     # Behind a map's own length nothing is read.
-    other = spoiled.clone()
+    other = non_finite.clone()
     other[:, 4:] = other[:, :, 4:] = 0.25
-    assert equal(call(name, spoiled, lengths=4), call(name, other, lengths=4))
-    call(name, spoiled, lengths=4, validate=True)
+    assert equal(call(name, non_finite, lengths=4), call(name, other, lengths=4))
+    call(name, non_finite, lengths=4, validate=True)
 
 
 @pytest.mark.parametrize("name", taking("support"))

@@ -77,7 +77,7 @@ def test_validate_looks_inside_lengths_only_and_forgives_rounding():
     assert asc.fiedler_value(attention, lengths=3, validate=True).isfinite()
 
 
-def test_one_bad_matrix_spoils_itself_only_and_is_counted_once():
+def test_one_bad_matrix_leaves_its_neighbours_alone_and_is_counted_once():
     good = torch.softmax(torch.randn(6, 5, 5), -1)
     bad = good.clone()
     bad[1, 0, 0], bad[4, 4, 4] = torch.nan, torch.inf

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Which checkpoints a path names, how their weights are told apart, what a context length is."""
+"""Which checkpoints a path names, how their weights differ, what a context length is."""
 
 import shutil
 from types import SimpleNamespace

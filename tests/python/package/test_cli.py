@@ -40,18 +40,8 @@ def inputs(tmp_path_factory):
 @pytest.fixture(scope="module")
 def finished(inputs, tmp_path_factory):
     output = tmp_path_factory.mktemp("runs")
-    arguments = [
-        "run",
-        "--model",
-        str(inputs[0]),
-        "--texts",
-        str(inputs[1]),
-        "--output",
-        str(output),
-        "--quiet",
-        "--no-draw",
-    ]
-    arguments += ["--set", "metrics=[fiedler_value, sink_share]"]
+    arguments = ["run", "--model", str(inputs[0]), "--texts", str(inputs[1]), "--output", str(output)]
+    arguments += ["--quiet", "--no-draw", "--set", "metrics=[fiedler_value, sink_share]"]
     for name, seed in (("a", 0), ("b", 1)):
         with pytest.raises(SystemExit) as end:
             cli.main([*arguments, "--name", name, "--seed", str(seed)])
@@ -66,7 +56,7 @@ def test_every_command_shows_an_example(call, name):
     assert f"Example: attnscope {name}" in " ".join(out.split())
 
 
-def test_help_tells_the_exit_codes(call):
+def test_help_names_the_exit_codes(call):
     code, out, _ = call("--help")
     assert code == 0
     assert "0 done, 1 failed, 2 usage, 3 finished with checkpoints skipped" in " ".join(out.split())
@@ -240,19 +230,19 @@ def test_a_figure_that_fails_is_named_and_costs_nothing_else(call, inputs, tmp_p
 
     monkeypatch.setitem(figures.FIGURES, "depth", broken)
     model, texts = inputs
-    told = "attnscope: figure depth is left out: ZeroDivisionError: nothing to divide by"
+    message = "attnscope: figure depth is left out: ZeroDivisionError: nothing to divide by"
     arguments = ("--model", model, "--texts", texts, "--samples", 2, "--output", tmp_path, "--name", "a")
     code, _, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "-q")
-    assert (code, err.strip()) == (3, told)
+    assert (code, err.strip()) == (3, message)
     assert "ZeroDivisionError: nothing to divide by" in (tmp_path / "a/report.html").read_text("utf-8")
     assert [file.name for file in (tmp_path / "a/figures").glob("*.pdf")] == ["metric_maps.pdf"]
     code, out, err = call("figures", tmp_path / "a")
     assert code == 3
-    assert told in err.splitlines()
+    assert message in err.splitlines()
     assert "attnscope: figure emergence is left out: the run has one checkpoint" in err
     assert "metric_maps.pdf" in out
     code, _, err = call("figures", tmp_path / "a", "depth")
-    assert (code, err.strip()) == (3, told)
+    assert (code, err.strip()) == (3, message)
 
 
 def test_published_numbers_of_another_study_are_refused_in_a_line(call, finished, tmp_path):
@@ -307,7 +297,7 @@ def test_metrics_prints_definition_and_reference(call):
     assert all(names.values())
 
 
-def test_doctor_passes_here_and_fails_when_a_kernel_lies(call, monkeypatch):
+def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):
     code, out, _ = call("doctor")
     assert code == 0
     assert "BAD" not in out

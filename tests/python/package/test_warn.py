@@ -10,7 +10,7 @@ import torch
 import attnscope as asc
 import models
 
-SPOILED = torch.full((2, 4, 4), float("nan"))
+NOT_FINITE = torch.full((2, 4, 4), float("nan"))
 
 
 def captured():
@@ -24,12 +24,12 @@ def captured():
 @pytest.mark.parametrize(
     "call",
     [
-        lambda: asc.fiedler_value(SPOILED),
-        lambda: asc.stable_rank(SPOILED),
-        lambda: asc.measure(SPOILED, "stable_rank"),
-        lambda: asc.measure(SPOILED, ["betti_numbers"], thresholds=[0.1]),
+        lambda: asc.fiedler_value(NOT_FINITE),
+        lambda: asc.stable_rank(NOT_FINITE),
+        lambda: asc.measure(NOT_FINITE, "stable_rank"),
+        lambda: asc.measure(NOT_FINITE, ["betti_numbers"], thresholds=[0.1]),
         lambda: asc.marchenko_pastur_deviation(torch.full((4, 4), 0.25)),
-        lambda: asc.protocols.ruscio2025.marchenko_pastur_deviation(SPOILED),
+        lambda: asc.protocols.ruscio2025.marchenko_pastur_deviation(NOT_FINITE),
         lambda: asc.transformation_magnitude(torch.tensor([[float("nan")]]), torch.zeros(1, 1)),
         captured,
     ],

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import quantity
 from attnscope.protocols import ruscio2025
-from attnscope.studies.attention_sinks.as_published import graph_columns
 
 THRESHOLDS = [0.001, 0.02, 0.1, 0.2]
 
@@ -119,12 +120,16 @@ def test_a_tenth_in_float32_does_not_exceed_a_tenth_here_and_reaches_it_in_the_e
     assert ruscio2025.graph_statistics(half, 0.1).density.item() == 1
 
 
-def test_the_study_compares_in_the_type_of_the_models_maps():
+def test_quantities_compare_in_the_type_of_the_models_maps():
     heads = uniform_causal(10).float().expand(1, 2, 10, 10)
-    maps = torch.cat([heads.double().mean(1, keepdim=True), heads.double()], 1)
-    columns = graph_columns(maps, [0.1], lambda metric: True, like=heads)
-    assert columns["density"].tolist() == [0.45] * 3
-    assert columns["fiedler_value"].tolist() == [0] * 3
+    wanted = [quantity(name, "ruscio2025") for name in ("density", "graph_fiedler_value")]
+    wanted = [one.with_options(thresholds=(0.1,)) for one in wanted]
+    mean = heads.double().mean(1, keepdim=True)
+    for maps, held in ((heads, None), (mean, torch.float32)):
+        found = measure_quantities({"attention": maps}, wanted, held=held).columns()
+        assert set(found["density"]) == {0.45}
+        assert set(found["graph_fiedler_value"]) == {0}
+    assert (measure_quantities({"attention": mean}, wanted).columns()["density"] > 0.45).all()
 
 
 def test_clustering_without_links_is_zero_and_only_the_path_is_missing():
@@ -212,7 +217,7 @@ def test_degenerate_graphs_are_zeros_and_flagged():
         assert found.average_clustering.isnan().item()
 
 
-def test_bad_maps_spoil_themselves_only_and_batch_is_a_loop():
+def test_bad_maps_leave_their_neighbours_alone_and_batch_is_a_loop():
     attention = maps(2, 3, 9, 9)
     alone = ruscio2025.graph_statistics(attention[1, 2], THRESHOLDS)
     attention[0, 1, 4, 2] = torch.nan

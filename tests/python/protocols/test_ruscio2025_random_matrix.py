@@ -107,7 +107,7 @@ def test_degenerate_maps():
         assert getattr(ruscio2025, name)(zeros).isnan(), name
 
 
-def test_a_spoiled_map_leaves_its_neighbours_alone():
+def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps = attention(12)
     clean = {name: getattr(ruscio2025, name)(maps) for name in FUNCTIONS}
     maps[2, 3, 1] = math.nan

@@ -199,7 +199,7 @@ def test_fisher_combination_equals_scipy_up_to_its_floor():
             ruscio2025.combine_p_values(bad)
 
 
-def test_spoiled_maps_are_reported_and_their_neighbours_kept():
+def test_non_finite_maps_are_reported_and_their_neighbours_kept():
     heads = maps(2, 3, 8, 8)
     clean = ruscio2025.sink_removal(heads[1])
     heads[0, 1, 3, 3] = torch.nan

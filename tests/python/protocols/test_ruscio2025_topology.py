@@ -109,7 +109,7 @@ def test_edges_name_original_tokens():
         assert distance[min(closes), max(closes)] == death
 
 
-def test_a_spoiled_map_is_marked_and_leaves_its_neighbours_alone():
+def test_a_non_finite_map_is_marked_and_leaves_its_neighbours_alone():
     maps = torch.from_numpy(np.stack([attention_map("softmax", 12, seed) for seed in range(3)]))
     clean = ruscio2025.topology(maps)
     maps[1, 2, 3] = torch.nan

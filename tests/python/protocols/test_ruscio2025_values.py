@@ -180,10 +180,10 @@ def test_differences_are_cut_and_each_pair_of_states_has_its_own_factor():
     ]
     np.testing.assert_allclose(found, expected, rtol=1e-12)
     assert found[1].tolist() == [math.sqrt(2e6)] * 2
-    spoilt = after.clone()
-    spoilt[1, 0, 0] = torch.inf
+    non_finite = after.clone()
+    non_finite[1, 0, 0] = torch.inf
     with pytest.warns(RuntimeWarning, match="transformation_magnitude: 2 of 6 tokens"):
-        again = ruscio2025.transformation_magnitude(before, spoilt)
+        again = ruscio2025.transformation_magnitude(before, non_finite)
     assert again[1].isnan().all()
     assert torch.equal(again[::2], found[::2])
     with pytest.raises(ValueError, match="do not broadcast"):
@@ -205,7 +205,7 @@ def test_entropy_magnitude_correlation_is_pearson_of_the_two():
     assert ruscio2025.entropy_magnitude_correlation(attention, before, before).item() == 0
 
 
-def test_spoiled_states_are_reported_and_their_neighbours_kept():
+def test_non_finite_states_are_reported_and_their_neighbours_kept():
     attention, hidden = maps(2, 8, 8), normal(2, 8, 3)
     clean = ruscio2025.reference_influence(attention[1], hidden[1])
     hidden[0, 2, 1] = torch.nan

@@ -55,7 +55,7 @@ def test_a_wider_window_holds_more(attention, window):
     assert wide >= narrow * (1 - 1e-12)
 
 
-def test_lengths_strides_support_and_a_spoiled_map():
+def test_lengths_strides_support_and_a_non_finite_map():
     maps = attention_batch((3,), 20)
     cut = asc.local_global_ratio(maps, lengths=[20, 12, 20], window=0.25)
     assert cut[1].item() == asc.local_global_ratio(maps[1, :12, :12].clone(), window=3).item()

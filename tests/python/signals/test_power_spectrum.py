@@ -207,7 +207,7 @@ def test_the_shortest_signals_and_the_finest_bins():
     assert found.low.isnan().tolist() == [True] + [False] * 8
 
 
-def test_a_spoiled_map_leaves_its_neighbours_alone():
+def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps = attention_batch((3,), 36)
     maps[1, 2, 1] = torch.inf
     with pytest.warns(RuntimeWarning, match="power_spectrum: 1 of 3 matrices"):

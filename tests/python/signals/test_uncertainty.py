@@ -125,7 +125,7 @@ def test_the_windowed_entropy_obeys_no_such_bound():
     assert impulse.entropy.item() * math.log(2) < math.log(64)  # one key: below it
 
 
-def test_lengths_strides_and_a_spoiled_map():
+def test_lengths_strides_and_a_non_finite_map():
     maps = attention_batch((3,), 40)
     cut = asc.spectral_uncertainty(maps, lengths=[40, 33, 12])
     alone = asc.spectral_uncertainty(maps[1, :33, :33].clone())

@@ -195,7 +195,7 @@ def test_scale_sensitivity_of_one_signal_a_map(compare):
     a, b = torch.tensor(whole), torch.tensor(half)
     found = asc.scale_sensitivity(a, b, compare=compare, signal="last")
     assert found.item() == pytest.approx(expected, abs=1e-12)
-    # Of ragged maps each is cut to its own length; NaN behind it would spoil what reads it.
+    # Of ragged maps each is cut to its own length; NaN behind it would reach what reads it.
     batch, prefixes = torch.stack([a, a.nan_to_num()]), torch.stack([b, b])
     batch[1, 50:] = batch[1, :, 50:] = prefixes[1, 33:] = prefixes[1, :, 33:] = torch.nan
     ragged = asc.scale_sensitivity(
@@ -224,7 +224,7 @@ def test_strides_and_lengths(dtype):
     assert power[1, :, 36:].isnan().all()
 
 
-def test_a_spoiled_map_leaves_its_neighbours_alone():
+def test_a_non_finite_map_leaves_its_neighbours_alone():
     maps = attention_batch((3,), 36)
     maps[1, 35, 1] = torch.nan
     for call in (asc.wavelet_transform, lambda one: (asc.morlet_scalogram(one, [3.0]),)):

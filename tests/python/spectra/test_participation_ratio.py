@@ -103,7 +103,7 @@ def test_zeros_and_one_token(spectrum):
 
 @pytest.mark.parametrize("spectrum", SPECTRA)
 @pytest.mark.parametrize("n", [9, 40, 70])
-def test_ragged_spoiled_threads(n, spectrum):
+def test_ragged_non_finite_threads(n, spectrum):
     maps = attention(n, 9, causal=False)
     lengths = torch.tensor([n, 3, n - 1, 5, n // 2, n, 2, 7, n - 2])
     clean = asc.participation_ratio(maps, spectrum=spectrum, lengths=lengths)

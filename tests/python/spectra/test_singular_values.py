@@ -82,7 +82,7 @@ def test_ragged_lengths_are_leading_blocks():
 
 
 @pytest.mark.parametrize("n", [6, 32, 65, 150])
-def test_a_spoiled_matrix_leaves_its_neighbours_alone(n):
+def test_a_non_finite_matrix_leaves_its_neighbours_alone(n):
     maps = attention(n, 11)
     clean = asc.singular_values(maps)
     maps[3, 0, 0] = math.nan

@@ -102,7 +102,7 @@ def test_what_does_not_vary_has_no_alignment():
     assert not asc.geometric_semantic_alignment(nearly, states).isnan()
 
 
-def test_ragged_lengths_strides_and_spoiled_neighbours():
+def test_ragged_lengths_strides_and_non_finite_neighbours():
     attention, states = maps(3, 10, 10), normal(3, 10, 4)
     found = asc.geometric_semantic_alignment(attention, states, lengths=[10, 6, 3])
     for index, length in enumerate([10, 6, 3]):
@@ -160,7 +160,7 @@ def test_magnitude_of_one_number_and_of_no_token():
         asc.transformation_magnitude(torch.zeros(3), torch.ones(3))
 
 
-def test_magnitude_of_extreme_and_spoiled_tokens():
+def test_magnitude_of_extreme_and_non_finite_tokens():
     after = torch.tensor([[3e200, 4e200], [3e-200, 4e-200], [torch.inf, 0.0]], dtype=torch.float64)
     with pytest.warns(RuntimeWarning, match="1 of 3 tokens"):
         found = asc.transformation_magnitude(torch.zeros(3, 2), after)
@@ -251,8 +251,8 @@ def test_correlation_of_rows_of_any_size_is_that_of_their_shape():
     inside = torch.arange(40) < 30
     wanted = float(np.corrcoef(x[:30], y[:30])[0, 1])
     scales = torch.tensor([1e-140, 1.0, 1e140], dtype=torch.float64)[:, None]
-    spoiled = torch.where(inside, x * scales, 1e150)
-    found = pearson(spoiled, y.expand(3, 40), inside.expand(3, 40))
+    non_finite = torch.where(inside, x * scales, 1e150)
+    found = pearson(non_finite, y.expand(3, 40), inside.expand(3, 40))
     assert found.tolist() == pytest.approx([wanted] * 3, rel=1e-13)
     # A spread of a few roundings of the size is none, one of a thousand is.
     nearly = 1.0 + torch.tensor([2.0**-52, 1e3 * 2.0**-52])[:, None].double() * torch.sign(x)

@@ -108,7 +108,7 @@ def test_small_changes_do_not_drown_in_rounding():
     assert found.information_change[1].item() == pytest.approx(5e-19, rel=1e-6)
 
 
-def test_ragged_lengths_masks_and_spoiled_neighbours():
+def test_ragged_lengths_masks_and_non_finite_neighbours():
     attention, states = maps(3, 10, 10), normal(3, 10, 4)
     reference = torch.arange(10) == 0
     found = asc.reference_influence(attention, states, reference, lengths=[10, 6, 3])
@@ -123,9 +123,9 @@ def test_ragged_lengths_masks_and_spoiled_neighbours():
     clean = asc.reference_influence(attention, states, reference)
     states[0, 0, 0] = torch.nan
     with pytest.warns(RuntimeWarning, match="1 of 3 matrices or their states"):
-        spoiled = asc.reference_influence(attention, states, reference)
-    assert spoiled.relative_magnitude[0].isnan().all()
-    np.testing.assert_array_equal(spoiled.directional[1:], clean.directional[1:])
+        non_finite = asc.reference_influence(attention, states, reference)
+    assert non_finite.relative_magnitude[0].isnan().all()
+    np.testing.assert_array_equal(non_finite.directional[1:], clean.directional[1:])
 
 
 @settings(max_examples=40, deadline=None)

@@ -14,7 +14,6 @@ import pytest
 from attnscope.engine.config import Study
 from attnscope.engine.results import Results
 from attnscope.engine.run import run
-from attnscope.engine.schema import KEYS
 from attnscope.plots import NotDrawable, figures_of
 from attnscope.report import report
 from folders import model_folder, sentences, series
@@ -124,8 +123,9 @@ def spoil(table: pd.DataFrame, columns: list[str], value: float) -> pd.DataFrame
     return table
 
 
-def measured(table: pd.DataFrame, name: str) -> list[str]:
-    return [column for column in table.columns if column not in KEYS[name]]
+def measured(results: Results, name: str) -> list[str]:
+    keys = results.keys(name)
+    return [column for column in results.table(name).columns if column not in keys]
 
 
 def test_whole_tables_give_every_figure(whole):
@@ -193,7 +193,7 @@ def test_tables_without_a_number(whole, value):
     changed = {}
     for name in whole.tables():
         table = whole.table(name)
-        changed[name] = spoil(table, [one for one in measured(table, name) if one != "n_tokens"], value)
+        changed[name] = spoil(table, [one for one in measured(whole, name) if one != "n_tokens"], value)
     found = outcomes(with_tables(whole, **changed))
     if not np.isfinite(value):
         assert all(found.values())
@@ -201,7 +201,7 @@ def test_tables_without_a_number(whole, value):
 
 def columns_of(results: Results) -> Iterator[tuple[str, str]]:
     for name in results.tables():
-        yield from ((name, column) for column in measured(results.table(name), name))
+        yield from ((name, column) for column in measured(results, name))
 
 
 @pytest.mark.slow
@@ -227,7 +227,7 @@ def test_half_of_the_cells_missing(whole):
         changed = {}
         for name in whole.tables():
             table = whole.table(name)
-            for column in measured(table, name):
+            for column in measured(whole, name):
                 if table[column].dtype.kind == "f":
                     table[column] = table[column].where(draw.random(len(table)) < (0.5, 0.05)[seed % 2])
             changed[name] = table.sample(frac=(1.0, 0.4)[seed // 2], random_state=seed)

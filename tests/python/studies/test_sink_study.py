@@ -1,39 +1,16 @@
 # SPDX-License-Identifier: MIT
 """The sink study's tables against direct calls of the metrics on the model's own output."""
 
-import shutil
-
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
 from attnscope.engine.config import Study
-from attnscope.engine.run import resume, run
+from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
-from folders import model_folder, sentences, series, tokenizer
-
-THRESHOLDS = [0.05, "2/n"]
-
-
-def study(output, model, texts, **options):
-    options = {"thresholds": THRESHOLDS, "block": 4, "protocols": "both", **options}
-    return Study(models=str(model), texts=str(texts), output=str(output), name="a", **options)
-
-
-@pytest.fixture(scope="module")
-def llama(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("models") / "tiny" / "hf")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return sentences(tmp_path_factory.mktemp("texts") / "texts.txt", 7, shortest=6)
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory, llama, texts):
-    return run(study(tmp_path_factory.mktemp("runs"), llama, texts, options={"extra": "all"}), progress=False)
+from folders import model_folder, tokenizer
+from sink_runs import THRESHOLDS, study, with_means
 
 
 @pytest.fixture(scope="module")
@@ -74,28 +51,27 @@ def rows(table, protocol, layer, **keys):
 
 
 def test_every_table_is_there_with_its_keys(results):
-    from attnscope.engine.schema import KEYS
-
     assert set(results.tables()) == {
-        *("samples", "heads", "graphs", "layers", "baselines", "nulls"),
+        *("samples", "heads", "graphs", "layers", "head_means", "head_mean_graphs", "baselines"),
+        *("heads_variants", "graphs_variants", "layers_variants"),
         *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
         *("removal_tests", "null_tests"),
         *("fisher", "ablation", "examples", "bars"),
     }
     for name in results.tables():
         table = results.table(name)
-        keys = list(KEYS[name])
-        assert list(table.columns[: len(keys)]) == keys or name == "baselines"
-        unique = [*keys, *(("protocol", "scope", "model", "revision", "step") if name == "baselines" else ())]
-        assert name == "bars" or not table.duplicated(unique).any(), name
-    heads = results.table("heads")
-    assert len(heads) == 7 * 2 * 5 * 2
+        keys = results.keys(name)
+        assert list(table.columns[: len(keys)]) == keys
+        assert name == "bars" or not table.duplicated(keys).any(), name
+        assert table[keys].drop(columns="threshold", errors="ignore").notna().all().all()
+    assert len(results.table("heads")) == 7 * 2 * 4 * 2
+    assert len(results.table("head_means")) == 7 * 2 * 2
     assert results.table("samples")["causal"].all()
 
 
 def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results, direct):
     _, maps, hidden, _ = direct
-    heads = results.table("heads")
+    heads = with_means(results)
     for layer in range(2):
         own = torch.cat([maps[layer].mean(0, keepdim=True), maps[layer]])
         before, after = hidden[layer], hidden[layer + 1]
@@ -138,7 +114,8 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
         divergence = torch.cat([torch.full((1,), torch.nan), ruscio2025.head_divergence(maps[layer])])
         expected["head_divergence"] = divergence
         for name, values in expected.items():
-            np.testing.assert_allclose(found[name], values, rtol=2e-3, atol=2e-5, err_msg=name)
+            mine = found[name].to_numpy(float, na_value=np.nan)
+            np.testing.assert_allclose(mine, values, rtol=2e-3, atol=2e-5, err_msg=name)
         tokens = list(results.table("samples")["tokens"][5])
         assert list(found["sink_token"]) == [tokens[at] for at in told.top_key.tolist()]
         assert found[["fiedler_value", "sink_share", "mp_ks", "alignment_value"]].isna().all().all()
@@ -151,13 +128,13 @@ def test_published_graphs_and_layers_are_the_protocols(results, direct):
         mean = maps[layer].mean(0)
         for variant, suffix in (("laplacian", ""), ("fiedler", "_fiedler")):
             told = ruscio2025.graph_statistics(mean, THRESHOLDS, variant=variant)
-            found = rows(results.table("graphs"), "ruscio2025", layer, head=-1)
+            found = rows(results.table("head_mean_graphs"), "ruscio2025", layer)
             np.testing.assert_allclose(found["threshold"], [0.05, 2 / n])
             for name in ("gini", "star_likeness", "hub_share", "centralization", "degree_variance"):
                 np.testing.assert_allclose(found[name + suffix], getattr(told, name), rtol=1e-6)
-        np.testing.assert_allclose(found["fiedler_value"], told.fiedler_value, rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(found["graph_fiedler_value"], told.fiedler_value, rtol=1e-5, atol=1e-12)
         np.testing.assert_allclose(found["average_clustering"], told.average_clustering, rtol=1e-9)
-        assert (found["components"] == -1).all()
+        assert found["components"].isna().all()
         found = rows(results.table("layers"), "ruscio2025", layer).iloc[0]
         moved = ruscio2025.transformation_magnitude(hidden[layer], hidden[layer + 1])
         assert found["transformation_magnitude"] == pytest.approx(moved.mean().item(), rel=1e-3)
@@ -190,7 +167,7 @@ def test_the_published_last_layer_is_after_the_final_norm_and_the_exact_one_befo
 
 def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
     _, maps, hidden, blocks = direct
-    heads = results.table("heads")
+    heads = with_means(results)
     for layer in range(2):
         own, mean = maps[layer], maps[layer].mean(0)
         block = model.model.layers[layer]
@@ -292,197 +269,6 @@ def test_fisher_is_the_trace_of_each_sentence(results, direct, model):
     assert (drawn.apply(lambda column: column.isna().all()) == [False, True]).all()
 
 
-def test_nulls_are_averaged_into_baselines(results):
-    nulls, baselines = results.table("nulls"), results.table("baselines")
-    assert set(nulls["kind"]) == {"random_weights", "row_permutation"}
-    assert set(nulls["scope"]) == {"heads", "head_mean", "layers"}
-    lengths = results.table("samples").set_index("sample")["n_tokens"]
-    chosen = nulls[(nulls["kind"] == "row_permutation") & (nulls["metric"] == "fiedler_value")]
-    chosen = chosen[(chosen["scope"] == "heads") & chosen["threshold"].isna()]
-    for n in sorted(set(lengths)):
-        value = chosen[chosen["sample"].map(lengths) == n]["value"].mean()
-        row = baselines[(baselines["n_tokens"] == n) & (baselines["metric"] == "fiedler_value")]
-        row = row[(row["kind"] == "row_permutation") & (row["scope"] == "heads") & row["threshold"].isna()]
-        assert row["value"].item() == pytest.approx(value)
-    uniform = baselines[baselines["kind"] == "uniform_causal"]
-    assert (uniform["scope"] == "any").all()
-    assert (uniform["model"] == "").all()
-    pr = uniform[(uniform["metric"] == "participation_ratio") & (uniform["protocol"] == "ruscio2025")]
-    for row in pr.itertuples():
-        k = np.arange(1, row.n_tokens + 1)
-        assert row.value == pytest.approx((1 / k).sum() ** 2 / (1 / k**2).sum())
-
-
-def test_row_permutation_keeps_rows_and_what_no_order_changes(results):
-    nulls = results.table("nulls")
-    shuffled = nulls[(nulls["kind"] == "row_permutation") & (nulls["scope"] == "heads")]
-    shuffled = shuffled[shuffled["protocol"] == "exact"].pivot_table(
-        index="sample", columns="metric", values="value"
-    )
-    heads = results.table("heads")
-    heads = heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]
-    own = heads.groupby("sample")[["entropy", "sink_share", "stable_rank"]].mean()
-    np.testing.assert_allclose(shuffled["entropy"], own["entropy"], rtol=1e-6)
-    assert (abs(shuffled["sink_share"] - own["sink_share"]) > 1e-3).any()
-
-
-def test_shuffled_rows_do_not_depend_on_the_batch():
-    from attnscope.studies.nulls import shuffled_rows
-
-    maps = torch.softmax(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)), -1)
-    causal = maps[0].tril()
-    together = shuffled_rows(torch.stack([causal, maps[1]]), [8, 6], [4, 9], 1, 0)
-    assert torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 1, 0)[0])
-    assert (together[0].triu(1) == 0).all()
-    assert torch.equal(together[0].sort(-1).values, causal.sort(-1).values)
-    assert torch.equal(together[1, :, :6, :6].sort(-1).values, maps[1, :, :6, :6].sort(-1).values)
-    assert not torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 2, 0)[0])
-    assert not torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 1, 1)[0])
-
-
-def test_frames_specialisation_and_tests_between_layers(results):
-    frames = results.table("frames")
-    assert list(frames["protocol"]) == ["exact", "ruscio2025"]
-    heads = results.table("heads")
-    own = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-    positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy()
-    samples = results.table("samples")
-    told = asc.classify_frames(
-        torch.tensor(positions.reshape(7, 2, 4)),
-        lengths=samples["n_tokens"].tolist(),
-        causal=True,
-        tokens=[list(one) for one in samples["tokens"]],
-    )
-    row = frames.iloc[0]
-    assert (row["frame"], row["token_frame"], row["margin"]) == (told.frame, told.token_frame, told.margin)
-    assert len(results.table("frame_evidence")) == 2 * len(told.evidence)
-    modal = own["sink_position"].mode()[0]
-    assert row["modal_position"] == modal
-    assert row["modal_position_share"] == pytest.approx((own["sink_position"] == modal).mean())
-    heads_of = results.table("specialization")
-    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == 2) & (heads["layer"] == 1)]
-    expected = ruscio2025.head_specialization(published["sink_token"].tolist())
-    mine = heads_of[
-        (heads_of["protocol"] == "ruscio2025") & (heads_of["head"] == 2) & (heads_of["layer"] == 1)
-    ]
-    assert mine["consistency"].item() == expected.consistency
-    assert mine["modal"].item() == expected.modal
-    tests = results.table("layer_tests")
-    assert set(zip(tests["layer"], tests["other_layer"], strict=True)) == {(0, 1)}
-    layers = results.table("layers")
-    exact = layers[layers["protocol"] == "exact"].pivot(index="sample", columns="layer", values="state_norm")
-    from scipy import stats
-
-    row = tests[(tests["metric"] == "state_norm") & (tests["protocol"] == "exact")].iloc[0]
-    assert row["p_value"] == pytest.approx(stats.ttest_rel(exact[1], exact[0]).pvalue, rel=1e-6)
-    assert row["p_holm"] >= row["p_value"]
-    mean = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == -1)]
-    wide = mean.pivot(index="sample", columns="layer", values="mean_persistence_0")
-    row = tests[(tests["metric"] == "mean_persistence_0") & (tests["protocol"] == "ruscio2025")].iloc[0]
-    assert row["p_value"] == pytest.approx(
-        stats.ttest_ind(wide[1], wide[0], equal_var=False).pvalue, rel=1e-6
-    )
-    assert np.isnan(row["p_holm"])
-
-
-def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
-    from scipy import stats
-
-    table, layers = results.table("removal_tests"), results.table("layers")
-    row = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["percentile"] == 90)].iloc[0]
-    values = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]["kl_reduction_90"]
-    assert row["kl_reduction"] == pytest.approx(values.mean())
-    assert row["p_value"] == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6)
-    assert row["p_holm"] >= row["p_bh"] >= row["p_value"]
-    row = table[
-        (table["protocol"] == "ruscio2025") & (table["layer"] == 1) & (table["percentile"] == 90)
-    ].iloc[0]
-    each = layers[(layers["protocol"] == "ruscio2025") & (layers["layer"] == 1)]["p_value_90"]
-    statistic = -2 * np.log(each + 1e-10).sum()
-    assert row["p_value"] == pytest.approx(stats.chi2.sf(statistic, 2 * len(each)), rel=1e-6)
-    assert np.isnan(row["p_holm"])
-
-
-def test_every_number_is_paired_with_its_nulls(results):
-    from scipy import stats
-
-    table, nulls, heads = results.table("null_tests"), results.table("nulls"), results.table("heads")
-    assert set(table["kind"]) == {"random_weights", "row_permutation"}
-    for kind in ("random_weights", "row_permutation"):
-        here = (
-            heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-            .groupby("sample")["sink_share"]
-            .mean()
-        )
-        null = nulls[
-            (nulls["kind"] == kind) & (nulls["metric"] == "sink_share") & (nulls["scope"] == "heads")
-        ]
-        null = null[null["protocol"] == "exact"].set_index("sample")["value"]
-        row = table[(table["kind"] == kind) & (table["metric"] == "sink_share") & (table["scope"] == "heads")]
-        row = row[row["protocol"] == "exact"].iloc[0]
-        assert row["difference"] == pytest.approx((here - null).mean())
-        assert row["p_value"] == pytest.approx(stats.ttest_rel(here, null).pvalue, rel=1e-6)
-        assert row["low"] < row["difference"] < row["high"]
-
-
-def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
-    deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
-    results = run(study(tmp_path, deep, texts, metrics=[], options={}), progress=False)
-    table = results.table("graph_depth")
-    graphs = results.table("graphs")
-    own = graphs[
-        (graphs["protocol"] == "ruscio2025") & (graphs["head"] == -1) & (graphs["threshold"] == 0.05)
-    ]
-    means = own.groupby("layer")[["fiedler_value", "gini", "density"]].mean()
-    row = table[(table["protocol"] == "ruscio2025") & (table["threshold"] == 0.05)].iloc[0]
-    early, middle, late = (means["fiedler_value"][k : k + 2].mean() for k in (0, 2, 4))
-    assert (row["early"], row["middle"], row["late"]) == pytest.approx((early, middle, late))
-    assert row["middle_peak"] == (middle > max(early, late))
-    assert row["peak_factor"] == pytest.approx(min(middle / early, middle / late))
-    r = np.corrcoef(means["fiedler_value"], means["gini"])[0, 1]
-    assert row["correlation_gini"] == pytest.approx(r, abs=1e-9)
-    seen = means["density"].between(0.05, 0.95) | (means.index % 4 == 0)
-    assert row["reported_layers"] == seen.sum()
-
-
-def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
-    copy = tmp_path / "a"
-    shutil.copytree(results.path, copy)
-    units = sorted((copy / "units").iterdir())
-    assert len(units) == 5  # two blocks of the model, two of its random weights, and the summaries
-    shutil.rmtree(units[0])
-    shutil.rmtree(units[3])
-    shutil.rmtree(copy / "tables")
-    resume(copy, progress=False)
-    for file in sorted((results.path / "tables").glob("*.parquet")):
-        assert (copy / "tables" / file.name).read_bytes() == file.read_bytes(), file.name
-
-
-@pytest.mark.slow
-def test_a_series_has_one_twin_and_its_emergence_in_integer_order(tmp_path, texts):
-    growing = series(tmp_path / "growing", steps=(0, 4, 10, 2))
-    results = run(
-        study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"]}), progress=False
-    )
-    nulls = results.table("nulls")
-    assert not nulls.duplicated(["sample", "protocol", "scope", "metric", "threshold"]).any()
-    assert set(nulls["revision"]) == {""}
-    table = results.table("emergence")
-    heads = results.table("heads")
-    exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-    told = asc.emergence_step(exact, "sink_share").iloc[0]
-    overall = table[(table["metric"] == "sink_share") & (table["layer"] == -1) & (table["head"] == -2)].iloc[
-        0
-    ]
-    assert [overall[key] for key in ("step", "low", "high", "start", "end")] == told.tolist()
-    one = table[(table["metric"] == "entropy") & (table["layer"] == 1) & (table["head"] == 3)]
-    part = exact[(exact["layer"] == 1) & (exact["head"] == 3)]
-    assert one["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())
-    published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "spectral_norm")].iloc[0]
-    assert (published["change_first_step"], published["change_last_step"]) == (0, 4)
-    assert (table[table["protocol"] == "exact"]["change_last_step"] == -1).all()
-
-
 @pytest.mark.parametrize("name", ["bert_model", "bert"])
 def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name):
     folder = model_folder(tmp_path / "enc", "bert")
@@ -509,7 +295,7 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
 def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
     published = run(study(tmp_path, llama, texts, protocols="ruscio2025"), progress=False)
     assert set(published.table("heads")["protocol"]) == {"ruscio2025"}
-    assert "fiedler_value_normalized" not in published.table("heads")
+    assert published.table("heads")["fiedler_value_normalized"].isna().all()
     assert set(published.table("baselines")["protocol"]) == {"ruscio2025"}
     some = run(study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
     assert some.tables() == ["samples", "layers", "removal_tests"]

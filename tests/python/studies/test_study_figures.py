@@ -90,8 +90,7 @@ def test_no_panel_is_empty_and_no_title_leaves_its_panel() -> None:
 
 
 def test_both_protocols_stand_side_by_side_over_depth(ax) -> None:
-    heads = with_groups(ONE.table("heads"), ONE.table("samples"))
-    own = heads[heads["head"] == -1]
+    own = with_groups(ONE.table("head_means"), ONE.table("samples"))
     assert protocol_profile(own, "mean_persistence_0", ax=ax) is ax
     want = [over_samples(layer) for layer in range(made.LAYERS)]
     np.testing.assert_allclose(line(ax, "exact").get_ydata(), want, rtol=1e-12)
@@ -109,17 +108,16 @@ def test_the_published_topology_is_held_against_its_bound() -> None:
     assert list(line(loops, "exact").get_ydata()) == [5 + layer for layer in range(made.LAYERS)]
     encoder = draw(made.make_study(causal=False), ["protocols"])["protocols"]
     assert with_gid(panel(encoder, r"H0 bars ($\beta_0$)"), "bound") is None
-    heads = ONE.table("heads")
-    only = Results({"heads": heads[heads["protocol"] == "exact"]}, study=ONE.study)
+    only = Results({"head_means": ONE.table("head_means").query("protocol == 'exact'")}, study=ONE.study)
     with pytest.raises(NotDrawable, match="the run has one protocol"):
         draw(only, ["protocols"])
 
 
 def test_infinite_ratios_are_left_out_of_means() -> None:
-    heads = ONE.table("heads")
-    first = (heads["sample"] == 0) & (heads["layer"] == 2)
-    heads.loc[first & (heads["protocol"] == "ruscio2025"), "spectral_ratio"] = np.inf
-    own = with_groups(heads[heads["head"] == -1], ONE.table("samples"))
+    means = ONE.table("head_means")
+    first = (means["sample"] == 0) & (means["layer"] == 2)
+    means.loc[first & (means["protocol"] == "ruscio2025"), "spectral_ratio"] = np.inf
+    own = with_groups(means, ONE.table("samples"))
     axes = protocol_profile(own, "spectral_ratio", ax=Figure().subplots())
     kept = np.mean([1.5 + made.level(0, -1, sample, 2) for sample in range(1, made.SAMPLES)])
     assert line(axes, "as published").get_ydata()[2] == pytest.approx(kept, abs=1e-12)
@@ -240,10 +238,9 @@ def test_the_axis_holds_intervals_whole(ax) -> None:
     assert high > band.max()
 
 
-def test_maps_take_colours_and_labels_and_no_head_mean(ax) -> None:
+def test_maps_take_colours_and_labels(ax) -> None:
     heads = ONE.table("heads")
     heads = heads[heads["protocol"] == "exact"]
-    assert -1 in set(heads["head"])
     layer_head_map(heads, "sink_share", ax=ax, cmap="Greys", label="share")
     cells = np.asarray(ax.collections[0].get_array())
     assert cells.size == made.LAYERS * made.HEADS

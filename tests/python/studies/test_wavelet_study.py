@@ -17,6 +17,7 @@ from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
+from census import Census
 from folders import model_folder, sentences, series
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
@@ -56,7 +57,7 @@ def test_the_tables_hold_what_direct_calls_give(made):
     assert list(heads.columns[:7]) == KEYS
     for sample in (0, 3):
         maps = maps_of(folder, results, sample)
-        own = heads[(heads["sample"] == sample) & (heads["head"] >= 0)]
+        own = heads[heads["sample"] == sample]
         spectrum = asc.power_spectrum(maps)
         wavelet = asc.wavelet_transform(maps)
         bounds = asc.spectral_uncertainty(maps)
@@ -79,6 +80,56 @@ def test_the_tables_hold_what_direct_calls_give(made):
         np.testing.assert_allclose(shares, spectrum.bands.nanmean(-2).mean(1), atol=1e-5)
 
 
+def test_head_means_are_those_of_the_mean_map(made):
+    results, folder, _ = made
+    means = results.table("head_means")
+    assert list(means.columns[:6]) == [key for key in KEYS if key != "head"]
+    maps = maps_of(folder, results, 3).double().mean(1)
+    own = means[means["sample"] == 3]
+    np.testing.assert_allclose(own["low_band"], asc.power_spectrum(maps).low.nanmean(-1), rtol=1e-4)
+    # random weights have head means too, in the rows of their controls
+    controls = results.table("heads_variants")
+    assert set(controls.loc[controls["variant"] == "random_weights", "scope"]) == {"heads", "head_mean"}
+
+
+def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, made):
+    _, folder, texts = made
+    found = run(
+        study(tmp_path, folder, texts, metrics="local_global_ratio", harmonics=False, prefixes=[0.8]),
+        say=lambda text: None,
+    )
+    assert set(found.tables()) == {"samples", "heads", "head_means", "signals", "baselines", "phases"}
+    heads = found.table("heads")
+    assert heads["local_share"].notna().all()
+    assert heads["low_band"].isna().all()
+    assert set(found.table("phases")["metric"]) == {"local_global_ratio", "local_share"}
+
+
+def test_no_more_than_two_layers_are_alive(tmp_path, monkeypatch):
+    folder = model_folder(tmp_path / "deep", num_hidden_layers=6)
+    texts = sentences(tmp_path / "texts.txt", 3, shortest=44)
+    census = Census(monkeypatch)
+    run(study(tmp_path, folder, texts, nulls="row_permutation", prefixes=[0.8]), say=lambda text: None)
+    assert census.born > 6
+    assert census.most == 2
+
+
+def test_columns_say_what_they_are(made):
+    schema = made[0].schema("heads")
+    field = schema.field("wavelet_energy_0").metadata
+    assert (field[b"label"], field[b"low"], field[b"high"]) == (b"energy, smooth part", b"0", b"1")
+    assert schema.field("local_global_ratio").metadata[b"kind"] == b"ratio"
+
+
+def test_short_texts_have_no_value(tmp_path, made):
+    _, folder, _ = made
+    texts = sentences(tmp_path / "short.txt", 2, shortest=6)
+    found = run(study(tmp_path, folder, texts, harmonics=False), say=lambda text: None)
+    stored = found.arrow("heads")
+    assert stored["low_band"].null_count == len(stored) > 0
+    assert stored["local_share"].null_count < len(stored)
+
+
 def test_a_causal_beginning_is_the_leading_block_of_the_whole(made):
     """So a second forward pass tells a causal model nothing, and S compares a map with its own corner."""
     results, folder, _ = made
@@ -94,7 +145,7 @@ def test_beginnings_are_read_again(tmp_path, made):
     table = found.table("scale_sensitivity")
     n = int(results.table("samples").set_index("sample")["n_tokens"][3])
     whole, part = maps_of(folder, results, 3), maps_of(folder, results, 3, math.ceil(0.8 * n))
-    own = table[(table["sample"] == 3) & (table["head"] >= 0)]
+    own = table[table["sample"] == 3]
     np.testing.assert_allclose(own["energy"], asc.scale_sensitivity(whole, part).flatten(), atol=1e-5)
     np.testing.assert_allclose(
         own["coefficients"], asc.scale_sensitivity(whole, part, compare="coefficients").flatten(), atol=1e-4
@@ -105,16 +156,17 @@ def test_beginnings_are_read_again(tmp_path, made):
 def test_uncertainty_and_its_nulls(made):
     results = made[0]
     heads, rho = results.table("heads"), results.table("uncertainty")
-    own = heads[(heads["sample"] == 1) & (heads["head"] >= 0)]
+    own = heads[heads["sample"] == 1]
     expected = np.corrcoef(own["position_entropy"], own["spectral_entropy"])[0, 1]
     assert rho.set_index("sample")["rho"][1] == pytest.approx(expected, abs=1e-12)
     assert (rho["heads"] == len(own)).all()
-    nulls = results.table("nulls")
-    assert set(nulls["kind"]) == {"random_weights", "row_permutation"}
+    nulls = results.variants()
+    assert set(nulls["variant"]) == {"random_weights", "row_permutation"}
     assert {"rho", "spectral_entropy", "low_band"} <= set(nulls["metric"])
+    assert set(nulls.query("variant == 'row_permutation'")["scope"]) == {"heads", "whole"}
     # order changes no entropy of position
-    kept = nulls[(nulls["kind"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
-    plain = heads[heads["head"] >= 0].groupby("sample")["position_entropy"].mean()
+    kept = nulls[(nulls["variant"] == "row_permutation") & (nulls["metric"] == "position_entropy")]
+    plain = heads.groupby("sample")["position_entropy"].mean()
     np.testing.assert_allclose(
         kept.set_index("sample")["value"], plain, atol=1e-6
     )  # order changes no entropy
@@ -159,7 +211,7 @@ def test_phases_follow_the_checkpoints(tmp_path):
     phases = results.table("phases")
     assert sorted(phases["step"].unique()) == [0, 2, 10]
     heads = results.table("heads")
-    own = heads[(heads["step"] == 2) & (heads["head"] >= 0)].groupby("sample")["low_band"].mean()
+    own = heads[heads["step"] == 2].groupby("sample")["low_band"].mean()
     row = phases[(phases["step"] == 2) & (phases["metric"] == "low_band")].iloc[0]
     assert row["mean"] == pytest.approx(own.mean(), rel=1e-12)
     assert row["low"] <= row["mean"] <= row["high"]
@@ -248,15 +300,16 @@ def test_rho_needs_three_heads_that_differ():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"signl": "last"}, r"options: unknown key 'signl'; did you mean 'signal'"),
-        ({"signal": "row"}, r"options: signal: "),
-        ({"prefixes": [1.5]}, r"options: prefixes\[0\]"),
-        ({"nulls": ["shuffled"]}, r"options: nulls\[0\]"),
+        ({"signl": "last"}, r"unknown key 'signl' in options; did you mean 'signal'"),
+        ({"signal": "row"}, r"options\.signal: .*got 'row'"),
+        ({"prefixes": [1.5]}, r"options\.prefixes\[0\]: .*got 1\.5"),
+        ({"nulls": ["shuffled"]}, r"options\.nulls\[0\]: .*got 'shuffled'"),
+        ({"metrics": "spectrum"}, r"options\.metrics: .*no metric 'spectrum'; did you mean 'power_spectrum'"),
     ],
 )
 def test_options_are_checked(options, message):
     with pytest.raises(ConfigError, match=message):
-        WaveletOptions.read(options)
+        Study(study="wavelet_heads", models="a", options=options)
 
 
 def test_the_papers_models_are_packaged():
@@ -268,4 +321,4 @@ def test_the_papers_models_are_packaged():
     for name in names:
         one = Study.from_yaml(name, **({"models": "a"} if name == "wavelet_heads" else {}))
         assert one.study == "wavelet_heads"
-        WaveletOptions.read(one.options)
+        assert set(one.options) == set(WaveletOptions.model_fields)

@@ -8,10 +8,11 @@ import io
 import json
 import math
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -44,12 +45,20 @@ class Sentence:
     cut: bool = False
 
 
-def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentence]:
+Row = tuple[int, Any, dict[str, Any]]
+#: A rule by which texts are chosen: rows, their source, the seeded generator -> positions, ascending.
+Sampler = Callable[[Sequence[Row], TextSource, np.random.Generator], Sequence[int]]
+
+
+def read_sentences(
+    sources: Sequence[TextSource], seed: int = 0, samplers: Mapping[str, Sampler] = MappingProxyType({})
+) -> list[Sentence]:
     """Reads every source, applies its sampling rule and numbers the chosen sentences from 0.
 
     Args:
         sources: in the order of the study.
         seed: of the sampling rules; each source draws from its own stream.
+        samplers: the study's own rules by name.
 
     Raises:
         ConfigError: a missing file or column, another encoding, a damaged file, no sentence at all.
@@ -60,7 +69,7 @@ def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentenc
         if not rows:
             raise ConfigError(f"texts[{position}]: {source.path} holds no sentence")
         rows = _of_length(rows, source, f"texts[{position}]: {source.path}")
-        keep = choose(rows, source, np.random.default_rng([seed, position]))
+        keep = choose(rows, source, np.random.default_rng([seed, position]), samplers)
         for row, content, extra in (rows[index] for index in keep):
             ids = None if isinstance(content, str) else tuple(content)
             text = content if isinstance(content, str) else None
@@ -71,10 +80,7 @@ def read_sentences(sources: Sequence[TextSource], seed: int = 0) -> list[Sentenc
     return chosen
 
 
-Row = tuple[int, Any, dict[str, Any]]
-
-
-def _words(content: Any) -> int:
+def words(content: Any) -> int:
     """Words of a text, tokens of a list of token ids."""
     return len(content.split()) if isinstance(content, str) else len(content)
 
@@ -83,9 +89,9 @@ def _of_length(rows: list[Row], source: TextSource, where: str) -> list[Row]:
     least, most = source.min_words, source.max_words
     if least is None and most is None:
         return rows
-    kept = [row for row in rows if (least or 0) <= _words(row[1]) <= (most or math.inf)]
+    kept = [row for row in rows if (least or 0) <= words(row[1]) <= (most or math.inf)]
     if not kept:
-        lengths = sorted(_words(row[1]) for row in rows)
+        lengths = sorted(words(row[1]) for row in rows)
         raise ConfigError(
             f"{where}: no sentence has {least or 0} to {most or 'any number of'} words; "
             f"its {len(rows)} sentences have {lengths[0]} to {lengths[-1]}"
@@ -93,55 +99,36 @@ def _of_length(rows: list[Row], source: TextSource, where: str) -> list[Row]:
     return kept
 
 
-def choose(rows: Sequence[Row], source: TextSource, draw: np.random.Generator) -> list[int]:
+def choose(
+    rows: Sequence[Row],
+    source: TextSource,
+    draw: np.random.Generator,
+    samplers: Mapping[str, Sampler] = MappingProxyType({}),
+) -> Sequence[int]:
     """Positions of the rows that the source's rule keeps, ascending.
 
-    `first` takes the first ones, `random` draws without replacement. `paper` is the rule of the sink paper:
-    the shortest sentence of every focus word; when more are wanted, the rest is drawn in equal parts from
-    the short, middle and long third of the other sentences; when fewer are wanted, the same draw is made
-    among the shortest ones.
+    `first` takes the first ones, `random` draws without replacement; a study declares others.
 
     Args:
         rows: (row number, text or token ids, other columns).
-        source: gives the rule, the number and the name of the focus column.
+        source: gives the rule and the number.
         draw: the seeded generator.
+        samplers: the study's own rules by name.
 
     Raises:
-        ConfigError: the rule needs a focus column and there is none.
+        ConfigError: there is no such rule.
     """
     count = len(rows) if source.samples is None else min(source.samples, len(rows))
     if source.sampling == "first":
         return list(range(count))
     if source.sampling == "random":
         return sorted(draw.choice(len(rows), count, replace=False).tolist())
-    if source.focus not in rows[0][2]:
+    if source.sampling not in samplers:
         raise ConfigError(
-            f"{source.path}: the paper's sampling rule needs the column {source.focus!r}"
-            f"{nearest(source.focus, rows[0][2])}"
+            f"{source.path}: there is no sampling rule {source.sampling!r}"
+            f"{nearest(source.sampling, ['first', 'random', *samplers])}"
         )
-    lengths = [_words(content) for _, content, _ in rows]
-    shortest: dict[Any, int] = {}
-    for index, (_, _, extra) in enumerate(rows):
-        word = extra[source.focus]
-        if word not in shortest or lengths[index] < lengths[shortest[word]]:
-            shortest[word] = index
-    first = sorted(shortest.values())
-    if len(first) >= count:
-        return sorted(_thirds(first, lengths, count, draw))
-    others = sorted(set(range(len(rows))) - set(first))
-    return sorted(first + _thirds(others, lengths, count - len(first), draw))
-
-
-def _thirds(pool: list[int], lengths: list[int], count: int, draw: np.random.Generator) -> list[int]:
-    """Draws `count` of the pool, evenly from its short, middle and long third."""
-    order = sorted(pool, key=lambda index: (lengths[index], index))
-    thirds = [draw.permutation(part).tolist() for part in np.array_split(np.asarray(order, dtype=int), 3)]
-    taken: list[int] = []
-    while len(taken) < count:
-        for third in thirds:
-            if third and len(taken) < count:
-                taken.append(third.pop())
-    return taken
+    return samplers[source.sampling](rows, source, draw)
 
 
 def _rows(source: TextSource) -> Iterator[Row]:

@@ -60,7 +60,7 @@ def fiedler_value(
     """
     name = "fiedler_value"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.fiedler_value(
+    result, non_finite = _core.fiedler_value(
         checked.tensor,
         checked.lengths,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
@@ -68,7 +68,7 @@ def fiedler_value(
         _checks.flag(name, "normalized", normalized),
         _checks.choice_argument(name, "precision", precision, ("exact", "fast")),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def fiedler_vector(
@@ -112,14 +112,14 @@ def fiedler_vector(
     """
     name = "fiedler_vector"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.fiedler_vector(
+    result, non_finite = _core.fiedler_vector(
         checked.tensor,
         checked.lengths,
         _checks.choice_argument(name, "symmetrize", symmetrize, ("mean", "max")),
         _checks.threshold_argument(name, threshold),
         _checks.flag(name, "normalized", normalized),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 QUANTITIES = (

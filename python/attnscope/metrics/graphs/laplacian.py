@@ -71,7 +71,7 @@ def _smallest(
     threshold: float | None,
     normalized: bool,
 ) -> torch.Tensor:
-    result, spoiled = _core.laplacian_eigenvalues(
+    result, non_finite = _core.laplacian_eigenvalues(
         checked.tensor,
         checked.lengths,
         count,
@@ -79,7 +79,7 @@ def _smallest(
         _checks.threshold_argument(name, threshold),
         _checks.flag(name, "normalized", normalized),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def laplacian_gap(

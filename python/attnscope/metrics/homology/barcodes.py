@@ -21,7 +21,7 @@ DIMENSIONS = 2
 class Barcodes:
     """Bars of every map of a batch, in flat tensors: map k holds bars offsets[k] to offsets[k + 1].
 
-    Bars are sorted by dimension, birth, death and birth edge. A map that was spoiled by NaN or infinite
+    Bars are sorted by dimension, birth, death and birth edge. A map with NaN or infinite
     entries holds no bar; every other one has exactly one infinite H0 bar.
 
     Attributes:
@@ -129,7 +129,7 @@ class Barcodes:
         return torch.repeat_interleave(torch.arange(self._count()), self.offsets.diff())
 
     def _valid(self) -> torch.Tensor:
-        """Which maps were not spoiled, [count]."""
+        """Which maps are finite, [count]."""
         return self.offsets.diff() > 0
 
     def _slice(self, index: int | tuple[int, ...]) -> tuple[int, int]:
@@ -160,7 +160,7 @@ def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | flo
         scales: distances, in any order; the scale of an attention threshold t is 1 − t.
 
     Returns:
-        [..., S, 2] int64, β0 and β1; −1 for maps that were spoiled.
+        [..., S, 2] int64, β0 and β1; −1 for maps that are not finite.
 
     Raises:
         ValueError: no scale, or one that is NaN.
@@ -203,7 +203,7 @@ def bar_count(barcodes: Barcodes) -> torch.Tensor:
         barcodes: what `persistence` returns.
 
     Returns:
-        [..., 2] int64; −1 for maps that were spoiled.
+        [..., 2] int64; −1 for maps that are not finite.
 
     Raises:
         TypeError: no barcodes.
@@ -230,7 +230,7 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
         barcodes: what `persistence` returns.
 
     Returns:
-        [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
+        [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
 
     Raises:
         TypeError: no barcodes.
@@ -257,7 +257,7 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
         barcodes: what `persistence` returns.
 
     Returns:
-        [..., 2] float64, 0 where there is no finite bar, NaN for maps that were spoiled.
+        [..., 2] float64, 0 where there is no finite bar, NaN for maps that are not finite.
 
     Raises:
         TypeError: no barcodes.
@@ -286,7 +286,7 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
 
     Returns:
         [..., 2] float64, between 0 and log of the number of finite bars; 0 where there is none, NaN for maps
-        that were spoiled.
+        that are not finite.
 
     Raises:
         TypeError: no barcodes.
@@ -334,7 +334,7 @@ def _sums(
     return np.asarray(sums, dtype=np.float64)
 
 
-def _shaped(barcodes: Barcodes, values: np.ndarray[Any, Any], spoiled: float) -> torch.Tensor:
+def _shaped(barcodes: Barcodes, values: np.ndarray[Any, Any], non_finite: float) -> torch.Tensor:
     result = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, DIMENSIONS)
-    result[~barcodes._valid()] = spoiled
+    result[~barcodes._valid()] = non_finite
     return result.reshape(*barcodes.shape, DIMENSIONS)

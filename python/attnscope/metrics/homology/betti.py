@@ -57,13 +57,13 @@ def betti_numbers(
     """
     name = "betti_numbers"
     checked = attention_of_topology(name, attention, lengths, validate=validate)
-    result, spoiled = _core.betti_numbers(
+    result, non_finite = _core.betti_numbers(
         checked.tensor,
         checked.lengths,
         _checks.thresholds_argument(name, thresholds, checked),
         _checks.choice_argument(name, "symmetrize", symmetrize, ("max", "mean", "min")),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 # Weights of these types can be read back from births and deaths, 1.0 − w in float64, to the last tie: all
@@ -101,7 +101,7 @@ def betti_numbers_of(barcodes: Barcodes, thresholds: Sequence[float] | float) ->
         thresholds: as `betti_numbers` takes them, numbers alone.
 
     Returns:
-        [..., T, 2] int64; none of the maps may have been spoiled.
+        [..., T, 2] int64; none of the maps may hold NaN or infinite entries.
     """
     levels, inverse = np.unique(np.ravel(thresholds), return_inverse=True)
     count, size = barcodes._count(), levels.size

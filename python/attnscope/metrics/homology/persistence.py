@@ -43,7 +43,7 @@ def persistence(
     1.0 − float64(w), and bars of length 0 are left out.
 
     The field matters: clique complexes of dense maps can have torsion, and then Z/2 pairs (or counts) loops
-    otherwise than a field of odd characteristic. GUDHI computes over Z/11 unless it is told
+    otherwise than a field of odd characteristic. GUDHI computes over Z/11 unless it is given
     `homology_coeff_field=2`; ripser.py and giotto-ph compute over Z/2.
 
     Args:
@@ -84,7 +84,7 @@ def persistence(
     dimension = _checks.whole(name, "max_dimension", max_dimension)
     if isinstance(max_dimension, bool) or dimension not in (0, 1):
         raise ValueError(f"{name}: max_dimension must be 0 or 1, got {max_dimension!r}")
-    birth, death, dimensions, birth_edge, death_edge, offsets, spoiled = _core.persistence(
+    birth, death, dimensions, birth_edge, death_edge, offsets, non_finite = _core.persistence(
         checked.tensor,
         checked.lengths,
         dimension,
@@ -92,7 +92,7 @@ def persistence(
         _checks.choice_argument(name, "metric", metric, ("attention", "hellinger")),
     )
     bars = Barcodes(birth, death, dimensions, birth_edge, death_edge, offsets, checked.leading)
-    return _checks.finished(name, checked, bars, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, bars, non_finite)  # type: ignore[no-any-return]
 
 
 def attention_of_topology(

@@ -115,10 +115,10 @@ def power_spectrum(
     bands = _checks.whole(name, "bands", bands)
     if bands < 0:
         raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
-    result, spoiled = _core.power_spectrum(
+    result, non_finite = _core.power_spectrum(
         **given.arguments, hann=window == "hann", padding=padding, bands=bands
     )
-    result = _checks.finished(name, given.checked, result, spoiled)
+    result = _checks.finished(name, given.checked, result, non_finite)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
 

@@ -101,8 +101,8 @@ def spectral_uncertainty(
     )  # fmt: skip
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
     arguments = {key: value for key, value in given.arguments.items() if key != "detrend"}
-    result, spoiled = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
-    result = _checks.finished(name, given.checked, result, spoiled)
+    result, non_finite = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
+    result = _checks.finished(name, given.checked, result, non_finite)
     return SpectralUncertainty(*result.unbind(-1))
 
 

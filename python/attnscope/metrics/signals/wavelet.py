@@ -114,8 +114,8 @@ def wavelet_transform(
     if resample < 0:
         raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
     depth = most if levels is None else levels
-    result, profile, spoiled = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
-    result = _checks.finished(name, given.checked, result, spoiled)
+    result, profile, non_finite = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
+    result = _checks.finished(name, given.checked, result, non_finite)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
@@ -258,8 +258,8 @@ def morlet_scalogram(
     omega = _checks.real(name, "omega", omega)
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, spoiled = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
-    return _checks.finished(name, given.checked, result, spoiled)  # type: ignore[no-any-return]
+    result, non_finite = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
+    return _checks.finished(name, given.checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 #: What the scales are called that signals of 32 keys have.

@@ -161,7 +161,7 @@ def _compared(
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
         raise ValueError(f"{name}: seed must lie in [0, 2**63), got {seed!r}")
-    *fields, undefined, spoiled = _core.marchenko_pastur(
+    *fields, undefined, non_finite = _core.marchenko_pastur(
         checked.tensor, checked.lengths, visible, null, draws, seed, whole
     )
     if undefined:
@@ -170,7 +170,7 @@ def _compared(
             "row that varies; their results are NaN (outliers -1)"
         )
         warn(UndefinedWarning(message, name, undefined))
-    return _checks.finished(name, checked, MarchenkoPastur(*fields), spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)  # type: ignore[no-any-return]
 
 
 DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", deviation_of)}

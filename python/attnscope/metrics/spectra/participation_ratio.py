@@ -54,12 +54,12 @@ def participation_ratio(
     """
     name = "participation_ratio"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.participation_ratio(
+    result, non_finite = _core.participation_ratio(
         checked.tensor,
         checked.lengths,
         _checks.choice_argument(name, "spectrum", spectrum, ("singular", "eigen", "laplacian")),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 QUANTITIES = (

@@ -65,14 +65,14 @@ def geometric_semantic_alignment(
     """
     name = "geometric_semantic_alignment"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    result, spoiled = _core.geometric_semantic_alignment(
+    result, non_finite = _core.geometric_semantic_alignment(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
         states_argument(name, states, checked),
         None if without is None else tokens_argument(name, "without", without, checked),
     )
-    return _checks.finished(name, checked, result, spoiled, "matrices or their states")  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite, "matrices or their states")  # type: ignore[no-any-return]
 
 
 def transformation_magnitude(
@@ -124,13 +124,12 @@ def transformation_magnitude(
     result = torch.linalg.vector_norm(difference / scale, dim=-1) * scale.squeeze(-1)
     result = torch.where(largest.squeeze(-1).isfinite(), result, torch.nan)
     inside = _inside(name, lengths, result)
-    spoiled = int((result.isnan() & inside).sum())
-    if spoiled:
+    bad = int((result.isnan() & inside).sum())
+    if bad:
         message = (
-            f"{name}: {spoiled} of {result.numel()} tokens hold NaN or infinite entries; their results are "
-            "NaN"
+            f"{name}: {bad} of {result.numel()} tokens hold NaN or infinite entries; their results are NaN"
         )
-        warn(NonFiniteWarning(message, name, spoiled))
+        warn(NonFiniteWarning(message, name, bad))
     return result if lengths is None else torch.where(inside, result, torch.nan)
 
 

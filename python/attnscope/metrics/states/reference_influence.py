@@ -73,7 +73,7 @@ def reference_influence(
     """
     name = "reference_influence"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
-    *parts, spoiled = _core.reference_influence(
+    *parts, non_finite = _core.reference_influence(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
@@ -81,7 +81,7 @@ def reference_influence(
         tokens_argument(name, "reference", reference, checked),
     )
     result = ReferenceInfluence(*parts)
-    return _checks.finished(name, checked, result, spoiled, "matrices or their states")  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite, "matrices or their states")  # type: ignore[no-any-return]
 
 
 def _of_some_reference(influence: ReferenceInfluence, reference: torch.Tensor) -> ReferenceInfluence:

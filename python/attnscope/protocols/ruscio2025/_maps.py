@@ -63,9 +63,9 @@ def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
     return torch.from_numpy(np.asarray(np.percentile(mass.numpy(), percentile, axis=-1, keepdims=True)))
 
 
-def type_in_numpy(maps: torch.Tensor) -> torch.dtype:
-    """The type in which a notebook holds `maps`; NumPy has no bfloat16, such maps reach it as float32."""
-    return torch.float32 if maps.dtype == torch.bfloat16 else maps.dtype
+def type_in_numpy(kind: torch.dtype) -> torch.dtype:
+    """The type in which a notebook holds maps; NumPy has no bfloat16, such maps reach it as float32."""
+    return torch.float32 if kind == torch.bfloat16 else kind
 
 
 def limited(states: torch.Tensor, largest: float) -> torch.Tensor:

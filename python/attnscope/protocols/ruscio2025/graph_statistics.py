@@ -111,14 +111,20 @@ def graph_statistics(
 
 
 def both_variants(
-    attention: Tensor, thresholds: Sequence[float | str] | Tensor | float
+    attention: Tensor,
+    thresholds: Sequence[float | str] | Tensor | float,
+    *,
+    held: torch.dtype | None = None,
 ) -> tuple[GraphStatistics, GraphStatistics]:
     """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
 
     Args:
         attention: head mean [..., n, n].
         thresholds: numbers in (0, 1), or "k/n".
+        held: the type in which the model holds its maps, in which the notebooks keep their mean and compare
+            thresholds; None is that of `attention`.
     """
+    attention = attention if held is None else attention.to(type_in_numpy(held))
     laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"))
     return laplacian, fiedler
 
@@ -127,7 +133,7 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     name = "graph_statistics"
     maps, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
-    levels = levels.to(type_in_numpy(checked.tensor)).double()
+    levels = levels.to(type_in_numpy(checked.tensor.dtype)).double()
     n, bad = checked.n, spoiled(maps)
     maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
     spectra = _spectra(maps, levels)

@@ -12,15 +12,16 @@ import numpy as np
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.inference import benjamini_hochberg, holm, paired_test, welch_test
-from attnscope.studies.nulls import PLACES
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
     import pandas as pd
 
-#: Columns of `heads` and `layers` that are no measurements.
-_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens", "sink_token"}
+#: Whole numbers that are places, of which a mean says nothing.
+PLACES = ("sink_position", "strongest_query", "strongest_key")
+#: Columns of the measured tables that are no measurements.
+_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens"}
 PERCENTILES = (80, 90, 95)
 
 
@@ -36,7 +37,7 @@ def numbers_of(results: Results, table: str) -> list[str]:
 
     Args:
         results: the run.
-        table: `heads` or `layers`.
+        table: `heads`, `head_means` or `layers`.
     """
     import pyarrow as pa
 
@@ -53,14 +54,13 @@ def measured(results: Results, table: str, metric: str) -> pd.DataFrame:
 
     Args:
         results: the run.
-        table: `heads` or `layers`.
+        table: `heads`, `head_means` or `layers`.
         metric: the column.
     """
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
     frame = results.table(table, [*keys, metric])
-    whole = frame[metric].dtype.kind == "i"
-    values = frame[metric].to_numpy(float)
-    values = np.where(np.isfinite(values) & ~(whole & (values < 0)), values, np.nan)
+    values = frame[metric].to_numpy(float, na_value=np.nan)
+    values = np.where(np.isfinite(values), values, np.nan)
     made: pd.DataFrame = frame.assign(**{metric: values})
     return made
 
@@ -103,12 +103,11 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
         results: the run.
     """
     made: list[dict[str, Any]] = []
-    tables = [name for name in ("heads", "layers") if name in results.tables()]
+    tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
     metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
     for metric, name in metrics.items():
         frame = measured(results, name, metric)
-        frame = frame[frame["head"] == -1] if "head" in frame else frame
         for keys, own in checkpoints(frame):
             for protocol, rows in own.groupby("protocol", sort=True):
                 wide = rows.pivot(index="sample", columns="layer", values=metric)
@@ -179,18 +178,24 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     Args:
         results: the run.
     """
-    nulls = results.table("nulls")
+    import pandas as pd
+
+    nulls = results.variants()
     nulls = nulls[nulls["threshold"].isna() & (nulls["scope"] != "layers")]
     made: list[dict[str, Any]] = []
-    for metric in numbers_of(results, "heads"):
+    for metric in numbers_of(results, "heads") if len(nulls) else ():
         own_nulls = nulls[nulls["metric"] == metric]
         if own_nulls.empty:
             continue
-        frame = measured(results, "heads", metric)
-        frame = frame.assign(scope=np.where(frame["head"] == -1, "head_mean", "heads"))
+        frame = pd.concat(
+            [
+                measured(results, table, metric).assign(scope=scope)
+                for table, scope in (("heads", "heads"), ("head_means", "head_mean"))
+            ]
+        )
         for named, own in checkpoints(frame):
             means = own.groupby(["protocol", "scope", "sample"], sort=True)[metric].mean()
-            for kind, of_kind in own_nulls.groupby("kind", sort=True):
+            for kind, of_kind in own_nulls.groupby("variant", sort=True):
                 # random weights belong to the whole series, shuffled rows to their own checkpoint
                 where = (of_kind["model"] == named["model"]) & of_kind["revision"].isin(
                     [named["revision"], ""]

@@ -63,12 +63,15 @@ class Question:
         return renamed
 
 
-def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> list[Question]:
+def questions(
+    tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None, controls: pd.DataFrame
+) -> list[Question]:
     """Every question that the stored tables can answer.
 
     Args:
         tables: by name.
         heads: single heads under the exact protocol with `series`.
+        controls: averages of controls, as `Results.variants` gives them.
 
     Returns:
         Questions with at least one test.
@@ -76,8 +79,8 @@ def questions(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) ->
     found: list[Question | None] = []
     if heads is not None and not heads.empty:
         heads = last_step(heads)
-        if "nulls" in tables:
-            found.append(_against_nulls(heads, tables["nulls"]))
+        if len(controls):
+            found.append(_against_nulls(heads, controls))
         found.append(_between_series(heads))
     if "ablation" in tables:
         found.append(_ablation(last_step(tables["ablation"])))
@@ -99,7 +102,9 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                 # random weights belong to a whole series, shuffled rows to their own checkpoint
                 on = ["model", "sample"] if kind == "random_weights" else keys
                 mine = own.groupby(on)[metric].mean()
-                theirs = nulls[(nulls["kind"] == kind) & (nulls["metric"] == metric)].set_index(on)["value"]
+                theirs = nulls[(nulls["variant"] == kind) & (nulls["metric"] == metric)].set_index(on)[
+                    "value"
+                ]
                 both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
                 a, b = both.iloc[:, 0], both.iloc[:, 1]
                 # what a null leaves as it is (shuffling a row, its entropy) is no test of anything

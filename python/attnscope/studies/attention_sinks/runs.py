@@ -11,9 +11,9 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.forward import Batch
-from attnscope.engine.recipe import UnitRows
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
+from attnscope.studies.attention_sinks.columns import UnitRows
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study

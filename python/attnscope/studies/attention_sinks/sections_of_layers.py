@@ -45,11 +45,11 @@ SECTIONS: tuple[Section, ...] = (
             "entropy_magnitude_correlation",
         ),
         pairs=(
-            Wanted("heads", "alignment_hidden", "alignment with states"),
-            Wanted("heads", "entropy", "entropy (nats)"),
+            Wanted("head_means", "alignment_hidden", "alignment with states"),
+            Wanted("head_means", "entropy", "entropy (nats)"),
             Wanted("layers", "transformation_magnitude", "change by the block"),
-            Wanted("heads", "entropy_magnitude_correlation", "entropy with change"),
-            Wanted("heads", "pca_correlation", "PCA correlation"),
+            Wanted("head_means", "entropy_magnitude_correlation", "entropy with change"),
+            Wanted("head_means", "pca_correlation", "PCA correlation"),
         ),
         published_causal=(
             "The published alignment runs over all ordered pairs, so the zeros above a causal "
@@ -81,9 +81,9 @@ SECTIONS: tuple[Section, ...] = (
         figures=("reference",),
         metrics=("reference_magnitude", "reference_directional", "reference_information"),
         pairs=(
-            Wanted("heads", "reference_magnitude", "magnitude"),
-            Wanted("heads", "reference_directional", "direction"),
-            Wanted("heads", "reference_information", "turn; published: distance"),
+            Wanted("head_means", "reference_magnitude", "magnitude"),
+            Wanted("head_means", "reference_directional", "direction"),
+            Wanted("head_means", "reference_information", "turn; published: distance"),
         ),
         published=(
             "The published magnitude is cut at 1, the direction is (cos + 1)/2, so that 0.5 means "

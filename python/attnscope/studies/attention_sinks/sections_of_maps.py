@@ -31,9 +31,12 @@ SECTIONS: tuple[Section, ...] = (
         figures=("sink_emergence", "sink_maps", "ablation"),
         metrics=("sink_share", "sink_boost", "sink_rate", "sink_count", "top_mass"),
         pairs=(
-            Wanted("heads", "sink_count", "sink tokens per map"),
+            Wanted("head_means", "sink_count", "sink tokens per map"),
             Wanted(
-                "heads", "top_mass", "mass of the top key; published: of the top tenth", "sink_concentration"
+                "head_means",
+                "top_mass",
+                "mass of the top key; published: of the top tenth",
+                "sink_concentration",
             ),
         ),
         published=(
@@ -93,12 +96,12 @@ SECTIONS: tuple[Section, ...] = (
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
         pairs=(
-            Wanted("graphs", "fiedler_value", "λ₂ of the graph at 0.02", threshold=THRESHOLD),
-            Wanted("graphs", "density", "density at 0.02", threshold=THRESHOLD),
-            Wanted("graphs", "hub_share", "hub share at 0.02", threshold=THRESHOLD),
-            Wanted("graphs", "gini", "Gini of degrees at 0.02", threshold=THRESHOLD),
-            Wanted("graphs", "centralization", "centralisation at 0.02", threshold=THRESHOLD),
-            Wanted("graphs", "star_likeness", "star-likeness at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "graph_fiedler_value", "λ₂ of the graph at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "density", "density at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "hub_share", "hub share at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "gini", "Gini of degrees at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "centralization", "centralisation at 0.02", threshold=THRESHOLD),
+            Wanted("head_mean_graphs", "star_likeness", "star-likeness at 0.02", threshold=THRESHOLD),
         ),
         published=(
             "The published graph keeps self-loops and counts in-degrees over them, halves every "
@@ -132,11 +135,14 @@ SECTIONS: tuple[Section, ...] = (
         ),
         figures=("spectra",),
         pairs=(
-            Wanted("heads", "participation_ratio", "participation ratio"),
-            Wanted("heads", "spectral_ratio", "first over second value"),
-            Wanted("heads", "stable_rank", "stable rank"),
+            Wanted("head_means", "participation_ratio", "participation ratio"),
+            Wanted("head_means", "spectral_ratio", "first over second value"),
+            Wanted("head_means", "stable_rank", "stable rank"),
             Wanted(
-                "heads", "mp_ks", "distance from the null law; published: KL", "marchenko_pastur_deviation"
+                "head_means",
+                "mp_ks",
+                "distance from the null law; published: KL",
+                "marchenko_pastur_deviation",
             ),
         ),
         published_causal=(
@@ -190,10 +196,10 @@ SECTIONS: tuple[Section, ...] = (
             ("betti_1", THRESHOLD),
         ),
         pairs=(
-            Wanted("heads", "bar_count_0", "β₀, bars of the whole diagram"),
-            Wanted("heads", "bar_count_1", "β₁, bars of the whole diagram"),
-            Wanted("heads", "mean_persistence_0", "mean length of finite H0 bars"),
-            Wanted("heads", "mean_persistence_1", "mean length of finite H1 bars"),
+            Wanted("head_means", "bar_count_0", "β₀, bars of the whole diagram"),
+            Wanted("head_means", "bar_count_1", "β₁, bars of the whole diagram"),
+            Wanted("head_means", "mean_persistence_0", "mean length of finite H0 bars"),
+            Wanted("head_means", "mean_persistence_1", "mean length of finite H1 bars"),
         ),
         published_causal=(
             "The published β₀ is min(<i>n</i>, 30) and β₁ is 0 for every causal model whose kept "

@@ -3,13 +3,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-import torch
 from torch import Tensor
 
-from attnscope.engine.recipe import head_mean
+from attnscope.engine.forward import head_mean
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -50,6 +49,7 @@ class States:
             sites["value"] = layer.states("value", per_head=True).cpu()
         return cls(heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
 
-    def inside(self) -> Tensor:
-        """Which tokens are real, bool [b, n]."""
-        return torch.arange(self.heads.shape[-1]) < self.lengths[:, None]
+    def copy(self) -> States:
+        """The same numbers in memory of their own, which outlive the forward pass."""
+        sites = {site: tensor.clone() for site, tensor in self.sites.items()}
+        return replace(self, heads=self.heads.clone(), sites=sites)

@@ -4,16 +4,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+import warnings
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
-import numpy.typing as npt
+import pandas as pd
+import torch
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.engine.stage_run import StageRun
 from attnscope.inference.emergence import emergence_of
 from attnscope.inference.frames import classify_frames
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import Quantity
+from attnscope.studies.attention_sinks.columns import levels
 from attnscope.studies.attention_sinks.comparisons import (
     checkpoints,
     layer_tests,
@@ -22,80 +29,93 @@ from attnscope.studies.attention_sinks.comparisons import (
     numbers_of,
     removal_tests,
 )
-from attnscope.studies.nulls import by_length
+from attnscope.studies.nulls import by_length, uniform_attention
 
-if TYPE_CHECKING:
-    import pandas as pd
-    import pyarrow as pa
-
-    from attnscope.engine.config import Study
-
-#: Marks the mean over single heads where `head` is a key; −1 is the head mean's own map.
-ALL_HEADS = -2
+#: What `head` says of the mean over single heads, and of the head mean's own map.
+ALL_HEADS, HEAD_MEAN = -2, -1
 #: Metrics whose emergence is told of every single head.
 OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
 
 
-def made_from(results: Results, study: Study) -> dict[str, pa.Table]:
-    """The summaries of a finished run.
+TABLES = (
+    *("frames", "frame_evidence", "specialization", "layer_tests", "removal_tests", "null_tests"),
+    *("graph_depth", "emergence"),
+)
+
+
+def write_baselines(
+    run: StageRun, chosen: Mapping[str, Sequence[Quantity]], thresholds: Sequence[float | str]
+) -> None:
+    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls.
 
     Args:
-        results: its tables.
-        study: whether everything was measured, and the seed.
+        run: of the unit.
+        chosen: quantities by protocol.
+        thresholds: of the graphs.
     """
-    import pyarrow as pa
+    samples = run.read("samples")
+    whose: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
+    seen = samples[["n_tokens", "causal"]].dropna().drop_duplicates()
+    for n, causal in sorted((int(n), bool(causal)) for n, causal in seen.itertuples(index=False)):
+        maps = uniform_attention(n, causal=causal)[None, None]
+        kind = "uniform_causal" if causal else "uniform_full"
+        for protocol, quantities in chosen.items():
+            with warnings.catch_warnings():
+                # what has no value on uniform attention is null in the table, which says enough
+                warnings.simplefilter("ignore", RuntimeWarning)
+                found = measure_quantities({"attention": maps}, quantities)
+            for one, values in found.values.items():
+                numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
+                at = levels(thresholds, n) if one.axes else np.full(1, math.nan)
+                keys: dict[str, Any] = {"n_tokens": n, "metric": one.name, "kind": kind, "threshold": at}
+                run.write("baselines", **keys, protocol=protocol, **whose, value=numbers)
+    controls = run.stored.variants()
+    if len(controls):
+        rows: dict[Any, Any] = by_length(controls, samples).to_dict("series")
+        run.write("baselines", **rows)
 
-    makers: dict[str, Callable[[], list[dict[str, Any]]]] = {}
-    whole = not study.metrics
+
+def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
+    """Writes the tables that are made of the others.
+
+    Args:
+        run: of the unit.
+        metrics: that were asked for; tables of everything are made where none is named.
+        seed: of the bootstrap.
+    """
+    results, whole = run.stored, not metrics
     there = set(results.tables())
-    positions = "heads" in there and "sink_position" in results.schema("heads").names
-    if positions and (whole or "classify_frames" in study.metrics):
-        verdicts: list[dict[str, Any]] = []
-        evidence: list[dict[str, Any]] = []
-        makers["frames"] = lambda: frames(results, study.seed, verdicts, evidence)
-        makers["frame_evidence"] = lambda: evidence
-        makers["specialization"] = lambda: specialization(results)
-    if whole and "heads" in there:
-        makers["layer_tests"] = lambda: layer_tests(results)
-        makers["emergence"] = lambda: emergence(results, study.seed)
-    if "layers" in there and "kl_reduction_90" in results.schema("layers").names:
-        makers["removal_tests"] = lambda: removal_tests(results)
-    if whole and "nulls" in there:
-        makers["null_tests"] = lambda: null_tests(results)
-    if whole and "graphs" in there:
-        makers["graph_depth"] = lambda: graph_depth(results)
-    made = {}
-    for name, make in makers.items():
-        rows = make()
+    evidence: list[dict[str, Any]] = []
+    made: dict[str, list[dict[str, Any]]] = {}
+    if "heads" in there and (whole or "classify_frames" in metrics):
+        made["frames"] = frames(results, seed, evidence)
+        made["frame_evidence"] = evidence
+        made["specialization"] = specialization(results)
+    if whole:
+        made["layer_tests"] = layer_tests(results)
+        made["emergence"] = emergence(results, seed)
+        made["null_tests"] = null_tests(results)
+    if "layers" in there:
+        made["removal_tests"] = removal_tests(results)
+    if whole and "head_mean_graphs" in there:
+        made["graph_depth"] = graph_depth(results)
+    for name, rows in made.items():
         if rows:
-            columns = {key: [row[key] for row in rows] for key in rows[0]}
-            made[name] = pa.table({key: pa.array(values) for key, values in columns.items()})
-    if "nulls" in there and "baselines" in there:
-        empirical = by_length(results.table("nulls"), results.table("samples"))
-        stored = results.arrow("baselines")
-        rows_of = pa.Table.from_pandas(empirical, preserve_index=False, schema=stored.schema)
-        made["baselines"] = pa.concat_tables(
-            [stored, rows_of.replace_schema_metadata(stored.schema.metadata)]
-        )
-    return made
+            columns: dict[str, Any] = {key: [row[key] for row in rows] for key in rows[0]}
+            run.write(name, **columns)
 
 
-def frames(
-    results: Results, seed: int, verdicts: list[dict[str, Any]], evidence: list[dict[str, Any]]
-) -> list[dict[str, Any]]:
+def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Rows of `frames`, and of `frame_evidence` into `evidence`.
 
     Args:
         results: the run.
         seed: of the bootstrap.
-        verdicts: gets the rows, and is returned.
         evidence: gets the rows that the verdicts rest on.
     """
-    samples = results.table("samples", ["model", "revision", "step", "sample", "group", "tokens", "n_tokens"])
-    causal = results.table("samples", ["causal"])["causal"]
-    samples = samples.assign(causal=causal)
+    verdicts: list[dict[str, Any]] = []
+    samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     heads = results.table("heads", [*HEAD_KEYS, "sink_position"])
-    heads = heads[heads["head"] >= 0]
     for keys, own in checkpoints(heads):
         here = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index("sample")
         groups = sorted(here["group"].unique())
@@ -107,13 +127,13 @@ def frames(
                 )
                 wide = wide.sort_index(axis=0).sort_index(axis=1)
                 layers = wide.columns.get_level_values("layer").nunique()
-                positions = wide.to_numpy(np.int64).reshape(len(wide), layers, -1)
+                positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
                 if (positions < 0).all():
                     continue
                 sentences = chosen.loc[wide.index]
                 tokens = [list(one) for one in sentences["tokens"]]
                 found = classify_frames(
-                    positions_tensor(positions),
+                    torch.tensor(positions),
                     lengths=sentences["n_tokens"].tolist(),
                     causal=bool(sentences["causal"].all()),
                     tokens=tokens,
@@ -150,16 +170,7 @@ def frames(
     return verdicts
 
 
-def positions_tensor(positions: npt.NDArray[np.int64]) -> Any:
-    """As `classify_frames` takes them."""
-    import torch
-
-    return torch.tensor(positions)
-
-
 def _modal(values: Sequence[Any]) -> tuple[Any, float]:
-    from collections import Counter
-
     value, count = Counter(values).most_common(1)[0]
     return value, count / len(values)
 
@@ -173,7 +184,7 @@ def specialization(results: Results) -> list[dict[str, Any]]:
     from attnscope.protocols.ruscio2025 import head_specialization
 
     heads = results.table("heads", [*HEAD_KEYS, "sink_position", "sink_token"])
-    heads = heads[(heads["head"] >= 0) & (heads["sink_position"] >= 0)]
+    heads = heads[heads["sink_position"].notna()]
     made = []
     for keys, own in heads.groupby([*CHECKPOINT_KEYS, "layer", "head", "protocol"], sort=False):
         named = dict(zip([*CHECKPOINT_KEYS, "layer", "head", "protocol"], keys, strict=True))
@@ -201,14 +212,15 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
     from attnscope.protocols.ruscio2025 import fiedler_correlations, middle_peak, reported_layers
 
     partners = ["gini", "hub_share", "centralization", "degree_variance"]
-    keys = [*CHECKPOINT_KEYS, "protocol", "layer", "head", "threshold"]
-    frame = results.table("graphs", [*keys, "fiedler_value", "density", *partners])
-    frame = frame[frame["head"] == -1]
+    keys = [*CHECKPOINT_KEYS, "protocol", "layer", "threshold"]
+    numbers = ["graph_fiedler_value", "density", *partners]
+    frame = results.table("head_mean_graphs", [*keys, *numbers])
     made = []
     for named, own in checkpoints(frame):
         for (protocol, threshold), rows in own.groupby(["protocol", "threshold"], sort=True):
-            means = rows.groupby("layer", sort=True)[["fiedler_value", "density", *partners]].mean()
-            columns = {name: means[name].tolist() for name in ("fiedler_value", *partners)}
+            means = rows.groupby("layer", sort=True)[numbers].mean()
+            columns = {name: means[name].tolist() for name in partners}
+            columns["fiedler_value"] = means["graph_fiedler_value"].tolist()
             peak = middle_peak(columns["fiedler_value"])
             told = fiedler_correlations(columns)
             made.append(
@@ -248,9 +260,12 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
             if name == "layers" and metric in numbers_of(results, "heads"):
                 continue
             frame = measured(results, name, metric)
-            frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
-            if "head" not in frame:
+            if name == "heads":
+                mean = measured(results, "head_means", metric).assign(head=HEAD_MEAN)
+                frame = pd.concat([frame, mean], ignore_index=True)
+            else:
                 frame = frame.assign(head=ALL_HEADS)
+            frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
             frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
             for (model, protocol), rows in frame.groupby(["model", "protocol"], sort=True):
                 if rows[metric].notna().any():
@@ -291,7 +306,10 @@ def _emergence_of(
             )
 
     single = rows["head"] >= 0
-    scopes = {ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)], -1: rows[rows["head"] == -1]}
+    scopes = {
+        ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)],
+        HEAD_MEAN: rows[rows["head"] == HEAD_MEAN],
+    }
     for head, part in scopes.items():
         if not part[metric].notna().any():
             continue

@@ -96,7 +96,7 @@ SECTIONS: tuple[Section, ...] = (
             "0, so for sequences it is no bound.",
             "A strong negative ρ is what the bound makes of any heads that differ in sharpness: compare "
             "it with "
-            "shuffled rows and random weights, in the table <code>nulls</code>.",
+            "shuffled rows and random weights, in the table <code>uncertainty_variants</code>.",
         ),
     ),
     analysis(
@@ -152,7 +152,7 @@ def findings(results: Tables) -> list[str]:
     if "phases" not in results.tables():
         return []
     table, lines = results.table("phases"), []
-    nulls = results.table("nulls") if "nulls" in results.tables() else None
+    nulls = results.variants()
     for model, own in table.groupby("model", sort=False):
         last = own[own["step"] == own["step"].max()].set_index("metric")["mean"]
         if "low_band" in last:
@@ -164,11 +164,11 @@ def findings(results: Tables) -> list[str]:
         if "rho" in last:
             rho = number(last["rho"])
             line = f"{model}: position and spectral entropy of a sentence's heads correlate at {rho}"
-            if nulls is not None:
+            if len(nulls):
                 kinds = {"row_permutation": "shuffled rows", "random_weights": "random weights"}
                 there = nulls[(nulls["model"] == model) & (nulls["metric"] == "rho")]
                 there = there[there["step"].isin([own["step"].max(), -1])]
-                found = there.groupby("kind")["value"].mean()
+                found = there.groupby("variant")["value"].mean()
                 line += "".join(f"; {kinds[kind]} {number(value)}" for kind, value in found.items())
             lines.append(f"{line}.")
     return lines

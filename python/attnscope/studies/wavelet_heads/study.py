@@ -8,205 +8,224 @@ text changes them; and what RoPE's frequencies become behind the model's own non
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch
-from attnscope.engine.recipe import Recipe, UnitRows, head_mean
-from attnscope.engine.results import Results
-from attnscope.studies.nulls import (
-    closed_form,
-    per_sentence,
-    shuffled_rows,
-    uniform_attention,
-)
+from attnscope.engine.forward import Batch, head_mean
+from attnscope.engine.study import Study
+from attnscope.engine.units import Stage, Unit, Units
+from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.signals.wavelet import ENERGY
+from attnscope.studies.nulls import shuffled_rows
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
-from attnscope.studies.wavelet_heads.options import WaveletOptions
-from attnscope.studies.wavelet_heads.readings import BANDS, METRICS, head_columns, one_minus_cosine
+from attnscope.studies.wavelet_heads.options import BANDS, METRICS, WaveletOptions
+from attnscope.studies.wavelet_heads.tables import (
+    MEASURED,
+    POWER_SHARE,
+    PROFILE,
+    TABLES,
+    of_heads,
+    over_queries,
+)
 
 if TYPE_CHECKING:
-    import pyarrow as pa
+    from attnscope.engine.config import Settings
+    from attnscope.engine.stage_run import StageRun
 
-    from attnscope.capture import Layer
-
-
-@dataclass(frozen=True)
-class Beginning(Batch):
-    """The first tokens of the sentences of a batch.
-
-    Attributes:
-        fraction: of each sentence's tokens.
-    """
-
-    fraction: float = 1.0
+#: What a text's beginning is compared with, by layer and table.
+Descriptions = dict[tuple[int, str], Measured]
+#: Entropies of each text's heads, layer by layer: those of position, of the spectrum, of Fourier.
+Entropies = defaultdict[int, list[dict[str, Any]]]
 
 
-class WaveletStudy(Recipe):
+class WaveletStudy(Study):
     """Captures attention; fills `heads`, `spectra`, `signals`, `scale_sensitivity`, `harmonics`, `baselines`.
 
     `options` are those of `attnscope.studies.wavelet_heads.options.WaveletOptions`.
     """
 
     name = "wavelet_heads"
-    takes_options = True
-    measured = ("heads", "spectra", "signals", "scale_sensitivity", "harmonics", "nulls")
-    made = ("uncertainty", "phases", "published")
+    Options = WaveletOptions
+    tables = TABLES
 
-    def __init__(self, study: Any) -> None:
-        super().__init__(study)
-        self.options = WaveletOptions.read(study.options)
-        self._taken = tuple(study.metrics) or METRICS
-        #: What the prefixes of a batch are compared with, by layer and kind of heads.
-        self._whole: dict[tuple[int, bool], dict[str, Tensor]] = {}
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        options: WaveletOptions = self.options
+        self._of_heads = of_heads(options, [metric for metric in METRICS if options.takes(metric)])
+        self._power = over_queries(POWER_SHARE, options)
+        self._scales = (over_queries(ENERGY, options), over_queries(PROFILE, options))
+        self._measured = (
+            *self._of_heads,
+            *((self._power,) if options.takes("power_spectrum") else ()),
+            *(self._scales if options.takes("scale_sensitivity") else ()),
+        )
 
-    @classmethod
-    def metrics(cls) -> list[str]:
-        """Names of the metric functions that the study takes."""
-        return sorted(METRICS)
+    def stages(self, units: Units) -> list[Stage]:
+        """RoPE's harmonics of every checkpoint, the texts, and what is made of them."""
+        variants = ("random_weights",) if "random_weights" in self.options.nulls else ()
+        texts = units.texts(variants=variants, seeds=1)
+        there = ("samples", *MEASURED)
+        made = ("baselines", "phases", "published")
+        whole = [
+            Stage("harmonics", units.checkpoints(), self._harmonics, writes=("harmonics",)),
+            Stage("texts", texts, self._texts, writes=MEASURED),
+            Stage("summaries", units.once(), self._summaries, reads=there, writes=made),
+        ]
+        return whole if self.options.harmonics else whole[1:]
 
-    def sites(self) -> tuple[str, ...]:
-        """Attention, which everything but the harmonics is made of."""
-        return ("attention",)
-
-    def twins(self) -> bool:
-        """Whether a model with random weights reads the sentences too."""
-        return "random_weights" in self.options.nulls
-
-    def passes(self, model: Any, batch: Batch) -> Iterator[tuple[Any, Batch]]:
-        """The sentences, then the first tokens of each for the scale sensitivity."""
-        self._whole = {}
-        yield model, batch
-        if "scale_sensitivity" not in self._taken:
-            return
-        for fraction in self.options.prefixes:
-            lengths = [max(1, math.ceil(fraction * n)) for n in batch.lengths]
-            if max(lengths) >= self.options.min_keys:
-                yield model, _beginning(batch, lengths, fraction)
-
-    def of_weights(self, model: Any) -> Mapping[str, Mapping[str, Any]]:
-        """RoPE's harmonics."""
-        columns = harmonics(model) if self.options.harmonics else {}
-        if self.options.harmonics and not columns:
-            self.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
-        return {"harmonics": columns} if columns else {}
-
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
-        """Every metric on every head of the layer and on their mean."""
-        heads, lengths = layer.matrices(), layer.lengths[:, None]
-        for maps, names in ((head_mean(heads), [-1]), (heads, list(layer.heads))):
-            if isinstance(batch, Beginning):
-                self._compare(maps, lengths, number, names, batch, rows)
-            else:
-                self._add(maps, lengths, number, names, batch, rows)
-        if "row_permutation" in self.options.nulls and not rows.null and not isinstance(batch, Beginning):
-            shuffled = shuffled_rows(heads, batch.lengths, batch.samples, number, self.study.seed)
-            self._add(shuffled, lengths, number, list(layer.heads), batch, rows.nulls("row_permutation"))
-
-    def _add(
-        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Batch, rows: UnitRows
-    ) -> None:
-        columns, more = head_columns(maps, lengths, self.options, self._taken)
-        keys = _keys(batch, number, names)
+    def _harmonics(self, unit: Unit, run: StageRun) -> None:
+        model = run.model().model
+        columns = harmonics(model)
         if columns:
-            rows.add("heads", {**keys, "n_tokens": np.repeat(batch.lengths, len(names)), **columns})
-        if rows.null:
-            return
-        if "energy" in more and "scale_sensitivity" in self._taken:
-            self._whole[number, names == [-1]] = {name: more[name] for name in ("energy", "profile")}
-        if names == [-1]:
-            return
-        if "bands" in more:
-            shares = more["bands"].nanmean(1)
-            there = np.repeat(batch.samples, BANDS)
+            run.write("harmonics", **columns)
+        else:
+            run.note(f"{type(model).__name__}: no RoPE with an activation behind it, so no harmonics")
+
+    def _texts(self, unit: Unit, run: StageRun) -> None:
+        entropies: Entropies = defaultdict(list)
+        permuted: Entropies = defaultdict(list)
+        for batch in run.batches():
+            whole: Descriptions = {}
+            for number, layer in run.layers(batch):
+                heads, names = layer.matrices(), list(layer.heads)
+                self._write(run, head_mean(heads), None, number, batch, whole)
+                found = self._write(run, heads, names, number, batch, whole)
+                _gather(entropies, found, batch)
+                if not unit.variant:
+                    self._write_signals(run, heads, names, number, batch)
+                    if "row_permutation" in self.options.nulls:
+                        found = self._write_permuted(run, heads, names, number, batch)
+                        _gather(permuted, found, batch)
+                # while the next layer is computed, this one must be free
+                del heads, layer
+            if not unit.variant and self.options.takes("scale_sensitivity"):
+                self._beginnings(run, batch, whole)
+        for variant, gathered in (("", entropies), ("row_permutation", permuted)):
+            for sample, layers in gathered.items():
+                own = {name: np.concatenate([one[name] for one in layers]) for name in layers[0]}
+                count = {} if variant or unit.variant else {"heads": len(next(iter(own.values())))}
+                keys = {"sample": sample, "protocol": "exact"}
+                run.write("uncertainty", variant=variant, **keys, **count, **summaries.correlated(own))
+
+    def _write(
+        self,
+        run: StageRun,
+        maps: Tensor,
+        names: Sequence[int] | None,
+        number: int,
+        batch: Batch,
+        whole: Descriptions,
+        variant: str = "",
+    ) -> dict[str, Tensor]:
+        """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
+        control = variant or run.unit.variant
+        quantities = self._of_heads if control else self._measured
+        if not quantities:
+            return {}
+        found = measure_quantities({"attention": maps}, quantities, lengths=batch.lengths)
+        values = {one.name: found.values[one] for one in self._of_heads}
+        if values:
+            columns = {name: numbers.flatten().numpy() for name, numbers in values.items()}
+            tokens = {} if control else {"n_tokens": np.repeat(batch.lengths, maps.shape[1])}
+            table = "head_means" if names is None else "heads"
+            run.write(table, variant=variant, **_keys(batch, number, names), **tokens, **columns)
+        if control:
+            return values
+        if self._power in found.values and names is not None:
+            shares = found.values[self._power].nanmean(1)
+            keys = {"sample": np.repeat(batch.samples, BANDS), "layer": number, "protocol": "exact"}
             centers = np.tile((np.arange(BANDS) + 0.5) / BANDS, len(batch.samples))
-            spectra = {"sample": there, "layer": number, "protocol": "exact", "frequency": centers}
-            rows.add("spectra", {**spectra, "power_share": shares.flatten().numpy()})
+            run.write("spectra", **keys, frequency=centers, power_share=shares.flatten().numpy())
+        whole[number, _sensitivity(names)] = found
+        return values
+
+    def _write_permuted(
+        self, run: StageRun, heads: Tensor, names: Sequence[int], number: int, batch: Batch
+    ) -> dict[str, Tensor]:
+        """The same numbers of maps with shuffled rows, as a control."""
+        maps = shuffled_rows(heads, batch.lengths, batch.samples, number, self.settings.seed)
+        return self._write(run, maps, names, number, batch, {}, "row_permutation")
+
+    def _write_signals(
+        self, run: StageRun, maps: Tensor, names: Sequence[int], number: int, batch: Batch
+    ) -> None:
+        """The last query's attention of the samples that the options name."""
         for place, sample in enumerate(batch.samples):
             if sample in self.options.signals:
                 n = batch.lengths[place]
                 signals = [row[:n].double().tolist() for row in maps[place, :, n - 1].cpu()]
-                own = {"sample": sample, "layer": number, "head": names, "protocol": "exact", "n_tokens": n}
-                column = np.empty(len(signals), dtype=object)
-                column[:] = signals
-                rows.add("signals", {**own, "signal": column})
+                keys = {"sample": sample, "layer": number, "head": list(names), "protocol": "exact"}
+                run.write("signals", **keys, n_tokens=n, signal=signals)
 
-    def _compare(
-        self, maps: Tensor, lengths: Tensor, number: int, names: list[int], batch: Beginning, rows: UnitRows
-    ) -> None:
-        """UnitRows of `scale_sensitivity`: the beginnings of the sentences beside the whole."""
-        whole = self._whole.get((number, names == [-1]))
-        if whole is None or rows.null:
-            return
-        _, more = head_columns(maps, lengths, self.options, ("scale_sensitivity",))
-        rows.add(
-            "scale_sensitivity",
-            {
-                **_keys(batch, number, names),
-                "fraction": batch.fraction,
-                "n_tokens": np.repeat(batch.lengths, len(names)),
-                "energy": one_minus_cosine(whole["energy"], more["energy"]).flatten().numpy(),
-                "coefficients": one_minus_cosine(whole["profile"], more["profile"]).flatten().numpy(),
-            },
-        )
+    def _beginnings(self, run: StageRun, batch: Batch, whole: Descriptions) -> None:
+        """The first tokens of each text once more, beside the whole."""
+        for fraction in self.options.prefixes:
+            lengths = [max(1, math.ceil(fraction * n)) for n in batch.lengths]
+            if max(lengths) < self.options.min_keys:
+                continue
+            part = replace(
+                batch,
+                lengths=lengths,
+                token_ids=[ids[:n] for ids, n in zip(batch.token_ids, lengths, strict=True)],
+                tokens=[names[:n] for names, n in zip(batch.tokens, lengths, strict=True)],
+            )
+            for number, layer in run.layers(part):
+                heads = layer.matrices()
+                for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
+                    table = _sensitivity(names)
+                    found = measure_quantities({"attention": maps}, self._scales, lengths=lengths)
+                    pairs = [
+                        (whole[number, table].values[one].flatten(2), found.values[one].flatten(2))
+                        for one in self._scales
+                    ]
+                    energy, coefficients = (one_minus_cosine(*pair).flatten().numpy() for pair in pairs)
+                    keys = {**_keys(part, number, names), "fraction": fraction}
+                    tokens = np.repeat(lengths, maps.shape[1])
+                    run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
+                del heads, layer, maps
 
-    def baselines(self, n_tokens: int, causal: bool) -> list[dict[str, Any]]:
-        """Every number of `heads` on uniform attention among the visible keys."""
-        columns, _ = head_columns(uniform_attention(n_tokens, causal=causal), None, self.options, self._taken)
-        kind = "uniform_causal" if causal else "uniform_full"
-        return [
-            closed_form(n_tokens, kind, "exact", name, values[0], math.nan)
-            for name, values in columns.items()
-        ]
-
-    def reduced(self, tables: Mapping[str, pa.Table], kind: str) -> dict[str, Any]:
-        """Columns of `nulls`: means over heads per sentence, and ρ within each sentence."""
-        columns = per_sentence(tables, kind)
-        if not columns or "spectral_entropy" not in tables["heads"].column_names:
-            return columns
-        frame = tables["heads"].to_pandas()
-        rho = [
-            (sample, name, value)
-            for sample, part in frame[frame["head"] >= 0].groupby("sample")
-            for name, value in summaries.correlated(part).items()
-        ]
-        more: dict[str, list[Any]] = {
-            "sample": [one[0] for one in rho],
-            "protocol": ["exact"] * len(rho),
-            "scope": ["heads"] * len(rho),
-            "metric": [one[1] for one in rho],
-            "threshold": [math.nan] * len(rho),
-            "value": [one[2] for one in rho],
-        }
-        return {"kind": kind, **{name: np.concatenate([columns[name], more[name]]) for name in more}}
-
-    def finish(self, results: Results) -> dict[str, pa.Table]:
-        """Uncertainty of sentences, phases of training, and the paper's values for the run's models."""
-        return summaries.made_from(results)
+    def _summaries(self, unit: Unit, run: StageRun) -> None:
+        summaries.write_baselines(run, self._of_heads)
+        summaries.write_phases(run)
 
 
-def _keys(batch: Batch, number: int, names: list[int]) -> dict[str, Any]:
-    return {
-        "sample": np.repeat(batch.samples, len(names)),
-        "layer": number,
-        "head": names * len(batch.samples),
-        "protocol": "exact",
-    }
+def one_minus_cosine(whole: Tensor, part: Tensor) -> Tensor:
+    """Scale sensitivity of two descriptions along the last axis.
+
+    Args:
+        whole: of the whole texts.
+        part: of their beginnings.
+
+    >>> one_minus_cosine(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])).item()
+    1.0
+    """
+    return 1.0 - torch.nn.functional.cosine_similarity(whole, part, dim=-1)
 
 
-def _beginning(batch: Batch, lengths: list[int], fraction: float) -> Beginning:
-    return Beginning(
-        samples=batch.samples,
-        lengths=lengths,
-        token_ids=[ids[:n] for ids, n in zip(batch.token_ids, lengths, strict=True)],
-        tokens=[names[:n] for names, n in zip(batch.tokens, lengths, strict=True)],
-        groups=batch.groups,
-        fraction=fraction,
-    )
+def _gather(entropies: Entropies, values: dict[str, Tensor], batch: Batch) -> None:
+    """Keeps what the uncertainty of each text is made of."""
+    own = {name: values[name].numpy() for name in summaries.ENTROPIES if name in values}
+    if {"position_entropy", "spectral_entropy"} <= set(own):
+        for place, sample in enumerate(batch.samples):
+            entropies[sample].append({name: numbers[place] for name, numbers in own.items()})
+
+
+def _sensitivity(names: Sequence[int] | None) -> str:
+    return "head_mean_scale_sensitivity" if names is None else "scale_sensitivity"
+
+
+def _keys(batch: Batch, number: int, names: Sequence[int] | None) -> dict[str, Any]:
+    """Keys of the maps of a layer: of its heads, or of its head mean where those have no names."""
+    own = {} if names is None else {"head": [*names] * len(batch.samples)}
+    each = 1 if names is None else len(names)
+    return {"sample": np.repeat(batch.samples, each), "layer": number, **own, "protocol": "exact"}
 
 
 STUDY = WaveletStudy

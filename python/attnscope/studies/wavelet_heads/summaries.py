@@ -1,103 +1,91 @@
 # SPDX-License-Identifier: MIT
-"""Tables made from the stored ones: uncertainty of sentences, phases of training, published values."""
+"""Tables made from the stored ones: uniform attention, phases of training, published values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.engine.results import Results
-from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
-from attnscope.studies.nulls import by_length
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import Quantity
+from attnscope.studies.nulls import by_length, uniform_attention
 
 if TYPE_CHECKING:
     import pandas as pd
-    import pyarrow as pa
+
+    from attnscope.engine.results import Results
+    from attnscope.engine.stage_run import StageRun
 
 #: Columns of `uncertainty` and the pair of columns of `heads` that they correlate across a sentence's heads.
 CORRELATIONS = {
     "rho": ("position_entropy", "spectral_entropy"),
     "rho_fourier": ("position_entropy", "fourier_entropy"),
 }
+ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name in pair))
 
 
-def made_from(results: Results) -> dict[str, pa.Table]:
-    """The summaries of a finished run.
-
-    Args:
-        results: its tables.
-    """
-    import pyarrow as pa
-
-    there = set(results.tables())
-    if "heads" not in there:
-        return {}
-    heads = results.table("heads")
-    made: dict[str, pd.DataFrame] = {}
-    if {"position_entropy", "spectral_entropy"} <= set(heads.columns):
-        made["uncertainty"] = uncertainty(heads)
-    sensitivity = results.table("scale_sensitivity") if "scale_sensitivity" in there else None
-    made["phases"] = phases(heads, made.get("uncertainty"), sensitivity)
-    found = published(made["phases"])
-    if not found.empty:
-        made["published"] = found
-    tables = {name: pa.Table.from_pandas(table, preserve_index=False) for name, table in made.items()}
-    if {"nulls", "baselines"} <= there:
-        stored = results.arrow("baselines")
-        empirical = by_length(results.table("nulls"), results.table("samples"))
-        rows = pa.Table.from_pandas(empirical, preserve_index=False, schema=stored.schema)
-        same = rows.replace_schema_metadata(stored.schema.metadata)
-        tables["baselines"] = pa.concat_tables([stored, same])
-    return tables
-
-
-def correlated(heads: pd.DataFrame) -> dict[str, float]:
+def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
     """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary.
 
     Args:
-        heads: its single heads.
+        heads: columns of its single heads.
     """
     found = {}
     for name, (one, other) in CORRELATIONS.items():
         found[name] = math.nan
         if one in heads and other in heads:
-            x, y = (heads[column].to_numpy(dtype=float) for column in (one, other))
+            x, y = (np.asarray(heads[column], dtype=float) for column in (one, other))
             good = np.isfinite(x) & np.isfinite(y)
             if good.sum() >= 3 and np.ptp(x[good]) > 1e-12 and np.ptp(y[good]) > 1e-12:
                 found[name] = float(np.corrcoef(x[good], y[good])[0, 1])
     return found
 
 
-def uncertainty(heads: pd.DataFrame) -> pd.DataFrame:
-    """The table `uncertainty`: ρ across the heads of every sentence.
+def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
+    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls.
 
     Args:
-        heads: the table.
+        run: of the unit.
+        quantities: of `heads`.
     """
-    import pandas as pd
+    samples = run.read("samples")
+    whose: dict[str, Any] = {"protocol": "exact", "threshold": math.nan}
+    nobody = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
+    seen = samples[["n_tokens", "causal"]].dropna().drop_duplicates()
+    for n, causal in sorted((int(n), bool(causal)) for n, causal in seen.itertuples(index=False)):
+        maps = uniform_attention(n, causal=causal)[None, None]
+        whose["kind"] = "uniform_causal" if causal else "uniform_full"
+        with warnings.catch_warnings():
+            # what has no value on uniform attention is null in the table, which says enough
+            warnings.simplefilter("ignore", RuntimeWarning)
+            found = measure_quantities({"attention": maps}, quantities).values if quantities else {}
+        for one, value in found.items():
+            run.write("baselines", n_tokens=n, metric=one.name, value=value.item(), **whose, **nobody)
+    controls = run.stored.variants()
+    if len(controls):
+        rows = by_length(controls, samples)
+        run.write("baselines", **{str(name): rows[name] for name in rows})
 
-    keys = [*CHECKPOINT_KEYS, "sample", "protocol"]
-    rows = [
-        {**dict(zip(keys, key, strict=True)), "heads": len(part), **correlated(part)}
-        for key, part in heads[heads["head"] >= 0].groupby(keys, sort=False)
-    ]
-    table: pd.DataFrame = pd.DataFrame(rows)
-    return table
+
+def write_phases(run: StageRun) -> None:
+    """Writes `phases`: every number of every checkpoint; and `published`, the paper's beside them."""
+    table = phases(run.stored)
+    for name, rows in (("phases", table), ("published", published(table))):
+        if len(rows):
+            run.write(name, **{str(column): rows[column] for column in rows})
 
 
-def phases(
-    heads: pd.DataFrame, rho: pd.DataFrame | None = None, sensitivity: pd.DataFrame | None = None
-) -> pd.DataFrame:
-    """The table `phases`: every number of every checkpoint, mean over heads, then over sentences.
+def phases(results: Results) -> pd.DataFrame:
+    """Every number of every checkpoint, mean over heads, then over sentences.
 
     Args:
-        heads: the table.
-        rho: the table `uncertainty`.
-        sensitivity: the table `scale_sensitivity`.
+        results: with the table `heads`, and `uncertainty` and `scale_sensitivity` where there are such.
 
     Returns:
         model, revision, step, metric, mean, low, high (95 % bootstrap over sentences), samples.
@@ -105,9 +93,19 @@ def phases(
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
-    for key, part in heads[heads["head"] >= 0].groupby(list(CHECKPOINT_KEYS), sort=False):
+    columns = [*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"]
+    there = [name for name in results.tables() if name in ("heads", "uncertainty", "scale_sensitivity")]
+    tables = {name: results.table(name) for name in there}
+    known = {*results.keys("heads"), "n_tokens"} if "heads" in tables else set()
+    checkpoints = [table[list(CHECKPOINT_KEYS)] for table in tables.values()]
+    seen = pd.concat(checkpoints).drop_duplicates() if checkpoints else pd.DataFrame()
+    for key in seen.itertuples(index=False):
         keys = dict(zip(CHECKPOINT_KEYS, key, strict=True))
-        for metric, values in _by_sentence(keys, part, rho, sensitivity):
+        own = {
+            name: table[(table[list(keys)] == list(keys.values())).all(axis=1)]
+            for name, table in tables.items()
+        }
+        for metric, values in _by_sentence(own, known):
             good = values[np.isfinite(values)]
             if not len(good):
                 continue
@@ -115,37 +113,27 @@ def phases(
             if len(good) > 1:
                 interval = bootstrap(good)
                 low, high = interval.low, interval.high
-            rows.append(
-                {
-                    **keys,
-                    "metric": metric,
-                    "mean": float(good.mean()),
-                    "low": low,
-                    "high": high,
-                    "samples": len(good),
-                }
-            )
-    table: pd.DataFrame = pd.DataFrame(rows)
+            mean = float(good.mean())
+            rows.append({**keys, "metric": metric, "mean": mean, "low": low, "high": high} | {
+                "samples": len(good)
+            })  # fmt: skip
+    table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return table
 
 
-def _by_sentence(
-    keys: dict[str, Any], heads: pd.DataFrame, rho: pd.DataFrame | None, sensitivity: pd.DataFrame | None
-) -> Iterator[tuple[str, Any]]:
-    """Metric and one value per sentence."""
-    drop = {*HEAD_KEYS, "n_tokens"}
-    numbers = [name for name in heads.columns if name not in drop]
-    means = heads.groupby("sample")[numbers].mean()
-    for name in numbers:
-        yield name, means[name].to_numpy(dtype=float)
-    if rho is not None:
-        own = rho[(rho[list(keys)] == list(keys.values())).all(axis=1)]
+def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iterator[tuple[str, Any]]:
+    """Metric and one value per sentence, of one checkpoint; `known` are columns of `heads` that are none."""
+    if "heads" in own:
+        heads = own["heads"]
+        numbers = [name for name in heads.columns if name not in known]
+        means = heads.groupby("sample")[numbers].mean()
+        for name in numbers:
+            yield name, means[name].to_numpy(dtype=float)
+    if "uncertainty" in own:
         for name in CORRELATIONS:
-            yield name, own[name].to_numpy(dtype=float)
-    if sensitivity is not None:
-        own = sensitivity[(sensitivity[list(keys)] == list(keys.values())).all(axis=1)]
-        own = own[own["head"] >= 0]
-        for fraction, part in own.groupby("fraction"):
+            yield name, own["uncertainty"][name].to_numpy(dtype=float)
+    if "scale_sensitivity" in own:
+        for fraction, part in own["scale_sensitivity"].groupby("fraction"):
             for column in ("energy", "coefficients"):
                 values = part.groupby("sample")[column].mean().to_numpy(dtype=float)
                 yield f"scale_sensitivity_{column}_{fraction:g}", values
@@ -158,7 +146,8 @@ def published(table: pd.DataFrame) -> pd.DataFrame:
         table: `phases`.
 
     Returns:
-        model, step, metric, published, here, low, high, samples; no rows where the paper has no such model.
+        model, step, metric, published with its interval, here, low, high, samples; no rows where the paper
+            has no such model.
     """
     import pandas as pd
 

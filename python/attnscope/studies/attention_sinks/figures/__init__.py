@@ -24,10 +24,10 @@ FIGURES["divergence"] = standard.depth(
     },
 )
 FIGURES["thresholds"] = standard.thresholds(
-    ("density", "fiedler_value", "betti_0", "betti_1", "hub_share", "gini"),
-    logarithmic=("fiedler_value",),
+    ("density", "graph_fiedler_value", "betti_0", "betti_1", "hub_share", "gini"),
+    logarithmic=("graph_fiedler_value",),
     says={
-        "fiedler_value": (
+        "graph_fiedler_value": (
             "λ₂ here belongs to the unweighted thresholded graph and reaches n for the complete one."
         )
     },

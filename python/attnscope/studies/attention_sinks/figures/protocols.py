@@ -37,7 +37,6 @@ class Pair(NamedTuple):
     """A panel: a column under both protocols, and a level that the published one cannot leave."""
 
     title: str
-    table: str
     column: str
     #: What the published number equals, from the table's rows, and in words.
     bound: str = ""
@@ -45,14 +44,14 @@ class Pair(NamedTuple):
 
 #: Quantities whose published computation differs from what its name promises.
 PAIRS: tuple[Pair, ...] = (
-    Pair(r"H0 bars ($\beta_0$)", "heads", "bar_count_0", bound="min(n, 30)"),
-    Pair(r"H1 bars ($\beta_1$)", "heads", "bar_count_1"),
-    Pair("mean H0 bar", "heads", "mean_persistence_0"),
-    Pair("first / second value", "heads", "spectral_ratio"),
-    Pair("participation ratio", "heads", "participation_ratio"),
-    Pair("alignment with states", "heads", "alignment_hidden"),
-    Pair("entropy (nats)", "heads", "entropy"),
-    Pair("reference, direction", "heads", "reference_directional"),
+    Pair(r"H0 bars ($\beta_0$)", "bar_count_0", bound="min(n, 30)"),
+    Pair(r"H1 bars ($\beta_1$)", "bar_count_1"),
+    Pair("mean H0 bar", "mean_persistence_0"),
+    Pair("first / second value", "spectral_ratio"),
+    Pair("participation ratio", "participation_ratio"),
+    Pair("alignment with states", "alignment_hidden"),
+    Pair("entropy (nats)", "entropy"),
+    Pair("reference, direction", "reference_directional"),
 )
 
 
@@ -100,13 +99,13 @@ def published_bound(samples_n: Any) -> float:
     return float(np.minimum(np.asarray(samples_n, dtype=float), 30).mean())
 
 
-@figure("heads")
+@figure("head_means")
 def protocols(results: Tables, options: Options) -> Drawn:
     """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
-    heads = stored(results, "heads", "protocol")
+    heads = stored(results, "head_means", "protocol")
     if set(heads["protocol"]) < {"exact", "ruscio2025"}:
         raise NotDrawable("the run has one protocol; a comparison needs exact and ruscio2025")
-    heads = defined(last_step(with_groups(heads[heads["head"] == -1], optional(results, "samples"))))
+    heads = defined(last_step(with_groups(heads, optional(results, "samples"))))
     names = list(dict.fromkeys(heads["series"]))[:3]
     heads = heads[heads["series"].isin(names)]
     there = [pair for pair in PAIRS if _has_both(heads, pair)]

@@ -16,7 +16,6 @@ from attnscope.plots.figure import (
     compared_with,
     optional,
     over_layers,
-    stored,
     with_values,
 )
 from attnscope.plots.lines import depth_profile
@@ -29,6 +28,15 @@ from attnscope.plots.selection import (
 )
 from attnscope.plots.style import MUTED, legend_row, panels
 from attnscope.studies.attention_sinks.figures.declared import figure
+
+
+def published_means(results: Tables) -> pd.DataFrame:
+    """Head means under the published protocol with their series; no rows where there are none."""
+    means = optional(results, "head_means")
+    if means is None or "protocol" not in means:
+        none: pd.DataFrame = pd.DataFrame(columns=["model", "step"])
+        return none
+    return with_groups(means[means["protocol"] == "ruscio2025"], optional(results, "samples"))
 
 
 @figure("heads")
@@ -49,13 +57,9 @@ def alignment(results: Tables, options: Options) -> Drawn:
         for ending, words in (("", ""), ("_without_sinks", ", no sinks")):
             if f"alignment_{space}{ending}" in there:
                 drawn.append((f"alignment_{space}{ending}", title + words, heads))
-    whole = stored(results, "heads")
-    if "protocol" in whole and (whole["protocol"] == "ruscio2025").any():
-        published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
-        if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
-            drawn.append(
-                ("alignment_hidden", "as published", with_groups(published, optional(results, "samples")))
-            )
+    published = published_means(results)
+    if "alignment_hidden" in published and last_step(published)["alignment_hidden"].notna().any():
+        drawn.append(("alignment_hidden", "as published", published))
     columns = min(len(drawn), 5)
     figure_, axes = panels(1, columns, height=2.1, width=options.width, sharey=True)
     baselines = optional(results, "baselines")
@@ -133,13 +137,10 @@ def reference(results: Tables, options: Options) -> Drawn:
     there = with_values(last_step(heads), "heads", list(titles))
     over_layers(heads)
     colors = series_colors(list(heads["series"]))
-    whole = stored(results, "heads")
-    published = pd.DataFrame()
-    if "protocol" in whole:
-        published = whole[(whole["protocol"] == "ruscio2025") & (whole["head"] == -1)]
+    published = published_means(results)
     rows = [heads]
-    if len(published) and last_step(published)[there].notna().any(axis=None):
-        rows.append(with_groups(published, optional(results, "samples")))
+    if set(there) <= set(published) and last_step(published)[there].notna().any(axis=None):
+        rows.append(published)
     figure_, axes = panels(len(rows), len(there), height=1.75 * len(rows) + 0.4, width=options.width)
     for number, (axes_row, table) in enumerate(zip(axes, rows, strict=True)):
         for ax, column in zip(axes_row, there, strict=True):

@@ -29,33 +29,35 @@ class Source(NamedTuple):
     about: str = ""
 
 
-#: Quantity of the stored numbers -> its column. All are of the head mean unless the table knows no heads.
+#: Quantity of the stored numbers -> its column. Those of maps are of the head mean.
 SOURCES: dict[str, Source] = {
     "beta_0": Source(
-        "heads", "bar_count_0",
+        "head_means", "bar_count_0",
         "number of H0 bars: min(n, 30) for a causal model in the published protocol, n in the exact one",
     ),
     "beta_1": Source(
-        "heads", "bar_count_1", "number of H1 bars: 0 for every causal model in the published protocol"
+        "head_means", "bar_count_1", "number of H1 bars: 0 for every causal model in the published protocol"
     ),
-    "attention_max": Source("heads", "attention_max"),
-    "attention_std": Source("heads", "attention_std"),
-    "attention_mean": Source("heads", "attention_mean", "1/n, whatever is attended to"),
+    "attention_max": Source("head_means", "attention_max"),
+    "attention_std": Source("head_means", "attention_std"),
+    "attention_mean": Source("head_means", "attention_mean", "1/n, whatever is attended to"),
     "mean_persistence_0": Source(
-        "heads", "mean_persistence_0",
+        "head_means", "mean_persistence_0",
         "mean length of finite H0 bars: the mean self-attention of a causal model in the published protocol",
     ),
-    "mean_persistence_1": Source("heads", "mean_persistence_1"),
+    "mean_persistence_1": Source("head_means", "mean_persistence_1"),
     "tokens": Source("samples", "n_tokens"),
-    "entropy": Source("heads", "entropy", "nats"),
+    "entropy": Source("head_means", "entropy", "nats"),
     "magnitude": Source("layers", "transformation_magnitude"),
     "alignment": Source(
-        "heads", "alignment_hidden",
+        "head_means", "alignment_hidden",
         "over all ordered pairs in the published protocol: the zeros above a causal diagonal shrink it",
     ),
-    "entropy_magnitude_correlation": Source("heads", "entropy_magnitude_correlation"),
-    "pca_correlation": Source("heads", "pca_correlation", "signs of principal components are arbitrary"),
-    "sink_concentration": Source("heads", "sink_concentration", "keys at the 90th percentile of column sums"),
+    "entropy_magnitude_correlation": Source("head_means", "entropy_magnitude_correlation"),
+    "pca_correlation": Source("head_means", "pca_correlation", "signs of principal components are arbitrary"),
+    "sink_concentration": Source(
+        "head_means", "sink_concentration", "keys at the 90th percentile of column sums"
+    ),
     "specialised_heads": Source(
         "specialization", "specialised", "by token string; exact: by position"
     ),
@@ -120,7 +122,7 @@ class _Run:
         self.study = dict(getattr(results, "study", {}) or {})
         self.tables: dict[str, pd.DataFrame] = {
             name: _last(results.table(name))
-            for name in ("heads", "layers", "samples", "specialization", "layer_tests")
+            for name in ("heads", "head_means", "layers", "samples", "specialization", "layer_tests")
             if name in results.tables()
         }
         self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
@@ -254,25 +256,20 @@ class _Run:
         if layer >= 0:
             rows = rows[rows["layer"] == layer]
         if source.table == "specialization":
-            rows = rows[rows["head"] >= 0]
             if layer < 0:
                 rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
             values = rows[source.column].astype(float)
             return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
         if quantity == "top_token":
-            rows = rows[rows["head"] >= 0]
+            rows = rows[rows[source.column].notna()]
             there = {found: float(_is_token(found, token)) for found in rows[source.column].unique()}
             rows = rows.assign(value=rows[source.column].map(there))
         elif quantity == "same_key_in_all_heads":
-            rows = rows[(rows["head"] >= 0) & (rows[source.column] >= 0)]
+            rows = rows[rows[source.column].notna()]
             kinds = rows.groupby(["sample", "layer"])[source.column].nunique()
             rows = (kinds == 1).astype(float).rename("value").reset_index()
         else:
-            if "head" in rows:
-                rows = rows[rows["head"] == -1]
-            values = rows[source.column]
-            # a count of −1 stands for "undefined"
-            rows = rows.assign(value=values.where(values >= 0) if values.dtype.kind == "i" else values)
+            rows = rows.assign(value=rows[source.column].to_numpy(float, na_value=np.nan))
         if rows.empty:
             return nothing
         wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)

@@ -10,20 +10,20 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.engine.forward import Batch, batch_of, padded, self_attention
-from attnscope.engine.recipe import Recipe, UnitRows, head_mean
+from attnscope.capture.sites import SITES
+from attnscope.commands.analyze_tables import Column, Tables, place, table_of
+from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import found
-from attnscope.metrics.measure import measure_quantities, metric_names, requests_of
+from attnscope.metrics.measure import measure_quantities, requests_of
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
-from attnscope.studies.analyze_tables import Column, place, table_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -64,7 +64,8 @@ def analyze(
         Results with `samples`, and as the metrics need them: `heads` (a number per map, means over queries),
         `layers` (per layer), `graphs` (per map and threshold), `vectors` (per map and query, key or rank),
         `bars` (persistence). Columns are called as the quantities, in the stored tables of studies too.
-        Sample, layer and head count from 0; head −1 is the head mean.
+        The same of each layer's mean over its heads: `head_means`, `head_mean_graphs`, `head_mean_vectors`,
+        `head_mean_bars`. Sample, layer and head count from 0; what has no value is null.
 
     Raises:
         ValueError: inputs of the wrong kind, an unknown metric.
@@ -77,7 +78,7 @@ def analyze(
         ...                      num_attention_heads=4, num_key_value_heads=2)
         >>> results = asc.analyze(LlamaForCausalLM(config).eval(), torch.arange(6)[None], ["fiedler_value"])
         >>> dict(results.to_xarray().sizes)
-        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 5}
+        {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
     recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
@@ -89,7 +90,7 @@ def analyze(
     )
     texts = _inputs_of(inputs, encoder)
     heads = int(getattr(text, "num_attention_heads", None) or 1)
-    rows = UnitRows(constants={"model": name or label, "revision": "", "step": -1})
+    rows = Tables({"model": name or label, "revision": "", "step": -1})
     unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
     for group in batches(unit, heads):
         batch = batch_of(group, encoder)
@@ -102,69 +103,73 @@ def analyze(
     return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
 
 
-#: Spaces of states that attention is compared with, and the metrics that take one.
-SPACES = ("value", "hidden")
-OF_STATES = ("geometric_semantic_alignment", "reference_influence")
+def spaces() -> dict[str, list[str]]:
+    """The metrics that compare attention with states, and the sites of states that their quantities read."""
+    found_spaces: dict[str, list[str]] = {}
+    for one in found().quantities:
+        site = one.options.get("states")
+        if one.protocol == "exact" and isinstance(site, Site):
+            own = found_spaces.setdefault(metric_of(one), [])
+            own += [] if site.name in own else [site.name]
+    return found_spaces
 
 
-class _Chosen(Recipe):
+class _Chosen:
     """The quantities of some metrics, each put where its axes belong."""
-
-    name = "analyze"
 
     def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
         common = dict(options)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
         space = common.pop("space", None)
-        spaces = {key: own.get("space", space) for key, own in asked.items()}
-        of_states = [key for key, own in asked.items() if own.get("metric", key) in OF_STATES]
+        chosen = {key: own.get("space", space) for key, own in asked.items()}
+        takers = spaces()
+        known = list(dict.fromkeys(site for own in takers.values() for site in own))
+        of_states = [key for key, own in asked.items() if own.get("metric", key) in takers]
         if space is not None and not of_states:
-            raise ValueError(f"analyze: 'space' is an option of {' and '.join(OF_STATES)}")
+            raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
         for key in of_states:
             if unknown := sorted(set(asked[key]) - {"metric", "space"}):
                 raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
-            if spaces[key] not in (None, *SPACES):
-                raise ValueError(f"analyze: space must be one of {', '.join(SPACES)}, got {spaces[key]!r}")
+            if chosen[key] not in (None, *known):
+                raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
         plain = {key: own for key, own in asked.items() if key not in of_states}
         settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
         self.bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
         self.columns: list[Column] = []
         for key, own in asked.items():
             metric = own.get("metric", key)
-            self.columns += columns_of(key, metric, settings.get(key, {}), spaces[key])
-
-    @classmethod
-    def metrics(cls) -> list[str]:
-        return metric_names()
+            self.columns += columns_of(key, metric, settings.get(key, {}), chosen[key])
 
     def sites(self) -> tuple[str, ...]:
         needed = (site for column in self.columns for site in column.quantity.needs)
         return ("attention", *dict.fromkeys(site for site in needed if site not in MAPS))
 
-    def measure(self, layer: Layer, number: int, batch: Batch, rows: UnitRows) -> None:
+    def extra_sites(self) -> tuple[str, ...]:
+        """Sites that are taken where a model lets them be captured."""
+        return ()
+
+    def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
+        """Puts the numbers of a layer's heads and of their mean into tables."""
         heads, mean = layer.matrices(), head_mean(layer.matrices())
-        states = {site: layer.states(site).cpu() for site in layer.tensors if site in STATES}
+        needed = {site for column in self.columns for site in column.quantity.needs}
+        states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed - {*MAPS}}
         if "value" in states:
             states["value"] = layer.states("value", per_head=True).cpu()
         shared = {site: values for site, values in states.items() if site != "value"}
         for sites, names in (
-            ({"attention": mean, **shared}, [-1]),
+            ({"attention": mean, **shared}, None),
             ({"attention": heads, "head_mean": mean, **states}, list(layer.heads)),
         ):
-            wanted = [one for one in self.columns if names != [-1] or one.quantity.scope == "map"]
+            wanted = [one for one in self.columns if names is not None or one.quantity.scope == "map"]
             measured = measure_quantities(
                 sites,
                 [column.quantity for column in wanted],
                 lengths=layer.lengths,
-                heads=None if names == [-1] else names,
+                heads=names,
                 whole=("persistence",) if self.bars else (),
             )
             place(wanted, measured, batch, number, names, rows)
-
-
-#: Sites of states that quantities read.
-STATES = ("value", "hidden", "attention_output", "mlp_output", "block_output")
 
 
 class _Everything(_Chosen):
@@ -183,7 +188,7 @@ class _Everything(_Chosen):
             given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
             if (
                 one.protocol == "exact"
-                and set(one.needs) <= {*MAPS, *STATES}
+                and set(one.needs) <= {*MAPS, *SITES}
                 and table_of(given.mean_over("query")) in ("heads", "graphs", "layers")
             ):
                 self.columns.append(Column(one.name, given.mean_over("query")))
@@ -192,7 +197,7 @@ class _Everything(_Chosen):
         return ("attention",)
 
     def extra_sites(self) -> tuple[str, ...]:
-        return STATES
+        return super().sites()[1:]
 
 
 def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | None) -> list[Column]:
@@ -209,8 +214,9 @@ def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | N
     if key != metric:  # a column of one's own is of the metric's plain form
         fewest = min((len(_settings(one)) for one in agreeing), default=0)
         agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
-    chosen = [_in_space(one, space) for one in agreeing]
-    bound = [one.with_options(**options) if options else one for one in chosen if one is not None]
+    if space is not None:
+        agreeing = [one for one in agreeing if space in one.needs] or [_moved(one, space) for one in agreeing]
+    bound = [one.with_options(**options) if options else one for one in agreeing]
     placed = [one for one in bound if table_of(one)]
     if not placed and metric != "persistence":
         raise ValueError(f"analyze: {key} has no place in a table; use measure")
@@ -238,14 +244,10 @@ def _agrees(one: Quantity, options: Mapping[str, Any]) -> bool:
     return all(options.get(name, value) == value for name, value in _settings(one).items())
 
 
-def _in_space(one: Quantity, space: str | None) -> Quantity | None:
-    """A quantity of states in one space; None where it is the other space's."""
-    own = [site for site in one.needs if site in SPACES]
-    if space is None or own == [space] or not own:
-        return one
-    if metric_of(one) != "reference_influence":
-        return None
-    needs = tuple(space if site in SPACES else site for site in one.needs)
+def _moved(one: Quantity, space: str) -> Quantity:
+    """A quantity of states with those of another site."""
+    own = one.options["states"].name
+    needs = tuple(space if site == own else site for site in one.needs)
     return replace(one, needs=needs).with_options(states=Site(space))
 
 

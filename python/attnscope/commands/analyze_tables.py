@@ -3,18 +3,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from attnscope.engine.forward import Batch
-from attnscope.engine.recipe import UnitRows, bar_columns
+from attnscope.engine.schema import HEAD_KEYS
+from attnscope.engine.tables import Rows, Table
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.metrics.quantity import Quantity
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+_KEYS = {
+    "heads": HEAD_KEYS,
+    "graphs": (*HEAD_KEYS, "threshold"),
+    "vectors": (*HEAD_KEYS, "index"),
+    "bars": (*HEAD_KEYS, "dimension", "birth", "death"),
+    "layers": tuple(key for key in HEAD_KEYS if key != "head"),
+}
 
 
 class Column(NamedTuple):
@@ -22,6 +33,30 @@ class Column(NamedTuple):
 
     name: str
     quantity: Quantity
+
+
+class Tables:
+    """Rows of the tables of one call; those of head means have tables of their own.
+
+    Args:
+        constants: key columns that are the same in every row.
+    """
+
+    def __init__(self, constants: Mapping[str, Any]) -> None:
+        self._constants = constants
+        self._rows: dict[str, Rows] = {}
+
+    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Adds rows; single values are repeated."""
+        declared = Table(table, _KEYS[table], None)
+        if table != "layers" and "head" not in columns:
+            declared = declared.head_means()
+        rows = self._rows.setdefault(declared.name, Rows(declared, "analyze", self._constants))
+        rows.add(**columns)
+
+    def finish(self) -> dict[str, pa.Table]:
+        """Every table that has rows."""
+        return {name: rows.arrow() for name, rows in self._rows.items()}
 
 
 def table_of(one: Quantity) -> str:
@@ -38,39 +73,33 @@ def place(
     measured: Measured,
     batch: Batch,
     number: int,
-    names: Sequence[int],
-    rows: UnitRows,
+    names: Sequence[int] | None,
+    rows: Tables,
 ) -> None:
-    """Puts what was measured of the maps of a layer into tables.
-
-    Args:
-        columns: that were asked for.
-        measured: of them, for [batch, heads].
-        batch: the sentences.
-        number: of the layer.
-        names: of the heads.
-        rows: takes the rows.
-    """
-    count, heads = len(batch.samples), len(names)
+    """Puts what was measured of the maps of a layer into tables; those of its head mean have no names."""
+    count, heads = len(batch.samples), 1 if names is None else len(names)
     lengths = np.repeat(batch.lengths, heads)
     keys = {
         "sample": np.repeat(batch.samples, heads),
         "layer": np.full(count * heads, number),
-        "head": np.tile(names, count),
+        **({} if names is None else {"head": np.tile(names, count)}),
         "protocol": np.full(count * heads, "exact", dtype=object),
     }
     for name, barcodes in measured.results.items():
         assert name == "persistence"
-        rows.add("bars", bar_columns(barcodes, keys))
+        each = np.diff(barcodes.offsets.numpy())
+        spread = {key: np.repeat(own, each) for key, own in keys.items()}
+        bars = {"birth": barcodes.birth.numpy(), "death": barcodes.death.numpy()}
+        rows.add("bars", {**spread, "dimension": barcodes.dimension.numpy().astype(np.int64), **bars})
     parts: dict[str, _Parts] = {"heads": {}, "layers": {}, "graphs": {}, "vectors": {}}
     for name, one in columns:
         if one not in measured.values:
             continue
-        values = filled(measured.values[one], measured.defined[one])
+        values = masked(measured.values[one], measured.defined[one])
         if one.kind == "position" and name.endswith("_position") and not one.axes:
             texts = _tokens_at(values, batch.tokens)
             parts["heads"][name.removesuffix("position") + "token"] = ([0], texts)
-        flat = values.flatten(0, 0 if one.scope == "layer" else 1).numpy()
+        flat = values.reshape(-1, *values.shape[1 if one.scope == "layer" else 2 :])
         at: list[Any] = [0]
         if one.axes == ("threshold",):
             at = _listed(one.options.get("thresholds", THRESHOLDS))
@@ -102,17 +131,19 @@ def place(
         rows.add("vectors", {key: own[inside] for key, own in whole.items()})
 
 
-def filled(values: Tensor, defined: Tensor) -> Tensor:
-    """Numbers as `Rows` takes them: −1 for a count or position, False for a flag that is not defined."""
-    if values.dtype.is_floating_point:
-        return values
-    return values & defined if values.dtype == torch.bool else torch.where(defined, values, -1)
+def masked(values: Tensor, defined: Tensor) -> np.ma.MaskedArray[Any, Any]:
+    """Numbers as `Rows` takes them, masked where there is none."""
+    return np.ma.MaskedArray(values.numpy(), ~defined.numpy())
 
 
-def _tokens_at(positions: Tensor, tokens: Sequence[Sequence[str]]) -> np.ndarray[Any, Any]:
-    """The token at each position of [batch, maps], "" where there is none, [batch * maps, 1]."""
+def _tokens_at(
+    positions: np.ma.MaskedArray[Any, Any], tokens: Sequence[Sequence[str]]
+) -> np.ndarray[Any, Any]:
+    """The token at each position of [batch, maps], None where there is none, [batch * maps, 1]."""
     texts = [
-        own[at] if at >= 0 else "" for own, row in zip(tokens, positions.tolist(), strict=True) for at in row
+        None if at is None else own[at]
+        for own, row in zip(tokens, positions.tolist(), strict=True)
+        for at in row
     ]
     return np.array(texts, dtype=object)[:, None]
 
@@ -133,18 +164,13 @@ def _flat(parts: _Parts) -> dict[str, np.ndarray[Any, Any]]:
     return {name: flat.ravel() for name, (_, flat) in parts.items()}
 
 
-def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, np.ndarray[Any, Any]]]:
+def _side_by_side(parts: _Parts) -> tuple[list[Any], dict[str, Any]]:
     """All that stands along the last axes, and the columns over it, flat; what a column lacks is absent."""
     places = list(dict.fromkeys(at for own, _ in parts.values() for at in own))
     columns = {}
     for column, (own, values) in parts.items():
-        whole = absent(values, len(values) * len(places)).reshape(len(values), len(places))
+        nothing = np.zeros((len(values), len(places)), values.dtype)
+        whole = np.ma.MaskedArray(nothing, mask=True)
         whole[:, [places.index(at) for at in own]] = values
         columns[column] = whole.ravel()
     return places, columns
-
-
-def absent(like: np.ndarray[Any, Any], count: int) -> np.ndarray[Any, Any]:
-    """What stands where a column has no value: NaN, −1 or False by its kind."""
-    nothing: Any = {"f": np.nan, "i": -1, "b": False}[like.dtype.kind]
-    return np.full(count, nothing, dtype=like.dtype)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The public door: ``capture(model)`` is a context manager whose ``run`` yields one layer after the other."""
+"""``capture(model)``: a context manager whose ``run`` yields one layer after the other."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def capture(
     heads: Sequence[int] | None = None,
     sites: Sequence[str] = ("attention",),
     chunk: int | None = None,
-) -> Tape:
+) -> Recording:
     """Streams a Hugging Face model's attention (and values, states, ...) one layer at a time.
 
     Args:
@@ -42,7 +42,7 @@ def capture(
         chunk: heads computed at once; the default bounds the working memory to 16 MiB.
 
     Returns:
-        A context manager that gives a ``Tape``. The model is as it was whenever no run is under way.
+        A context manager that gives a ``Recording``. The model is as it was whenever no run is under way.
 
     Raises:
         TypeError: when there is no transformers model in ``model``.
@@ -56,17 +56,17 @@ def capture(
         >>> config = LlamaConfig(vocab_size=32, hidden_size=16, intermediate_size=16, num_hidden_layers=2,
         ...                      num_attention_heads=4, num_key_value_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
-        >>> with asc.capture(model, sites=("attention", "value")) as tape:
-        ...     for layer in tape.run(input_ids=torch.arange(6)[None]):
+        >>> with asc.capture(model, sites=("attention", "value")) as recording:
+        ...     for layer in recording.run(input_ids=torch.arange(6)[None]):
         ...         rows = layer.attention.sum(-1)
         ...         print(layer.index, list(layer.attention.shape), bool((rows - 1).abs().max() < 1e-6))
         0 [1, 4, 6, 6] True
         1 [1, 4, 6, 6] True
     """
-    return Tape(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
+    return Recording(model, layers=layers, heads=heads, sites=sites, chunk=chunk)
 
 
-class Tape:
+class Recording:
     """Runs a model and yields its layers. Made by ``capture``; see there.
 
     Attributes:
@@ -106,14 +106,14 @@ class Tape:
 
     def __repr__(self) -> str:
         """The model, what is captured and how."""
-        return f"Tape({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
+        return f"Recording({type(self._model).__name__}, sites={self._sites}, tier={self.tier})"
 
     @property
     def tier(self) -> int | None:
         """Which of the three ways is used; None while no run has shown it."""
         return None if self._plan is None else self._plan.tier
 
-    def __enter__(self) -> Tape:
+    def __enter__(self) -> Recording:
         from transformers import PreTrainedModel
 
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
@@ -168,7 +168,7 @@ class Tape:
                 + ", ".join(type(value).__name__ for value in unnamed)
             )
         if "output_attentions" in inputs:
-            raise ValueError("run: output_attentions is what the tape is for, leave it out")
+            raise ValueError("run: output_attentions is what the recording is for, leave it out")
         if self._plan is None:
             self._settle(preflight.plan_for(self._model, inputs))
         if "past_key_values" not in inputs and anatomy.takes(self._model, "use_cache"):
@@ -180,7 +180,7 @@ class Tape:
 
         Step 0 sees the whole prompt (``n x n``), later steps one new query (``1 x k``); ``layer.step`` counts
         them, and ``layer.key_offset`` is the position of key 0, > 0 once a sliding cache has dropped some.
-        ``tape.output`` holds the generated tokens at the end.
+        ``recording.output`` holds the generated tokens at the end.
         """
         self._check_inside("generate")
         if not callable(getattr(self._model, "generate", None)):
@@ -195,7 +195,9 @@ class Tape:
 
     def _check_inside(self, what: str) -> None:
         if not self._inside:
-            raise RuntimeError(f"{what}: the tape is closed; use it inside 'with capture(model) as tape:'")
+            raise RuntimeError(
+                f"{what}: the recording is closed; use it inside 'with capture(model) as recording:'"
+            )
         self._check_mode()
 
     def _check_mode(self) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from fiedler import laplacians
 from harness import Benchmark, sizes
+from kernels.fiedler import laplacians
 from maps import all_maps
 
 

@@ -10,8 +10,8 @@ import torch
 
 import attnscope as asc
 from harness import Benchmark, installed, sizes
+from kernels.persistence import dissimilarities
 from maps import all_maps
-from persistence import dissimilarities
 
 THRESHOLDS = (0.025, 0.05, 0.1, 0.2, 0.3, 0.5)
 

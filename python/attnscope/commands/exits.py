@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""What the commands share: their common arguments, their exit codes, and errors in one line."""
+
+from __future__ import annotations
+
+import functools
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, ParamSpec, TypeVar
+
+import typer
+
+DONE, FAILED, USAGE, SKIPPED = 0, 1, 2, 3
+
+P = ParamSpec("P")
+R = TypeVar("R")
+
+Folder = Annotated[Path, typer.Argument(metavar="DIR", help="A run folder.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="No progress bars and no notes.")]
+Draw = Annotated[bool, typer.Option("--draw/--no-draw", help="Figures and report.html at the end.")]
+Json = Annotated[bool, typer.Option("--json", help="The answer as JSON on standard output.")]
+
+
+def exits(command: Callable[P, R]) -> Callable[P, R]:
+    """Turns errors that a person can act upon into one line and an exit code; bugs keep their traceback."""
+
+    @functools.wraps(command)
+    def wrapped(*args: P.args, **options: P.kwargs) -> R:
+        from attnscope.engine.config import ConfigError
+        from attnscope.engine.disk.lock import FolderLocked
+        from attnscope.engine.schema import MissingError, ResultsError
+        from attnscope.engine.stop import Interrupted
+        from attnscope.models import LoadError
+
+        try:
+            return command(*args, **options)
+        except Interrupted as stop:
+            say(str(stop))
+            raise typer.Exit(128 + stop.signal) from None
+        except KeyboardInterrupt:
+            say("stopped; the unit at work is lost, everything before it is stored")
+            raise typer.Exit(130) from None
+        except ConfigError as error:
+            say(f"error: {error}")
+            raise typer.Exit(USAGE) from None
+        except MissingError as error:
+            say(f"error: {error}")
+            raise typer.Exit(USAGE) from None
+        except BrokenPipeError:
+            # whoever reads the output has enough of it (`| head`); what Python still holds back goes nowhere
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            raise typer.Exit(128 + signal.SIGPIPE) from None
+        except (OSError, LoadError, FolderLocked, ResultsError) as error:
+            say(f"error: {words(error)}")
+            raise typer.Exit(FAILED) from None
+
+    return wrapped
+
+
+def say(text: str) -> None:
+    print(f"attnscope: {text}", file=sys.stderr)
+
+
+def silent(text: str) -> None:
+    return
+
+
+def words(error: BaseException) -> str:
+    """The message of an error; that of the system names the file first."""
+    if isinstance(error, OSError) and error.strerror and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error) or type(error).__name__

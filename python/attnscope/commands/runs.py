@@ -1,0 +1,175 @@
+# SPDX-License-Identifier: MIT
+"""The commands that do a study: run, resume, demo."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, say, silent
+
+if TYPE_CHECKING:
+    from attnscope.engine.config import Study
+    from attnscope.engine.results import Results
+    from attnscope.plots import LeftOut
+
+
+def run(
+    config: Annotated[
+        str, typer.Argument(metavar="[CONFIG]", help="A YAML file or the name of a packaged study.")
+    ] = "attention_sinks",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--model", "-m", help="Folder, pattern of checkpoint folders, or hub id; may be repeated."
+        ),
+    ] = None,
+    revision: Annotated[
+        list[str] | None, typer.Option("--revision", "-r", help="Revision such as step512; may be repeated.")
+    ] = None,
+    texts: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--texts",
+            "-t",
+            help=".txt (a sentence a line), .csv, .jsonl, .parquet, or a data set's folder or name.",
+        ),
+    ] = None,
+    column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
+    samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,
+    sampling: Annotated[
+        Literal["first", "random", "paper"] | None, typer.Option(help="By which rule they are chosen.")
+    ] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
+    name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
+    output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
+    protocol: Annotated[Literal["exact", "ruscio2025", "both"] | None, typer.Option()] = None,
+    bos: Annotated[
+        Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
+    ] = None,
+    seed: Annotated[int | None, typer.Option(min=0)] = None,
+    max_memory: Annotated[str, typer.Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+    ] = None,
+    plan_only: Annotated[
+        bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
+    ] = False,
+    draw: Draw = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Do a study: tables, figures and report.html in runs/NAME.
+
+    Example: attnscope run attention_sinks --model gpt2 --texts sentences.csv --column text --samples 100
+    """
+    from attnscope.engine.config import Study
+    from attnscope.engine.run import run as run_study
+
+    values: dict[str, Any] = {}
+    if model:
+        values["models"] = [{"path": path, "revisions": revision or []} for path in model]
+    if texts:
+        values["texts"] = [{"path": path, "column": column} for path in texts]
+    given = {
+        "block": block,
+        "name": name or None,
+        "output": output or None,
+        "protocols": protocol,
+        "bos": bos,
+        "seed": seed,
+        "max_memory": max_memory or None,
+    }
+    values.update({key: value for key, value in given.items() if value is not None})
+    sets = list(assignments or [])
+    if sampling:
+        sets.insert(0, f"texts.sampling={sampling}")
+    if samples:
+        sets.insert(0, f"texts.samples={samples}")
+    if column and not texts:
+        sets.insert(0, f"texts.column={column}")
+    if revision and not model:
+        sets.insert(0, f"models.revisions={json.dumps(revision)}")
+    study = Study.from_yaml(config, overrides=sets, **values)
+    if plan_only:
+        _plan(study, as_json)
+        return
+    results = run_study(study, progress=not quiet, say=silent if quiet else None)
+    _finished(results, quiet, as_json, draw)
+
+
+def resume(folder: Folder, draw: Draw = True, quiet: Quiet = False, as_json: Json = False) -> None:
+    """Go on with a run that was stopped or killed, from its first missing unit.
+
+    Example: attnscope resume runs/attention_sinks-gpt2
+    """
+    from attnscope.engine.run import resume as resume_study
+
+    results = resume_study(folder, progress=not quiet, say=silent if quiet else None)
+    _finished(results, quiet, as_json, draw)
+
+
+def demo(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The run folder.")] = Path("runs/demo"),
+    samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
+    quiet: Quiet = False,
+) -> None:
+    """Train a small model, run the sink study over its checkpoints, draw, report. No download.
+
+    Example: attnscope demo runs/demo
+    """
+    from attnscope.demo import run_demo
+
+    run_demo(folder, samples=samples, progress=not quiet, say=silent if quiet else typer.echo)
+
+
+def _plan(study: Study, as_json: bool) -> None:
+    from attnscope.commands.dry_run import dry_run
+
+    estimate = dry_run(study)
+    typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
+    if estimate.skipped:
+        raise typer.Exit(SKIPPED)
+
+
+def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
+    skipped = results.provenance.get("skipped", [])
+    left_out: list[LeftOut] = []
+    report = _drawn(results, quiet or as_json, left_out) if draw else None
+    if as_json:
+        answer = {
+            "folder": str(results.path),
+            "tables": {name: len(results.arrow(name, [])) for name in results.tables()},
+            "skipped": skipped,
+            "report": None if report is None else str(report),
+            "figures_left_out": {one.name: one.reason for one in left_out},
+        }
+        typer.echo(json.dumps(answer, ensure_ascii=False))
+    elif not quiet:
+        typer.echo(f"{results!r}")
+        if report is not None:
+            typer.echo(f"report: {report}")
+    if skipped:
+        names = ", ".join(entry["checkpoint"] for entry in skipped)
+        say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
+    if skipped or any(one.failed for one in left_out):
+        raise typer.Exit(SKIPPED)
+
+
+def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
+    """Figures and report of a finished run; None where what draws them is not installed."""
+    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+    if missing:
+        if not quiet:
+            say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
+        return None
+    results.figures(left_out=left_out)
+    for one in left_out:
+        if one.failed or not quiet:
+            say(str(one))
+    return Path(results.report())

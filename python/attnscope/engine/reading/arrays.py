@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: MIT
+"""The numbers of a table as arrays with named axes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from attnscope.engine.schema import SCHEMA_VERSION, ResultsError, check_columns
+
+if TYPE_CHECKING:
+    import xarray as xr
+
+    from attnscope.engine.results import Results
+
+
+def as_xarray(
+    results: Results, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
+) -> xr.Dataset:
+    """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more.
+
+    Args:
+        results: that hold it.
+        table: which.
+        metrics: only these columns; None takes every numeric one.
+        protocol: the rows of this protocol.
+
+    Raises:
+        MissingError: no such table or column.
+        ResultsError: the table has no rows of this protocol, or two rows share one cell.
+    """
+    import numpy as np
+    import pandas as pd
+    import xarray as xr
+
+    frame = results.table(table)
+    if "protocol" in frame:
+        kinds = list(frame["protocol"].unique())
+        frame = frame[frame["protocol"] == protocol]
+        if frame.empty:
+            raise ResultsError(
+                f"to_xarray: table {table!r} has no rows of protocol {protocol!r}, only {kinds}"
+            )
+    axes = [key for key in results.keys(table) if key not in ("protocol", "step")]
+    if metrics is None:
+        metrics = [
+            name
+            for name in frame.columns
+            if name not in (*axes, "step", "protocol") and pd.api.types.is_numeric_dtype(frame[name])
+        ]
+    else:
+        check_columns(table, metrics, frame.columns)
+    codes, coords = [], {}
+    for axis in axes:
+        steps = axis == "revision" and "step" in frame
+        if steps:
+            order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
+            values = order["revision"].drop_duplicates().to_numpy(dtype=object)
+        else:
+            values = np.asarray(sorted(frame[axis].unique()))
+        codes.append(pd.Index(values).get_indexer(frame[axis]))
+        coords[axis] = (axis, values)
+        if steps and len(order) == len(values):
+            coords["step"] = ("revision", order["step"].to_numpy())
+    shape = tuple(len(coords[axis][1]) for axis in axes)
+    flat = np.ravel_multi_index(codes, shape) if axes else np.zeros(len(frame), int)
+    if len(np.unique(flat)) != len(flat):
+        raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
+    data = {}
+    for name in metrics:
+        cube = np.full(int(np.prod(shape)), np.nan)
+        cube[flat] = frame[name].to_numpy(dtype=float, na_value=np.nan)
+        data[name] = (tuple(axes), cube.reshape(shape))
+    dataset = xr.Dataset(data, coords=coords, attrs={"protocol": protocol, "schema_version": SCHEMA_VERSION})
+    return dataset.set_xindex("step") if "step" in coords else dataset

@@ -1,0 +1,165 @@
+# SPDX-License-Identifier: MIT
+"""The spectrum of one map beside the law that random rows would follow, as curves to draw.
+
+The Marchenko–Pastur law holds for rows that see every key, the triangular law of Dykema and Haagerup for rows
+under a causal mask. How far the spectrum is from its law is `marchenko_pastur`'s; here is where.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+
+from attnscope.metrics.spectra.marchenko_pastur import marchenko_pastur
+from attnscope.metrics.spectra.singular_values import singular_values
+
+#: Below this many tokens a distribution of singular values says nothing.
+FEWEST = 8
+
+
+class NullSpectrum(NamedTuple):
+    """Eigenvalues of the row-standardised map, and the law of random rows.
+
+    values: ascending. law: its name. law_x, law_cdf: the law as a curve. edge: its upper edge. ks: the
+    Kolmogorov–Smirnov distance. outliers: eigenvalues beyond the edge. at: where that distance is. between:
+    the law there, and the share of eigenvalues at the other end of it.
+    """
+
+    values: np.ndarray[Any, Any]
+    law: str
+    law_x: np.ndarray[Any, Any]
+    law_cdf: np.ndarray[Any, Any]
+    edge: float
+    ks: float
+    outliers: int
+    at: float
+    between: tuple[float, float]
+
+
+def undefined_because(attention: torch.Tensor) -> str:
+    """Why a map [n, n] has no spectrum to compare with a law; "" where it has one.
+
+    >>> undefined_because(torch.eye(3))
+    'fewer than eight tokens: too few eigenvalues to compare with a law'
+    """
+    if len(attention) < FEWEST:
+        return "fewer than eight tokens: too few eigenvalues to compare with a law"
+    if not bool(attention.isfinite().all()):
+        return "the matrix has entries that are not finite"
+    if not bool(_varying(attention, _visible(attention)).any()):
+        return "every row is uniform over its visible keys; there is nothing to compare"
+    return ""
+
+
+def null_spectrum(attention: torch.Tensor) -> NullSpectrum:
+    """The squared singular values of the row-standardised map over n, and the law of their null.
+
+    Each row is standardised over its visible keys; rows whose visible entries are all equal are dropped.
+
+    Args:
+        attention: `[n, n]`, causal (zero above the diagonal) or full.
+
+    Raises:
+        ValueError: when the map is not square, or has no spectrum, as `undefined_because` says.
+
+    Example:
+        All seven eigenvalues of a Hadamard matrix but for its constant row are 1.
+
+        >>> from scipy.linalg import hadamard
+        >>> found = null_spectrum(torch.from_numpy(1.0 + hadamard(8)))
+        >>> found.law, found.values.round(12).tolist()
+        ('Marchenko–Pastur law', [1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+
+    References:
+        Marčenko and Pastur, Distribution of eigenvalues for some sets of random matrices, 1967. Dykema and
+        Haagerup, DT-operators and decomposability of Voiculescu's circular operator, 2004.
+    """
+    if attention.ndim != 2 or attention.shape[0] != attention.shape[1]:
+        raise ValueError(f"null_spectrum: attention must be [n, n], got shape {tuple(attention.shape)}")
+    if reason := undefined_because(attention):
+        raise ValueError(f"null_spectrum: {reason}")
+    entries, visible = attention.double(), _visible(attention)
+    n, count = len(entries), visible.sum(-1, keepdim=True)
+    centred = torch.where(visible, entries - (entries * visible).sum(-1, keepdim=True) / count, 0.0)
+    deviation = ((centred**2).sum(-1, keepdim=True) / count).sqrt()
+    kept = _varying(attention, visible)
+    rows = torch.where(kept[:, None], centred / deviation, 0.0)
+    number = int(kept.sum())
+    values = (singular_values(rows)[:number] ** 2 / n).flip(-1).numpy()
+    measured = marchenko_pastur(attention)
+    causal = not bool(visible.all())
+    x, cdf = triangular_law() if causal else marchenko_pastur_law(number / n)
+    law = "triangular law" if causal else "Marchenko–Pastur law"
+    edge = float(measured.edge)
+    at, between = _farthest(values, x, cdf, edge)
+    return NullSpectrum(values, law, x, cdf, edge, float(measured.ks), int(measured.outliers), at, between)
+
+
+def triangular_law(points: int = 4001) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The law of Dykema and Haagerup for triangles of random entries: ascending x in (0, e), and the CDF.
+
+    x(v) = (sin v / v) exp(v cot v), F = 1 − v/π + sin²v/(πv), v in (0, π).
+
+    >>> x, cdf = triangular_law()
+    >>> bool(abs(np.trapezoid(1 - cdf, x) - 0.5) < 1e-3)   # the mean is 1/2
+    True
+    """
+    # At v = π − 0.04 x is 1e-36 already; nearer to π it underflows.
+    v = np.linspace(np.pi - 0.04, 1e-6, points)
+    x = np.sin(v) / v * np.exp(v / np.tan(v))
+    return x, 1 - v / np.pi + np.sin(v) ** 2 / (np.pi * v)
+
+
+def marchenko_pastur_law(
+    aspect: float, points: int = 4001
+) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any]]:
+    """The Marchenko–Pastur law of variance 1: ascending x on its support, and the CDF.
+
+    With x = 1 + γ − 2√γ cos t the CDF is an integral over t whose antiderivative is known.
+
+    Args:
+        aspect: γ, rows over columns, in (0, 1].
+        points: on the curve.
+
+    >>> x, cdf = marchenko_pastur_law(1.0)
+    >>> bool(abs(np.trapezoid(1 - cdf, x) - 1) < 1e-3), float(x[-1])   # the mean is 1
+    (True, 4.0)
+    """
+    angle, root = np.linspace(0, np.pi, points), math.sqrt(aspect)
+    x = 1 + aspect - 2 * root * np.cos(angle)
+    # ∫ 2 sin²t / (π (1 + γ − 2√γ cos t)) dt by parts, with Poisson's kernel (1 − γ)/(1 + γ − 2√γ cos t).
+    if aspect == 1:
+        return x, (angle + np.sin(angle)) / np.pi
+    half = np.arctan2((1 + root) * np.sin(angle / 2), (1 - root) * np.cos(angle / 2))
+    cdf = (root * np.sin(angle) + (1 + aspect) / 2 * angle - (1 - aspect) * half) / (np.pi * aspect)
+    return x, cdf
+
+
+def _visible(attention: torch.Tensor) -> torch.Tensor:
+    ones = torch.ones_like(attention, dtype=torch.bool)
+    return ones if bool(attention.triu(1).any()) else ones.tril()
+
+
+def _varying(attention: torch.Tensor, visible: torch.Tensor) -> torch.Tensor:
+    """The rows whose visible entries are not all equal."""
+    high = attention.masked_fill(~visible, -math.inf).amax(-1)
+    return high > attention.masked_fill(~visible, math.inf).amin(-1)
+
+
+def _farthest(
+    values: np.ndarray[Any, Any], x: np.ndarray[Any, Any], cdf: np.ndarray[Any, Any], edge: float
+) -> tuple[float, tuple[float, float]]:
+    """Where the empirical distribution is farthest from the law, the law there and the share of values.
+
+    Values below 1e-12 of the edge count as below every x, as in `marchenko_pastur`.
+    """
+    law = np.interp(values, x, cdf, left=0.0, right=1.0)
+    share = np.arange(1, len(values) + 1) / len(values)
+    before = share - 1 / len(values)
+    gaps = np.where(values >= 1e-12 * edge, np.maximum(abs(share - law), abs(before - law)), 0.0)
+    at = int(gaps.argmax())
+    end = share if abs(share[at] - law[at]) >= gaps[at] - 1e-12 else before
+    return float(values[at]), (float(law[at]), float(end[at]))

@@ -1,0 +1,242 @@
+# SPDX-License-Identifier: MIT
+"""Which quantities the study takes, and the rows that they become.
+
+A quantity is asked for by the name of its metric. What belongs to a map stands in `heads`, or in `head_means`
+for the mean over heads; what has a threshold in `graphs` and `head_mean_graphs`; what belongs to all heads
+together in `layers`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from attnscope.engine.forward import Batch
+from attnscope.engine.schema import head_means_of
+from attnscope.engine.stage_run import StageRun
+from attnscope.metrics.discovery import found
+from attnscope.metrics.measure import Measured
+from attnscope.metrics.plan import reads_layers
+from attnscope.metrics.quantity import Quantity, Site
+
+#: Functions that the study takes, by protocol.
+METRICS = {
+    "exact": (
+        *("sink_share", "sink_rate", "sink_position", "sink_tokens", "top_mass", "attention_entropy"),
+        *("fiedler_value", "laplacian_gap", "graph_statistics", "betti_numbers"),
+        *("participation_ratio", "stable_rank", "effective_rank", "spectral_gap", "spectral_ratio"),
+        *("marchenko_pastur", "bar_count", "total_persistence", "max_persistence", "persistent_entropy"),
+        *("head_divergence", "sink_removal", "geometric_semantic_alignment", "transformation_magnitude"),
+        *("entropy_magnitude_correlation", "reference_influence"),
+    ),
+    "ruscio2025": (
+        *("attention_entropy", "participation_ratio", "stable_rank", "spectral_ratio", "spectral_norm"),
+        *("bulk", "sink_concentration", "marchenko_pastur_deviation", "topology", "sink_tokens"),
+        *("graph_statistics", "head_divergence", "sink_removal", "geometric_semantic_alignment"),
+        *("pca_correlation", "entropy_magnitude_correlation", "transformation_magnitude"),
+        "reference_influence",
+    ),
+}
+#: Quantities that another metric than their own asks for, by scope and name or by their function.
+_ASKED_BY = {
+    ("layer", "sink_count"): "sink_removal",
+    ("map", "reference_count"): "reference_influence",
+    "_mean_persistence": "total_persistence",
+    "_mass_on": "sink_removal",
+    "_keys_above": "sink_removal",
+    "_influence_of_sinks": "reference_influence",
+    "_state_norm": "transformation_magnitude",
+}
+#: Functions of the protocol -> exact metrics whose names ask for it as well.
+_SYNONYMS = {
+    "topology": ("bar_count", "max_persistence", "sink_position"),
+    "bulk": ("marchenko_pastur",),
+    "marchenko_pastur_deviation": ("marchenko_pastur",),
+    "spectral_norm": ("stable_rank",),
+    "sink_concentration": ("top_mass",),
+}
+
+
+def metric_names() -> list[str]:
+    """Every metric that `options.metrics` may name."""
+    return sorted({name for names in METRICS.values() for name in names} | {"classify_frames"})
+
+
+def table_of(one: Quantity) -> str:
+    """The table of a quantity; "" for one with a number per query, key or rank."""
+    if one.scope == "layer":
+        return "" if one.axes else "layers"
+    return {(): "heads", ("threshold",): "graphs"}.get(one.axes, "") if one.scope == "map" else ""
+
+
+def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]) -> list[Quantity]:
+    """The quantities of a protocol under the settings of a run, means over queries.
+
+    Args:
+        protocol: whose.
+        metrics: that are asked for; none asks for all.
+        thresholds: of the graphs.
+    """
+    chosen = []
+    for declared in found().quantities:
+        if declared.protocol != protocol:
+            continue
+        metric = _asked_by(declared)
+        names = (metric, *(_SYNONYMS.get(metric, ()) if protocol == "ruscio2025" else ()))
+        if metric not in METRICS[protocol] or (metrics and not set(names) & set(metrics)):
+            continue
+        one = declared.mean_over("query")
+        one = one.with_options(thresholds=tuple(thresholds)) if "threshold" in one.axes else one
+        if table_of(one):
+            chosen.append(one)
+    return chosen
+
+
+def _asked_by(one: Quantity) -> str:
+    if one.protocol == "ruscio2025" and one.metric == "betti_numbers":
+        return "topology"
+    name = _ASKED_BY.get((one.scope, one.name)) if one.metric == "sink_tokens" else None
+    return name or _ASKED_BY.get(one.metric, one.metric)
+
+
+def of_attention_alone(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Those that any map has by itself: uniform attention and shuffled rows too."""
+    derived = found().derived
+
+    def source(one: Quantity) -> Any:
+        name = derived.get((one.protocol, one.metric), (one.metric,))[0]
+        return found().functions[one.protocol, name]
+
+    return [
+        one
+        for one in quantities
+        if (one.needs, one.scope) == (("attention",), "map")
+        and _asked_by(one) != "reference_influence"
+        and not reads_layers(source(one))
+    ]
+
+
+def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Those of a head mean; it has no value vectors of its own, so that influence is one on hidden states."""
+    return [
+        replace(one, needs=("attention", "hidden")).with_options(states=Site("hidden"))
+        if one.metric == "_influence_of_sinks"
+        else one
+        for one in quantities
+        if one.scope == "map"
+    ]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Whose numbers they are.
+
+    Attributes:
+        protocol: of the quantities.
+        layer: number of the layer.
+        heads: numbers of the heads, None for the mean over heads.
+        variant: of the maps, "" as the model has them.
+    """
+
+    protocol: str
+    layer: int
+    heads: Sequence[int] | None
+    variant: str = ""
+
+    def keys(self, batch: Batch) -> dict[str, Any]:
+        """Key columns, one entry per map."""
+        count = 1 if self.heads is None else len(self.heads)
+        keys = {"sample": np.repeat(batch.samples, count), "layer": self.layer, "protocol": self.protocol}
+        return keys if self.heads is None else {**keys, "head": np.tile(self.heads, len(batch.samples))}
+
+
+def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) -> None:
+    """Writes what was measured of the maps of a layer.
+
+    Args:
+        run: of the unit.
+        measured: of [batch, maps].
+        batch: the sentences.
+        place: whose numbers they are.
+    """
+    columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
+    thresholds: Sequence[float | str] = ()
+    for one, values in measured.values.items():
+        numbers = np.ma.MaskedArray(values.numpy(), ~measured.defined[one].numpy())
+        columns[table_of(one)][one.name] = numbers.flatten()
+        if one.name == "sink_position":
+            columns["heads"]["sink_token"] = _tokens_at(numbers, batch)
+        thresholds = one.options.get("thresholds", thresholds)
+    keys = place.keys(batch)
+    lengths = np.repeat(batch.lengths, len(keys["sample"]) // len(batch.samples))
+    control = bool(place.variant or run.unit.variant)
+    for table, own in columns.items():
+        if not own:
+            continue
+        if table == "layers":
+            rows = {key: value for key, value in keys.items() if key != "head"}
+            rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})
+        elif table == "graphs":
+            each = len(thresholds)
+            rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}
+            rows["threshold"] = np.concatenate([levels(thresholds, n) for n in lengths])
+        else:
+            rows = keys if control else {**keys, "n_tokens": lengths}
+        name = head_means_of(table) if place.heads is None and table != "layers" else table
+        run.write(name, variant=place.variant, **rows, **own)
+
+
+class UnitRows:
+    """What further runs of a model write their rows with.
+
+    Args:
+        run: of the unit.
+    """
+
+    def __init__(self, run: StageRun) -> None:
+        self.run = run
+
+    def add(self, table: str, columns: Mapping[str, Any]) -> None:
+        """Adds rows to a table; single values are repeated."""
+        self.run.write(table, **columns)
+
+
+def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
+    """Writes the bars of maps.
+
+    Args:
+        run: of the unit.
+        barcodes: what `attnscope.persistence` returns.
+        keys: key columns, one entry per map or one for all.
+        table: where they go.
+    """
+    each = np.diff(barcodes.offsets.numpy())
+    spread: dict[str, Any] = {
+        key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()
+    }
+    run.write(
+        table,
+        **spread,
+        dimension=barcodes.dimension.numpy().astype(np.int64),
+        birth=barcodes.birth.numpy(),
+        death=barcodes.death.numpy(),
+    )
+
+
+def levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
+    """Thresholds as numbers for a map of n tokens."""
+    return np.asarray(
+        [float(one.partition("/")[0]) / n if isinstance(one, str) else one for one in thresholds]
+    )
+
+
+def _tokens_at(positions: np.ma.MaskedArray[Any, Any], batch: Batch) -> list[str | None]:
+    """The token at every map's position, null where there is none."""
+    return [
+        None if at < 0 else own[at]
+        for own, row in zip(batch.tokens, positions.filled(-1).tolist(), strict=True)
+        for at in row
+    ]

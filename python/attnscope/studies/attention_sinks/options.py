@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""The sink study's own settings."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Literal
+
+from pydantic import AfterValidator, BeforeValidator
+
+from attnscope._nearest import nearest
+from attnscope.engine.study import Options
+from attnscope.metrics.plan import THRESHOLDS
+from attnscope.studies.attention_sinks.columns import metric_names
+
+Extra = Literal["fisher", "ablation", "random_weights", "row_permutation", "examples"]
+EXTRA: tuple[Extra, ...] = ("fisher", "ablation", "random_weights", "row_permutation", "examples")
+
+
+def _extra(value: object) -> object:
+    asked = [value] if isinstance(value, str) else value or ()
+    if not isinstance(asked, (list, tuple)):
+        return asked
+    if list(asked) == ["all"]:
+        return EXTRA
+    for name in asked:
+        if name not in EXTRA:
+            raise ValueError(f"there is no {name!r}{nearest(str(name), [*EXTRA, 'all'])}")
+    return tuple(name for name in EXTRA if name in asked)
+
+
+def _known(names: tuple[str, ...]) -> tuple[str, ...]:
+    known = metric_names()
+    for name in names:
+        if name not in known:
+            raise ValueError(f"attention_sinks has no metric {name!r}{nearest(name, known)}")
+    return names
+
+
+def _threshold(value: float | str) -> float | str:
+    if isinstance(value, str) and not re.fullmatch(r"[1-9]\d*/n", value):
+        raise ValueError(f"expected a number in (0, 1) or a text such as '2/n', got {value!r}")
+    if isinstance(value, (int, float)) and not 0 < value < 1:
+        raise ValueError(f"expected thresholds inside (0, 1), got {value!r}")
+    return value
+
+
+def _listed(value: object) -> object:
+    return [value] if isinstance(value, (int, float, str)) else value
+
+
+Threshold = Annotated[float | str, AfterValidator(_threshold)]
+
+
+class SinkOptions(Options):
+    """What `options` of the study may hold.
+
+    Args:
+        metrics: names of metrics; empty takes all.
+        thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
+        bars: store every persistence bar.
+        extra: further runs of the model or of the metrics: "fisher" (backward passes), "ablation" (the model
+            without its sinks), "random_weights" (a model of the same configuration, as a control),
+            "row_permutation" (every row of every map shuffled, as a control), "examples" (two whole maps of
+            each layer on the first sentence); "all" is all of them.
+
+    >>> SinkOptions(extra="all").extra
+    ('fisher', 'ablation', 'random_weights', 'row_permutation', 'examples')
+    """
+
+    metrics: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_known)] = ()
+    thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
+    bars: bool = False
+    extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = ()

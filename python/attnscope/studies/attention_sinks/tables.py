@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: MIT
+"""The tables of the study on attention sinks."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
+from attnscope.engine.tables import Column, Table
+from attnscope.metrics.quantity import Quantity
+from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
+
+_SAMPLE = (*CHECKPOINT_KEYS, "sample")
+_LAYER = (*_SAMPLE, "layer", "protocol")
+_TESTS = tuple(
+    Column(name, label=label, meaning=meaning)
+    for name, label, meaning in (
+        ("p_value", "p", "Two-sided p-value."),
+        ("p_holm", "p (Holm)", "Corrected by Holm's method over the table's exact rows of a checkpoint."),
+        ("p_bh", "p (Benjamini-Hochberg)", "Corrected by Benjamini and Hochberg's method over those rows."),
+    )
+)
+_INTERVAL = (Column("difference"), Column("low"), Column("high"))
+_SAMPLES = Column("samples", kind="count", label="sentences")
+_TOKENS = Column("n_tokens", kind="count", label="tokens")
+
+
+def _texts(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, "string", "text") for name in names)
+
+
+def _counts(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, kind="count") for name in names)
+
+
+def _values(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name) for name in names)
+
+
+def _flags(*names: str) -> tuple[Column, ...]:
+    return tuple(Column(name, kind="flag") for name in names)
+
+
+def _quantities(table: str) -> tuple[Quantity, ...]:
+    """The quantities of a table in all protocols, each name once."""
+    every: Sequence[Quantity] = [one for protocol in METRICS for one in taken(protocol, (), (0.1,))]
+    # a flag that was read as a number is averaged over heads
+    mine = {
+        one.name: replace(one, kind="value") if one.name == "sink_rate" else one
+        for one in reversed(every)
+        if table_of(one) == table
+    }
+    return tuple(reversed(mine.values()))
+
+
+_OF_HEADS = (
+    Table("heads", HEAD_KEYS, (_TOKENS, *_texts("sink_token"), *_quantities("heads"))),
+    Table("graphs", (*HEAD_KEYS, "threshold"), _quantities("graphs")),
+    Table("bars", (*HEAD_KEYS, "dimension", "birth", "death")),
+)
+
+TABLES = (
+    *(one for table in _OF_HEADS for one in (table, table.head_means())),
+    Table("layers", _LAYER, (_TOKENS, *_quantities("layers"))),
+    Table("examples", HEAD_KEYS, (_TOKENS, Column("attention", "list<float64>", "values"))),
+    Table(
+        "fisher",
+        (*_SAMPLE, "layer", "group", "protocol"),
+        (*_counts("parameters"), *_values("trace", "trace_per_parameter", "trace_sampled")),
+    ),
+    Table(
+        "ablation",
+        (*_SAMPLE, "keys"),
+        (_TOKENS, *_counts("key_count"), *_values("output_kl", "loss_before", "loss_after", "loss_change")),
+    ),
+    Table(
+        "baselines",
+        ("n_tokens", "metric", "kind", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
+        (*_values("value", "std"), *_counts("count")),
+    ),
+    Table(
+        "frames",
+        (*CHECKPOINT_KEYS, "group", "protocol"),
+        (
+            *_texts("frame", "token_frame"),
+            *_values("margin", "probability"),
+            *(_SAMPLES, *_flags("causal"), Column("modal_position", kind="position"), *_texts("modal_token")),
+            *_values("modal_position_share", "modal_token_share"),
+        ),
+    ),
+    Table(
+        "frame_evidence",
+        (*CHECKPOINT_KEYS, "group", "protocol", "kind", "third"),
+        (
+            *_counts("sinks"),
+            *_texts("top"),
+            *_values("top_1", "top_2", "top_3", "entropy", "first_anchor", "last_anchor"),
+        ),
+    ),
+    Table(
+        "specialization",
+        (*CHECKPOINT_KEYS, "layer", "head", "protocol"),
+        (*_values("consistency"), *_texts("modal"), _SAMPLES, *_flags("specialised", "specialised_half")),
+    ),
+    Table(
+        "layer_tests",
+        (*CHECKPOINT_KEYS, "metric", "layer", "other_layer", "protocol"),
+        (Column("difference"), *_TESTS, _SAMPLES),
+    ),
+    Table(
+        "removal_tests",
+        (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
+        (Column("kl_reduction"), *_INTERVAL[1:], *_TESTS, _SAMPLES),
+    ),
+    Table(
+        "null_tests",
+        (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
+        (*_INTERVAL, *_TESTS, _SAMPLES),
+    ),
+    Table(
+        "graph_depth",
+        (*CHECKPOINT_KEYS, "protocol", "threshold"),
+        (
+            *_values("early", "middle", "late"),
+            *(*_flags("middle_peak"), *_values("peak_factor")),
+            *_values(*(f"correlation_{one}" for one in ("gini", "hub_share", "centralization"))),
+            *(*_values("correlation_degree_variance"), *_counts("layers", "reported_layers")),
+        ),
+    ),
+    Table(
+        "emergence",
+        ("model", "group", "layer", "head", "protocol", "metric"),
+        (
+            *(*_counts("step", "low", "high"), *_values("start", "end", "change")),
+            *_counts("change_first_step", "change_last_step"),
+        ),
+    ),
+)
+#: Tables of the maps, which controls have too, and those of controls.
+MEASURED = ("heads", "graphs", "layers", "head_means", "head_mean_graphs")
+CONTROLS = ("heads_variants", "graphs_variants", "layers_variants")

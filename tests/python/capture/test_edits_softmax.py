@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: MIT
+"""Edits of the softmax: hidden keys, windows, reads taken away, against masks and sums by hand."""
+
+import pytest
+import torch
+
+from attnscope.capture import capture, edit
+from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
+from editing import INTERFACE, changed, layers_of, made, out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", INTERFACE)
+def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
+    model, inputs = made(name, padding)
+    base = out(model, inputs)
+    for one in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
+        assert torch.equal(changed(model, inputs, one), base)
+    # What is read is taken away by our own arithmetic, which is that of capture.
+    with capture(model, sites=("attention",)) as recording:
+        list(recording.run(**inputs))
+        captured = recording.output[0]
+    for one in (SubtractRead([0], heads=()), SubtractRead([])):
+        assert torch.equal(changed(model, inputs, one), captured)
+
+
+@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("name", INTERFACE)
+def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
+    model, inputs = made(name, padding)
+    sites = ("attention", "scores")
+    base = layers_of(model, inputs, sites, HideKeys([]))
+    for layer, usual in zip(layers_of(model, inputs, sites, HideKeys([3])), base, strict=True):
+        first = inputs["attention_mask"].argmax(-1)
+        for sample in range(2):
+            column = int(first[sample]) + 3
+            others = usual.scores[sample] > -torch.inf
+            others[..., column] = False
+            seeing = others.any(-1)
+            assert float(layer.attention[sample, ..., column][seeing].abs().max()) == 0.0
+            assert bool((layer.scores[sample, ..., column][seeing] == -torch.inf).all())
+        real = layer.valid
+        if layer.sink_logits is None:
+            assert torch.allclose(layer.attention.sum(-1), usual.attention.sum(-1), atol=1e-5)
+        assert torch.equal(layer.valid, usual.valid), "a hidden key is still a real one"
+        assert bool(real.any())
+
+
+def test_hidden_keys_are_united_and_leave_every_query_one():
+    model, inputs = made("llama", "none")
+    both = layers_of(model, inputs, ("attention",), HideKeys([0]), HideKeys([1, 2]))
+    with edit(model, HideKeys([0])), edit(model, HideKeys([1])):
+        nested = layers_of(model, inputs, ("attention",), HideKeys([2]))
+    once = layers_of(model, inputs, ("attention",), HideKeys([2, 0, 1]))
+    for one, two, three in zip(both, nested, once, strict=True):
+        assert torch.equal(one.attention, three.attention)
+        assert torch.equal(two.attention, three.attention)
+        assert torch.allclose(one.attention.sum(-1), torch.ones(()), atol=1e-5)
+        assert float(one.attention[..., 1:3, :3].sum(-1).min()) > 0.999  # queries 1 and 2 keep what they see
+
+
+def test_hidden_keys_of_some_heads_layers_and_queries():
+    model, inputs = made("llama", "left")
+    base = layers_of(model, inputs, ("attention",), HideKeys([]))
+    some = layers_of(model, inputs, ("attention",), HideKeys([1], heads=[(0, 2), (0, -4)], skip_queries=[5]))
+    one, usual = some[0].attention, base[0].attention
+    assert torch.equal(one[:, [1, 3]], usual[:, [1, 3]])
+    for sample, first in enumerate((0, 9)):
+        rows = torch.arange(first + 2, 37)
+        rows = rows[rows != first + 5]
+        assert not one[sample, [0, 2]][:, rows, first + 1].any()
+        assert torch.equal(one[sample, :, first + 5], usual[sample, :, first + 5])
+    flags = torch.zeros(2, 37, dtype=torch.bool)
+    flags[0, 1] = flags[1, 10] = True
+    for a, b in zip(
+        layers_of(model, inputs, ("attention",), HideKeys([1])),
+        layers_of(model, inputs, ("attention",), HideKeys(flags)),
+        strict=True,
+    ):
+        assert torch.equal(a.attention, b.attention)
+
+
+@pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "bert", "gpt_oss", "t5"])
+def test_a_window_is_what_a_mask_by_hand_is(name):
+    model, inputs = made(name, "left")
+    layers = layers_of(model, inputs, ("scores",), LimitWindow(4, keep_first=2))
+    base = layers_of(model, inputs, ("scores",), LimitWindow(64))
+    query, key = torch.arange(37)[:, None], torch.arange(37)[None]
+    for layer, usual in zip(layers, base, strict=True):
+        for sample, first in enumerate((0, 9)):
+            inside = ((query - key).abs() < 4) | ((key >= first) & (key < first + 2))
+            wanted = (usual.scores[sample] > -torch.inf) & inside
+            wanted[:, :first] = usual.scores[sample, :, :first] > -torch.inf
+            found = layer.scores[sample] > -torch.inf
+            assert torch.equal(found[:, first:], wanted[:, first:])
+
+
+def test_a_window_of_one_and_a_hidden_key():
+    """The query sees itself alone, so that hiding itself must leave it that."""
+    model, inputs = made("llama", "none")
+    for layer in layers_of(model, inputs, ("attention",), LimitWindow(1), HideKeys([5])):
+        assert torch.equal(layer.attention, torch.eye(37).expand_as(layer.attention))
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gpt_oss", "gemma2", "t5"])
+def test_a_read_is_taken_from_what_the_heads_hand_on(name):
+    model, inputs = made(name, "left")
+    sites = ("attention", "value", "head_output")
+    heads = [1, 3]
+    edited = layers_of(model, inputs, sites, SubtractRead([2], heads=heads, skip_queries=[2]))
+    layer = edited[0]
+    value = layer.value[:, list(layer.kv_heads)]
+    for sample, first in enumerate((0, 9)):
+        whole = layer.attention[sample] @ value[sample]
+        read = layer.attention[sample, :, :, first + 2, None] * value[sample, :, first + 2, None]
+        wanted = whole.clone()
+        wanted[heads] -= read[heads]
+        wanted[:, first + 2] = whole[:, first + 2]
+        assert torch.allclose(layer.head_output[sample, :, first:], wanted[:, first:], atol=1e-5)
+    base = layers_of(model, inputs, sites, SubtractRead([]))
+    assert torch.equal(layer.attention, base[0].attention), "the probabilities stay"
+    assert not torch.equal(edited[1].attention, base[1].attention)

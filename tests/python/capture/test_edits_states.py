@@ -1,0 +1,113 @@
+# SPDX-License-Identifier: MIT
+"""Edits of what modules hand on: states, heads, logits."""
+
+import pytest
+import torch
+
+import models
+from attnscope.capture import capture, edit
+from attnscope.capture.edits import AddDirection, AddLogits, Project, Scale, SetState
+from editing import changed, layers_of, made, out
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert", "albert", "falcon", "bloom", "gemma2"])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_states_are_changed_where_they_are_said_to_be(name):
+    model, inputs = made(name, "left")
+    last = models.tiny(name).config.num_hidden_layers - 1
+    direction = torch.randn(96, generator=torch.Generator().manual_seed(0))
+    with capture(model, sites=("block_output",)) as recording:
+        base = list(recording.run(**inputs))
+    for value, kind in ((direction, AddDirection), (direction, SetState), (direction, Project)):
+        found = layers_of(model, inputs, ("block_output",), kind(1, value, [4, -1]))
+        assert torch.equal(found[0].block_output, base[0].block_output)
+        for sample, first in enumerate((0, 9)):
+            touched = [first + 4, 36]
+            rest = [i for i in range(first, 37) if i not in touched]
+            before, after = base[1].block_output[sample], found[1].block_output[sample]
+            assert torch.equal(after[rest], before[rest])
+            if kind is AddDirection:
+                assert torch.equal(after[touched], before[touched] + direction)
+            elif kind is SetState:
+                assert torch.equal(after[touched], direction.expand(2, -1))
+            else:
+                unit = direction / direction.norm()
+                assert float((after[touched] @ unit).abs().max()) < 1e-5
+                left = before[touched] - after[touched]
+                assert torch.allclose(left, (left @ unit)[:, None] * unit, atol=1e-5)
+                assert float(left.norm()) > 1e-3
+        if name not in ("bert", "albert"):  # earlier positions cannot see it
+            for one, two in zip(found, base, strict=True):
+                for sample, first in enumerate((0, 9)):
+                    upto = slice(first, first + 4)
+                    assert torch.equal(one.block_output[sample, upto], two.block_output[sample, upto])
+    assert last >= 2
+
+
+@pytest.mark.parametrize("padding", ["left", "right"])
+def test_the_last_token_is_the_last_real_one(padding):
+    model, inputs = made("llama", padding)
+    with capture(model, sites=("block_output",)) as recording:
+        base = list(recording.run(**inputs))[-1].block_output
+    found = layers_of(model, inputs, ("block_output",), AddDirection(-1, torch.ones(2, 96)))[-1].block_output
+    moved = (found != base).any(-1)
+    wanted = torch.zeros(2, 37, dtype=torch.bool)
+    wanted[0, 36] = wanted[1, 36 if padding == "left" else 27] = True
+    assert torch.equal(moved, wanted)
+
+
+@pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox"])
+def test_the_state_of_another_text_gives_its_logits(name):
+    model, inputs = made(name, "none")
+    other = models.text(model, seed=5)
+    with capture(model, sites=("block_output",)) as recording:
+        states = list(recording.run(**other))[-1].block_output
+    patched = changed(model, inputs, SetState(-1, states, "all"))
+    assert torch.equal(patched, out(model, other))
+    patched = changed(model, inputs, SetState(-1, states[:, -1]))
+    assert torch.equal(patched[:, -1], out(model, other)[:, -1])
+    assert torch.equal(patched[:, :-1], out(model, inputs)[:, :-1])
+
+
+def test_edits_of_one_site_follow_one_another():
+    model, inputs = made("llama", "none")
+    direction = torch.randn(96)
+    after = layers_of(
+        model, inputs, ("block_output",), SetState(1, direction, "all"), AddDirection(1, direction, "all")
+    )[1].block_output
+    assert torch.equal(after, (2 * direction).expand_as(after))
+    with edit(model, SetState(1, direction, "all")):
+        nested = layers_of(model, inputs, ("block_output",), Scale("block_output", 3.0, [1]))[1].block_output
+    assert torch.equal(nested, (3 * direction).expand_as(nested))
+
+
+def test_scaled_heads_and_sites():
+    model, inputs = made("llama", "none")
+    weights = torch.tensor([0.0, 1.0, 2.0, 1.0])[:, None]
+    base = layers_of(model, inputs, ("head_output",), Scale("head_output", 1.0))
+    found = layers_of(model, inputs, ("head_output",), Scale("head_output", weights, [0]))
+    assert torch.equal(found[0].head_output, base[0].head_output * weights[None, :, None])
+    quiet = layers_of(
+        model, inputs, ("hidden", "block_output"), Scale("attention_output", 0.0), Scale("mlp_output", 0.0)
+    )
+    for layer in quiet:
+        assert torch.equal(layer.block_output, layer.hidden)
+
+
+def test_added_logits():
+    model, inputs = made("llama")
+    values = torch.randn(models.VOCABULARY)
+    assert torch.equal(changed(model, inputs, AddLogits(values)), out(model, inputs) + values)
+    ban = torch.zeros(models.VOCABULARY)
+    ban[:90] = -torch.inf
+    with edit(model, AddLogits(ban)):
+        tokens = model.generate(**inputs, max_new_tokens=4, do_sample=False, pad_token_id=0)
+    assert bool((tokens[:, 37:] >= 90).all())
+    bert, text = made("bert")
+    with pytest.raises(TypeError, match="AddLogits: BertModel gives no logits"):
+        changed(bert, text, AddLogits(values))

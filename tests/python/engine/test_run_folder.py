@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: MIT
+"""The folder of a run: who may write into it, what it says of itself, what blocks it and what does not."""
+
+import subprocess
+from pathlib import Path
+
+import pyarrow.parquet as pq
+import pytest
+import torch
+from transformers import AutoTokenizer
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.disk.lock import FolderLock, FolderLocked
+from attnscope.engine.provenance import _own_git_state
+from attnscope.engine.run import resume, run
+from folders import sentences
+from small_runs import study
+
+
+def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):
+    made = study(tmp_path, str(llama), str(texts))
+    run(made)
+    with pytest.raises(FileExistsError, match=r"holds this very study: attnscope resume .*runs/a"):
+        run(made)
+    with pytest.raises(FileExistsError, match=r"another study \(block: 3 there, 2 here\)"):
+        run(made, block=2)
+    other = tmp_path / "runs" / "b"
+    other.mkdir()
+    (other / "thesis.tex").write_text("mine", "utf-8")
+    with pytest.raises(FileExistsError, match="is no run folder"):
+        run(made, name="b")
+    assert [path.name for path in other.iterdir()] == ["thesis.tex"]
+    again = resume(tmp_path / "runs" / "a")
+    assert again.provenance["units"]["done_by_this_process"] == 0
+
+
+def test_one_folder_one_writer(tmp_path, llama, texts):
+    made = run(study(tmp_path, str(llama), str(texts)))
+    with FolderLock(made.path), pytest.raises(FolderLocked, match="in use by process"):
+        resume(made.path)
+
+
+def test_changed_texts_are_not_mixed_with_the_old(tmp_path, llama, texts):
+    made = run(study(tmp_path, str(llama), str(texts)))
+    sentences(texts, 8)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
+        resume(made.path)
+
+
+def test_provenance_says_what_made_the_numbers(tmp_path, llama, texts):
+    facts = run(study(tmp_path, str(llama), str(texts), seed=3)).provenance
+    assert facts["state"] == "finished"
+    assert facts["schema_version"] == 2
+    assert facts["seed"] == 3
+    assert facts["models"]["tiny"]["architecture"] == "LlamaForCausalLM"
+    assert facts["models"]["tiny"]["dtype"] == "float32"
+    assert facts["models"]["tiny"]["revision"] == ""
+    kind, _, size = facts["models"]["tiny"]["tokenizer"].partition(", ")
+    assert kind == type(AutoTokenizer.from_pretrained(llama)).__name__
+    assert size == f"{len(AutoTokenizer.from_pretrained(llama))} tokens"
+    assert facts["packages"]["torch"] == torch.__version__
+    assert set(facts) >= {"attnscope", "config_hash", "cpu", "threads", "blas", "git", "python", "plan"}
+    assert facts["git_attnscope"] == _own_git_state(Path(asc.__file__))
+    stored = pq.read_schema(tmp_path / "runs" / "a" / "tables" / "heads.parquet")
+    assert stored.metadata[b"attnscope_schema"] == b"2"
+    assert not list((tmp_path / "runs" / "a").rglob("*.tmp"))
+    assert not (tmp_path / "runs" / "a" / ".owner").exists()
+
+
+def test_a_process_killed_before_its_first_file_blocks_nothing(tmp_path, llama, texts):
+    folder = tmp_path / "runs" / "a"
+    folder.mkdir(parents=True)
+    (folder / ".lock").write_text("")
+    (folder / ".study.yaml.17.tmp").write_text("models:")
+    results = run(study(tmp_path, str(llama), str(texts), metrics=["fiedler_value"]))
+    assert len(results.table("heads")) == 7 * 2 * 4
+    assert [path.name for path in folder.glob(".*")] == [".lock"]
+    other = tmp_path / "runs" / "b"
+    other.mkdir()
+    (other / "thesis.tex").write_text("")
+    with pytest.raises(FileExistsError, match="is no run folder"):
+        run(study(tmp_path, str(llama), str(texts)), name="b")
+
+
+def test_another_study_in_the_folder_is_told_key_by_key(tmp_path, llama, texts):
+    source = {"path": str(texts), "samples": 2}
+    run(study(tmp_path, str(llama), source))
+    words = r"\(texts\[0\]\.samples: 2 there, 3 here; seed: 0 there, 8 here\)"
+    with pytest.raises(FileExistsError, match=words):
+        run(study(tmp_path, str(llama), {**source, "samples": 3}, seed=8))
+
+
+def test_the_state_of_the_package_is_that_of_the_repository_that_tracks_it(tmp_path):
+    def git(*words):
+        who = ["-c", "user.name=a", "-c", "user.email=a@b"]
+        subprocess.run(["git", *who, *words], cwd=tmp_path, check=True, capture_output=True)
+
+    package, installed = tmp_path / "package.py", tmp_path / "venv" / "package.py"
+    installed.parent.mkdir()
+    for file in (package, installed):
+        file.write_text("", "utf-8")
+    assert _own_git_state(package) is None
+    git("init")
+    git("add", "package.py")
+    git("commit", "-m", "first")
+    found = _own_git_state(package)
+    assert (len(found["commit"]), found["changed"]) == (40, True)
+    assert _own_git_state(installed) is None

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""Checkpoints of a run: their order, and what happens to those that cannot be used."""
+
+import json
+import shutil
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import make_plan
+from attnscope.engine.run import resume, run
+from attnscope.models import LoadError
+from folders import model_folder
+from small_runs import study
+
+
+def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoints, texts):
+    results = run(study(tmp_path, str(checkpoints), str(texts)))
+    samples = results.table("samples")
+    assert list(dict.fromkeys(zip(samples["revision"], samples["step"], strict=True))) == [
+        ("step0", 0), ("step2", 2), ("step10", 10),
+    ]  # fmt: skip
+    assert set(samples["model"]) == {"growing"}
+    cube = results.to_xarray()["fiedler_value"]
+    assert list(cube["step"].values) == [0, 2, 10]
+    assert float(abs(cube.sel(step=0) - cube.sel(step=10)).max()) > 0
+
+
+def test_patterns_and_chosen_revisions(tmp_path, checkpoints, texts):
+    some = study(tmp_path, {"path": f"{checkpoints}/step*0", "label": "mine"}, str(texts))
+    assert [one.title for one in make_plan(some).checkpoints] == ["mine step0", "mine step10"]
+    chosen = study(tmp_path, {"path": str(checkpoints), "revisions": ["step10", "step2"]}, str(texts))
+    assert [one.step for one in make_plan(chosen).checkpoints] == [2, 10]
+    with pytest.raises(ConfigError, match=r"no checkpoint folder .*step7"):
+        make_plan(study(tmp_path, {"path": str(checkpoints), "revisions": ["step7"]}, str(texts)))
+
+
+def test_a_broken_checkpoint_in_mid_sweep_is_skipped_and_named(tmp_path, checkpoints, texts, said):
+    copy = tmp_path / "copy"
+    shutil.copytree(checkpoints, copy)
+    weights = copy / "step2" / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:5000])
+    results = run(study(tmp_path, str(copy), str(texts)), say=said.append)
+    assert sorted(set(results.table("heads")["step"])) == [0, 10]
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["copy step2"]
+    assert any("skipped copy step2" in line for line in said)
+    shutil.copy(checkpoints / "step2" / "model.safetensors", weights)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
+        resume(results.path)
+
+
+def test_weights_that_the_architecture_lacks_are_never_random(tmp_path, llama, texts):
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "copy"
+    shutil.copytree(llama, copy)
+    weights = load_file(copy / "model.safetensors")
+    gone = next(name for name in weights if "q_proj" in name)
+    del weights[gone]
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(LoadError, match=r"lack 1 tensors of LlamaForCausalLM, for example .*q_proj"):
+        run(study(tmp_path, str(copy), str(texts)))
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def broken_folder(tmp_path, llama, what):
+    copy = tmp_path / "broken"
+    shutil.copytree(llama, copy)
+    if what == "no weights":
+        (copy / "model.safetensors").unlink()
+    elif what == "config is not JSON":
+        (copy / "config.json").write_text("{", "utf-8")
+    elif what == "unknown architecture":
+        (copy / "config.json").write_text('{"model_type": "no_such_model"}', "utf-8")
+    elif what == "no tokenizer":
+        for file in copy.glob("tokenizer*"):
+            file.unlink()
+    elif what == "pickled weights":
+        (copy / "model.safetensors").unlink()
+        torch.save({}, copy / "pytorch_model.bin")
+    return copy
+
+
+@pytest.mark.parametrize(
+    ("what", "message"),
+    [
+        ("no weights", r"broken: .*holds no \*\.safetensors file"),
+        ("pickled weights", r"broken: .*holds no \*\.safetensors file, and no other format is loaded"),
+        ("config is not JSON", "broken: .*not a valid JSON"),
+        ("unknown architecture", "broken: .*no_such_model"),
+        ("no tokenizer", "broken: tokenizer: "),
+    ],
+)
+def test_a_broken_model_folder_is_explained_and_leaves_nothing(tmp_path, llama, texts, what, message):
+    with pytest.raises(LoadError, match=message):
+        run(study(tmp_path, str(broken_folder(tmp_path, llama, what)), str(texts)))
+    assert not (tmp_path / "runs" / "a").exists()
+
+
+def test_a_folder_without_a_model_and_a_missing_one(tmp_path, texts):
+    (tmp_path / "empty").mkdir()
+    for path, message in (
+        (tmp_path / "empty", "holds no model"),
+        (tmp_path / "none", "there is no model folder"),
+    ):
+        with pytest.raises(ConfigError, match=rf"models\[0\]: .*{message}"):
+            run(study(tmp_path, str(path), str(texts)))
+    assert not (tmp_path / "runs").exists()
+
+
+def test_foreign_code_is_refused_unless_asked_for(tmp_path, llama, texts):
+    copy = tmp_path / "copy"
+    shutil.copytree(llama, copy)
+    config = json.loads((copy / "config.json").read_text("utf-8"))
+    config |= {
+        "auto_map": {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"},
+        "model_type": "evil",
+    }
+    (copy / "config.json").write_text(json.dumps(config), "utf-8")
+    (copy / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n", "utf-8")
+    with pytest.raises(LoadError, match="its own code, which is not run unless trust_remote_code"):
+        run(study(tmp_path, str(copy), str(texts)))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_two_models_of_one_label_are_refused(tmp_path, llama, checkpoints, texts):
+    with pytest.raises(ConfigError, match=r"models\[1\]: two models would be called 'tiny'"):
+        make_plan(
+            study(tmp_path, [str(llama), {"path": str(checkpoints / "step0"), "label": "tiny"}], str(texts))
+        )
+
+
+def test_layers_can_be_chosen(tmp_path, llama, texts):
+    heads = run(study(tmp_path, str(llama), str(texts), layers=[1], metrics=["fiedler_value"])).table("heads")
+    assert set(heads["layer"]) == {1}
+
+
+def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, texts, said):
+    folder = model_folder(tmp_path / "mamba", "mamba")
+    results = run(study(tmp_path, [str(folder), str(llama)], str(texts)), say=said.append)
+    assert [entry["checkpoint"] for entry in results.provenance["skipped"]] == ["mamba"]
+    assert set(results.table("heads")["model"]) == {"tiny"}
+    with pytest.raises(LoadError, match="mamba"):
+        run(study(tmp_path, str(folder), str(texts)), name="b")
+    assert not (tmp_path / "runs" / "b").exists()
+
+
+def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, texts, recwarn):
+    from safetensors.torch import load_file, save_file
+
+    copy = tmp_path / "spoiled"
+    shutil.copytree(llama, copy)
+    weights = {
+        name: torch.full_like(one, float("nan")) if "layers.1.self_attn.q_proj" in name else one
+        for name, one in load_file(copy / "model.safetensors").items()
+    }
+    save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
+    from transformers import AutoModelForCausalLM
+
+    with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as tape:
+        assert tape.tier == 1
+    assert not [one for one in recwarn if "capture" in str(one.message)]

@@ -1,0 +1,204 @@
+# SPDX-License-Identifier: MIT
+"""What the sink study makes of its own tables: controls, baselines, frames, tests, emergence."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.run import resume, run
+from attnscope.protocols import ruscio2025
+from folders import model_folder, series
+from sink_runs import study
+
+
+def test_nulls_are_averaged_into_baselines(results):
+    nulls, baselines = results.variants(), results.table("baselines")
+    assert set(nulls["variant"]) == {"random_weights", "row_permutation"}
+    assert set(nulls["scope"]) == {"heads", "head_mean", "layers"}
+    lengths = results.table("samples").set_index("sample")["n_tokens"]
+    chosen = nulls[(nulls["variant"] == "row_permutation") & (nulls["metric"] == "fiedler_value")]
+    chosen = chosen[(chosen["scope"] == "heads") & chosen["threshold"].isna()]
+    for n in sorted(set(lengths)):
+        value = chosen[chosen["sample"].map(lengths) == n]["value"].mean()
+        row = baselines[(baselines["n_tokens"] == n) & (baselines["metric"] == "fiedler_value")]
+        row = row[(row["kind"] == "row_permutation") & (row["scope"] == "heads") & row["threshold"].isna()]
+        assert row["value"].item() == pytest.approx(value)
+    uniform = baselines[baselines["kind"] == "uniform_causal"]
+    assert (uniform["scope"] == "any").all()
+    assert (uniform["model"] == "").all()
+    pr = uniform[(uniform["metric"] == "participation_ratio") & (uniform["protocol"] == "ruscio2025")]
+    for row in pr.itertuples():
+        k = np.arange(1, row.n_tokens + 1)
+        assert row.value == pytest.approx((1 / k).sum() ** 2 / (1 / k**2).sum())
+
+
+def test_row_permutation_keeps_rows_and_what_no_order_changes(results):
+    nulls = results.variants()
+    shuffled = nulls[(nulls["variant"] == "row_permutation") & (nulls["scope"] == "heads")]
+    shuffled = shuffled[shuffled["protocol"] == "exact"].pivot_table(
+        index="sample", columns="metric", values="value"
+    )
+    heads = results.table("heads")
+    heads = heads[(heads["head"] >= 0) & (heads["protocol"] == "exact")]
+    own = heads.groupby("sample")[["entropy", "sink_share", "stable_rank"]].mean()
+    np.testing.assert_allclose(shuffled["entropy"], own["entropy"], rtol=1e-6)
+    assert (abs(shuffled["sink_share"] - own["sink_share"]) > 1e-3).any()
+
+
+def test_shuffled_rows_do_not_depend_on_the_batch():
+    from attnscope.studies.nulls import shuffled_rows
+
+    maps = torch.softmax(torch.randn(2, 3, 8, 8, generator=torch.Generator().manual_seed(0)), -1)
+    causal = maps[0].tril()
+    together = shuffled_rows(torch.stack([causal, maps[1]]), [8, 6], [4, 9], 1, 0)
+    assert torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 1, 0)[0])
+    assert (together[0].triu(1) == 0).all()
+    assert torch.equal(together[0].sort(-1).values, causal.sort(-1).values)
+    assert torch.equal(together[1, :, :6, :6].sort(-1).values, maps[1, :, :6, :6].sort(-1).values)
+    assert not torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 2, 0)[0])
+    assert not torch.equal(together[0], shuffled_rows(causal[None], [8], [4], 1, 1)[0])
+
+
+def test_frames_specialisation_and_tests_between_layers(results):
+    frames = results.table("frames")
+    assert list(frames["protocol"]) == ["exact", "ruscio2025"]
+    heads = results.table("heads")
+    own = heads[heads["protocol"] == "exact"]
+    positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy()
+    samples = results.table("samples")
+    told = asc.classify_frames(
+        torch.tensor(positions.reshape(7, 2, 4)),
+        lengths=samples["n_tokens"].tolist(),
+        causal=True,
+        tokens=[list(one) for one in samples["tokens"]],
+    )
+    row = frames.iloc[0]
+    assert (row["frame"], row["token_frame"], row["margin"]) == (told.frame, told.token_frame, told.margin)
+    assert len(results.table("frame_evidence")) == 2 * len(told.evidence)
+    modal = own["sink_position"].mode()[0]
+    assert row["modal_position"] == modal
+    assert row["modal_position_share"] == pytest.approx((own["sink_position"] == modal).mean())
+    heads_of = results.table("specialization")
+    published = heads[(heads["protocol"] == "ruscio2025") & (heads["head"] == 2) & (heads["layer"] == 1)]
+    expected = ruscio2025.head_specialization(published["sink_token"].tolist())
+    mine = heads_of[
+        (heads_of["protocol"] == "ruscio2025") & (heads_of["head"] == 2) & (heads_of["layer"] == 1)
+    ]
+    assert mine["consistency"].item() == expected.consistency
+    assert mine["modal"].item() == expected.modal
+    tests = results.table("layer_tests")
+    assert set(zip(tests["layer"], tests["other_layer"], strict=True)) == {(0, 1)}
+    layers = results.table("layers")
+    exact = layers[layers["protocol"] == "exact"].pivot(index="sample", columns="layer", values="state_norm")
+    from scipy import stats
+
+    row = tests[(tests["metric"] == "state_norm") & (tests["protocol"] == "exact")].iloc[0]
+    assert row["p_value"] == pytest.approx(stats.ttest_rel(exact[1], exact[0]).pvalue, rel=1e-6)
+    assert row["p_holm"] >= row["p_value"]
+    mean = results.table("head_means").query("protocol == 'ruscio2025'")
+    wide = mean.pivot(index="sample", columns="layer", values="mean_persistence_0")
+    row = tests[(tests["metric"] == "mean_persistence_0") & (tests["protocol"] == "ruscio2025")].iloc[0]
+    assert row["p_value"] == pytest.approx(
+        stats.ttest_ind(wide[1], wide[0], equal_var=False).pvalue, rel=1e-6
+    )
+    assert np.isnan(row["p_holm"])
+
+
+def test_sink_removal_is_tested_over_sentences_and_the_authors_way(results):
+    from scipy import stats
+
+    table, layers = results.table("removal_tests"), results.table("layers")
+    row = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["percentile"] == 90)].iloc[0]
+    values = layers[(layers["protocol"] == "exact") & (layers["layer"] == 1)]["kl_reduction_90"]
+    assert row["kl_reduction"] == pytest.approx(values.mean())
+    assert row["p_value"] == pytest.approx(stats.ttest_1samp(values, 0).pvalue, rel=1e-6)
+    assert row["p_holm"] >= row["p_bh"] >= row["p_value"]
+    row = table[
+        (table["protocol"] == "ruscio2025") & (table["layer"] == 1) & (table["percentile"] == 90)
+    ].iloc[0]
+    each = layers[(layers["protocol"] == "ruscio2025") & (layers["layer"] == 1)]["p_value_90"]
+    statistic = -2 * np.log(each + 1e-10).sum()
+    assert row["p_value"] == pytest.approx(stats.chi2.sf(statistic, 2 * len(each)), rel=1e-6)
+    assert np.isnan(row["p_holm"])
+
+
+def test_every_number_is_paired_with_its_nulls(results):
+    from scipy import stats
+
+    table, nulls, heads = results.table("null_tests"), results.variants(), results.table("heads")
+    assert set(table["kind"]) == {"random_weights", "row_permutation"}
+    for kind in ("random_weights", "row_permutation"):
+        here = (
+            heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+            .groupby("sample")["sink_share"]
+            .mean()
+        )
+        null = nulls[
+            (nulls["variant"] == kind) & (nulls["metric"] == "sink_share") & (nulls["scope"] == "heads")
+        ]
+        null = null[null["protocol"] == "exact"].set_index("sample")["value"]
+        row = table[(table["kind"] == kind) & (table["metric"] == "sink_share") & (table["scope"] == "heads")]
+        row = row[row["protocol"] == "exact"].iloc[0]
+        assert row["difference"] == pytest.approx((here - null).mean())
+        assert row["p_value"] == pytest.approx(stats.ttest_rel(here, null).pvalue, rel=1e-6)
+        assert row["low"] < row["difference"] < row["high"]
+
+
+def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
+    deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
+    results = run(study(tmp_path, deep, texts, metrics=[], options={}), progress=False)
+    table = results.table("graph_depth")
+    graphs = results.table("head_mean_graphs")
+    own = graphs[(graphs["protocol"] == "ruscio2025") & (graphs["threshold"] == 0.05)]
+    means = own.groupby("layer")[["graph_fiedler_value", "gini", "density"]].mean()
+    means = means.rename(columns={"graph_fiedler_value": "fiedler_value"})
+    row = table[(table["protocol"] == "ruscio2025") & (table["threshold"] == 0.05)].iloc[0]
+    early, middle, late = (means["fiedler_value"][k : k + 2].mean() for k in (0, 2, 4))
+    assert (row["early"], row["middle"], row["late"]) == pytest.approx((early, middle, late))
+    assert row["middle_peak"] == (middle > max(early, late))
+    assert row["peak_factor"] == pytest.approx(min(middle / early, middle / late))
+    r = np.corrcoef(means["fiedler_value"], means["gini"])[0, 1]
+    assert row["correlation_gini"] == pytest.approx(r, abs=1e-9)
+    seen = means["density"].between(0.05, 0.95) | (means.index % 4 == 0)
+    assert row["reported_layers"] == seen.sum()
+
+
+@pytest.mark.slow
+def test_a_series_has_one_twin_and_its_emergence_in_integer_order(tmp_path, texts):
+    growing = series(tmp_path / "growing", steps=(0, 4, 10, 2))
+    results = run(
+        study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"]}), progress=False
+    )
+    nulls = results.variants()
+    assert not nulls.duplicated(["sample", "protocol", "scope", "table", "metric", "threshold"]).any()
+    assert set(nulls["revision"]) == {""}
+    table = results.table("emergence")
+    heads = results.table("heads")
+    exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
+    told = asc.emergence_step(exact, "sink_share").iloc[0]
+    overall = table[(table["metric"] == "sink_share") & (table["layer"] == -1) & (table["head"] == -2)].iloc[
+        0
+    ]
+    assert [overall[key] for key in ("step", "low", "high", "start", "end")] == told.tolist()
+    one = table[(table["metric"] == "entropy") & (table["layer"] == 1) & (table["head"] == 3)]
+    part = exact[(exact["layer"] == 1) & (exact["head"] == 3)]
+    assert one["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())
+    published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "spectral_norm")].iloc[0]
+    assert (published["change_first_step"], published["change_last_step"]) == (0, 4)
+    assert (table[table["protocol"] == "exact"]["change_last_step"] == -1).all()
+
+
+def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
+    copy = tmp_path / "a"
+    shutil.copytree(results.path, copy)
+    units = sorted((copy / "units").iterdir())
+    assert len(units) == 6  # two blocks of the model, two of its random weights, baselines, summaries
+    shutil.rmtree(units[0])
+    shutil.rmtree(units[3])
+    shutil.rmtree(copy / "tables")
+    resume(copy, progress=False)
+    for file in sorted((results.path / "tables").glob("*.parquet")):
+        assert (copy / "tables" / file.name).read_bytes() == file.read_bytes(), file.name
