@@ -14,7 +14,7 @@ Example:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,20 +48,20 @@ class Partials:
         """Adds a term.
 
         Raises:
-            ValueError: another shape than the terms before it, or other keys.
+            ValueError: another shape than the terms of these keys before it, or keys of other names.
         """
         term = np.array(
             tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor, dtype=np.float64
         )
         sums = self._sums.setdefault(name, {})
-        for other, found in sums.items():
-            if [key for key, _ in other] != [*keys] or found.sum.shape != term.shape:
-                raise ValueError(
-                    f"reduce: {name!r} has keys {[key for key, _ in other]} and shape {found.sum.shape}, "
-                    f"got {[*keys]} and {term.shape}"
-                )
-            break
         key = tuple(keys.items())
+        other = next(iter(sums), key)
+        before = sums[key].sum.shape if key in sums else term.shape
+        if [name for name, _ in other] != [*keys] or before != term.shape:
+            raise ValueError(
+                f"reduce: {name!r} has keys {[one for one, _ in other]} and shape {before}, "
+                f"got {[*keys]} and {term.shape}"
+            )
         if key in sums:
             sums[key].sum += term
             sums[key].count += 1
@@ -82,19 +82,27 @@ class Partials:
         return made
 
 
-def folded(files: Sequence[Path], by: Sequence[str]) -> dict[tuple[Any, ...], Reduced]:
+def folded(
+    files: Sequence[Path], by: Sequence[str], only: Mapping[str, Any] | None = None
+) -> dict[tuple[Any, ...], Reduced]:
     """The sums of all units, one file in memory at a time.
 
     Args:
         files: in the order of the plan.
         by: keys that stay apart.
+        only: keys with the value that a sum must have to be read.
     """
     import pyarrow.parquet as pq
 
     whole: dict[tuple[Any, ...], Reduced] = {}
     for file in files:
-        for row in pq.read_table(file).to_pylist():
-            term = np.asarray(row["sum"], dtype=np.float64).reshape(row["shape"])
+        table = pq.read_table(
+            file, filters=[(key, "==", value) for key, value in (only or {}).items()] or None
+        )
+        sums = table["sum"].combine_chunks()
+        starts, terms = sums.offsets.to_numpy(), sums.values.to_numpy()
+        for place, row in enumerate(table.drop_columns("sum").to_pylist()):
+            term = terms[starts[place] : starts[place + 1]].reshape(row["shape"]).astype(np.float64)
             key = tuple(row[name] for name in by)
             if key in whole:
                 whole[key].sum += term

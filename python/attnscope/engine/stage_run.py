@@ -89,6 +89,13 @@ class StageRun:
         """What made tokens of the unit's texts."""
         return self._engine.plan.encoders[self.unit.source]
 
+    @property
+    def samples(self) -> int:
+        """How many texts the unit's model reads in the whole run."""
+        model = self.unit.checkpoint.model if self.unit.checkpoint else ""
+        counts = self._engine.plan.counts.get(model, {"sentences": 0, "empty": 0})
+        return counts["sentences"] - counts["empty"]
+
     def batches(self) -> Iterator[Batch]:
         """The unit's texts, those of similar length together."""
         unit, plan = self.unit, self._engine.plan
@@ -209,16 +216,17 @@ class StageRun:
         self._check_written(name)
         self.partials.add(name, tensor, **keys)
 
-    def reduced(self, name: str, by: Sequence[str] = ()) -> dict[tuple[Any, ...], Reduced]:
+    def reduced(self, name: str, by: Sequence[str] = (), **only: Any) -> dict[tuple[Any, ...], Reduced]:
         """Sums of an earlier stage, folded in the order of the plan, one unit in memory at a time.
 
         Args:
             name: one that the stage declares among its `reads`.
             by: keys that stay apart, in the order of the result's keys.
+            only: values of keys; other sums are not read.
         """
         self._check_read(name)
         ids = [one.id for one in self._engine.plan.reads(self.unit)]
-        return folded(self._engine.store.files(ids, f"reduced-{name}"), by)
+        return folded(self._engine.store.files(ids, f"reduced-{name}"), by, only)
 
     def rng(self, *key: int | str) -> np.random.Generator:
         """A generator that depends on the run's seed and the key alone."""

@@ -99,12 +99,23 @@ def delta_statistics(
         total = math.prod(one.shape[:-2])
         message = f"{name}: {bad} of {total} pairs hold NaN or infinite entries; their results are NaN"
         warn(NonFiniteWarning(message, name, bad))
+    return statistics_of(sums, math.prod(one.shape[-2:]), rounded_sides)
+
+
+def statistics_of(sums: Tensor, entries: int, rounded: str) -> DeltaStatistics:
+    """What the core's sums [..., 7] over so many entries come to; sums of parts of a matrix add up.
+
+    Args:
+        sums: Σ Δ², Σ before², Σ Δ·before, Σ step(before)², Σ step(after)², unchanged entries, max |Δ|.
+        entries: of a matrix.
+        rounded: as in `delta_statistics`.
+    """
     energy, before_energy, product, before_steps, after_steps, unchanged, largest = sums.unbind(-1)
-    noise = after_steps if rounded_sides == "after" else after_steps + before_steps
+    noise = after_steps if rounded == "after" else after_steps + before_steps
     return DeltaStatistics(
         energy,
         before_energy,
-        unchanged / math.prod(one.shape[-2:]),
+        unchanged / entries,
         (energy / after_steps).sqrt(),
         torch.where(energy == 0, torch.nan, noise / 12 / energy),
         product / before_energy,
