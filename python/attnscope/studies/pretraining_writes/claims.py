@@ -123,7 +123,9 @@ def _c1b(pair: Pair) -> Claim:
     mean = pair.contrast(READ, WRITE, "in", "inputs")
     if mean is None:
         return Claim("C1b", statistic, NOT_TESTABLE, "one of the pathways has no inputs of its own")
-    reason = "no concentration: D1 is within the Haar band of 0" if mean.within(BEYOND) else ""
+    parts = [pair.mean(roles, "in", "inputs") for roles in (READ, WRITE)]
+    none = all(one is not None and one.within(BEYOND) for one in parts)
+    reason = "no concentration in either pathway" if none else ""
     verdict = SUPPORTED if mean.low > 0 else CONTRADICTED if mean.high <= 0 or reason else UNDECIDED
     return mean.claim("C1b", statistic, verdict, reason, 0.0, octaves=True)
 

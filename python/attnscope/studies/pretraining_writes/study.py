@@ -51,10 +51,17 @@ class PretrainingWrites(Study):
                 units.checkpoint_pairs(options.base),
                 self._deltas,
                 reads=("sums", "unembeddings"),
-                writes=("deltas", "fractions", "gains", "mechanism", "left_out"),
+                writes=("deltas", "fractions", "fractions_variants", "gains", "mechanism", "left_out"),
             ),
         ]
-        reads: tuple[str, ...] = ("deltas", "fractions", "mechanism", "left_out", "checks")
+        reads: tuple[str, ...] = (
+            "deltas",
+            "fractions",
+            "fractions_variants",
+            "mechanism",
+            "left_out",
+            "checks",
+        )
         if options.rank_one:
             blocks = units.texts(block=options.rank_one.texts, base=options.base)
             stages.append(Stage("rank_one", blocks, self._rank_one, reads=("sums",), writes=("rank_one",)))
