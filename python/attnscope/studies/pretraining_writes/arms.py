@@ -42,7 +42,7 @@ def arm_claims(pairs: list[Pair], options: WeightsOptions) -> Iterator[Claim]:
         lambda pair: _contrast(pair),
     )  # fmt: skip
     yield _difference(
-        "C2b", "D2: o, down on the prediction subspace, ce less the preference arm (octaves)", runs, "ce", tuned,
+        "C2b", "D2: o, down on the prediction subspace, ce less preference (octaves)", runs, "ce", tuned,
         lambda pair: _mean(pair, ("o", "down"), "out", "prediction"),
     )  # fmt: skip
     yield _whitened(runs)
@@ -144,9 +144,14 @@ def _graded(runs: dict[str, dict[str, Pair]]) -> Claim:
         if name == "contrastive" and number.isdigit():
             for run, pair in own.items():
                 points[run].append((math.log2(int(number)), _mean(pair, ("o", "down"), "out", "prediction")))
-    slopes = [float(np.polyfit(*zip(*own, strict=True), 1)[0]) for own in points.values() if len(own) > 1]
+    slopes = [_slope(own) for own in points.values() if len(own) > 1]
     if not slopes:
         return Claim("C5", statistic, NOT_TESTABLE, "needs arms contrastive_K of several K")
     mean, low, high = _interval(slopes)
     verdict = SUPPORTED if low > 0 else CONTRADICTED if math.isfinite(high) else UNDECIDED
     return Claim("C5", statistic, verdict, f"{len(slopes)} training runs", mean, low, high, 0.0)
+
+
+def _slope(points: list[tuple[float, float]]) -> float:
+    x, y = np.array(points).T
+    return float(np.polyfit(x, y, 1)[0])

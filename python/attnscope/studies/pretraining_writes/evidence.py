@@ -58,7 +58,9 @@ class Mean(NamedTuple):
         """The row of a claim, in ratios unless octaves are meant; p against random subspaces."""
         from scipy import stats
 
-        scale = (lambda x: x) if octaves else (lambda x: 2.0**x)
+        def scale(value: float) -> float:
+            return value if octaves else 2.0**value
+
         p_value = math.nan
         if self.deviation > 0:
             p_value = float(stats.norm.sf(self.value / self.deviation))
@@ -109,7 +111,8 @@ class Pair:
         if not len(table):
             return table
         found = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
-        return found[found["relative"] > 0]
+        positive: pd.DataFrame = found[found["relative"] > 0]
+        return positive
 
     def mean(self, roles: Sequence[str], side: str, subspace: str, null: str = "") -> Mean | None:
         """Mean of log2 of the relative fractions of some roles; None without any."""
@@ -162,7 +165,8 @@ def _own(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
     taken = np.ones(len(table), dtype=bool)
     for name, value in keys.items():
         taken &= (table[name] == value).to_numpy()
-    return table[taken]
+    chosen: pd.DataFrame = table[taken]
+    return chosen
 
 
 def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:

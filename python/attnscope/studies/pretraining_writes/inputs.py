@@ -30,8 +30,11 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     found = weight_map(run.folder())
     sums = Sums(run, of, rank_of(options, found))
     subspaces = Subspaces(run, sums, run.folder(), options)
-    largest = energies.groupby(["layer", "role"])["largest_token_share"].max().to_dict()
-    first = {(int(layer), site_of(str(role), "in")): value for (layer, role), value in largest.items()}
+    largest = energies.groupby(["layer", "role"])["largest_token_share"].max().reset_index()
+    first = {
+        (int(row["layer"]), site_of(row["role"], "in")): row["largest_token_share"]
+        for row in largest.to_dict("records")
+    }
     prediction = subspaces.prediction()
     for entry in found:
         if entry.layer < 0 or entry.expert not in (None, 0):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Changes of rank one in the matrices that write: directions of the predictions against others of the same size."""
+"""Changes of rank one in the matrices that write: directions of the predictions against others."""
 
 from __future__ import annotations
 

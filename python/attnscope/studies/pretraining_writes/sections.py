@@ -38,13 +38,13 @@ def _claims(page: Page) -> None:
     if table is None or table.empty:
         return
     page.words(
-        "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with what was "
-        "computed of it. Neither the full text nor code of the paper could be read: definitions are this "
+        "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with what "
+        "was computed of it. Neither the full text nor code of the paper could be read: definitions are this "
         "library’s, there is one protocol, and no published number to compare with."
     )
     page.definition(
-        "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] of "
-        "what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
+        "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
+        "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
     )
     for sentence in findings(page.results):
         page.words(html.escape(sentence))
@@ -78,8 +78,8 @@ def _changes(page: Page) -> None:
     for name, title in zip(columns, titles, strict=True):
         frame[title] = means[name].map(_number)
     page.words(
-        "How far every role’s matrices moved, and how much of that is rounding: below one step most changes are "
-        "too small to be stored, and large weights lose theirs first."
+        "How far every role’s matrices moved, and how much of that is rounding: below one step most changes "
+        "are too small to be stored, and large weights lose theirs first."
     )
     page.frame("sizes", "Medians over layers.", frame, names=2)
     page.figure("rounding")
@@ -90,9 +90,7 @@ def _large(blocks: pd.DataFrame) -> list[str]:
     far = blocks[blocks["relative_norm"] > 1]
     if far.empty:
         return []
-    return [
-        f"{len(far)} matrices changed by more than their own size: the tuned model may come from another base."
-    ]
+    return [f"{len(far)} matrices changed by more than their own size: is it tuned from another base?"]
 
 
 def _fractions(page: Page) -> None:
@@ -119,8 +117,9 @@ def _fractions(page: Page) -> None:
             row[variant.replace("_", " ")] = null
         rows.append(row)
     page.words(
-        "A random subspace is a weak null: any gradient that passed through these inputs beats it. The stronger ones "
-        "are inputs of another layer, a model of random weights, and the base’s own matrices on the same directions."
+        "A random subspace is a weak null: any gradient that passed through these inputs beats it. The "
+        "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices on "
+        "the same directions."
     )
     page.frame("numbers", "2^mean log2 over layers at the tested k.", pd.DataFrame(rows), names=3)
     for name in ("fraction_curves", "depth", "trajectory"):
@@ -138,8 +137,9 @@ def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> 
 
 def _mechanism(page: Page) -> None:
     page.words(
-        "A plain gradient step is a sum over tokens of output gradient times input. Were the two independent, the "
-        "fraction would be the subspace’s own share of the inputs’ energy; what exceeds it is a signal that texts share."
+        "A plain gradient step is a sum over tokens of output gradient times input. Were the two independent, "
+        "the fraction would be the subspace’s own share of the inputs’ energy; what exceeds it is a signal that "
+        "texts share."
     )
     page.figure("mechanism")
     page.figure("rank_one")

@@ -9,6 +9,7 @@ import re
 import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.style import INK, MUTED, PALETTE
@@ -17,9 +18,9 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     figure,
     isotropic,
     mean_log2,
+    measured,
     octaves,
     spread_of,
-    tested,
 )
 from attnscope.studies.pretraining_writes.options import ROLES
 
@@ -29,7 +30,7 @@ _SIDES = (
 )
 
 
-def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[mpl.Axes]]:
+def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[Axes]]:
     drawn = mpl.Figure(figsize=(options.width, 2.6), layout="constrained")
     return drawn, drawn.subplots(1, columns, squeeze=False).ravel().tolist()
 
@@ -37,7 +38,7 @@ def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[mpl.Ax
 @figure("fractions")
 def trajectory(results: Tables, options: Options) -> Drawn:
     """Fractions over training, on what the base reads and predicts with."""
-    table = tested(results)
+    table = measured(results)
     table = table[table["step"] >= 0]
     table = table[table.groupby("model")["step"].transform("nunique") > 1]
     if table.empty:
@@ -69,7 +70,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
 def _arms(results: Tables) -> pd.DataFrame:
     """Rows of the runs of arms: model, arm, both sides."""
     arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
-    table = tested(results)
+    table = measured(results)
     table = table[table["model"].isin(arms)]
     if table.empty:
         raise NotDrawable(
@@ -159,6 +160,6 @@ def rank_one(results: Tables, options: Options) -> Drawn:
     axes[0].set_ylabel("KL of the predictions (nats)")
     return captioned(
         drawn,
-        "A change of rank one writes a direction of each class where the first input direction is read: dots are "
-        "texts, circles their mean, open squares the second-order closed form; Haar directions are the null.",
+        "A change of rank one writes a direction of each class where the first input direction is read: dots "
+        "are texts, circles their mean, open squares the second-order closed form; Haar directions are the null.",
     )

@@ -32,10 +32,12 @@ NULL_WORDS = {
 PAIR = ["model", "revision", "step", "reference"]
 
 
-def tested(results: Tables, subspace: str = "") -> pd.DataFrame:
+def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
     """Measured fractions at the tested k of the seven roles."""
     table = stored(results, "fractions", "relative")
-    own = table[table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)]
+    own: pd.DataFrame = table[
+        table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)
+    ]
     if subspace:
         own = own[own["subspace"] == subspace]
     if own.empty:
@@ -48,12 +50,14 @@ def controls(results: Tables, subspace: str) -> pd.DataFrame:
     table = optional(results, "fractions_variants")
     if table is None:
         return pd.DataFrame(columns=["variant", "role", "layer", "relative", *PAIR])
-    return table[table["role"].isin(ROLES) & (table["subspace"] == subspace) & (table["relative"] > 0)]
+    own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
+    positive: pd.DataFrame = own[own["relative"] > 0]
+    return positive
 
 
 def titles(table: pd.DataFrame) -> pd.Series[str]:
     """One title for every pair: model and revision, the reference where pairs have several."""
-    names = (table["model"] + " " + table["revision"].fillna("")).str.strip()
+    names: pd.Series[str] = (table["model"] + " " + table["revision"].fillna("")).str.strip()
     if table["reference"].nunique() > 1:
         names = names + " − " + table["reference"]
     return names

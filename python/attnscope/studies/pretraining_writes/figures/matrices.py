@@ -6,6 +6,7 @@ from __future__ import annotations
 import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
@@ -19,10 +20,10 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     figure,
     isotropic,
     mean_log2,
+    measured,
     octaves,
     pairs_of,
     spread_of,
-    tested,
     titles,
 )
 from attnscope.studies.pretraining_writes.options import ROLES
@@ -31,8 +32,8 @@ from attnscope.studies.pretraining_writes.options import ROLES
 _SUBSPACES = (("inputs", "own inputs"), ("prediction", "prediction subspace"))
 
 
-def _grid(count: int, options: Options, height: float = 2.3) -> tuple[mpl.Figure, list[mpl.Axes]]:
-    columns = min(count, 3)
+def _grid(count: int, options: Options, height: float = 2.3, most: int = 3) -> tuple[mpl.Figure, list[Axes]]:
+    columns = min(count, most)
     rows = -(-count // columns)
     drawn = mpl.Figure(figsize=(options.width, height * rows), layout="constrained")
     axes = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
@@ -44,7 +45,7 @@ def _grid(count: int, options: Options, height: float = 2.3) -> tuple[mpl.Figure
 @figure("fractions")
 def asymmetry(results: Tables, options: Options) -> Drawn:
     """How much of each role's change lies in what it reads and in what the model predicts with."""
-    table = tested(results)
+    table = measured(results)
     names = pairs_of(table)
     drawn, axes = _grid(len(names), options)
     for ax, name in zip(axes, names, strict=True):
@@ -71,12 +72,14 @@ def asymmetry(results: Tables, options: Options) -> Drawn:
         ax.set_xticks(range(len(ROLES)), ROLES)
         ax.set_title(name)
         octaves(ax)
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, 0.5), max(high, 2.0))
         ax.set_ylabel("fraction / isotropic" if ax is axes[0] else "")
     seen = controls(results, "inputs")["variant"].unique()
     return captioned(
         drawn,
-        "Change of each role's matrices in the tested subspace, over that of an isotropic change: filled, its "
-        "own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
+        "Change of each role's matrices in the tested subspace, over that of an isotropic change: filled, "
+        "its own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
         "Band: 95 % of random subspaces.",
         "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if len(seen) else "",
     )
@@ -88,14 +91,14 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
     table = stored(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
     names = pairs_of(table, 2)
-    drawn, axes = _grid(2 * len(names), options)
+    drawn, axes = _grid(2 * len(names), options, most=2)
     for row, name in enumerate(names):
         own = table[titles(table) == name]
         for column, (subspace, label) in enumerate(_SUBSPACES):
             ax = axes[2 * row + column]
             rows = own[own["subspace"] == subspace].copy()
-            d = rows["k"] * rows["relative"] / rows["fraction"]
-            rows["share"] = rows["k"] / d.groupby([rows["layer"], rows["role"]]).transform("median")
+            rows = rows[rows["fraction"] > 0]
+            rows["share"] = rows["k"] / (rows["k"] * rows["relative"] / rows["fraction"]).round()
             for role in ROLES:
                 curve = rows[rows["role"] == role].groupby("share")[["fraction", "ceiling"]].mean()
                 if len(curve):
@@ -113,18 +116,18 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
             ax.set_title(f"{name}: {label}" if len(names) > 1 else label)
             ax.set_xlabel("k / d")
             ax.set_ylabel("fraction" if not column else "")
-    axes[0].legend(ncols=2)
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=9)
     return captioned(
         drawn,
-        "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the best k "
-        "directions hold; dashed: the energy of the subspace's own directions.",
+        "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the best "
+        "k directions hold; dashed: the energy of the subspace's own directions.",
     )
 
 
 @figure("fractions")
 def depth(results: Tables, options: Options) -> Drawn:
     """Each role's fraction on its own inputs, layer by layer."""
-    table = tested(results, "inputs")
+    table = measured(results, "inputs")
     over_layers(table)
     names = pairs_of(table, 1)
     own = table[titles(table) == names[0]]
@@ -137,7 +140,7 @@ def depth(results: Tables, options: Options) -> Drawn:
         isotropic(ax)
         ax.plot(rows.index, rows["relative"], marker="o", markersize=3, color=COLORS[role])
         if rows["low"].notna().any():
-            low = rows["low"].clip(lower=2**-6)
+            low = rows["low"].clip(lower=0.5)
             ax.fill_between(rows.index, low, rows["high"], color=COLORS[role], alpha=0.2, linewidth=0)
         for variant, style in NULLS.items():
             null = nulls[(nulls["role"] == role) & (nulls["variant"] == variant)]
@@ -185,15 +188,15 @@ def mechanism(results: Tables, options: Options) -> Drawn:
     axes[0].legend(ncols=2)
     return captioned(
         drawn,
-        f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for k "
-        "both are about the mean of each text.",
+        f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for "
+        "k both are about the mean of each text.",
     )
 
 
 @figure("deltas", "fractions")
 def rounding(results: Tables, options: Options) -> Drawn:
     """Fractions against the size of a change in steps of the stored numbers."""
-    table = tested(results, "inputs")
+    table = measured(results, "inputs")
     keys = ["model", "revision", "step", "reference", "layer", "role", "expert"]
     deltas = stored(results, "deltas", "step_ratio")[[*keys, "step_ratio", "noise_share", "below_floor"]]
     own = table.merge(deltas, on=keys)
