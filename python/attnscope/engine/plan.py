@@ -129,6 +129,9 @@ def make_plan(settings: Settings, study: Study | None = None) -> Plan:
     if not any(unit.checkpoint for unit in plan.units):
         reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
         raise LoadError("; ".join(reasons) or "no sentence is left to measure")
+    if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
+        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
+        raise LoadError("; ".join(reasons) or "two checkpoints are needed to be compared, got one")
     _check_memory(plan)
     return plan
 

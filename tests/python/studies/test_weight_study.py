@@ -71,7 +71,8 @@ def study(home, out, *models, **more):
     options = {**FAST, **more.pop("options", {})}
     return Study(
         study="pretraining_writes", models=[str(home / name) for name in models],
-        texts={"path": str(home / "texts.jsonl")}, output=str(out), name="a", block=4, options=options, **more,
+        texts={"path": str(home / "texts.jsonl")}, output=str(out), name="a", block=4, options=options,
+        **more,
     )  # fmt: skip
 
 
@@ -167,7 +168,7 @@ def test_figures_are_drawn_from_stored_tables(made, name):
         assert drawn.caption
         drawn.figure.canvas.draw()
         return
-    with pytest.raises(NotDrawable, match="the run has no series|has an arm"):
+    with pytest.raises(NotDrawable, match=r"the run has no series|has an arm"):
         FIGURES[name](made)
 
 
@@ -183,7 +184,7 @@ def test_the_report_says_the_claims_first(made):
 
 @pytest.mark.parametrize("stop", [2, 5, 9, 14])
 def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypatch):
-    from attnscope.engine import store
+    from attnscope.engine.disk import store
 
     written = store.Store.write
     done = []
@@ -260,12 +261,13 @@ def test_a_pair_below_the_rounding_floor_enters_no_claim(home, tmp_path):
     tiny("llama", num_hidden_layers=3).to(torch.bfloat16).save_pretrained(tmp_path / "base")
     trained(tmp_path / "tuned", rows, 1, 1e-3, torch.bfloat16)
     options = {"nulls": [], "rank_one": False}
-    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=lambda text: None)
+    said = []
+    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
     assert made.table("deltas")["below_floor"].any()
     claims = made.table("claims").set_index("claim")
     assert set(claims.loc[["C1", "C1b", "C2", "C3", "C7"], "verdict"]) == {"not testable here"}
     assert "entries unchanged, step ratio" in claims.loc["C1", "reason"]
-    assert any("float32" in note for note in made.notes)
+    assert any("gradients are taken in float32" in note for note in said)
 
 
 def test_arms_are_compared_over_training_runs(home, tmp_path):
@@ -306,8 +308,9 @@ def test_one_matrix_that_is_not_finite_is_named_and_the_others_go_on(home, tmp_p
 
     broken(home, tmp_path, change)
     options = {"nulls": [], "rank_one": False, "gradients": False}
-    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=lambda text: None)
-    assert any("layer 1 up" in note for note in made.notes)
+    said = []
+    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=said.append)
+    assert any("layer 1 up" in note for note in said)
     row = of(made, "deltas", "odd", layer=1, role="up").iloc[0]
     assert math.isnan(row["delta_energy"])
     assert row["note"] == "not finite"

@@ -161,7 +161,8 @@ def _deviation(rows: pd.DataFrame) -> float:
 
 def _own(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
     if table is None:
-        return pd.DataFrame()
+        nothing: pd.DataFrame = pd.DataFrame()
+        return nothing
     taken = np.ones(len(table), dtype=bool)
     for name, value in keys.items():
         taken &= (table[name] == value).to_numpy()

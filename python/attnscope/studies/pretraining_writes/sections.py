@@ -38,9 +38,9 @@ def _claims(page: Page) -> None:
     if table is None or table.empty:
         return
     page.words(
-        "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with what "
-        "was computed of it. Neither the full text nor code of the paper could be read: definitions are this "
-        "library’s, there is one protocol, and no published number to compare with."
+        "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with "
+        "what was computed of it. Neither the full text nor code of the paper could be read: definitions are "
+        "this library’s, there is one protocol, and no published number to compare with."
     )
     page.definition(
         "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
@@ -118,8 +118,8 @@ def _fractions(page: Page) -> None:
         rows.append(row)
     page.words(
         "A random subspace is a weak null: any gradient that passed through these inputs beats it. The "
-        "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices on "
-        "the same directions."
+        "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices "
+        "on the same directions."
     )
     page.frame("numbers", "2^mean log2 over layers at the tested k.", pd.DataFrame(rows), names=3)
     for name in ("fraction_curves", "depth", "trajectory"):
@@ -137,9 +137,9 @@ def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> 
 
 def _mechanism(page: Page) -> None:
     page.words(
-        "A plain gradient step is a sum over tokens of output gradient times input. Were the two independent, "
-        "the fraction would be the subspace’s own share of the inputs’ energy; what exceeds it is a signal that "
-        "texts share."
+        "A plain gradient step is a sum over tokens of output gradient times input. Were the two "
+        "independent, the fraction would be the subspace’s own share of the inputs’ energy; what exceeds it "
+        "is a signal that texts share."
     )
     page.figure("mechanism")
     page.figure("rank_one")

@@ -44,6 +44,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             raise LoadError(str(error)) from None
         run.write("checks", sample=first, check="weight_map", value=0.0, tolerance=0.0, holds=True, reason="")
     tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
+    tracer.map.select(options.roles or None, run.settings.layers or None)  # says what the model does not have
     rank = rank_of(options, tracer.map)
     moments = Moments(rank)
     for batch in run.batches():

@@ -84,7 +84,8 @@ def _arms(results: Tables) -> pd.DataFrame:
             row[label] = mean_log2(some["relative"]) if len(some) else math.nan
             row[f"{label} spread"] = spread_of(some) if len(some) else math.nan
         rows.append(row)
-    return pd.DataFrame(rows)
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
 
 
 @figure("fractions")
@@ -161,5 +162,5 @@ def rank_one(results: Tables, options: Options) -> Drawn:
     return captioned(
         drawn,
         "A change of rank one writes a direction of each class where the first input direction is read: dots "
-        "are texts, circles their mean, open squares the second-order closed form; Haar directions are the null.",
+        "are texts, circles their mean, open squares the second-order closed form; the null is Haar.",
     )

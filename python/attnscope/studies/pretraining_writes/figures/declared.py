@@ -49,7 +49,8 @@ def controls(results: Tables, subspace: str) -> pd.DataFrame:
     """The same under nulls; empty where the run has none."""
     table = optional(results, "fractions_variants")
     if table is None:
-        return pd.DataFrame(columns=["variant", "role", "layer", "relative", *PAIR])
+        nothing: pd.DataFrame = pd.DataFrame(columns=["variant", "role", "layer", "relative", *PAIR])
+        return nothing
     own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
     positive: pd.DataFrame = own[own["relative"] > 0]
     return positive

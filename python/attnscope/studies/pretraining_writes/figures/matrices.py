@@ -119,8 +119,8 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
     drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=9)
     return captioned(
         drawn,
-        "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the best "
-        "k directions hold; dashed: the energy of the subspace's own directions.",
+        "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
+        "best k directions hold; dashed: the energy of the subspace's own directions.",
     )
 
 
