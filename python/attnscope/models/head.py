@@ -191,8 +191,21 @@ def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
     Args:
         model: of transformers.
 
+    Returns:
+        The function; its factors and bounds of logits are the configuration's.
+
     Raises:
         NotImplementedError: a non-linear transform before the unembedding, or no unembedding.
+
+    Example:
+        A state of zeros says nothing of any token.
+
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=3, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        ...                      num_attention_heads=1)
+        >>> asc.readout(LlamaForCausalLM(config))(torch.zeros(1, 4)).tolist()
+        [[0.0, 0.0, 0.0]]
     """
     reader = _Model(model)
     _unembedding(reader)
