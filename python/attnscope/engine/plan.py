@@ -89,12 +89,15 @@ class Plan:
 
 @dataclass
 class _Series:
-    """A model of the settings: its checkpoints with the fingerprints of their weights, and its texts."""
+    """A model of the settings: its checkpoints with the fingerprints of their weights, its texts, and whether
+    it can be used.
+    """
 
     position: int
     checkpoints: list[Checkpoint]
     weights: list[str]
     inputs: list[Input]
+    usable: bool = True
 
 
 def make_plan(settings: Settings, study: Study | None = None) -> Plan:
@@ -176,7 +179,7 @@ def _series(plan: Plan, stages: Sequence[Stage]) -> Iterator[_Series]:
                 one.inputs = encode(plan, one.position, source, one.checkpoints)
         except LoadError as error:
             plan.skipped += [(c.title, str(error).removeprefix(f"{c.title}: ")) for c in one.checkpoints]
-            continue
+            one.usable = False
         yield one
 
 
@@ -190,6 +193,8 @@ def _takes(cut: Cut, series: _Series, checkpoint: Checkpoint, every: Sequence[_S
 
 def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequence[_Series]) -> None:
     """The units of one model, checkpoint by checkpoint, its controls last."""
+    if not series.usable:
+        return
     for checkpoint, weights in zip(series.checkpoints, series.weights, strict=True):
         for stage in stages:
             own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
@@ -200,7 +205,7 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
                 _add(plan, stage, weights, "", **own)
             elif stage.units.kind == "pairs":
                 found = _base(every, series, checkpoint, stage.units.base)
-                if found is not None:
+                if found is not None and found[0].usable:
                     whose, other = found
                     base = whose.weights[whose.checkpoints.index(other)]
                     _add(plan, stage, weights, base, **own, other=other)
