@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import html
 from typing import Any
 
 import numpy as np
@@ -46,8 +45,6 @@ def _claims(page: Page) -> None:
         "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
         "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
     )
-    for sentence in findings(page.results):
-        page.words(html.escape(sentence))
     several = table.groupby(["model", "revision", "reference"], dropna=False).ngroups > 1
     names = (table["model"] + " " + table["revision"].fillna("")).str.strip()
     columns = {"change of": names} if several else {}
