@@ -29,8 +29,8 @@ void run_blocks(Index count, Index grain,
 int worker_count(Index count);
 
 // Calls visit(data) with the batch's memory as a pointer of its own element type.
-template <class Visit>
-void visit_scalar(const Batch& batch, Visit&& visit) {
+template <class AnyBatch, class Visit>
+void visit_scalar(const AnyBatch& batch, Visit&& visit) {
   switch (batch.dtype) {
     case Dtype::float16:
       return visit(static_cast<const Eigen::half*>(batch.data));

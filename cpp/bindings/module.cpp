@@ -6,6 +6,7 @@ namespace py = pybind11;
 namespace attnscope {
 void bind_alignment(py::module_&);
 void bind_betti(py::module_&);
+void bind_delta_statistics(py::module_&);
 void bind_divergence(py::module_&);
 void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
@@ -32,6 +33,7 @@ PYBIND11_MODULE(_core, module) {
   // one concept a line, in alphabetical order
   attnscope::bind_alignment(module);
   attnscope::bind_betti(module);
+  attnscope::bind_delta_statistics(module);
   attnscope::bind_divergence(module);
   attnscope::bind_entropy(module);
   attnscope::bind_fiedler(module);

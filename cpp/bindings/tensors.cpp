@@ -134,6 +134,28 @@ Batch make_batch(const py::object& attention, const py::object& lengths) {
   return batch;
 }
 
+MatrixBatch make_matrices(const py::object& matrices) {
+  const at::Tensor& tensor = unwrap(matrices, "matrices");
+  const Index rank = tensor.dim();
+  if (rank < 2) throw py::value_error("matrices must have at least two dimensions");
+  if (!tensor.device().is_cpu()) throw py::value_error("matrices must be on the CPU");
+  MatrixBatch batch;
+  batch.owner = matrices;
+  batch.data = tensor.const_data_ptr();
+  batch.dtype = dtype_of(tensor);
+  batch.rows = tensor.size(rank - 2);
+  batch.columns = tensor.size(rank - 1);
+  batch.row_stride = tensor.stride(rank - 2);
+  batch.column_stride = tensor.stride(rank - 1);
+  batch.count = 1;
+  for (Index axis = 0; axis + 2 < rank; ++axis) {
+    batch.sizes.push_back(tensor.size(axis));
+    batch.strides.push_back(tensor.stride(axis));
+    batch.count *= tensor.size(axis);
+  }
+  return batch;
+}
+
 SupportBatch make_support(const Batch& batch, const py::object& support) {
   SupportBatch result;
   if (py::isinstance<py::str>(support)) {
@@ -243,6 +265,15 @@ const double* numbers_of(const py::object& object, Index size) {
     throw py::value_error("numbers must be a contiguous float64 CPU tensor with one for every query");
   }
   return tensor.const_data_ptr<double>();
+}
+
+void* entries_of(const py::object& object, Dtype dtype, Index size) {
+  const at::Tensor& tensor = unwrap(object, "entries");
+  if (dtype_of(tensor) != dtype || !tensor.is_contiguous() || !tensor.device().is_cpu() ||
+      tensor.numel() != size) {
+    throw py::value_error("entries must be a contiguous CPU tensor of the size and type of the result");
+  }
+  return tensor.data_ptr();
 }
 
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,

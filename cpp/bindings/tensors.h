@@ -54,6 +54,22 @@ struct SupportBatch {
   Support given(Index index) const;
 };
 
+// A [..., m, n] tensor of any shape seen as `count` matrices in the caller's memory.
+struct MatrixBatch {
+  py::object owner;
+  const void* data = nullptr;
+  Dtype dtype = Dtype::float32;
+  Index rows = 0;
+  Index columns = 0;
+  Index row_stride = 0;
+  Index column_stride = 0;
+  std::vector<Index> sizes;
+  std::vector<Index> strides;
+  Index count = 0;
+
+  Index offset(Index index) const;
+};
+
 // Numbers that every matrix of a batch is compared with: one list for all, or a list each.
 struct Thresholds {
   py::object owner;
@@ -103,6 +119,9 @@ struct Result {
 // tensor with one entry per matrix. attnscope._checks makes both so.
 Batch make_batch(const py::object& attention, const py::object& lengths);
 
+// `matrices`: a CPU float tensor [..., m, n].
+MatrixBatch make_matrices(const py::object& matrices);
+
 // `support`: "auto", "causal", "full", or a boolean tensor broadcast to the batch's shape.
 SupportBatch make_support(const Batch& batch, const py::object& support);
 
@@ -117,6 +136,9 @@ StateBatch make_states(const Batch& batch, const py::object& states);
 
 // The memory of a contiguous float64 CPU tensor of `size` numbers.
 const double* numbers_of(const py::object& tensor, Index size);
+
+// The memory of a contiguous CPU tensor of `size` numbers of that type, to be written to.
+void* entries_of(const py::object& tensor, Dtype dtype, Index size);
 
 // New contiguous tensors of shape leading + trailing, filled.
 Result<double> make_result(const std::vector<Index>& leading, const std::vector<Index>& trailing,
@@ -149,6 +171,8 @@ inline const bool* FlagBatch::at(Index index) const {
 }
 
 inline Index StateBatch::offset(Index index) const { return offset_of(index, sizes, strides); }
+
+inline Index MatrixBatch::offset(Index index) const { return offset_of(index, sizes, strides); }
 
 inline Index Batch::offset(Index index) const { return offset_of(index, sizes, strides); }
 

@@ -14,6 +14,9 @@ from attnscope.capture.positions import fingerprint as fingerprint
 from attnscope.capture.positions import first_token_trajectory as first_token_trajectory
 from attnscope.capture.positions import output_projection as output_projection
 from attnscope.capture.positions import position_profile as position_profile
+from attnscope.capture.weights.rank_one import RankOneEffect as RankOneEffect
+from attnscope.capture.weights.rank_one import rank_one_effect as rank_one_effect
+from attnscope.capture.weights.second_moments import second_moments as second_moments
 from attnscope.commands.analyze import analyze as analyze
 from attnscope.commands.doctor import show_config as show_config
 from attnscope.engine.config import Study as Study
@@ -98,8 +101,26 @@ from attnscope.metrics.states.alignment import geometric_semantic_alignment as g
 from attnscope.metrics.states.alignment import transformation_magnitude as transformation_magnitude
 from attnscope.metrics.states.reference_influence import ReferenceInfluence as ReferenceInfluence
 from attnscope.metrics.states.reference_influence import reference_influence as reference_influence
+from attnscope.metrics.weights.alignment_gain import AlignmentGain as AlignmentGain
+from attnscope.metrics.weights.alignment_gain import alignment_gain as alignment_gain
+from attnscope.metrics.weights.delta_statistics import DeltaStatistics as DeltaStatistics
+from attnscope.metrics.weights.delta_statistics import delta_statistics as delta_statistics
+from attnscope.metrics.weights.haar import haar_deviation as haar_deviation
+from attnscope.metrics.weights.low_rank import LowRank as LowRank
+from attnscope.metrics.weights.moments import Moments as Moments
+from attnscope.metrics.weights.subspace_fraction import RelativeSubspaceFraction as RelativeSubspaceFraction
+from attnscope.metrics.weights.subspace_fraction import SubspaceFraction as SubspaceFraction
+from attnscope.metrics.weights.subspace_fraction import concentration as concentration
+from attnscope.metrics.weights.subspace_fraction import (
+    relative_subspace_fraction as relative_subspace_fraction,
+)
+from attnscope.metrics.weights.subspace_fraction import subspace_fraction as subspace_fraction
 from attnscope.models.architecture import weight_map as weight_map
-from attnscope.models.low_rank import LowRank as LowRank
+from attnscope.models.head import EffectiveUnembedding as EffectiveUnembedding
+from attnscope.models.head import Subspace as Subspace
+from attnscope.models.head import effective_unembedding as effective_unembedding
+from attnscope.models.head import prediction_subspace as prediction_subspace
+from attnscope.models.head import readout as readout
 from attnscope.models.weight_deltas import WeightDelta as WeightDelta
 from attnscope.models.weight_deltas import weight_deltas as weight_deltas
 from attnscope.models.weight_entries import WeightEntry as WeightEntry

@@ -37,7 +37,9 @@ def describe(name: str) -> str:
 
 def _public() -> dict[str, Callable[..., Any]]:
     import attnscope
+    from attnscope.metrics.discovery import found
     from attnscope.metrics.measure import metric_names
 
-    names = [name for name in metric_names() if hasattr(attnscope, name)]
+    of_weights = {one.metric for one in found().quantities if one.scope == "weights"}
+    names = [name for name in sorted({*metric_names(), *of_weights}) if hasattr(attnscope, name)]
     return {name: getattr(attnscope, name) for name in names}

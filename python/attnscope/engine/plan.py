@@ -17,7 +17,7 @@ from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.study import Study
 from attnscope.engine.texts.encoding import encode
 from attnscope.engine.texts.sources import Sentence, looks_wrapped, read_sentences
-from attnscope.engine.units import Input, Stage, Unit, Units, phases
+from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
 from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
 
@@ -89,12 +89,15 @@ class Plan:
 
 @dataclass
 class _Series:
-    """A model of the settings: its checkpoints with the fingerprints of their weights, and its texts."""
+    """A model of the settings: its checkpoints with the fingerprints of their weights, its texts, and whether
+    it can be used.
+    """
 
     position: int
     checkpoints: list[Checkpoint]
     weights: list[str]
     inputs: list[Input]
+    usable: bool = True
 
 
 def make_plan(settings: Settings, study: Study | None = None) -> Plan:
@@ -117,18 +120,21 @@ def make_plan(settings: Settings, study: Study | None = None) -> Plan:
     plan = Plan(settings, {stage.name: stage for stage in stages})
     if first is not None:
         _read_texts(plan, study)
-    series = list(_series(plan, texts=first is not None))
+    series = list(_series(plan, stages))
     _check_free_disk(plan, order)
     for phase in sorted(set(order.values())):
         now = [stage for stage in stages if order[stage.name] == phase]
         for one in series:
-            _add_units(plan, one, now)
+            _add_units(plan, one, now, series)
         for stage in now:
             if stage.units.kind == "once":
                 _add(plan, stage, "", "")
     if not any(unit.checkpoint for unit in plan.units):
         reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
         raise LoadError("; ".join(reasons) or "no sentence is left to measure")
+    if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
+        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
+        raise LoadError("; ".join(reasons) or "two checkpoints are needed to be compared, got one")
     _check_memory(plan)
     return plan
 
@@ -152,8 +158,10 @@ def _read_texts(plan: Plan, study: Study) -> None:
         )
 
 
-def _series(plan: Plan, *, texts: bool) -> Iterator[_Series]:
+def _series(plan: Plan, stages: Sequence[Stage]) -> Iterator[_Series]:
+    """The models of the settings; those that a stage over texts reads are encoded."""
     labels: dict[str, int] = {}
+    found = []
     for position, source in enumerate(plan.settings.models):
         try:
             checkpoints = find_checkpoints(source.path, source.revisions, source.label)
@@ -164,46 +172,75 @@ def _series(plan: Plan, *, texts: bool) -> Iterator[_Series]:
                 f"models[{position}]: two models would be called {checkpoints[0].model!r} in the tables; "
                 "give one of them a label"
             )
+        found.append(_Series(position, checkpoints, [fingerprint(one) for one in checkpoints], []))
+    cuts = [stage.units for stage in stages if stage.units.kind == "texts"]
+    for one in found:
         try:
-            inputs = encode(plan, position, source, checkpoints) if texts else []
+            if any(_takes(cut, one, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
+                source = plan.settings.models[one.position]
+                one.inputs = encode(plan, one.position, source, one.checkpoints)
         except LoadError as error:
-            plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
-            continue
-        yield _Series(position, checkpoints, [fingerprint(one) for one in checkpoints], inputs)
+            plan.skipped += [(c.title, str(error).removeprefix(f"{c.title}: ")) for c in one.checkpoints]
+            one.usable = False
+        yield one
 
 
-def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage]) -> None:
+def _takes(cut: Cut, series: _Series, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
+    """Whether a checkpoint is among those of a stage over texts."""
+    if not cut.base:
+        return True
+    others = (_base(every, one, other, cut.base) for one in every for other in one.checkpoints)
+    return any(found is not None and found[1] == checkpoint for found in others)
+
+
+def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequence[_Series]) -> None:
     """The units of one model, checkpoint by checkpoint, its controls last."""
+    if not series.usable:
+        return
     for checkpoint, weights in zip(series.checkpoints, series.weights, strict=True):
         for stage in stages:
             own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
             if stage.units.kind == "texts":
-                _add_blocks(plan, stage, series, weights, own)
+                if _takes(stage.units, series, checkpoint, every):
+                    _add_blocks(plan, stage, series, weights, own)
             elif stage.units.kind == "checkpoints":
                 _add(plan, stage, weights, "", **own)
             elif stage.units.kind == "pairs":
-                other = _base(series, checkpoint, stage.units.base)
-                if other is not None:
-                    base = series.weights[series.checkpoints.index(other)]
+                found = _base(every, series, checkpoint, stage.units.base)
+                if found is not None and found[0].usable:
+                    whose, other = found
+                    base = whose.weights[whose.checkpoints.index(other)]
                     _add(plan, stage, weights, base, **own, other=other)
     for stage in stages:
-        for variant in stage.units.variants:
+        taken = any(_takes(stage.units, series, one, every) for one in series.checkpoints)
+        for variant in stage.units.variants if taken else ():
             for seed in range(stage.units.seeds):
                 # one for a whole series, whose checkpoints share their configuration
                 control = {"checkpoint": series.checkpoints[0], "source": series.position}
                 _add_blocks(plan, stage, series, "", {**control, "variant": variant, "seed": seed})
 
 
-def _base(series: _Series, checkpoint: Checkpoint, base: str) -> Checkpoint | None:
-    """The checkpoint that another is compared with, None for the one that has none."""
+def _base(
+    every: Sequence[_Series], series: _Series, checkpoint: Checkpoint, base: str
+) -> tuple[_Series, Checkpoint] | None:
+    """The checkpoint that another is compared with and whose it is, None for the one that has none.
+
+    "first" is the first of the series, or of the first model listed where the model is no series.
+    """
     at = series.checkpoints.index(checkpoint)
+    named = {one.revision: (series, one) for one in series.checkpoints if one.revision}
+    labels = {one.checkpoints[0].model: (one, one.checkpoints[0]) for one in every}
     if base == "previous":
-        return series.checkpoints[at - 1] if at else None
-    named = {one.revision: one for one in series.checkpoints}
-    if base != "first" and base not in named:
-        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, named)}")
-    other = series.checkpoints[0] if base == "first" else named[base]
-    return None if other == checkpoint else other
+        return (series, series.checkpoints[at - 1]) if at else None
+    if base == "first":
+        whose = series if len(series.checkpoints) > 1 else every[0]
+        found = whose, whose.checkpoints[0]
+    elif base in named or base in labels:
+        found = named.get(base) or labels[base]
+    else:
+        known = [*named, *labels]
+        raise ConfigError(f"{checkpoint.model} has no checkpoint {base!r}{nearest(base, known)}")
+    return None if found[1] == checkpoint else found
 
 
 def _add_blocks(plan: Plan, stage: Stage, series: _Series, weights: str, own: dict[str, Any]) -> None:

@@ -48,20 +48,20 @@ class Partials:
         """Adds a term.
 
         Raises:
-            ValueError: another shape than the terms before it, or other keys.
+            ValueError: another shape than the terms of these keys before it, or keys of other names.
         """
         term = np.array(
             tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor, dtype=np.float64
         )
         sums = self._sums.setdefault(name, {})
-        for other, found in sums.items():
-            if [key for key, _ in other] != [*keys] or found.sum.shape != term.shape:
-                raise ValueError(
-                    f"reduce: {name!r} has keys {[key for key, _ in other]} and shape {found.sum.shape}, "
-                    f"got {[*keys]} and {term.shape}"
-                )
-            break
         key = tuple(keys.items())
+        other = next(iter(sums), key)
+        before = sums[key].sum.shape if key in sums else term.shape
+        if [name for name, _ in other] != [*keys] or before != term.shape:
+            raise ValueError(
+                f"reduce: {name!r} has keys {[one for one, _ in other]} and shape {before}, "
+                f"got {[*keys]} and {term.shape}"
+            )
         if key in sums:
             sums[key].sum += term
             sums[key].count += 1

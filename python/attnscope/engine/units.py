@@ -103,6 +103,7 @@ class Units:
         seeds: int = 8,
         *,
         longest: bool = False,
+        base: str = "",
     ) -> Cut:
         """Every checkpoint with every block of texts.
 
@@ -111,20 +112,22 @@ class Units:
             variants: controls that read the texts too: `random_weights`, once for a series of checkpoints.
             seeds: how many of each control.
             longest: whether a text's numbers depend on the length of the longest of all.
+            base: only the checkpoints that `checkpoint_pairs(base)` compares others with; "" takes every one.
         """
         if unknown := set(variants) - {"random_weights"}:
             raise ValueError(f"texts: variants must be among random_weights, got {sorted(unknown)}")
-        return Cut("texts", block, tuple(variants), seeds, longest)
+        return Cut("texts", block, tuple(variants), seeds, longest, base)
 
     def checkpoints(self) -> Cut:
         """Every checkpoint, without texts."""
         return Cut("checkpoints")
 
     def checkpoint_pairs(self, base: str = "first") -> Cut:
-        """Every checkpoint with another one of its series.
+        """Every checkpoint with another one.
 
         Args:
-            base: "first", "previous", or the revision of the other one.
+            base: "first" of its series (of a model that is no series: the first model listed), "previous" of
+                its series, or the revision or the model that all are compared with.
         """
         return Cut("pairs", base=base)
 

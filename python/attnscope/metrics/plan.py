@@ -31,6 +31,9 @@ THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 #: Sites that hold maps.
 MAPS = ("attention", "head_mean", "scores")
 
+#: First arguments that are no maps: they are given as options, which stand for sites.
+_BY_OPTION = ("before", "matrix")
+
 Name = tuple[str, str]
 # A call's options in words, by which equal calls are known.
 Identity = tuple[tuple[str, str], ...]
@@ -237,7 +240,7 @@ class Execution:
         self, function: Callable[..., Any], given: Mapping[str, Any], call: Call
     ) -> dict[str, Any]:
         """Options with the tensors and results that some of them stand for, and the lengths."""
-        of_layers = first_of(function) in ("heads", "before")
+        of_layers = first_of(function) in ("heads", *_BY_OPTION)
         own: dict[str, Any] = {}
         for name, value in given.items():
             if isinstance(value, Site):
@@ -288,7 +291,7 @@ def parameters_of(function: Callable[..., Any]) -> Mapping[str, inspect.Paramete
 def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     """A function's own options and their defaults."""
     parameters = list(parameters_of(function).items())
-    first = 0 if parameters and parameters[0][0] == "before" else 1
+    first = 0 if parameters and parameters[0][0] in _BY_OPTION else 1
     return {
         name: parameter.default
         for name, parameter in parameters[first:]

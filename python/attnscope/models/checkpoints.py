@@ -66,7 +66,7 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
     """
     folder = Path(path).expanduser()
     if folder.is_dir():
-        if (folder / "config.json").is_file() and not revisions:
+        if _is_model(folder) and not revisions:
             return [Checkpoint(label or _label(folder), "", -1, str(folder), True)]
         inside = [folder / name for name in revisions] or _models(folder.iterdir())
         if not inside:
@@ -98,7 +98,7 @@ def fingerprint(checkpoint: Checkpoint) -> str:
         digest.update(f"{checkpoint.path}@{checkpoint.revision}".encode())
         return digest.hexdigest()[:16]
     for file in sorted(Path(checkpoint.path).glob("*")):
-        if file.name != "config.json" and file.suffix != ".safetensors":
+        if file.name not in ("config.json", "adapter_config.json") and file.suffix != ".safetensors":
             continue
         size = file.stat().st_size
         digest.update(f"{file.name}:{size}".encode())
@@ -122,7 +122,12 @@ def folder_of(checkpoint: Checkpoint) -> Path:
 
 
 def _models(folders: object) -> list[Path]:
-    return [folder for folder in folders if (folder / "config.json").is_file()]  # type: ignore[attr-defined]
+    return [folder for folder in folders if _is_model(folder)]  # type: ignore[attr-defined]
+
+
+def _is_model(folder: Path) -> bool:
+    """Whether it holds a model, or an adapter of one."""
+    return any((folder / name).is_file() for name in ("config.json", "adapter_config.json"))
 
 
 def _series(folders: Sequence[Path], label: str) -> list[Checkpoint]:

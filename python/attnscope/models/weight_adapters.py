@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from attnscope import _warn
+from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models.families import OUTSIDE
-from attnscope.models.low_rank import LowRank
 from attnscope.models.weight_entries import WeightEntry, WeightMap, place_of
 from attnscope.models.weights import WeightFolder
 

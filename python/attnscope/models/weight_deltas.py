@@ -3,7 +3,7 @@
 
 Both folders' safetensors files are read in blocks of rows, so the memory needed is one matrix in float32 and
 one block, however large the models are. Where the second folder holds a LoRA adapter, the change is known in
-factors and stays so: `attnscope.models.low_rank`.
+factors and stays so: `attnscope.metrics.weights.low_rank`.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from attnscope import _core
+from attnscope.metrics.weights.delta_statistics import DeltaStatistics, statistics_of
+from attnscope.metrics.weights.low_rank import LowRank
 from attnscope.models.architecture import weight_map
-from attnscope.models.low_rank import LowRank
 from attnscope.models.weight_adapters import Adapter
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder
@@ -36,6 +38,7 @@ class WeightDelta:
         before_dtype: stored, as "bfloat16".
         after_dtype: stored; of an adapter that of its factors.
         finite: whether every entry is a finite number; a delta that is not is passed on as it is.
+        sums: what `statistics` are made of, of the rows compared before ids were left out.
         tied: of unembed: "tied" where both sides share it with the embedding, "untied" where one does.
         tokens: of embed and unembed whose vocabularies differ: ids of the rows compared, else None.
         added: rows that only `after` has.
@@ -50,11 +53,23 @@ class WeightDelta:
     before_dtype: str
     after_dtype: str
     finite: bool
+    sums: Tensor
     tied: str = ""
     tokens: Tensor | None = None
     added: int = 0
     removed: int = 0
     changed: int = 0
+
+    def statistics(self, rounded: str = "after") -> DeltaStatistics:
+        """Size, rounding and direction of the change, see `attnscope.delta_statistics`.
+
+        An adapter's change is not stored in the base's dtype, so it has no rounding: those fields are NaN.
+
+        Args:
+            rounded: "after", or "both" for two checkpoints of one run.
+        """
+        rows = self.delta.shape[0] + self.changed
+        return statistics_of(self.sums, rows * self.delta.shape[1], rounded)
 
     def __repr__(self) -> str:
         kind = "LowRank" if isinstance(self.delta, LowRank) else str(self.delta.dtype).removeprefix("torch.")
@@ -153,7 +168,7 @@ def _subtracted(
     for one, other in pairs:
         kinds = base.dtypes[one.tensor], tuned.dtypes[other.tensor]
         rows = min(one.shape[0], other.shape[0])
-        delta, finite = _difference(base, one, tuned, other)
+        delta, sums = _difference(base, one, tuned, other)
         tokens, left_out = None, 0
         if one.layer < 0:
             if changed_ids is None:
@@ -169,7 +184,8 @@ def _subtracted(
             delta=delta,
             before_dtype=kinds[0],
             after_dtype=kinds[1],
-            finite=finite,
+            finite=bool(sums.isfinite().all()),
+            sums=sums,
             tied=tied if one.role == "unembed" else "",
             tokens=tokens,
             added=other.shape[0] - rows,
@@ -181,21 +197,32 @@ def _subtracted(
 
 def _difference(
     base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: WeightEntry
-) -> tuple[Tensor, bool]:
-    """W(after) − W(before) over the rows of both, and whether all of it is finite."""
+) -> tuple[Tensor, Tensor]:
+    """W(after) − W(before) over the rows of both, and the sums of `delta_statistics`."""
     rows = min(one.shape[0], other.shape[0])
     double = "float64" in (base.dtypes[one.tensor], tuned.dtypes[other.tensor])
     delta = torch.empty(rows, one.shape[1], dtype=torch.float64 if double else torch.float32)
-    finite = True
-    for index, block in _matrix_blocks(tuned, other):
-        if (index[0].start or 0) < rows:
-            delta[index].copy_(block[: len(delta[index])])
-    for index, block in _matrix_blocks(base, one):
-        if (index[0].start or 0) < rows:
-            # in the delta's dtype: a subtraction of bfloat16 would round
-            piece = delta[index].sub_(block[: len(delta[index])].to(delta.dtype))
-            finite = finite and bool(piece.isfinite().all())
-    return delta, finite
+    sums = torch.zeros(7, dtype=torch.float64)
+    if (one.transposed, one.rows) != (other.transposed, other.rows):
+        before = whole_matrix(base, one)[:rows]
+        delta.copy_(whole_matrix(tuned, other)[:rows]).sub_(before)
+        return delta, _core.delta_statistics(before, delta + before, None)[0]
+    for (index, old), (_, new) in zip(_matrix_blocks(base, one), _matrix_blocks(tuned, other), strict=False):
+        if (index[0].start or 0) >= rows:
+            break
+        piece = delta[index]
+        old, new = old[: len(piece)], new[: len(piece)]
+        if piece.is_contiguous() and piece.dtype == torch.promote_types(
+            torch.promote_types(old.dtype, new.dtype), torch.float32
+        ):
+            own, _ = _core.delta_statistics(old, new, piece)
+        else:
+            own, _ = _core.delta_statistics(old, new, None)
+            piece.copy_(new).sub_(old.to(piece.dtype))
+        largest = torch.maximum(sums[6], own[6])
+        sums += own
+        sums[6] = largest
+    return delta, sums
 
 
 def _matrix_blocks(folder: WeightFolder, entry: WeightEntry) -> Iterator[tuple[tuple[slice, slice], Tensor]]:
@@ -239,6 +266,7 @@ def _adapted(
             finite = all(bool(torch.isfinite(factor).all()) for factor in (delta.left, delta.right))
         else:
             finite = bool(torch.isfinite(delta).all())
+        sums = _sums_of_adapted(whole_matrix(base, entry), delta)
         yield WeightDelta(
             layer=entry.layer,
             role=entry.role,
@@ -247,9 +275,22 @@ def _adapted(
             before_dtype=base.dtypes[entry.tensor],
             after_dtype=dtype,
             finite=finite,
+            sums=sums,
             # an adapter changes one of the two uses of a shared table
             tied="untied" if tied and entry.role == "unembed" else "",
         )
+
+
+def _sums_of_adapted(before: Tensor, delta: Tensor | LowRank) -> Tensor:
+    """The sums of a change that no dtype has rounded."""
+    unknown = torch.tensor(torch.nan, dtype=torch.float64)
+    wide = before.double()
+    if isinstance(delta, LowRank):
+        energy = delta.energy()
+        product = delta.scale * (delta.left.double() * (wide @ delta.right.double().T)).sum()
+    else:
+        energy, product = delta.double().square().sum(), (delta.double() * wide).sum()
+    return torch.stack([energy, wide.square().sum(), product, *[unknown] * 4])
 
 
 def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
@@ -263,11 +304,12 @@ def whole_matrix(folder: WeightFolder, entry: WeightEntry) -> Tensor:
 
 def _changed_ids(before: Path, after: Path) -> set[int]:
     """Ids that the two folders' tokenizers give to different tokens; none where one has no tokenizer.json."""
-    one, other = _vocabulary(before), _vocabulary(after)
+    one, other = vocabulary_of(before), vocabulary_of(after)
     return {at for at in one.keys() & other.keys() if one[at] != other[at]}
 
 
-def _vocabulary(folder: Path) -> dict[int, str]:
+def vocabulary_of(folder: Path) -> dict[int, str]:
+    """The tokens of a folder's tokenizer.json by id, empty without one."""
     file = folder / "tokenizer.json"
     if not file.is_file():
         return {}

@@ -34,6 +34,8 @@ HUB = {
     "bert-base": "google-bert/bert-base-uncased",
     "xlm-r-large": "FacebookAI/xlm-roberta-large",
 }
+#: Packaged studies of other papers.
+OTHERS = ("wavelet", "absolute_position", "writes", "pretraining_writes")
 SETTING = {
     "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),
     "divergence": (50, 128), "random_matrix": (100, 128),
@@ -57,8 +59,7 @@ def offline(monkeypatch, tmp_path):
 
 
 def test_every_model_of_the_paper_is_there_and_listed():
-    others = ("wavelet", "absolute_position")  # other papers'
-    own = [one for one in catalogue() if not one.name.startswith(others)]
+    own = [one for one in catalogue() if not one.name.startswith(OTHERS)]
     assert {one.name for one in own} == {*HUB, "ruscio2025", "attention_sinks"}
     assert {one.name: one.models for one in own if one.models} == {k: (v,) for k, v in HUB.items()}
     told = CliRunner().invoke(app, ["configs"])

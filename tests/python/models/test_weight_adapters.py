@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import save_file
 
 import attnscope as asc
-from attnscope.models.low_rank import LowRank
+from attnscope.metrics.weights.low_rank import LowRank
 from weight_models import tiny
 
 transformers = pytest.importorskip("transformers")

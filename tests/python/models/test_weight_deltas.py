@@ -210,10 +210,12 @@ def test_a_truncated_file_is_named(tmp_path):
 
 MEMORY = """
 import re, sys
+import torch
 import attnscope as asc
 def peak():
     # not getrusage, which starts a child at its parent's peak
     return 1024 * int(re.search(r"VmHWM:\\s+(\\d+)", open("/proc/self/status").read())[1])
+asc.weight_deltas, asc.delta_statistics(torch.ones(2, 2), torch.zeros(2, 2))
 before, seen = peak(), 0
 for one in asc.weight_deltas(*sys.argv[1:]):
     seen += int(one.delta[0, 0] != 0)

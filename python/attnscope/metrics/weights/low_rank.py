@@ -23,7 +23,7 @@ class LowRank:
         The norm of 2·u·vᵀ with unit u and v is 2.
 
         >>> import torch
-        >>> from attnscope.models.low_rank import LowRank
+        >>> from attnscope.metrics.weights.low_rank import LowRank
         >>> unit = torch.eye(3, dtype=torch.float64)
         >>> matrix = LowRank(unit[:, :1], unit[1:2], 2.0)
         >>> matrix.energy(), matrix @ unit[:, 1:2]

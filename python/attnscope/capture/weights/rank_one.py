@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""What a change of rank one in a single matrix does to a model's predictions, beside what theory says."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.editing import edit
+from attnscope.capture.edits.weights import ReplaceWeight
+from attnscope.capture.weights.second_moments import Tracer
+from attnscope.metrics._named import shown_by_shape
+from attnscope.models.architecture import weight_map
+from attnscope.models.head import before_unembedding, readout
+
+
+@shown_by_shape
+class RankOneEffect(NamedTuple):
+    """Means over the tokens of a text, [directions, B] float64.
+
+    Attributes:
+        kl: KL(P‖P′) of the model's predictions before and after, in nats.
+        predicted_kl: ½c²·mean of (v·x)²·uᵀFu, second order in the change; NaN unless the matrix is the last
+            block's `down`, whose output reaches the final norm unchanged.
+        target_shift: change of the log-probability of the next token.
+        loss_change: minus that.
+    """
+
+    kl: Tensor
+    predicted_kl: Tensor
+    target_shift: Tensor
+    loss_change: Tensor
+
+
+def rank_one_effect(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor] | Tensor,
+    layer: int,
+    role: str,
+    directions: Tensor,
+    v: Tensor,
+    *,
+    size: float = 0.05,
+) -> RankOneEffect:
+    """Adds size·‖W‖_F·u vᵀ to one matrix, for each direction u in turn, and measures what that does.
+
+    F = JᵀW_Uᵀ(diag p − ppᵀ)W_U J is the Fisher information of the predictions in the last residual state, J
+    the derivative of the final norm.
+
+    Args:
+        model: a causal language model in evaluation mode.
+        inputs: its batch by name, or token ids [B, n]; masked positions are left out.
+        layer: of the matrix; negative ones count from the end.
+        role: of the matrix, as "down".
+        directions: u, [directions, out]; lengths do not matter.
+        v: [in]; likewise.
+        size: of the change, relative to the matrix.
+
+    Returns:
+        `RankOneEffect`. Weights are restored to the bit.
+
+    Raises:
+        ValueError: no such matrix, directions of another width, a size that is not finite.
+
+    Example:
+        A change of size 0 has no effect.
+
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> ids = torch.tensor([[1, 2, 3]])
+        >>> found = asc.rank_one_effect(model, ids, -1, "down", torch.eye(16)[:2], torch.ones(8), size=0.0)
+        >>> found.kl.tolist(), found.predicted_kl.tolist()
+        ([[0.0], [0.0]], [[0.0], [0.0]])
+
+    References:
+        Amari, Information geometry and its applications, 2016, for KL ≈ ½ δᵀF δ.
+    """
+    name = "rank_one_effect"
+    batch = {"input_ids": inputs} if isinstance(inputs, Tensor) else dict(inputs)
+    ids = batch["input_ids"]
+    mask = batch.get("attention_mask", torch.ones_like(ids)).bool()
+    batch.setdefault("attention_mask", mask.long())
+    found = weight_map(model)
+    number = layer % found.layers if -found.layers <= layer < found.layers else layer
+    us = directions.double().reshape(-1, directions.shape[-1])
+    with torch.no_grad():
+        base = model(**batch).logits.double().log_softmax(-1)
+        rows = []
+        for u in us:
+            with edit(model, ReplaceWeight(layer, role, u, v, size)):
+                changed = model(**batch).logits.double().log_softmax(-1)
+            rows.append(_effect(base, changed, ids, mask))
+    kl, shift = (torch.stack(values) for values in zip(*rows, strict=True))
+    try:
+        entry = found[number, role]
+    except KeyError as missing:
+        raise ValueError(f"{name}: no such matrix, {missing.args[0]}") from None
+    predicted = torch.full_like(kl, torch.nan)
+    if role == "down" and number == found.layers - 1 and entry.out_gain is None:
+        length = size * float(entry.of(model.get_parameter(entry.tensor).detach()).double().norm())
+        predicted = _predicted(model, batch, number, us, v.double(), length, mask)
+    return RankOneEffect(kl, predicted, shift, -shift)
+
+
+def _effect(base: Tensor, changed: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean KL and mean change of the next token's log-probability, [B] each."""
+    divergence = (base.exp() * (base - changed)).sum(-1)
+    wanted = ids[:, 1:, None]
+    shift = (changed - base)[:, :-1].gather(-1, wanted)[..., 0]
+    following = mask[:, 1:]
+    return _mean(divergence, mask), _mean(shift, following)
+
+
+def _mean(values: Tensor, mask: Tensor) -> Tensor:
+    return torch.where(mask, values, 0).sum(-1) / mask.sum(-1)
+
+
+def _predicted(
+    model: nn.Module,
+    batch: Mapping[str, Any],
+    layer: int,
+    us: Tensor,
+    v: Tensor,
+    length: float,
+    mask: Tensor,
+) -> Tensor:
+    """½c²·mean of (v·x)²·uᵀFu from captured x and h."""
+    tracer = Tracer(model, layers=[layer])
+    logits_of = readout(model)
+    unit_v = v / v.norm()
+    found = []
+    for row, ids in enumerate(batch["input_ids"]):
+        own = mask[row]
+        trace = next(one for one in tracer.run(ids[own]) if one.role == "down")
+        hidden = final_state(model, tracer, ids[own])
+        strength = (trace.x.double() @ unit_v).square()
+        values = []
+        for u in us:
+            direction = (u / u.norm()).to(hidden).expand_as(hidden)
+            logits, moved = torch.func.jvp(logits_of, (hidden,), (direction,))[:2]
+            p, moved = logits.detach().double().softmax(-1), moved.detach().double()
+            variance = (p * moved.square()).sum(-1) - (p * moved).sum(-1).square()
+            values.append(0.5 * length**2 * (strength * variance).mean())
+        found.append(torch.stack(values))
+    return torch.stack(found, dim=1)
+
+
+def final_state(model: nn.Module, tracer: Tracer, ids: Tensor) -> Tensor:
+    """What enters the final norm, or the unembedding of a model without one, [n, d]."""
+    seen: list[Tensor] = []
+    first = [*before_unembedding(model, tracer.map)][:1]
+    head = model.get_output_embeddings()  # type: ignore[operator]
+    module = model.get_submodule(first[0]) if first else head
+    handle = module.register_forward_pre_hook(lambda _, args: seen.append(args[0].detach()))
+    try:
+        with torch.no_grad():
+            model(input_ids=ids[None], attention_mask=torch.ones_like(ids[None]))
+    finally:
+        handle.remove()
+    return seen[0].reshape(-1, seen[0].shape[-1])

@@ -1,0 +1,307 @@
+# SPDX-License-Identifier: MIT
+"""Second moments of what every matrix of a model reads, and of the gradients at what it writes, over texts.
+
+Inputs are the tensors that the projections multiply, behind norms and their gains, seen by hooks on the
+projections themselves. One matrix stands for all that read the same tensor: q for k and v, gate for up.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import torch
+from torch import Tensor, nn
+
+from attnscope import _checks
+from attnscope.capture.gradient import check_precision, frozen
+from attnscope.metrics.weights.moments import Moments, site_of
+from attnscope.models.architecture import weight_map
+from attnscope.models.weight_entries import WeightEntry, WeightMap
+
+Labels = Literal["data", "sampled"]
+
+
+def second_moments(
+    model: nn.Module,
+    texts: Iterable[Any],
+    *,
+    tokenizer: Any = None,
+    map: WeightMap | None = None,
+    gradients: bool = False,
+    labels: Labels = "data",
+    skip_first: bool = True,
+    groups: int = 8,
+    rank: int | None = None,
+    max_tokens: int | None = None,
+) -> Moments:
+    """Streams texts through a model and sums x xᵀ of its matrices' inputs and of their output gradients.
+
+    Args:
+        model: of transformers, in evaluation mode.
+        texts: strings, or token ids (lists or tensors).
+        tokenizer: that makes ids of strings.
+        map: from `weight_map`; None makes it.
+        gradients: also of δ_t = ∂L/∂(output), L the summed next-token loss of a text.
+        labels: tokens that the loss asks for: "data", the next ones, or "sampled" from the model.
+        skip_first: leave out position 0, whose states are unlike any other's.
+        groups: text i goes into group i mod `groups`; their sums are kept apart.
+        rank: columns of a sketch, for widths where whole moments do not fit; None keeps them whole.
+        max_tokens: longer texts are cut.
+
+    Returns:
+        `Moments`. Routed experts have no `down` inputs of their own and no gradients; their gate and up read
+        the inputs of the whole block of experts.
+
+    Raises:
+        ValueError: no text, one with no token left after `skip_first`, strings without a tokenizer, half
+            precision with gradients.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
+        ...                      num_attention_heads=2)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> moments = asc.second_moments(model, [[1, 2, 3], [4, 5]])
+        >>> moments.tokens(0, "q"), round(moments.trace(0, "q"))  # the norm makes every token's square 16
+        (3, 16)
+
+    References:
+        Martens and Grosse, Optimizing neural networks with Kronecker-factored approximate curvature, 2015,
+        for the two moments of a matrix and for labels sampled from the model.
+    """
+    name = "second_moments"
+    _checks.choice_argument(name, "labels", labels, ("data", "sampled"))
+    if groups < 1:
+        raise ValueError(f"{name}: groups must be at least 1, got {groups}")
+    moments = Moments(rank)
+    tracer = Tracer(model, map, gradients=gradients)
+    count = 0
+    generator = torch.Generator().manual_seed(0)
+    for number, text in enumerate(texts):
+        ids = token_ids(name, text, tokenizer)[:max_tokens]
+        if len(ids) < 1 + skip_first or (gradients and len(ids) < 2):
+            raise ValueError(
+                f"{name}: text {number} has {len(ids)} tokens, none is left"
+                f"{' after the first' if skip_first else ''}"
+            )
+        for trace in tracer.run(ids, labels=labels, generator=generator):
+            trace.add_to(moments, number % groups, skip_first=skip_first)
+        count += 1
+    if not count:
+        raise ValueError(f"{name}: texts must hold at least one text, got none")
+    return moments
+
+
+def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
+    """Token ids [n] of a string or of ids."""
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError(f"{function}: texts are strings, so a tokenizer is needed")
+        text = tokenizer(text)["input_ids"]
+    ids = _checks.as_tensor(function, "texts", text)
+    if ids.ndim != 1 or ids.dtype.is_floating_point:
+        raise ValueError(
+            f"{function}: a text must be a string or a list of ids, got shape {tuple(ids.shape)}"
+        )
+    return ids.long()
+
+
+class Trace:
+    """What one matrix (and those that share its input) read in one text, and the gradient at its output.
+
+    Attributes:
+        layer: its block.
+        entries: matrices that read this tensor.
+        x: [n, in].
+        deltas: by role, ∂L/∂(output) [n, out]; empty without gradients.
+    """
+
+    def __init__(self, layer: int, entries: Sequence[WeightEntry]) -> None:
+        self.layer, self.entries = layer, entries
+        self.x = torch.empty(0)
+        self.deltas: dict[str, Tensor] = {}
+
+    @property
+    def role(self) -> str:
+        """The first of its roles."""
+        return self.entries[0].role
+
+    def add_to(self, moments: Moments, group: int, *, skip_first: bool) -> None:
+        """Adds its tokens to moments."""
+        start = int(skip_first)
+        moments.add(self.x[start:], layer=self.layer, role=self.role, group=group)
+        for role, delta in self.deltas.items():
+            moments.add(delta[start:], layer=self.layer, role=role, side="out", group=group)
+
+
+class Tracer:
+    """Runs texts and hands on what the matrices of a model read and what the loss asks of their outputs.
+
+    Args:
+        model: in evaluation mode.
+        map: of its matrices.
+        gradients: take them.
+        layers: only these blocks; None takes all.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        map: WeightMap | None = None,
+        *,
+        gradients: bool = False,
+        layers: Sequence[int] | None = None,
+    ) -> None:
+        if gradients:
+            check_precision(model)
+        self.model, self.gradients = model, gradients
+        self.map = weight_map(model) if map is None else map
+        inside = [entry for entry in self.map if entry.layer >= 0]
+        self.entries = [entry for entry in inside if layers is None or entry.layer in layers]
+        self._sites: dict[tuple[int, str], list[WeightEntry]] = {}
+        for entry in self.entries:
+            if entry.expert is None or entry.role in ("gate", "up"):
+                self._sites.setdefault((entry.layer, site_of(entry.role, "in")), []).append(entry)
+        for entries in self._sites.values():
+            entries.sort(key=lambda entry: entry.expert is not None)
+
+    def run(
+        self, ids: Tensor, *, labels: str = "data", generator: torch.Generator | None = None
+    ) -> Iterator[Trace]:
+        """The traces of one text, layer by layer.
+
+        Args:
+            ids: [n].
+            labels: as in `second_moments`.
+            generator: of sampled labels.
+        """
+        traces, _ = self.traced(ids, labels=labels, generator=generator)
+        yield from traces
+
+    def traced(
+        self,
+        ids: Tensor,
+        *,
+        labels: str = "data",
+        generator: torch.Generator | None = None,
+        parameters: bool = False,
+    ) -> tuple[list[Trace], dict[str, Tensor]]:
+        """The traces of one text, and with `parameters` the gradients of the stored tensors."""
+        inputs = {"input_ids": ids[None].to(next(self.model.parameters()).device)}
+        names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
+        wanted = {name: self.model.get_parameter(name) for name in names}
+        with self._hooked() as (traces, outputs), frozen(self.model, {id(one) for one in wanted.values()}):
+            with torch.set_grad_enabled(self.gradients):
+                result = self.model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]))
+            if not self.gradients:
+                return list(traces.values()), {}
+            loss = _loss(result.logits[0], inputs["input_ids"][0], labels, generator)
+            sources = [*outputs.values(), *wanted.values()]
+            found = torch.autograd.grad(loss, sources, allow_unused=True)
+            whole = [
+                torch.zeros_like(one) if grad is None else grad
+                for one, grad in zip(sources, found, strict=True)
+            ]
+        gradients = dict(zip(outputs, whole, strict=False))
+        for (layer, tensor), gradient in gradients.items():
+            flat = gradient.reshape(-1, gradient.shape[-1]).detach()
+            for entry in self.entries:
+                if entry.expert is None and (entry.layer, entry.tensor) == (layer, tensor):
+                    trace = traces[layer, site_of(entry.role, "in")]
+                    trace.deltas[entry.role] = _columns(entry, flat)
+        of_parameters = dict(zip(names, whole[len(gradients) :], strict=True))
+        return list(traces.values()), of_parameters
+
+    @contextmanager
+    def _hooked(self) -> Iterator[tuple[dict[tuple[int, str], Trace], dict[tuple[int, str], Tensor]]]:
+        traces = {place: Trace(place[0], entries) for place, entries in self._sites.items()}
+        outputs: dict[tuple[int, str], Tensor] = {}
+        handles = []
+
+        def reading(trace: Trace) -> Any:
+            def keep(_: nn.Module, args: tuple[Any, ...]) -> None:
+                trace.x = args[0].detach().reshape(-1, args[0].shape[-1])
+
+            return keep
+
+        def writing(entry: WeightEntry) -> Any:
+            def keep(_: nn.Module, args: Any, output: Any) -> None:
+                outputs[entry.layer, entry.tensor] = output if torch.is_tensor(output) else output[0]
+
+            return keep
+
+        try:
+            for place, entries in self._sites.items():
+                owner = self._owner(entries[0])
+                handles.append(owner.register_forward_pre_hook(reading(traces[place])))
+            if self.gradients:
+                handles.append(self._embedding().register_forward_hook(_differentiable))
+                seen = set()
+                for entry in self.entries:
+                    if entry.expert is None and entry.tensor not in seen and self._is_linear(entry):
+                        seen.add(entry.tensor)
+                        handles.append(self._owner(entry).register_forward_hook(writing(entry)))
+            yield traces, outputs
+        finally:
+            for handle in handles:
+                handle.remove()
+
+    def _owner(self, entry: WeightEntry) -> nn.Module:
+        return self.model.get_submodule(entry.tensor.rpartition(".")[0])
+
+    def _is_linear(self, entry: WeightEntry) -> bool:
+        """Whether its owner hands on W·x (a router hands on what it made of it)."""
+        return entry.tensor.endswith(".weight") and type(self._owner(entry)).__name__ in (
+            "Linear",
+            "Conv1D",
+            "NonDynamicallyQuantizableLinear",
+            "FalconLinear",
+        )
+
+    def _embedding(self) -> nn.Module:
+        return self.model.get_input_embeddings()  # type: ignore[no-any-return, operator]
+
+
+def _differentiable(_: nn.Module, args: Any, output: Tensor) -> Tensor:
+    # parameters are frozen, so something at the bottom must ask for the graph
+    return output if output.requires_grad else output.requires_grad_(True)
+
+
+def _loss(logits: Tensor, ids: Tensor, labels: str, generator: torch.Generator | None) -> Tensor:
+    """Summed loss of the next tokens, or of tokens that the model draws at every position."""
+    log_probabilities = logits[:-1].log_softmax(-1)
+    wanted = ids[1:]
+    if labels == "sampled":
+        drawn = torch.multinomial(log_probabilities.detach().exp().cpu(), 1, generator=generator)
+        wanted = drawn[:, 0].to(ids.device)
+    return -log_probabilities.gather(-1, wanted[:, None]).sum()
+
+
+def _columns(entry: WeightEntry, flat: Tensor) -> Tensor:
+    """The entry's own outputs of a fused one."""
+    if entry.rows is None:
+        return flat
+    return torch.cat([flat[:, first:end] for first, end in entry.rows.runs()], dim=1)
+
+
+def identity_errors(tracer: Tracer, ids: Tensor) -> dict[tuple[int, str], float]:
+    """‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix, on one text: both sides are the matrix's own.
+
+    Args:
+        tracer: with gradients.
+        ids: of the text [n].
+    """
+    traces, parameters = tracer.traced(ids, parameters=True)
+    errors: dict[tuple[int, str], float] = {}
+    for trace in traces:
+        for entry in trace.entries:
+            if entry.role not in trace.deltas or entry.expert is not None:
+                continue
+            gradient = entry.of(parameters[entry.tensor].double())
+            product = trace.deltas[entry.role].double().mT @ trace.x.double()
+            size = float(gradient.norm())
+            errors[entry.layer, entry.role] = float((gradient - product).norm()) / size if size else 0.0
+    return errors

@@ -1,0 +1,375 @@
+# SPDX-License-Identifier: MIT
+"""Second moments of the inputs and output gradients of a model's matrices, as sums that add over texts.
+
+Of every site (what one or more matrices read, or the gradient at what one writes) and every group of texts:
+tokens, Σ x, Σ x xᵀ, the same about the mean of each text, Σ‖x‖² and the largest ‖x‖². Groups are kept apart,
+so that any number computed of the sums has a jackknife interval over them.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from attnscope._nearest import nearest
+from attnscope.metrics.weights.jackknife import JackknifeInterval, jackknife_interval
+
+#: What matrices of one site read: site -> roles.
+READERS: Mapping[str, tuple[str, ...]] = {
+    "attention": (
+        "q",
+        "k",
+        "v",
+        "kv",
+        "q_gate",
+        "mixer_in",
+        "mixer_gates",
+        "mixer_z",
+        "mixer_a",
+        "mixer_b",
+    ),
+    "mlp": ("gate", "up", "router", "shared_gate", "shared_up", "shared_router"),
+}
+_SITE_OF = {role: site for site, roles in READERS.items() for role in roles}
+#: An eigenvalue below d times that, relative to the largest, is rounding.
+_RANK = torch.finfo(torch.float64).eps
+
+Key = tuple[int, str, str]
+
+
+def site_of(role: str, side: str) -> str:
+    """What a role's inputs are shared with, as "attention" for q, k and v; gradients are a role's own."""
+    return _SITE_OF.get(role, role) if side == "in" else role
+
+
+@dataclass
+class MomentSums:
+    """Sums over tokens of one site and one group.
+
+    Attributes:
+        total: Σ x [d].
+        second: Σ x xᵀ [d, d], or that times the sketch's directions [d, p].
+        centred: the same of x less the mean of its text.
+        counts: tokens, Σ‖x‖², Σ‖x − mean‖², max ‖x‖², [4].
+    """
+
+    total: Tensor
+    second: Tensor
+    centred: Tensor
+    counts: Tensor
+
+    def add(self, other: MomentSums) -> MomentSums:
+        """The sums of both."""
+        counts = self.counts + other.counts
+        counts[3] = torch.maximum(self.counts[3], other.counts[3])
+        return MomentSums(
+            self.total + other.total, self.second + other.second, self.centred + other.centred, counts
+        )
+
+    def packed(self) -> Tensor:
+        """All of it in one vector."""
+        parts = (self.counts, self.total, self.second.flatten(), self.centred.flatten())
+        return torch.cat(parts)
+
+    @classmethod
+    def unpacked(cls, packed: Tensor, d: int) -> MomentSums:
+        """What `packed` made of sums of d numbers."""
+        columns = (len(packed) - 4 - d) // (2 * d)
+        counts, total, products = packed[:4], packed[4 : 4 + d], packed[4 + d :]
+        second, centred = products[: d * columns], products[d * columns :]
+        return cls(total, second.view(d, columns), centred.view(d, columns), counts.clone())
+
+
+class Moments:
+    """Streaming second moments of many sites; made by `second_moments`, or filled by `add`.
+
+    Args:
+        rank: columns of a one-pass sketch of each moment; None keeps moments whole.
+        seed: of the sketch's directions.
+
+    Example:
+        The inputs (3, 0) and (0, 1): the first direction holds nine tenths of their energy.
+
+        >>> import torch
+        >>> from attnscope.metrics.weights.moments import Moments
+        >>> moments = Moments()
+        >>> moments.add(torch.diag(torch.tensor([3.0, 1.0])), layer=0, role="q")
+        >>> moments.energies(0, "k").tolist(), moments.basis(0, "q", k=1).abs().flatten().tolist()
+        ([4.5, 0.5], [1.0, 0.0])
+        >>> moments.tokens(0, "q"), moments.trace(0, "v")
+        (2, 5.0)
+    """
+
+    def __init__(self, rank: int | None = None, seed: int = 0) -> None:
+        if rank is not None and rank < 1:
+            raise ValueError(f"Moments: rank must be at least 1, got {rank}")
+        self.rank, self.seed = rank, seed
+        self._sums: dict[Key, dict[int, MomentSums]] = {}
+        self._directions: dict[int, Tensor] = {}
+
+    def add(self, x: Tensor, *, layer: int, role: str, side: str = "in", group: int = 0) -> None:
+        """Adds the tokens of one text.
+
+        Args:
+            x: [tokens, d]; products are formed in float32, float64 where x is, and summed in float64.
+            layer: of the site.
+            role: one of those that read it.
+            side: "in", or "out" for gradients at the output.
+            group: of the text.
+        """
+        key = (layer, site_of(role, side), side)
+        one = self._of_text(x.detach())
+        groups = self._sums.setdefault(key, {})
+        if groups and next(iter(groups.values())).total.shape != one.total.shape:
+            raise ValueError(
+                f"Moments: layer {layer} {role} has {len(next(iter(groups.values())).total)} inputs, "
+                f"got {len(one.total)}"
+            )
+        groups[group] = groups[group].add(one) if group in groups else one
+
+    def _of_text(self, x: Tensor) -> MomentSums:
+        x = x if x.dtype == torch.float64 else x.float()
+        wide = x.double()
+        total = wide.sum(0)
+        centred = x - (total / max(1, len(x))).to(x.dtype)
+        squares = wide.square().sum(1)
+        energy = torch.stack(
+            [
+                torch.tensor(float(len(x)), dtype=torch.float64),
+                squares.sum().cpu(),
+                centred.double().square().sum().cpu(),
+                squares.max().cpu() if len(x) else torch.zeros((), dtype=torch.float64),
+            ]
+        )
+        return MomentSums(total.cpu(), self._product(x), self._product(centred), energy)
+
+    def _product(self, x: Tensor) -> Tensor:
+        if self.rank is None:
+            return (x.mT @ x).double().cpu()
+        return (x.mT @ (x @ self._sketch(x.shape[1]).to(x))).double().cpu()
+
+    def _sketch(self, d: int) -> Tensor:
+        """Orthonormal directions [d, min(rank, d)], the same for every site of this width."""
+        if d not in self._directions:
+            assert self.rank is not None
+            generator = torch.Generator().manual_seed(self.seed)
+            drawn = torch.randn(d, min(self.rank, d), generator=generator, dtype=torch.float64)
+            self._directions[d] = torch.linalg.qr(drawn).Q
+        return self._directions[d]
+
+    def merge(self, other: Moments) -> None:
+        """Adds the sums of another one; groups of one number become one group.
+
+        Raises:
+            ValueError: another sketch.
+        """
+        if (self.rank, self.seed) != (other.rank, other.seed):
+            raise ValueError(f"merge: sketches differ: rank {self.rank} and {other.rank}")
+        for key, groups in other._sums.items():
+            own = self._sums.setdefault(key, {})
+            for group, sums in groups.items():
+                own[group] = own[group].add(sums) if group in own else sums
+
+    def items(self) -> Iterator[tuple[Key, int, MomentSums]]:
+        """(layer, site, side), group and sums of everything."""
+        for key, groups in self._sums.items():
+            for group, sums in groups.items():
+                yield key, group, sums
+
+    def put(self, key: Key, group: int, sums: MomentSums) -> None:
+        """Takes sums as they are, as `items` gives them."""
+        self._sums.setdefault(key, {})[group] = sums
+
+    def state(self) -> dict[str, Tensor]:
+        """All sums by name, from which `from_state` makes the same moments."""
+        return {
+            f"{layer}/{site}/{side}/{group}/{len(sums.total)}": sums.packed()
+            for (layer, site, side), group, sums in self.items()
+        }
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Tensor], *, rank: int | None = None, seed: int = 0) -> Moments:
+        """Moments of a `state`."""
+        made = cls(rank, seed)
+        for name, packed in state.items():
+            layer, site, side, group, d = name.split("/")
+            made.put((int(layer), site, side), int(group), MomentSums.unpacked(packed, int(d)))
+        return made
+
+    def save(self, path: str | Path) -> None:
+        """Writes the sums to a safetensors file."""
+        from safetensors.torch import save_file
+
+        about = json.dumps({"rank": self.rank, "seed": self.seed})
+        save_file({name: one.contiguous() for name, one in self.state().items()}, path, {"moments": about})
+
+    @classmethod
+    def load(cls, path: str | Path) -> Moments:
+        """Reads what `save` wrote."""
+        from safetensors import safe_open
+
+        with safe_open(path, "pt") as file:
+            about = json.loads(file.metadata()["moments"])
+            names = list(file.keys())
+            return cls.from_state({name: file.get_tensor(name) for name in names}, **about)
+
+    def has(self, layer: int, role: str, side: str = "in") -> bool:
+        """Whether there are sums of that site."""
+        return (layer, site_of(role, side), side) in self._sums
+
+    @property
+    def groups(self) -> list[int]:
+        """Numbers of all groups of texts."""
+        return sorted({group for _, group, _ in self.items()})
+
+    def without(self, group: int) -> Moments:
+        """The same without one group of texts."""
+        rest = Moments(self.rank, self.seed)
+        rest._directions = self._directions
+        for key, other, sums in self.items():
+            if other != group:
+                rest.put(key, other, sums)
+        return rest
+
+    def only(self, layer: int) -> Moments:
+        """The sums of one layer."""
+        rest = Moments(self.rank, self.seed)
+        rest._directions = self._directions
+        for key, group, sums in self.items():
+            if key[0] == layer:
+                rest.put(key, group, sums)
+        return rest
+
+    def sums(self, layer: int, role: str, side: str = "in") -> MomentSums:
+        """The sums over all groups.
+
+        Raises:
+            ValueError: there are none of that site.
+        """
+        groups = self._sums.get((layer, site_of(role, side), side))
+        if not groups:
+            known = sorted({site for _, site, _ in self._sums})
+            raise ValueError(
+                f"Moments: nothing was summed of layer {layer} {role} {side}"
+                f"{nearest(site_of(role, side), known)}"
+            )
+        whole: MomentSums | None = None
+        for group in sorted(groups):
+            whole = groups[group] if whole is None else whole.add(groups[group])
+        assert whole is not None
+        return whole
+
+    def tokens(self, layer: int, role: str, side: str = "in") -> int:
+        """Number of tokens."""
+        return int(self.sums(layer, role, side).counts[0])
+
+    def mean(self, layer: int, role: str, side: str = "in") -> Tensor:
+        """Mean input [d] float64."""
+        sums = self.sums(layer, role, side)
+        return sums.total / sums.counts[0]
+
+    def trace(self, layer: int, role: str, side: str = "in", *, centered: bool = False) -> float:
+        """Mean squared norm, exact for sketches too."""
+        counts = self.sums(layer, role, side).counts
+        return float(counts[2 if centered else 1] / counts[0])
+
+    def largest_share(self, layer: int, role: str, side: str = "in") -> float:
+        """Share of Σ‖x‖² that the largest token has."""
+        counts = self.sums(layer, role, side).counts
+        return float(counts[3] / counts[1])
+
+    def second(self, layer: int, role: str, side: str = "in", *, centered: bool = False) -> Tensor:
+        """Second moment S [d, d] float64; of a sketch the Nyström approximation."""
+        sums = self.sums(layer, role, side)
+        product = (sums.centred if centered else sums.second) / sums.counts[0]
+        if self.rank is None:
+            return (product + product.mT) / 2
+        values, vectors = self._nystroem(product)
+        return vectors * values @ vectors.mT
+
+    def _nystroem(self, product: Tensor) -> tuple[Tensor, Tensor]:
+        """Eigenvalues, descending, and vectors of Y (ΩᵀY)⁻¹ Yᵀ, shifted so that the inner factor exists."""
+        directions = self._sketch(len(product))
+        shift = 1e-12 * float(product.norm())
+        shifted = product + shift * directions
+        inner = directions.mT @ shifted
+        factor = torch.linalg.cholesky((inner + inner.mT) / 2)
+        root = torch.linalg.solve_triangular(factor, shifted.mT, upper=False).mT
+        vectors, values, _ = torch.linalg.svd(root, full_matrices=False)
+        return (values.square() - shift).clamp_min(0), vectors
+
+    def energies(self, layer: int, role: str, side: str = "in", *, centered: bool = False) -> Tensor:
+        """Eigenvalues of S, descending, float64; of a sketch its leading ones."""
+        return self._eigen(layer, role, side, centered)[0]
+
+    def basis(
+        self, layer: int, role: str, side: str = "in", k: int | None = None, *, centered: bool = False
+    ) -> Tensor:
+        """The main directions, [d, k] orthonormal float64, the largest eigenvalue first.
+
+        Args:
+            layer: of the matrix.
+            role: of the matrix.
+            side: "in", or "out" for gradients.
+            k: number of directions; None takes all d (of a sketch those with an eigenvalue).
+            centered: about the mean of each text.
+
+        Raises:
+            ValueError: fewer tokens than k, or k beyond the numerical rank: eigenvalues below d·eps times the
+                largest are no directions.
+        """
+        values, vectors = self._eigen(layer, role, side, centered)
+        if k is None:
+            return vectors
+        d, tokens = len(vectors), self.tokens(layer, role, side)
+        if tokens < k:
+            raise ValueError(f"basis: layer {layer} {role} has {tokens} tokens, too few for k = {k}")
+        rank = int((values > d * _RANK * values[0]).sum())
+        if not 1 <= k <= rank:
+            raise ValueError(f"basis: layer {layer} {role} has {rank} directions, got k = {k}")
+        return vectors[:, :k]
+
+    def _eigen(self, layer: int, role: str, side: str, centered: bool) -> tuple[Tensor, Tensor]:
+        sums = self.sums(layer, role, side)
+        product = (sums.centred if centered else sums.second) / sums.counts[0]
+        if self.rank is not None:
+            return self._nystroem(product)
+        values, vectors = torch.linalg.eigh((product + product.mT) / 2)
+        return values.flip(0).clamp_min(0), vectors.flip(1)
+
+    def jackknife(
+        self, function: Callable[[Moments], Tensor | float], *, confidence: float = 0.95
+    ) -> JackknifeInterval:
+        """A number of the moments with an interval over groups of texts.
+
+        Each group is left out in turn; se² = (G − 1)/G·Σ(θ_i − mean)², and t with G − 1 degrees of freedom.
+
+        Args:
+            function: moments -> number, or a tensor of numbers.
+            confidence: of the interval.
+        """
+        groups = self.groups if len(self.groups) > 1 else []
+        found = [function(self), *(function(self.without(group)) for group in groups)]
+        estimate, *rest = (torch.as_tensor(one, dtype=torch.float64) for one in found)
+        return jackknife_interval(estimate, rest, confidence)
+
+
+def sketch_rank(k: int) -> int:
+    """Columns of a sketch whose first k directions are wanted: min(5k, k + 64).
+
+    >>> sketch_rank(8), sketch_rank(256)
+    (40, 320)
+    """
+    return min(5 * k, k + 64)
+
+
+def participation(values: Tensor) -> float:
+    """(Σλ)²/Σλ² of eigenvalues; NaN where all are 0."""
+    squares = float(values.square().sum())
+    return float(values.sum()) ** 2 / squares if squares else math.nan

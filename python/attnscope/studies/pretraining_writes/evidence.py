@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""What claims rest on: means over the matrices of a pair, with jackknife intervals over groups of texts."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+import pandas as pd
+
+from attnscope.studies.pretraining_writes.changes import jackknifed
+from attnscope.studies.pretraining_writes.tables import PAIR
+
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_TESTABLE = "not testable here"
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table `claims`."""
+
+    claim: str
+    statistic: str
+    verdict: str
+    reason: str
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    null: float = math.nan
+    p_value: float = math.nan
+
+
+class Mean(NamedTuple):
+    """A mean of log2 relative fractions: octaves above isotropic.
+
+    Attributes:
+        value: in octaves.
+        low: jackknife over groups of texts; NaN with one group.
+        high: likewise.
+        deviation: of the mean over random subspaces, in octaves.
+    """
+
+    value: float
+    low: float
+    high: float
+    deviation: float
+
+    def within(self, deviations: float) -> bool:
+        """Whether it lies so close to 0."""
+        return abs(self.value) <= deviations * self.deviation
+
+    def claim(
+        self, name: str, statistic: str, verdict: str, reason: str, null: float, *, octaves: bool = False
+    ) -> Claim:
+        """The row of a claim, in ratios unless octaves are meant; p against random subspaces."""
+        from scipy import stats
+
+        def scale(value: float) -> float:
+            return value if octaves else 2.0**value
+
+        p_value = math.nan
+        if self.deviation > 0:
+            p_value = float(stats.norm.sf(self.value / self.deviation))
+        return Claim(
+            name, statistic, verdict, reason, scale(self.value), scale(self.low), scale(self.high),
+            scale(null), p_value,
+        )  # fmt: skip
+
+
+class Pair:
+    """The tables of one pair.
+
+    Attributes:
+        keys: model, revision, step and reference.
+        noise: rounding's share of all change.
+        unchanged: share of all entries.
+        step_ratio: rms of changes over that of steps, of all entries.
+        mechanism: its rows.
+    """
+
+    def __init__(self, keys: Mapping[str, Any], tables: Mapping[str, pd.DataFrame]) -> None:
+        self.keys = dict(keys)
+        own = {
+            name: _own(tables.get(name), self.keys)
+            for name in ("deltas", "fractions", "left_out", "mechanism")
+        }
+        self._controls = _own(tables.get("fractions_variants"), self.keys)
+        deltas = own["deltas"]
+        blocks = deltas[deltas["layer"] >= 0]
+        energy = blocks["delta_energy"]
+        entries = blocks["rows"] * blocks["columns"]
+        known = blocks["noise_share"].notna() & (energy > 0)
+        noise = (blocks["noise_share"] * energy)[known].sum()
+        self.energy = float(energy.sum())
+        self.noise = float(noise / energy[known].sum()) if known.any() else 0.0
+        self.unchanged = float((blocks["unchanged_share"] * entries).sum() / entries.sum())
+        steps = (energy / blocks["step_ratio"] ** 2)[blocks["step_ratio"] > 0].sum()
+        self.step_ratio = math.sqrt(self.energy / steps) if steps > 0 else math.nan
+        fractions = own["fractions"]
+        self._fractions = fractions[fractions["tested"].astype(bool)] if len(fractions) else fractions
+        self._left_out, self.mechanism = own["left_out"], own["mechanism"]
+
+    def _rows(self, roles: Sequence[str], side: str, subspace: str, null: str) -> pd.DataFrame:
+        table = self._fractions
+        if null:
+            table = self._controls
+            table = table[table["variant"] == null] if len(table) else table
+        if not len(table):
+            return table
+        found = table[table["role"].isin(roles) & (table["side"] == side) & (table["subspace"] == subspace)]
+        positive: pd.DataFrame = found[found["relative"] > 0]
+        return positive
+
+    def mean(self, roles: Sequence[str], side: str, subspace: str, null: str = "") -> Mean | None:
+        """Mean of log2 of the relative fractions of some roles; None without any."""
+        rows = self._rows(roles, side, subspace, null)
+        if not len(rows):
+            return None
+        value = float(np.log2(rows["relative"]).mean())
+        if null:
+            return Mean(value, math.nan, math.nan, math.nan)
+        low, high = jackknifed(value, list(self._without(rows, side, subspace).values()))
+        return Mean(value, low, high, _deviation(rows))
+
+    def contrast(self, roles: Sequence[str], others: Sequence[str], side: str, subspace: str) -> Mean | None:
+        """The mean of some roles less that of others, on the same groups of texts."""
+        sides = [self._rows(one, side, subspace, "") for one in (roles, others)]
+        if any(not len(rows) for rows in sides):
+            return None
+        values = [float(np.log2(rows["relative"]).mean()) for rows in sides]
+        without = [self._without(rows, side, subspace) for rows in sides]
+        left = [without[0][group] - without[1][group] for group in without[0] if group in without[1]]
+        low, high = jackknifed(values[0] - values[1], left)
+        spread = math.hypot(*(_deviation(rows) for rows in sides))
+        return Mean(values[0] - values[1], low, high, spread)
+
+    def _without(self, rows: pd.DataFrame, side: str, subspace: str) -> dict[int, float]:
+        """Group -> the same mean without it."""
+        table = self._left_out
+        if not len(table):
+            return {}
+        own = table[(table["side"] == side) & (table["subspace"] == subspace)]
+        own = own.merge(rows[["layer", "role", "expert"]], on=["layer", "role", "expert"])
+        means = np.log2(own["relative"]).groupby(own["group"]).mean()
+        return {int(group): float(value) for group, value in means.items()}
+
+    def logit_isotropic(self, roles: Sequence[str]) -> float:
+        """Relative fraction that independent errors of all logits would give the last layer."""
+        rows = self._rows(roles, "out", "prediction", "")
+        return float((rows["share_of_energy"] * rows["relative"] / rows["fraction"]).mean())
+
+
+def _deviation(rows: pd.DataFrame) -> float:
+    """Of the mean of log2 r over random subspaces: each has deviation·d/k around 1."""
+    each = rows["deviation"] * rows["relative"] / rows["fraction"]
+    return float(np.sqrt((each**2).sum()) / len(rows) / math.log(2))
+
+
+def _own(table: pd.DataFrame | None, keys: Mapping[str, Any]) -> pd.DataFrame:
+    if table is None:
+        nothing: pd.DataFrame = pd.DataFrame()
+        return nothing
+    taken = np.ones(len(table), dtype=bool)
+    for name, value in keys.items():
+        taken &= (table[name] == value).to_numpy()
+    chosen: pd.DataFrame = table[taken]
+    return chosen
+
+
+def pairs_of(tables: Mapping[str, pd.DataFrame]) -> list[Pair]:
+    """Every pair of a run, in the order of its table of changes."""
+    keys = tables["deltas"][list(PAIR)].drop_duplicates().to_dict("records")
+    return [Pair({str(name): value for name, value in one.items()}, tables) for one in keys]

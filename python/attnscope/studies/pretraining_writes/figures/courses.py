@@ -1,0 +1,166 @@
+# SPDX-License-Identifier: MIT
+"""Figures over pairs and texts: training, objectives, the number of negatives, changes of rank one."""
+
+from __future__ import annotations
+
+import math
+import re
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.style import INK, MUTED, PALETTE
+from attnscope.studies.pretraining_writes.figures.declared import (
+    COLORS,
+    figure,
+    isotropic,
+    mean_log2,
+    measured,
+    octaves,
+    spread_of,
+)
+from attnscope.studies.pretraining_writes.options import ROLES
+
+_SIDES = (
+    (("q", "k"), "in", "inputs", "q, k on own inputs"),
+    (("o", "down"), "out", "prediction", "o, down on prediction"),
+)
+
+
+def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[Axes]]:
+    drawn = mpl.Figure(figsize=(options.width, 2.6), layout="constrained")
+    return drawn, drawn.subplots(1, columns, squeeze=False).ravel().tolist()
+
+
+@figure("fractions")
+def trajectory(results: Tables, options: Options) -> Drawn:
+    """Fractions over training, on what the base reads and predicts with."""
+    table = measured(results)
+    table = table[table["step"] >= 0]
+    table = table[table.groupby("model")["step"].transform("nunique") > 1]
+    if table.empty:
+        raise NotDrawable("the run has no series of checkpoints with steps")
+    model = table["model"].iloc[0]
+    table = table[table["model"] == model]
+    drawn, axes = _canvas(options, 2)
+    for ax, subspace, title in zip(
+        axes, ("inputs", "prediction"), ("own inputs", "prediction subspace"), strict=True
+    ):
+        own = table[table["subspace"] == subspace]
+        for role in ROLES:
+            rows = own[own["role"] == role]
+            if len(rows):
+                course = rows.groupby("step")["relative"].apply(mean_log2)
+                ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
+        isotropic(ax, spread_of(own) if len(own) else 0.0)
+        octaves(ax)
+        ax.set_xscale("symlog", linthresh=1)
+        ax.set_title(title)
+        ax.set_xlabel("step")
+    axes[0].set_ylabel("fraction / isotropic")
+    axes[0].legend(ncols=2)
+    return captioned(
+        drawn, f"Changes of {model} over training, 2^mean log2 over layers; band: random subspaces."
+    )
+
+
+def _arms(results: Tables) -> pd.DataFrame:
+    """Rows of the runs of arms: model, arm, both sides."""
+    arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
+    table = measured(results)
+    table = table[table["model"].isin(arms)]
+    if table.empty:
+        raise NotDrawable(
+            "no model of the run has an arm (options.arms): python -m attnscope.demo.tuning makes them"
+        )
+    rows = []
+    for model, own in table.groupby("model"):
+        row: dict[str, object] = {"model": model, "arm": arms[str(model)]}
+        for roles, side, subspace, label in _SIDES:
+            some = own[own["role"].isin(roles) & (own["side"] == side) & (own["subspace"] == subspace)]
+            row[label] = mean_log2(some["relative"]) if len(some) else math.nan
+            row[f"{label} spread"] = spread_of(some) if len(some) else math.nan
+        rows.append(row)
+    made: pd.DataFrame = pd.DataFrame(rows)
+    return made
+
+
+@figure("fractions")
+def objectives(results: Tables, options: Options) -> Drawn:
+    """Both sides for every objective that was trained from one start."""
+    table = _arms(results)
+    arms = list(dict.fromkeys(table["arm"]))
+    drawn, axes = _canvas(options, 2)
+    for ax, (*_, label), color in zip(axes, _SIDES, PALETTE, strict=False):
+        isotropic(ax, float(table[f"{label} spread"].mean()))
+        for place, arm in enumerate(arms):
+            values = table[table["arm"] == arm][label].dropna()
+            if not len(values):
+                continue
+            ax.plot(np.full(len(values), place), values, ".", color=color, alpha=0.5)
+            ax.plot(place, mean_log2(values), "o", color=color, markersize=6)
+        ax.set_xticks(range(len(arms)), arms, rotation=45, ha="right")
+        octaves(ax)
+        ax.set_title(label)
+    axes[0].set_ylabel("fraction / isotropic")
+    return captioned(
+        drawn,
+        "Every arm from one start: dots are training runs, circles 2^mean log2; band: random subspaces.",
+    )
+
+
+@figure("fractions")
+def graded(results: Tables, options: Options) -> Drawn:
+    """The write side against the number of negatives of a contrastive objective."""
+    table = _arms(results)
+    label = _SIDES[1][3]
+    found = table["arm"].str.extract(r"^contrastive_(\d+)$", flags=re.ASCII)[0]
+    own = table[found.notna()].assign(negatives=found.dropna().astype(int)).dropna(subset=[label])
+    if own["negatives"].nunique() < 2:
+        raise NotDrawable("the run has no arms contrastive_K of several K")
+    drawn, (ax,) = _canvas(options)
+    isotropic(ax, float(own[f"{label} spread"].mean()))
+    ax.plot(own["negatives"], own[label], "o", color=PALETTE[0], markersize=4)
+    slope, level = np.polyfit(np.log2(own["negatives"]), np.log2(own[label]), 1)
+    ends = np.array([own["negatives"].min(), own["negatives"].max()])
+    ax.plot(ends, 2.0 ** (level + slope * np.log2(ends)), color=INK, linewidth=1.0)
+    octaves(ax)
+    octaves(ax, along="x")
+    ax.set_xlabel("negatives K")
+    ax.set_ylabel(f"{label} / isotropic")
+    return captioned(drawn, f"Slope {slope:.2f} octaves for each doubling of K; dots are training runs.")
+
+
+@figure("rank_one")
+def rank_one(results: Tables, options: Options) -> Drawn:
+    """What changes of rank one in the base do, class by class of directions."""
+    table = stored(results, "rank_one", "kl", "predicted_kl")
+    order = [
+        name for name in ("prediction", "complement", "haar", "gradients") if name in set(table["direction"])
+    ]
+    places = sorted(
+        {(int(layer), str(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
+    )
+    drawn, axes = _canvas(options, len(places))
+    for ax, (layer, role) in zip(axes, places, strict=True):
+        own = table[(table["layer"] == layer) & (table["role"] == role)]
+        for place, name in enumerate(order):
+            rows = own[own["direction"] == name]
+            color = MUTED if name == "haar" else PALETTE[place]
+            ax.plot(np.full(len(rows), place), rows["kl"], ".", color=color, alpha=0.35)
+            ax.plot(place, rows["kl"].mean(), "o", color=color, markersize=6)
+            if rows["predicted_kl"].notna().any():
+                mean = rows["predicted_kl"].mean()
+                ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
+        ax.set_yscale("log")
+        ax.set_xticks(range(len(order)), order)
+        ax.set_title(f"layer {layer}, {role}")
+    axes[0].set_ylabel("KL of the predictions (nats)")
+    return captioned(
+        drawn,
+        "A change of rank one writes a direction of each class where the first input direction is read: dots "
+        "are texts, circles their mean, open squares the second-order closed form; the null is Haar.",
+    )

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""The study's figures by name, and what several of them read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+
+from attnscope.plots.figure import Figure, NotDrawable, Tables, declared_in, optional, stored
+from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE
+from attnscope.studies.pretraining_writes.options import ROLES
+
+FIGURES: dict[str, Figure] = {}
+figure = declared_in(FIGURES)
+
+#: Colours of the roles, the same in every figure.
+COLORS = dict(zip(ROLES, (*PALETTE[:6], PALETTE[6]), strict=True))
+#: How nulls are drawn, by the name of the variant.
+NULLS: dict[str, dict[str, Any]] = {
+    "other_layer": {"color": MUTED, "linestyle": (0, (1, 1.5)), "linewidth": 1.0},
+    "random_weights": NULL_LINES["random_weights"],
+    "weights": {"color": MUTED, "linestyle": (0, (5, 2)), "linewidth": 1.0},
+}
+NULL_WORDS = {
+    "other_layer": "dotted: inputs of another layer",
+    "random_weights": "dash-dotted: a model of random weights",
+    "weights": "dashed: the base's own matrices",
+}
+PAIR = ["model", "revision", "step", "reference"]
+
+
+def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
+    """Measured fractions at the tested k of the seven roles."""
+    table = stored(results, "fractions", "relative")
+    own: pd.DataFrame = table[
+        table["tested"].astype(bool) & table["role"].isin(ROLES) & (table["relative"] > 0)
+    ]
+    if subspace:
+        own = own[own["subspace"] == subspace]
+    if own.empty:
+        raise NotDrawable(f"the run has no fractions on the subspace {subspace or 'of any kind'}")
+    return own
+
+
+def controls(results: Tables, subspace: str) -> pd.DataFrame:
+    """The same under nulls; empty where the run has none."""
+    table = optional(results, "fractions_variants")
+    if table is None:
+        nothing: pd.DataFrame = pd.DataFrame(columns=["variant", "role", "layer", "relative", *PAIR])
+        return nothing
+    own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
+    positive: pd.DataFrame = own[own["relative"] > 0]
+    return positive
+
+
+def titles(table: pd.DataFrame) -> pd.Series[str]:
+    """One title for every pair: model and revision, the reference where pairs have several."""
+    names: pd.Series[str] = (table["model"] + " " + table["revision"].fillna("")).str.strip()
+    if table["reference"].nunique() > 1:
+        names = names + " − " + table["reference"]
+    return names
+
+
+def pairs_of(table: pd.DataFrame, most: int = 6) -> list[str]:
+    """Titles of the pairs in the order of the table, no more than can be told apart."""
+    return list(dict.fromkeys(titles(table)))[:most]
+
+
+def isotropic(ax: Axes, spread: float = 0.0) -> None:
+    """The line at 1 and the band of 95 % of random subspaces around it."""
+    ax.axhline(1.0, color=INK, linewidth=0.8, gid="isotropic")
+    if spread > 0:
+        ax.axhspan(max(1 - 1.96 * spread, 1e-3), 1 + 1.96 * spread, color=MUTED, alpha=0.18, linewidth=0)
+
+
+def octaves(ax: Axes, *, along: str = "y") -> None:
+    """A log2 axis with plain numbers."""
+    axis = ax.yaxis if along == "y" else ax.xaxis
+    (ax.set_yscale if along == "y" else ax.set_xscale)("log", base=2)
+    axis.set_major_formatter(lambda value, _: f"{value:g}")
+    axis.set_minor_formatter(lambda *_: "")
+
+
+def spread_of(rows: pd.DataFrame) -> float:
+    """Mean Haar deviation of relative fractions."""
+    return float((rows["deviation"] * rows["relative"] / rows["fraction"]).mean())
+
+
+def mean_log2(values: pd.Series[float]) -> float:
+    """2^mean log2."""
+    return float(2.0 ** np.log2(values).mean())

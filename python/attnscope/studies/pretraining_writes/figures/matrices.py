@@ -1,0 +1,229 @@
+# SPDX-License-Identifier: MIT
+"""Figures of the matrices of one pair: roles, curves, depth, mechanism, rounding."""
+
+from __future__ import annotations
+
+import matplotlib.figure as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_layers, stored
+from attnscope.plots.style import INK, MUTED
+from attnscope.studies.pretraining_writes.figures.declared import (
+    COLORS,
+    NULL_WORDS,
+    NULLS,
+    controls,
+    figure,
+    isotropic,
+    mean_log2,
+    measured,
+    octaves,
+    pairs_of,
+    spread_of,
+    titles,
+)
+from attnscope.studies.pretraining_writes.options import ROLES
+
+#: What each role stands on in the figures.
+_SUBSPACES = (("inputs", "own inputs"), ("prediction", "prediction subspace"))
+
+
+def _grid(count: int, options: Options, height: float = 2.3, most: int = 3) -> tuple[mpl.Figure, list[Axes]]:
+    columns = min(count, most)
+    rows = -(-count // columns)
+    drawn = mpl.Figure(figsize=(options.width, height * rows), layout="constrained")
+    axes = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
+    for spare in axes[count:]:
+        spare.set_visible(False)
+    return drawn, axes[:count]
+
+
+@figure("fractions")
+def asymmetry(results: Tables, options: Options) -> Drawn:
+    """How much of each role's change lies in what it reads and in what the model predicts with."""
+    table = measured(results)
+    names = pairs_of(table)
+    drawn, axes = _grid(len(names), options)
+    for ax, name in zip(axes, names, strict=True):
+        own = table[titles(table) == name]
+        isotropic(ax, spread_of(own[own["subspace"] == "inputs"]))
+        for subspace, label in _SUBSPACES:
+            rows = own[own["subspace"] == subspace]
+            nulls = controls(results, subspace)
+            nulls = nulls[titles(nulls) == name] if len(nulls) else nulls
+            shift = -0.16 if subspace == "inputs" else 0.16
+            for place, role in enumerate(ROLES):
+                values = rows[rows["role"] == role]["relative"]
+                if not len(values):
+                    continue
+                x = place + shift
+                ax.plot(np.full(len(values), x), values, ".", color=COLORS[role], alpha=0.35, markersize=3)
+                face = COLORS[role] if subspace == "inputs" else "white"
+                ax.plot(x, mean_log2(values), "o", color=COLORS[role], markerfacecolor=face, markersize=6)
+                for variant, style in NULLS.items():
+                    null = nulls[(nulls["role"] == role) & (nulls["variant"] == variant)]["relative"]
+                    if len(null):
+                        ends = [x - 0.14, x + 0.14]
+                        ax.plot(ends, [mean_log2(null)] * 2, **style, gid=f"null:{variant}:{label}")
+        ax.set_xticks(range(len(ROLES)), ROLES)
+        ax.set_title(name)
+        octaves(ax)
+        low, high = ax.get_ylim()
+        ax.set_ylim(min(low, 0.5), max(high, 2.0))
+        ax.set_ylabel("fraction / isotropic" if ax is axes[0] else "")
+    seen = controls(results, "inputs")["variant"].unique()
+    return captioned(
+        drawn,
+        "Change of each role's matrices in the tested subspace, over that of an isotropic change: filled, "
+        "its own inputs; open, the prediction subspace; dots are layers, circles 2^mean log2.",
+        "Band: 95 % of random subspaces.",
+        "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if len(seen) else "",
+    )
+
+
+@figure("fractions")
+def fraction_curves(results: Tables, options: Options) -> Drawn:
+    """The fraction against the number of directions, between isotropic and the best possible."""
+    table = stored(results, "fractions", "fraction", "ceiling")
+    table = table[table["role"].isin(ROLES)]
+    names = pairs_of(table, 2)
+    drawn, axes = _grid(2 * len(names), options, most=2)
+    for row, name in enumerate(names):
+        own = table[titles(table) == name]
+        for column, (subspace, label) in enumerate(_SUBSPACES):
+            ax = axes[2 * row + column]
+            rows = own[own["subspace"] == subspace].copy()
+            rows = rows[rows["fraction"] > 0]
+            rows["share"] = rows["k"] / (rows["k"] * rows["relative"] / rows["fraction"]).round()
+            for role in ROLES:
+                curve = rows[rows["role"] == role].groupby("share")[["fraction", "ceiling"]].mean()
+                if len(curve):
+                    ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
+                    ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
+            if len(rows):
+                energy = rows.groupby("share")["share_of_energy"].mean()
+                ax.plot(
+                    energy.index, energy, color=INK, linestyle="--", linewidth=0.9, label="of the subspace"
+                )
+                ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
+                ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
+            ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
+            ax.set_title(f"{name}: {label}" if len(names) > 1 else label)
+            ax.set_xlabel("k / d")
+            ax.set_ylabel("fraction" if not column else "")
+    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=9)
+    return captioned(
+        drawn,
+        "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
+        "best k directions hold; dashed: the energy of the subspace's own directions.",
+    )
+
+
+@figure("fractions")
+def depth(results: Tables, options: Options) -> Drawn:
+    """Each role's fraction on its own inputs, layer by layer."""
+    table = measured(results, "inputs")
+    over_layers(table)
+    names = pairs_of(table, 1)
+    own = table[titles(table) == names[0]]
+    nulls = controls(results, "inputs")
+    roles = [role for role in ROLES if role in set(own["role"])]
+    drawn, axes = _grid(len(roles), options, 1.9)
+    seen = set()
+    for ax, role in zip(axes, roles, strict=True):
+        rows = own[own["role"] == role].groupby("layer")[["relative", "low", "high"]].mean()
+        isotropic(ax)
+        ax.plot(rows.index, rows["relative"], marker="o", markersize=3, color=COLORS[role])
+        if rows["low"].notna().any():
+            low = rows["low"].clip(lower=0.5)
+            ax.fill_between(rows.index, low, rows["high"], color=COLORS[role], alpha=0.2, linewidth=0)
+        for variant, style in NULLS.items():
+            null = nulls[(nulls["role"] == role) & (nulls["variant"] == variant)]
+            null = null[titles(null) == names[0]] if len(null) else null
+            if len(null):
+                seen.add(variant)
+                mean = null.groupby("layer")["relative"].mean()
+                ax.plot(mean.index, mean, **style, gid=f"null:{variant}")
+        ax.set_title(role)
+        octaves(ax)
+        ax.xaxis.set_major_locator(MaxNLocator(integer=True))
+        ax.set_xlabel("layer")
+    axes[0].set_ylabel("fraction / isotropic")
+    return captioned(
+        drawn,
+        f"Changes of {names[0]} on each matrix's own inputs by layer; bands: jackknife over groups of texts.",
+        "; ".join(NULL_WORDS[one] for one in NULLS if one in seen).capitalize() + "." if seen else "",
+    )
+
+
+@figure("mechanism")
+def mechanism(results: Tables, options: Options) -> Drawn:
+    """What independent inputs and gradients would give, against what is there."""
+    table = stored(results, "mechanism", "predicted", "observed")
+    table = table[table["role"].isin(ROLES) & (table["predicted"] > 0) & (table["observed"] > 0)]
+    if table.empty:
+        raise NotDrawable("the mechanism table has no fractions above 0")
+    names = pairs_of(table, 1)
+    own = table[titles(table) == names[0]]
+    drawn, axes = _grid(2, options)
+    for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
+        rows = own[own["side"] == side]
+        for role in ROLES:
+            one = rows[rows["role"] == role]
+            ax.plot(one["predicted"], one["observed"], "o", color=COLORS[role], markersize=4, label=role)
+        values = pd.concat([rows["predicted"], rows["observed"]])
+        if len(values):
+            ends = [values.min() / 1.1, values.max() * 1.1]
+            ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="identity")
+        octaves(ax)
+        octaves(ax, along="x")
+        ax.set_title(label)
+        ax.set_xlabel("predicted / isotropic")
+        ax.set_ylabel("observed / isotropic" if side == "in" else "")
+    axes[0].legend(ncols=2)
+    return captioned(
+        drawn,
+        f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for "
+        "k both are about the mean of each text.",
+    )
+
+
+@figure("deltas", "fractions")
+def rounding(results: Tables, options: Options) -> Drawn:
+    """Fractions against the size of a change in steps of the stored numbers."""
+    table = measured(results, "inputs")
+    keys = ["model", "revision", "step", "reference", "layer", "role", "expert"]
+    deltas = stored(results, "deltas", "step_ratio")[[*keys, "step_ratio", "noise_share", "below_floor"]]
+    own = table.merge(deltas, on=keys)
+    own = own[own["step_ratio"] > 0]
+    if own.empty:
+        raise NotDrawable("no change has a rounding step: adapters are not stored in the base's numbers")
+    drawn, (ax,) = _grid(1, options, 2.6)
+    for role in ROLES:
+        rows = own[own["role"] == role]
+        for below in (False, True):
+            some = rows[rows["below_floor"].astype(bool) == below]
+            face = "white" if below else COLORS[role]
+            label = role if not below else ""
+            ax.plot(
+                some["step_ratio"], some["relative"], "o", color=COLORS[role], markerfacecolor=face,
+                markersize=4, label=label,
+            )  # fmt: skip
+    isotropic(ax, spread_of(own))
+    ax.axvline(1.0, color=MUTED, linewidth=0.9, linestyle=":")
+    ax.set_xscale("log")
+    octaves(ax)
+    ax.set_xlabel("change / rounding step")
+    ax.set_ylabel("fraction / isotropic")
+    handles = [Line2D([], [], marker="o", linestyle="", color=COLORS[role], label=role) for role in ROLES]
+    ax.legend(handles=handles, ncols=2)
+    return captioned(
+        drawn,
+        "Fractions on own inputs against the size of changes in rounding steps; left of the dotted line most "
+        "changes are too small to be stored; hollow: half of the change or more may be rounding.",
+    )

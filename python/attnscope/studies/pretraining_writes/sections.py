@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""What the study's report says: claims in words first, then figures, then what nulls give."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.report.section import Page, Section
+
+#: Claims by name, in the words of the report.
+WORDS = {
+    "C1": "q, k change along what they read",
+    "C1b": "more than o, down along what those read",
+    "C2": "o, down change evenly on the prediction subspace",
+    "C2b": "continued pretraining writes more concentrated than preference training",
+    "C3": "changes inherit the concentration of inputs and gradients",
+    "C4": "the read side is concentrated under every objective",
+    "C5": "the write side grows with the sharpness of the objective",
+    "C6": "changes of rank one along prediction directions move predictions more",
+    "C7": "the write side leaves isotropy during training",
+}
+
+
+def _number(value: Any) -> str:
+    return "–" if value is None or pd.isna(value) else f"{float(value):.3g}"
+
+
+def _interval(row: pd.Series[Any]) -> str:
+    return "–" if pd.isna(row["low"]) else f"[{_number(row['low'])}, {_number(row['high'])}]"
+
+
+def _claims(page: Page) -> None:
+    table = page.tables.get("claims")
+    if table is None or table.empty:
+        return
+    page.words(
+        "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with "
+        "what was computed of it. Neither the full text nor code of the paper could be read: definitions are "
+        "this library’s, there is one protocol, and no published number to compare with."
+    )
+    page.definition(
+        "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
+        "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
+    )
+    several = table.groupby(["model", "revision", "reference"], dropna=False).ngroups > 1
+    names = (table["model"] + " " + table["revision"].fillna("")).str.strip()
+    columns = {"change of": names} if several else {}
+    columns |= {
+        "claim": table["claim"] + ": " + table["claim"].map(WORDS).fillna(""),
+        "value": table["value"].map(_number),
+        "95 % interval": table.apply(_interval, axis=1),
+        "null": table["null"].map(_number),
+        "verdict": table["verdict"],
+        "why": table["reason"].fillna(""),
+    }
+    page.frame("table", "Verdicts as computed.", pd.DataFrame(columns), names=len(columns) - 4)
+    for name in ("asymmetry", "objectives", "graded"):
+        page.figure(name)
+
+
+def _changes(page: Page) -> None:
+    deltas = page.tables.get("deltas")
+    if deltas is None or deltas.empty:
+        return
+    blocks = deltas[deltas["layer"] >= 0]
+    keys = ["model", "revision", "role"]
+    columns = ["relative_norm", "unchanged_share", "step_ratio", "noise_share", "decay_share"]
+    means = blocks.groupby(keys, sort=False, dropna=False)[columns].median(numeric_only=True).reset_index()
+    frame = pd.DataFrame({"change of": (means["model"] + " " + means["revision"].fillna("")).str.strip()})
+    frame["role"] = means["role"]
+    titles = ("‖ΔW‖/‖W‖", "unchanged", "change / step", "rounding", "along W")
+    for name, title in zip(columns, titles, strict=True):
+        frame[title] = means[name].map(_number)
+    page.words(
+        "How far every role’s matrices moved, and how much of that is rounding: below one step most changes "
+        "are too small to be stored, and large weights lose theirs first."
+    )
+    page.frame("sizes", "Medians over layers.", frame, names=2)
+    page.figure("rounding")
+    page.notes(_large(blocks))
+
+
+def _large(blocks: pd.DataFrame) -> list[str]:
+    far = blocks[blocks["relative_norm"] > 1]
+    if far.empty:
+        return []
+    return [f"{len(far)} matrices changed by more than their own size: is it tuned from another base?"]
+
+
+def _fractions(page: Page) -> None:
+    table = page.tables.get("fractions")
+    if table is None or table.empty:
+        return
+    own = table[table["tested"].astype(bool)]
+    controls = page.tables.get("fractions_variants")
+    rows = []
+    keys = ["model", "revision", "side", "subspace", "role"]
+    for key, some in own.groupby(keys, sort=False, dropna=False):
+        model, revision, side, subspace, role = key
+        row = {
+            "change of": f"{model} {revision or ''}".strip(),
+            "subspace": f"{subspace} ({side})",
+            "role": role,
+            "k": _number(some["k"].median()),
+            "fraction / isotropic": _number(2 ** np.log2(some["relative"].clip(lower=1e-12)).mean()),
+            "± Haar": _number((some["deviation"] * some["relative"] / some["fraction"]).mean()),
+            "best possible": _number((some["ceiling"] * some["relative"] / some["fraction"]).mean()),
+        }
+        for variant in ("other_layer", "random_weights", "weights"):
+            null = _null(controls, dict(zip(keys, key, strict=True)), variant)
+            row[variant.replace("_", " ")] = null
+        rows.append(row)
+    page.words(
+        "A random subspace is a weak null: any gradient that passed through these inputs beats it. The "
+        "stronger ones are inputs of another layer, a model of random weights, and the base’s own matrices "
+        "on the same directions."
+    )
+    page.frame("numbers", "2^mean log2 over layers at the tested k.", pd.DataFrame(rows), names=3)
+    for name in ("fraction_curves", "depth", "trajectory"):
+        page.figure(name)
+
+
+def _null(controls: pd.DataFrame | None, keys: dict[str, Any], variant: str) -> str:
+    if controls is None:
+        return "–"
+    own = controls[controls["variant"] == variant]
+    for name, value in keys.items():
+        own = own[own[name].isna()] if value is None else own[own[name] == value]
+    return _number(2 ** np.log2(own["relative"].clip(lower=1e-12)).mean()) if len(own) else "–"
+
+
+def _mechanism(page: Page) -> None:
+    page.words(
+        "A plain gradient step is a sum over tokens of output gradient times input. Were the two "
+        "independent, the fraction would be the subspace’s own share of the inputs’ energy; what exceeds it "
+        "is a signal that texts share."
+    )
+    page.figure("mechanism")
+    page.figure("rank_one")
+    page.notes(
+        [
+            "With the closed form equal to what was measured, changes of rank one say that the unembedding "
+            "amplifies its own main directions, which no training of o or down is needed for."
+        ]
+    )
+
+
+def findings(results: Any) -> list[str]:
+    """The sentences at the top: C1 and C1b of every pair, absence of an effect included.
+
+    Args:
+        results: the stored tables.
+    """
+    if "claims" not in results.tables():
+        return []
+    table = results.table("claims")
+    found = []
+    for _, row in table[table["claim"].isin(["C1", "C1b", "C2"])].iterrows():
+        name = f"{row['model']} {row['revision'] or ''}".strip()
+        value = "" if pd.isna(row["value"]) else f" {_number(row['value'])} {_interval(row)}"
+        reason = f" ({row['reason']})" if row["reason"] else ""
+        found.append(f"{name}, {row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}.")
+    return found
+
+
+SECTIONS = (
+    Section("claims", "Reading or writing", ("claims", "fractions", "checks"), _claims),
+    Section("changes", "Size and rounding of the changes", ("deltas",), _changes),
+    Section(
+        "fractions", "Directions of the changes", ("fractions", "fractions_variants", "gains"), _fractions
+    ),
+    Section("mechanism", "Why changes are where they are", ("mechanism", "rank_one"), _mechanism),
+)

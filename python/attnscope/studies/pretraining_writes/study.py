@@ -1,0 +1,87 @@
+# SPDX-License-Identifier: MIT
+"""What training leaves in the weights (Ruscio, Khedouri and Thompson, arXiv 2605.16600).
+
+Of every matrix, how much of its change lies in the main directions of what it reads, and of what the model
+predicts with. The full text of the paper could not be read and no code of it was found, so that there is one
+protocol, `exact`, and no published number to compare with.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from attnscope.engine.study import Study
+from attnscope.engine.units import Stage, Unit, Units
+from attnscope.studies.pretraining_writes import changes, claims, inputs, rank_one, sums
+from attnscope.studies.pretraining_writes.options import WeightsOptions
+from attnscope.studies.pretraining_writes.tables import TABLES
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+
+class PretrainingWrites(Study):
+    """Moments of the base, then every pair of checkpoints, then the claims.
+
+    `options` are those of `attnscope.studies.pretraining_writes.options.WeightsOptions`.
+    """
+
+    name = "pretraining_writes"
+    Options = WeightsOptions
+    tables = TABLES
+
+    def stages(self, units: Units) -> list[Stage]:
+        """Texts through the base; pairs without any text."""
+        options: WeightsOptions = self.options
+        controls = ("random_weights",) if "random_weights" in options.nulls else ()
+        texts = units.texts(variants=controls, seeds=options.random_weights, base=options.base)
+        stages = [
+            Stage(
+                "moments", texts, self._moments, writes=("sums", "unembeddings", "token_energies", "checks")
+            ),
+            Stage(
+                "inputs",
+                units.checkpoints(),
+                self._inputs,
+                reads=("sums", "token_energies"),
+                writes=("moments",),
+            ),
+            Stage(
+                "deltas",
+                units.checkpoint_pairs(options.base),
+                self._deltas,
+                reads=("sums", "unembeddings"),
+                writes=("deltas", "fractions", "fractions_variants", "gains", "mechanism", "left_out"),
+            ),
+        ]
+        reads: tuple[str, ...] = (
+            "deltas",
+            "fractions",
+            "fractions_variants",
+            "mechanism",
+            "left_out",
+            "checks",
+        )
+        if options.rank_one:
+            blocks = units.texts(block=options.rank_one.texts, base=options.base)
+            stages.append(Stage("rank_one", blocks, self._rank_one, reads=("sums",), writes=("rank_one",)))
+            reads = (*reads, "rank_one")
+        return [*stages, Stage("claims", units.once(), self._claims, reads=reads, writes=("claims",))]
+
+    def _moments(self, unit: Unit, run: StageRun) -> None:
+        sums.add_texts(unit, run, self.options)
+
+    def _inputs(self, unit: Unit, run: StageRun) -> None:
+        inputs.describe(unit, run, self.options)
+
+    def _deltas(self, unit: Unit, run: StageRun) -> None:
+        changes.measure_pair(unit, run, self.options)
+
+    def _rank_one(self, unit: Unit, run: StageRun) -> None:
+        rank_one.measure(unit, run, self.options)
+
+    def _claims(self, unit: Unit, run: StageRun) -> None:
+        claims.write(run, self.options)
+
+
+STUDY = PretrainingWrites

@@ -1,0 +1,152 @@
+# SPDX-License-Identifier: MIT
+"""The subspaces that a pair's changes are measured in: what matrices read, what the model predicts with."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from attnscope.metrics.weights.moments import Moments, site_of
+from attnscope.models.head import effective_unembedding, subspace_of
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.studies.pretraining_writes.sums import Sums
+
+#: Sides that face the residual stream.
+RESIDUAL = {**dict.fromkeys(("q", "k", "v", "gate", "up"), "in"), **dict.fromkeys(("o", "down"), "out")}
+#: A gap to the next eigenvalue below that leaves the k-th direction undetermined.
+UNIQUE = 1e-6
+
+
+@dataclass
+class Directions:
+    """Ordered orthonormal directions of one side.
+
+    Attributes:
+        basis: [d, K], the main ones first; those that are rounding are left out.
+        energies: eigenvalues, descending, at least K.
+        trace: their sum, directions left out included.
+        whole: all d directions, empty of a sketch.
+        left_out: group -> the tested directions without that group of texts.
+    """
+
+    basis: Tensor
+    energies: Tensor
+    trace: float
+    whole: Tensor = field(default_factory=lambda: torch.empty(0, 0))
+    left_out: dict[int, Tensor] = field(default_factory=dict)
+
+    def share(self, k: int) -> float:
+        """Energy of the first k as a share of all."""
+        return float(self.energies[:k].sum()) / self.trace
+
+    def gap(self, k: int) -> float:
+        """(λ_k − λ_{k+1})/λ_k; NaN behind the last."""
+        if k >= len(self.energies):
+            return float("nan")
+        return float((self.energies[k - 1] - self.energies[k]) / self.energies[k - 1])
+
+
+class Subspaces:
+    """Those of one base, made once for all matrices that share them.
+
+    Args:
+        run: of a stage that reads `sums` and `unembeddings`.
+        sums: moments of the base.
+        folder: of the base.
+        options: of the study.
+    """
+
+    def __init__(self, run: StageRun, sums: Sums, folder: Path, options: WeightsOptions) -> None:
+        self._run, self._sums, self._options, self._folder = run, sums, options, folder
+        self._made: dict[tuple[object, ...], Directions | None] = {}
+
+    def of_moment(
+        self, layer: int, role: str, side: str, *, centered: bool = False, control: str = "", draw: int = 0
+    ) -> Directions | None:
+        """Main directions of a matrix's inputs ("in") or output gradients ("out"); None without any."""
+        key = (layer, site_of(role, side), side, centered, control, draw)
+
+        def make() -> Directions | None:
+            moments = self._sums.layer(layer, control, draw)
+            if not moments.has(layer, role, side):
+                return None
+            return self._directions(moments, layer, role, side, centered, jackknife=not (control or centered))
+
+        return self._cached(key, make)
+
+    def _directions(
+        self, moments: Moments, layer: int, role: str, side: str, centered: bool, *, jackknife: bool
+    ) -> Directions:
+        values, vectors = (
+            moments.energies(layer, role, side, centered=centered),
+            moments.basis(layer, role, side, centered=centered),
+        )
+        d = len(vectors)
+        k = self._options.directions(d)
+        moments.basis(layer, role, side, k, centered=centered)  # says what is too few
+        rank = int((values > d * torch.finfo(torch.float64).eps * values[0]).sum())
+        left_out = {}
+        if jackknife and len(moments.groups) > 1:
+            left_out = {group: moments.without(group).basis(layer, role, side, k) for group in moments.groups}
+        whole = vectors if vectors.shape[1] == d and d <= 1024 else torch.empty(d, 0)
+        keep = min(rank, max(self._options.curve, k))
+        trace = moments.trace(layer, role, side, centered=centered)
+        return Directions(vectors[:, :keep], values, trace, whole, left_out)
+
+    def mean_input(self, layer: int, role: str) -> Tensor:
+        """Mean input [d] of a matrix."""
+        return self._sums.layer(layer).mean(layer, role)
+
+    def prediction(self, draw: int | None = None) -> Directions | None:
+        """Of the unembedding: the base's, or that of a random-weight control."""
+
+        def make() -> Directions | None:
+            if draw is None:
+                folding = {"fold_norm": self._options.fold_norm, "center": self._options.center}
+                try:
+                    gram = effective_unembedding(self._folder, **folding).gram
+                except NotImplementedError as reason:
+                    self._run.note(str(reason))
+                    return None
+            else:
+                found = self._run.reduced("unembeddings", (), of=self._sums.of, draw=draw)
+                if not found:
+                    return None
+                gram = torch.as_tensor(found[()].sum)
+            subspace = subspace_of(gram)
+            keep = max(self._options.curve, self._options.directions(len(gram)))
+            whole = torch.linalg.eigh(gram).eigenvectors.flip(1) if len(gram) <= 1024 else torch.empty(0, 0)
+            trace = float(subspace.energies.sum())
+            return Directions(subspace.basis[:, :keep], subspace.energies, trace, whole)
+
+        return self._cached(("prediction", draw), make)
+
+    def _cached(self, key: tuple[object, ...], make: Callable[[], Directions | None]) -> Directions | None:
+        if key not in self._made:
+            while len(self._made) > 96:
+                del self._made[next(iter(self._made))]
+            self._made[key] = make()
+        return self._made[key]
+
+    def of_matrix(self, layer: int, role: str) -> Iterator[tuple[str, str, Directions]]:
+        """Side, name and directions of everything that a matrix's change is measured in."""
+        for side, name, centered in (
+            ("in", "inputs", False),
+            ("in", "inputs_centred", True),
+            ("out", "gradients", False),
+        ):
+            found = self.of_moment(layer, role, side, centered=centered)
+            if found is not None:
+                yield side, name, found
+        if role in RESIDUAL:
+            found = self.prediction()
+            if found is not None:
+                yield RESIDUAL[role], "prediction", found

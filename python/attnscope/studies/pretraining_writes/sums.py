@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""Moments of a run's base: summed text by text into partials of the engine, and read back layer by layer."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from attnscope.capture.weights.second_moments import Tracer, identity_errors
+from attnscope.metrics.weights.moments import Moments, MomentSums, sketch_rank
+from attnscope.models import LoadError, WeightMapError, verify_weight_map
+from attnscope.models.head import effective_unembedding
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+    from attnscope.models import Checkpoint, WeightMap
+    from attnscope.studies.pretraining_writes.options import WeightsOptions
+
+#: Widths whose moments are kept whole unless a run asks for something else.
+WIDE = 2048
+TOLERANCE = 1e-5
+
+
+def title_of(checkpoint: Checkpoint) -> str:
+    """Model and revision, which name a base in keys."""
+    return checkpoint.title
+
+
+def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
+    """Adds the unit's texts to the moments of its checkpoint, or of its random-weight control."""
+    loaded = run.model()
+    model = loaded.model
+    first = int(unit.inputs[0].sentence.sample)
+    gradients = options.gradients and not unit.variant
+    if gradients and next(model.parameters()).dtype.itemsize < 4:
+        model = model.float()
+        run.note(f"{unit.title}: gradients are taken in float32, the weights are stored in {loaded.dtype}")
+    if not unit.variant:
+        try:
+            verify_weight_map(model)
+        except WeightMapError as error:
+            raise LoadError(str(error)) from None
+        run.write("checks", sample=first, check="weight_map", value=0.0, tolerance=0.0, holds=True, reason="")
+    tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
+    tracer.map.select(options.roles or None, run.settings.layers or None)  # says what the model does not have
+    rank = rank_of(options, tracer.map)
+    moments = Moments(rank)
+    for batch in run.batches():
+        for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
+            if len(ids) < 2:
+                raise ValueError(
+                    f"pretraining_writes: text {sample} has one token, and position 0 is left out"
+                )
+            tokens = torch.as_tensor(ids)
+            if gradients and sample == first:
+                _check_identity(tracer, tokens, run, first)
+            for trace in tracer.run(tokens):
+                trace.add_to(moments, int(sample) % options.groups, skip_first=options.skip_first)
+                if not unit.variant:
+                    squares = trace.x[int(options.skip_first) :].double().square().sum(1)
+                    share = float(squares.max() / squares.sum())
+                    keys = {"sample": sample, "layer": trace.layer, "role": trace.role, "side": "in"}
+                    run.write("token_energies", **keys, tokens=len(squares), largest_token_share=share)
+    of = title_of(unit.checkpoint) if unit.checkpoint else ""
+    for (layer, site, side), group, sums in moments.items():
+        keys = {"of": of, "control": unit.variant, "draw": unit.seed, "layer": layer, "site": site}
+        sums.counts[3] = 0  # a maximum, which no sum over units gives
+        run.reduce("sums", sums.packed(), **keys, side=side, group=group, width=len(sums.total))
+    if unit.variant:
+        keys = {"of": of, "draw": unit.seed}
+        try:
+            run.reduce("unembeddings", effective_unembedding(model, **_folding(options)).gram, **keys)
+        except NotImplementedError:
+            run.note(f"{unit.title}: no prediction subspace")
+
+
+def _folding(options: WeightsOptions) -> dict[str, bool]:
+    return {"fold_norm": options.fold_norm, "center": options.center}
+
+
+def rank_of(options: WeightsOptions, found: WeightMap) -> int | None:
+    """Columns of the sketch, None where moments are kept whole."""
+    width = max(max(entry.shape) for entry in found if entry.layer >= 0)
+    if options.moments == "exact" or (options.moments == "auto" and width <= WIDE):
+        return None
+    return sketch_rank(max(options.curve, options.directions(width)))
+
+
+def _check_identity(tracer: Tracer, tokens: torch.Tensor, run: StageRun, sample: int) -> None:
+    errors = identity_errors(tracer, tokens)
+    worst = max(errors, key=errors.__getitem__)
+    holds = errors[worst] <= TOLERANCE
+    reason = "" if holds else f"layer {worst[0]} {worst[1]}"
+    keys = {"sample": sample, "check": "gradient_identity"}
+    run.write("checks", **keys, value=errors[worst], tolerance=TOLERANCE, holds=holds, reason=reason)
+    if not holds:
+        raise LoadError(
+            f"gradient of layer {worst[0]} {worst[1]} is not the sum over tokens (off by {errors[worst]:.1g})"
+        )
+
+
+class Sums:
+    """The stored moments of one base, a layer at a time.
+
+    Args:
+        run: of a stage that reads `sums`.
+        of: title of the base.
+        rank: of the sketch, None for whole moments.
+    """
+
+    def __init__(self, run: StageRun, of: str, rank: int | None) -> None:
+        self._run, self.of, self._rank = run, of, rank
+        self._kept: dict[tuple[int, str, int], Moments] = {}
+
+    def layer(self, layer: int, control: str = "", draw: int = 0) -> Moments:
+        """Moments of one layer; empty where nothing was summed."""
+        key = (layer, control, draw)
+        if key not in self._kept:
+            only: dict[str, Any] = {"of": self.of, "control": control, "draw": draw, "layer": layer}
+            found = self._run.reduced("sums", ("site", "side", "group", "width"), **only)
+            moments = Moments(self._rank)
+            for (site, side, group, width), one in found.items():
+                sums = MomentSums.unpacked(torch.as_tensor(one.sum), int(width))
+                moments.put((layer, str(site), str(side)), int(group), sums)
+            while len(self._kept) > 24:
+                del self._kept[next(iter(self._kept))]
+            self._kept[key] = moments
+        return self._kept[key]

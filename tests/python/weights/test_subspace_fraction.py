@@ -1,0 +1,236 @@
+# SPDX-License-Identifier: MIT
+"""Fractions of matrices in subspaces: projections by LAPACK, random subspaces by SciPy, laws, bad input."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from scipy import stats
+
+import attnscope as asc
+from attnscope.metrics.weights.matrix_spectrum import spectrum_of
+from attnscope.metrics.weights.subspace_fraction import overlap
+
+
+def drawn(*shape, seed=0, dtype=torch.float64):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).to(dtype)
+
+
+def orthonormal(d, k=None, seed=1):
+    return torch.linalg.qr(drawn(d, d, seed=seed)).Q[:, :k]
+
+
+def low_rank(m, n, rank, seed=0):
+    return drawn(m, rank, seed=seed) @ drawn(rank, n, seed=seed + 1)
+
+
+@pytest.mark.parametrize("side", ["in", "out"])
+@pytest.mark.parametrize("shape", [(5, 8), (8, 5), (6, 6), (1, 4)])
+def test_equals_projections(side, shape):
+    matrix = drawn(3, *shape)
+    d = shape[1] if side == "in" else shape[0]
+    basis = orthonormal(d)
+    found = asc.subspace_fraction(matrix, basis, side=side, k=range(1, d + 1))
+    for one in range(3):
+        m = matrix[one].numpy() if side == "in" else matrix[one].numpy().T
+        energies = np.linalg.svd(m, compute_uv=False) ** 2
+        for k in range(1, d + 1):
+            projector = basis[:, :k].numpy() @ basis[:, :k].numpy().T
+            expected = np.linalg.norm(m @ projector) ** 2 / np.linalg.norm(m) ** 2
+            best = energies[:k].sum() / energies.sum()
+            np.testing.assert_allclose(found.fraction[one, k - 1], expected, rtol=1e-12)
+            np.testing.assert_allclose(found.relative[one, k - 1], expected * d / k, rtol=1e-12)
+            np.testing.assert_allclose(found.ceiling[one, k - 1], best, rtol=1e-12)
+            if best - k / d > 1e-9:
+                captured = (expected - k / d) / (best - k / d)
+                np.testing.assert_allclose(found.captured[one, k - 1], captured, rtol=1e-9)
+
+
+def test_laws():
+    matrix, basis = drawn(6, 9), orthonormal(9)
+    fraction = asc.subspace_fraction(matrix, basis[:, :4]).fraction
+    rest = asc.subspace_fraction(matrix, basis[:, 4:]).fraction
+    assert float(asc.subspace_fraction(matrix, basis).fraction) == pytest.approx(1, abs=1e-12)
+    assert float(fraction + rest) == pytest.approx(1, abs=1e-12)
+    turned = orthonormal(6, seed=5) @ matrix
+    for other in (-3.7 * matrix, turned):
+        again = asc.subspace_fraction(other, basis[:, :4])
+        np.testing.assert_allclose(again.fraction, fraction, rtol=1e-12)
+        np.testing.assert_allclose(again.deviation, asc.subspace_fraction(matrix, basis[:, :4]).deviation)
+    own = torch.linalg.svd(matrix).Vh.mT[:, :3]
+    best = asc.subspace_fraction(matrix, own, k=[1, 2, 3])
+    np.testing.assert_allclose(best.fraction, best.ceiling, rtol=1e-12)
+    np.testing.assert_allclose(best.captured, 1, rtol=1e-9)
+    half = asc.subspace_fraction(matrix.float(), basis[:, :4])
+    np.testing.assert_allclose(half.fraction, fraction, rtol=1e-6)
+
+
+def test_low_rank_is_the_product():
+    left, right = drawn(7, 2), drawn(2, 9, seed=3)
+    factors = asc.LowRank(left, right, 1.5)
+    dense = 1.5 * left @ right
+    for side, d in (("in", 9), ("out", 7)):
+        basis = orthonormal(d, 4)
+        one = asc.subspace_fraction(factors, basis, side=side, k=[1, 3, 4])
+        other = asc.subspace_fraction(dense, basis, side=side, k=[1, 3, 4])
+        for a, b in zip(one, other, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+        np.testing.assert_allclose(
+            asc.concentration(factors, orthonormal(d), side=side),
+            asc.concentration(dense, orthonormal(d), side=side),
+            rtol=1e-10,
+        )
+        moment = drawn(d, d, seed=8)
+        moment = moment @ moment.mT
+        for a, b in zip(
+            asc.alignment_gain(factors, moment, side=side),
+            asc.alignment_gain(dense, moment, side=side),
+            strict=True,
+        ):
+            np.testing.assert_allclose(a, b, rtol=1e-10)
+
+
+def test_mean_and_deviation_over_random_subspaces():
+    d, k, count = 32, 5, 20_000
+    matrix = low_rank(12, d, 6)
+    bases = stats.ortho_group.rvs(d, size=count, random_state=1)[:, :, :k]
+    m = matrix.numpy()
+    fractions = ((m @ bases) ** 2).sum((1, 2)) / (m**2).sum()
+    found = asc.subspace_fraction(matrix, orthonormal(d, k))
+    assert abs(fractions.mean() - k / d) < 5 * fractions.std() / math.sqrt(count)
+    assert fractions.std() == pytest.approx(float(found.deviation), rel=0.04)
+    assert np.quantile(fractions, 0.999) == pytest.approx(
+        stats.beta.isf(0.001, *_beta(k / d, float(found.deviation))), rel=0.04
+    )
+    moment = torch.diag(torch.arange(1.0, d + 1, dtype=torch.float64))
+    turned = stats.ortho_group.rvs(d, size=count, random_state=2)
+    gains = (
+        ((m @ turned) ** 2 * np.arange(1, d + 1)).sum((1, 2)) * d / ((m**2).sum() * np.arange(1, d + 1).sum())
+    )
+    gain = asc.alignment_gain(matrix, moment, side="in")
+    assert abs(gains.mean() - 1) < 5 * gains.std() / math.sqrt(count)
+    assert gains.std() == pytest.approx(float(gain.deviation), rel=0.04)
+
+
+def _beta(mean, deviation):
+    total = mean * (1 - mean) / deviation**2 - 1
+    return mean * total, (1 - mean) * total
+
+
+def test_p_values_of_rank_one_are_those_of_the_beta_law():
+    d, k = 24, 3
+    matrix = torch.outer(drawn(5), drawn(d, seed=2))
+    found = asc.subspace_fraction(matrix, orthonormal(d, k))
+    fraction = float(found.fraction)
+    assert float(found.p_value) == pytest.approx(stats.beta.sf(fraction, k / 2, (d - k) / 2), rel=1e-9)
+    bases = stats.ortho_group.rvs(d, size=2000, random_state=3)[:, :, :k]
+    drawn_fractions = asc.subspace_fraction(matrix, torch.tensor(bases)).fraction[:, 0].numpy()
+    assert stats.kstest(drawn_fractions, stats.beta(k / 2, (d - k) / 2).cdf).pvalue > 1e-3
+    p_values = asc.subspace_fraction(matrix, torch.tensor(bases)).p_value[:, 0].numpy()
+    assert stats.kstest(p_values, "uniform").pvalue > 1e-3
+
+
+def test_gaussian_matrices_are_not_concentrated():
+    matrices = drawn(50, 40, 32, seed=4)
+    found = asc.concentration(matrices, torch.eye(32))
+    assert abs(float(found.mean())) < 0.01
+    z = asc.subspace_fraction(matrices, orthonormal(32, 4)).z
+    assert float(z.abs().max()) < 5
+    assert 0.7 < float(z.std()) < 1.3
+
+
+def test_concentration_of_extremes():
+    d = 6
+    first = torch.zeros(4, d)
+    first[:, 0] = 1
+    last = first.flip(1)
+    assert float(asc.concentration(first, torch.eye(d))) == pytest.approx((d - 1) / d)
+    assert float(asc.concentration(last, torch.eye(d))) == pytest.approx((1 - d) / d)
+
+
+def test_relative_fractions_of_both_sides():
+    matrix = drawn(6, 9)
+    left, right = orthonormal(6, 2), orthonormal(9, 3)
+    found = asc.relative_subspace_fraction(matrix, left=left, right=right)
+    m, el, r = matrix.numpy(), left.numpy(), right.numpy()
+    parts = [np.linalg.norm(el.T @ m) ** 2, np.linalg.norm(m @ r) ** 2] / np.linalg.norm(m) ** 2
+    assert float(found.both) == pytest.approx(parts.sum() / (2 / 6 + 3 / 9))
+    assert float(found.left) == pytest.approx(parts[0] * 3)
+    assert float(found.right) == pytest.approx(parts[1] * 3)
+    alone = asc.relative_subspace_fraction(matrix, left=left)
+    assert float(alone.both) == pytest.approx(float(found.left))
+    assert torch.isnan(alone.right)
+    with pytest.raises(ValueError, match="got neither"):
+        asc.relative_subspace_fraction(matrix)
+
+
+def test_overlap():
+    basis = orthonormal(8)
+    assert float(overlap(basis[:, :3], basis[:, :3])) == pytest.approx(1)
+    assert float(overlap(basis[:, :3], basis[:, 3:6])) == pytest.approx(0, abs=1e-12)
+
+
+def test_one_bad_matrix_leaves_the_others_and_zeros_have_no_fraction():
+    matrices = drawn(3, 4, 5)
+    expected = asc.subspace_fraction(matrices, orthonormal(5, 2))
+    matrices[1, 0, 0] = math.nan
+    matrices[2] = 0
+    found = asc.subspace_fraction(matrices, orthonormal(5, 2))
+    for one, other in zip(found, expected, strict=True):
+        assert torch.equal(one[0], other[0])
+        assert torch.isnan(one[1:]).all()
+    gain = asc.alignment_gain(matrices, torch.eye(5), side="in").gain
+    assert torch.isnan(gain).tolist() == [False, True, True]
+
+
+def test_wide_matrices_are_estimated_from_below():
+    matrix = (drawn(2100, 30, seed=1) @ drawn(30, 2110, seed=2)).float()
+    found = spectrum_of(matrix, 4)
+    exact = torch.linalg.svdvals(
+        torch.linalg.qr(drawn(2100, 30, seed=1)).R @ drawn(30, 2110, seed=2)
+    ).square()
+    assert not found.exact
+    np.testing.assert_allclose(found.top, exact[:4], rtol=0.05)
+    assert (found.top <= exact[:4] * (1 + 1e-5)).all()
+    expected = exact.sum() ** 2 / exact.square().sum()
+    assert float(found.participation_ratio) == pytest.approx(float(expected), rel=0.2)
+
+
+BASIS = torch.eye(4)[:, :2]
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (
+            lambda: asc.subspace_fraction(torch.ones(3, 4), BASIS, side="left"),
+            "side must be one of 'in', 'out'",
+        ),
+        (lambda: asc.subspace_fraction(torch.ones(3, 4), 1.2 * BASIS), r"orthonormal columns, got .* = 0.44"),
+        (lambda: asc.subspace_fraction(torch.ones(4, 3), BASIS), "must have 3 rows"),
+        (lambda: asc.subspace_fraction(torch.ones(3, 4), torch.ones(4, 5)), "at most 4 columns"),
+        (lambda: asc.subspace_fraction(torch.ones(3, 4), BASIS, k=0), r"1 .. 2.*got 0"),
+        (lambda: asc.subspace_fraction(torch.ones(3, 4), BASIS, k=3), r"1 .. 2.*got 3"),
+        (lambda: asc.subspace_fraction(torch.ones(3, 4), BASIS, k=[]), "got none"),
+        (lambda: asc.subspace_fraction(torch.ones(4), BASIS), r"matrix must be matrices .* got shape \(4,\)"),
+        (lambda: asc.concentration(torch.ones(3, 4), BASIS), "span all 4 dimensions, got 2"),
+        (lambda: asc.alignment_gain(torch.ones(3, 4), torch.eye(3), side="in"), r"\[..., 4, 4\].*\(3, 3\)"),
+        (
+            lambda: asc.alignment_gain(torch.ones(3, 4), torch.ones(4, 4).triu(), side="in"),
+            "must be symmetric",
+        ),
+        (
+            lambda: asc.alignment_gain(
+                torch.ones(3, 4), torch.diag(torch.tensor([2.0, 1, 1, -1])), side="in"
+            ),
+            "positive semi-definite, got the eigenvalue -1",
+        ),
+        (lambda: asc.alignment_gain(torch.ones(3, 4), torch.zeros(4, 4), side="in"), "positive trace"),
+        (lambda: asc.haar_deviation(0.5, 2.0, 4), r"pr must lie in \[1, d\], got 0.5"),
+        (lambda: asc.haar_deviation(2.0, 5.0, 4), r"other_pr must lie in \[1, d\], got 5.0"),
+    ],
+)
+def test_bad_input(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()
