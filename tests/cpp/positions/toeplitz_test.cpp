@@ -140,6 +140,39 @@ TEST(Toeplitz, NoScoreIsTooLarge) {
   }
 }
 
+// Rows whose nearest key lies far below their largest score stand beside rows where it does not, so many that the
+// logarithm of their products is taken more than once.
+TEST(Toeplitz, RowsWithAFarNearestKeyAreSummedLikeTheOthers) {
+  const Index n = 61, m = n / 2;
+  for (const double depth : {0.0, 100.0, 127.0, 129.0, 3000.0}) {
+    RowMatrix<double> s = random_scores(n, 3.0, 8);
+    for (Index r = m; r < 2 * m; ++r) {
+      if (r % 3 == 0) s(r, r) -= depth;
+      if (r % 5 == 0) s(r, r - 2) += 2.0 * depth;
+    }
+    const Mask found(s);
+    std::vector<long double> mean(static_cast<std::size_t>(m), 0.0L), kept(mean);
+    for (Index r = m; r < 2 * m; ++r) {
+      std::vector<long double> sums;
+      long double top = -kInf, total = 0.0L;
+      for (Index d = 0; d < m; ++d) {
+        const long double higher = std::max<long double>(top, s(r, r - d));
+        total = total * std::exp(top - higher) + std::exp(s(r, r - d) - higher);
+        top = higher;
+        sums.push_back(top + std::log(total));
+      }
+      for (std::size_t i = 0; i < sums.size(); ++i) {
+        mean[i] += sums[i] / m;
+        kept[i] += std::exp(sums[i] - sums.back()) / m;
+      }
+    }
+    for (std::size_t i = 0; i < mean.size(); ++i) {
+      EXPECT_NEAR(found.lse[i], double(mean[i]), 1e-13 * (1.0 + depth)) << depth << " " << i;
+      EXPECT_NEAR(found.share[i], double(1.0L - kept[i]), 1e-13) << depth << " " << i;
+    }
+  }
+}
+
 TEST(Toeplitz, WhatIsInvisibleHasNoShare) {
   RowMatrix<double> s = random_scores(30, 2.0, 6);
   for (Index i = 0; i < 30; ++i) {

@@ -303,11 +303,7 @@ class PositionProfile:
         return rows
 
     def vectors(
-        self,
-        queries: tuple[int, int],
-        weights: Weights,
-        without: Sequence[int],
-        of: PositionProfile,
+        self, queries: tuple[int, int], weights: Weights, without: Sequence[int], of: PositionProfile
     ) -> Tensor:
         """Group means of another condition's rows under this one's weights, [G, L, h, rows·m].
 
