@@ -165,6 +165,9 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
     "kernels/states/alignment.cpp": {
         "if (all.count < 1.0 ||": "one pair does not vary, and the next condition says NaN",
     },
+    "kernels/weights/delta_statistics.cpp": {
+        "for (; k + kPackWidth < count; k += kPackWidth) {": "a last pack that is whole is masked by nothing",
+    },
     "matrix/quantile.cpp": {
         "rank >= below + kept": "behind the last entry nothing is read, and no other lies at the end",
     },

@@ -396,3 +396,16 @@ def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, mon
 def test_one_model_makes_no_pair(home, tmp_path):
     with pytest.raises(LoadError, match="two checkpoints are needed to be compared, got one"):
         run(study(home, tmp_path, "base"), say=lambda text: None)
+
+
+def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
+    shutil.copy(home / "texts.jsonl", tmp_path)
+    for name, seed in (("base", 0), ("tuned", 1)):
+        tiny("bert", seed=seed).save_pretrained(tmp_path / name)
+    said = []
+    options = {"nulls": ["weights"], "gradients": False}
+    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
+    assert any("has a transform before its unembedding" in note for note in said)
+    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred"}
+    claims = made.table("claims").set_index("claim")
+    assert claims.loc["C2", "verdict"] == "not testable here"

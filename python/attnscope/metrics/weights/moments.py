@@ -135,19 +135,18 @@ class Moments:
 
     def _of_text(self, x: Tensor) -> MomentSums:
         x = x if x.dtype == torch.float64 else x.float()
-        wide = x.double()
-        total = wide.sum(0)
-        centred = x - (total / max(1, len(x))).to(x.dtype)
-        squares = wide.square().sum(1)
-        energy = torch.stack(
-            [
-                torch.tensor(float(len(x)), dtype=torch.float64),
-                squares.sum().cpu(),
-                centred.double().square().sum().cpu(),
-                squares.max().cpu() if len(x) else torch.zeros((), dtype=torch.float64),
-            ]
-        )
-        return MomentSums(total.cpu(), self._product(x), self._product(centred), energy)
+        count = float(len(x))
+        squares = x.square().sum(1, dtype=torch.float64)
+        total = x.sum(0, dtype=torch.float64)
+        second = self._product(x)
+        energy, largest = (float(squares.sum()), float(squares.max())) if count else (0.0, 0.0)
+        # about the mean of the text: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n
+        shared = total / max(1.0, count)
+        across = total if self.rank is None else self._sketch(len(total)).to(total).mT @ total
+        centred = second - torch.outer(shared, across).cpu()
+        less = float(shared @ total)
+        counts = torch.tensor([count, energy, max(0.0, energy - less), largest], dtype=torch.float64)
+        return MomentSums(total.cpu(), second, centred, counts)
 
     def _product(self, x: Tensor) -> Tensor:
         if self.rank is None:
