@@ -102,6 +102,18 @@ class Measured:
         )
         return Measured(values, defined, self.finite[:, maps], self.size)
 
+    def beside(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
+        """These numbers and another call's of the same maps, which count where both hold a quantity.
+
+        Args:
+            other: the numbers of the other call.
+            quantities: of either, in the order wanted.
+        """
+        values, defined = (
+            {**a, **b} for a, b in ((self.values, other.values), (self.defined, other.defined))
+        )
+        return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
+
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined.
 

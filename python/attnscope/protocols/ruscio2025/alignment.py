@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _core, _device
@@ -229,13 +230,31 @@ def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> t
 
 
 def _scores(rows: torch.Tensor, count: int) -> torch.Tensor:
-    """Scores [..., n, count] on the first principal components of `rows` [..., n, d]."""
+    """Scores [..., n, count] on the first principal components of `rows` [..., n, d].
+
+    Eigenvectors of the smaller of both products of the centred rows with themselves, of which a few cost a
+    third of a singular value decomposition.
+    """
     centred = rows - rows.mean(-2, keepdim=True)
-    u, s, v = torch.linalg.svd(centred, full_matrices=False)
-    v = v[..., :count, :]
-    sign = v.gather(-1, v.abs().argmax(-1, keepdim=True)).sign().squeeze(-1)
-    scores: torch.Tensor = u[..., :count] * (s[..., :count] * sign).unsqueeze(-2)
-    return scores
+    if centred.shape[-2] > centred.shape[-1]:
+        directions = _leading(centred.mT @ centred, count)
+        scores = centred @ directions
+    else:
+        unit = _leading(centred @ centred.mT, count)
+        directions = centred.mT @ unit
+        scores = unit * directions.norm(dim=-2, keepdim=True)
+    return scores * directions.gather(-2, directions.abs().argmax(-2, keepdim=True)).sign()
+
+
+def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
+    """Unit eigenvectors [..., n, count] of the largest eigenvalues, descending."""
+    from scipy import linalg
+
+    n = products.shape[-1]
+    found = np.empty((*products.shape[:-1], count))
+    for place in np.ndindex(*products.shape[:-2]):
+        found[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
+    return torch.from_numpy(found).flip(-1)
 
 
 def _state_norm(before: torch.Tensor) -> torch.Tensor:

@@ -104,19 +104,23 @@ def _asked_by(one: Quantity) -> str:
 
 def of_attention_alone(quantities: Sequence[Quantity]) -> list[Quantity]:
     """Those that any map has by itself: uniform attention and shuffled rows too."""
-    derived = found().derived
-
-    def source(one: Quantity) -> Any:
-        name = derived.get((one.protocol, one.metric), (one.metric,))[0]
-        return found().functions[one.protocol, name]
-
     return [
         one
         for one in quantities
         if (one.needs, one.scope) == (("attention",), "map")
         and _asked_by(one) != "reference_influence"
-        and not reads_layers(source(one))
+        and not _reads_layers(one)
     ]
+
+
+def of_layers(quantities: Sequence[Quantity]) -> list[Quantity]:
+    """Those that only the heads of a layer together have."""
+    return [one for one in quantities if one.scope == "layer" or _reads_layers(one)]
+
+
+def _reads_layers(one: Quantity) -> bool:
+    name = found().derived.get((one.protocol, one.metric), (one.metric,))[0]
+    return reads_layers(found().functions[one.protocol, name])
 
 
 def of_means(quantities: Sequence[Quantity]) -> list[Quantity]:
@@ -165,10 +169,10 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
-        numbers = np.ma.MaskedArray(values.numpy(), ~measured.defined[one].numpy())
-        columns[table_of(one)][one.name] = numbers.flatten()
+        missing = ~measured.defined[one].numpy()
+        columns[table_of(one)][one.name] = np.ma.MaskedArray(values.numpy().ravel(), missing.ravel())
         if one.name == "sink_position":
-            columns["heads"]["sink_token"] = _tokens_at(numbers, batch)
+            columns["heads"]["sink_token"] = _tokens_at(np.ma.MaskedArray(values.numpy(), missing), batch)
         thresholds = one.options.get("thresholds", thresholds)
     keys = place.keys(batch)
     lengths = np.repeat(batch.lengths, len(keys["sample"]) // len(batch.samples))

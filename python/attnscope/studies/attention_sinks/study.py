@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -25,6 +25,7 @@ from attnscope.studies.attention_sinks.columns import (
     Place,
     UnitRows,
     of_attention_alone,
+    of_layers,
     of_means,
     taken,
     write_bars,
@@ -88,7 +89,7 @@ class SinkStudy(Study):
                 if "ruscio2025" in self._taken and number == last:
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
-                    self._measure("ruscio2025", states, number, batch, run)
+                    self._measure_whole("ruscio2025", states, number, batch, run)
                 if "examples" in extra and not unit.variant:
                     write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra and not unit.variant:
@@ -102,7 +103,7 @@ class SinkStudy(Study):
                 final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
                 if final is not None and "block_output" in held.sites:
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
-                self._measure("ruscio2025", held, last, batch, run)
+                self._measure_whole("ruscio2025", held, last, batch, run)
             if "ablation" in extra and not unit.variant:
                 run.note(ablation.run(loaded, run.inputs(batch), rows))
             if "fisher" in extra and not unit.variant:
@@ -134,6 +135,20 @@ class SinkStudy(Study):
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 write_bars(run, measured.results["persistence"], place.keys(batch), table)
+
+    def _measure_whole(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
+        """The same of a protocol of whole maps in float64, the head mean beside the heads as one more map."""
+        chosen = self._taken[protocol]
+        shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
+        maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
+        given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
+        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), **given)
+        together = measure_quantities(
+            {"attention": states.heads, **states.sites}, of_layers(chosen), heads=states.names, **given
+        )
+        of_heads = each.part(slice(1, None)).beside(together, chosen)
+        write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None))
+        write_rows(run, of_heads, batch, Place(protocol, number, states.names))
 
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same numbers of maps with shuffled rows, as a control."""
