@@ -12,10 +12,12 @@ QUICK = {
     "permutations": 999,
     "null_draws": 20,
     "reader": 0.08,
+    "leakage_samples": 4,
+    "bands": 3,
 }
 
 
-def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, **options):
+def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, protocols="both", **options):
     return asc.Study(
         study="absolute_position",
         models=str(folder),
@@ -23,6 +25,7 @@ def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, **optio
         max_tokens=N,
         block=block,
         output=str(output),
+        protocols=protocols,
         name=name,
         options={**QUICK, **options},
     )

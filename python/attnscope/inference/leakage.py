@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,6 +21,14 @@ class LeakageShare(NamedTuple):
     estimate: Array
     low: Array
     high: Array
+
+
+class LeakageSlope(NamedTuple):
+    """The share at K lengths, [K, L], and the slope of its logarithm on the length's, [L]."""
+
+    lengths: tuple[int, ...]
+    share: LeakageShare
+    slope: LeakageShare
 
 
 class LeakageTest(NamedTuple):
@@ -78,6 +86,15 @@ def leakage_share(
         Ruscio, Once upon a token, 2025, for the question; the estimator is attnscope's.
     """
     require_groups("leakage_share", profile)
+    share = _share(profile, queries, without)
+    groups = np.arange(len(profile.present))
+    return LeakageShare(*jackknife_bounds(groups, share, confidence=confidence)[:3])
+
+
+def _share(
+    profile: PositionProfile, queries: Queries, without: Sequence[int]
+) -> Callable[[np.ndarray[Any, Any]], Array]:
+    """The share [L, h] as a function of the groups that are kept."""
     gram = profile.gram(queries, without=without).numpy()
     rows = profile.rows_of(queries, kept=False, without=without)
     variance = profile.group_means("body_variance")[..., rows].mean(-1).numpy()
@@ -88,8 +105,70 @@ def leakage_share(
         with np.errstate(invalid="ignore", divide="ignore"):
             return np.where(whole > 0, size / whole, math.nan)
 
-    estimate, low, high, _ = jackknife_bounds(np.arange(len(variance)), share, confidence=confidence)
-    return LeakageShare(estimate, low, high)
+    return share
+
+
+def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.95) -> LeakageSlope:
+    """How the share changes with the length of texts: the slope of its logarithm on that of the length.
+
+    Queries are 2 … m − 1 of every length, and the share is the mean over the heads of a layer.
+
+    Args:
+        profiles: of two lengths or more, with the same groups, layers and heads; a group should hold the
+            same tokens at every length, so that what differs is the length.
+        confidence: of the jackknife intervals.
+
+    Returns:
+        LeakageSlope, float64; a slope is NaN where a share is not above 0.
+
+    Raises:
+        ValueError: fewer than two lengths, a length below 6, other groups or heads, or as `residual_size`.
+
+    Example:
+        Texts of 8 and of 16 tokens without anything in common have no slope.
+
+        >>> import torch, attnscope as asc
+        >>> from attnscope.inference.leakage import leakage_slope
+        >>> profiles = [asc.PositionProfile(n, groups=4) for n in (8, 16)]
+        >>> for profile in profiles:
+        ...     profile.add(torch.zeros(16, 1, profile.n, profile.n), group=[text // 4 for text in range(16)])
+        >>> leakage_slope(profiles).slope.estimate.tolist()
+        [nan]
+
+    References:
+        Ruscio, Once upon a token, 2025, for the question; the estimator is attnscope's.
+    """
+    name = "leakage_slope"
+    lengths = tuple(sorted({profile.n for profile in profiles}))
+    if len(lengths) < 2 or len(lengths) < len(profiles) or lengths[0] < 6:
+        raise ValueError(
+            f"{name}: profiles must be of two different lengths or more, none below 6, got "
+            f"{[profile.n for profile in profiles]}"
+        )
+    ordered = sorted(profiles, key=lambda profile: profile.n)
+    first = ordered[0]
+    for profile in ordered:
+        require_groups(name, profile)
+        same = (profile.present, profile.layers) == (first.present, first.layers)
+        if not same or profile.counts().shape != first.counts().shape:
+            raise ValueError(
+                f"{name}: every length needs the same groups, layers and heads, got "
+                f"{tuple(first.counts().shape)} and {tuple(profile.counts().shape)}"
+            )
+    shares = [_share(profile, (2, profile.m - 1), ()) for profile in ordered]
+    at = np.log(lengths) - np.log(lengths).mean()
+
+    def found(kept: np.ndarray[Any, Any]) -> Array:
+        means = np.stack([share(kept).mean(-1) for share in shares])
+        with np.errstate(invalid="ignore", divide="ignore"):
+            logs = np.where(means > 0, np.log(means), math.nan)
+        return np.concatenate([means, (at @ logs / (at @ at))[None]])
+
+    groups = np.arange(len(first.present))
+    bounds = jackknife_bounds(groups, found, confidence=confidence)[:3]
+    return LeakageSlope(
+        lengths, LeakageShare(*(one[:-1] for one in bounds)), LeakageShare(*(one[-1] for one in bounds))
+    )
 
 
 def leakage_test(

@@ -215,7 +215,8 @@ def removed(
         means = np.stack([mean_product(_kept(gram, kept)) for gram in grams], -1)
         heads = np.stack([(~np.isnan(means[scope])).sum((0, 1)) for scope in scopes])
         with np.errstate(invalid="ignore"):  # 0/0 where a scope has no head
-            return np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
+            rows: Array = np.stack([np.nansum(means[scope], (0, 1)) for scope in scopes]) / heads
+        return rows
 
     def shares(kept: np.ndarray) -> Array:
         before, after, shared = sizes(kept).T

@@ -220,7 +220,9 @@ def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, f
     assert np.corrcoef(row, own)[0, 1] > 0.8
     exact = table[table["protocol"] == "exact"]
     assert (exact["r2_full"] >= exact["r2_relative"] - 1e-12).all()
-    assert set(whole.table("leakage_tests")["correction"]) == {"Benjamini–Hochberg"}
+    tests = whole.table("leakage_tests").set_index("protocol")["correction"]
+    assert set(tests["exact"]) == {"Benjamini–Hochberg"}
+    assert set(tests["ruscio2025once"]) == {"over the head's rank (no q-value)"}
 
 
 def test_claims_have_verdicts(whole):
@@ -341,12 +343,13 @@ def test_the_published_share_stands_beside_every_replacement(whole):
 
 
 def test_packaged_configurations_are_of_windows():
-    for name in ("", "-llama-3.2-3b", "-qwen2.5-7b", "-mistral-7b-v0.1"):
+    for name in ("", "-llama-3.2-3b", "-qwen2.5-7b", "-mistral-7b-v0.1", "-llama-3.2-1b"):
         models = {} if name else {"models": "x"}
         study = asc.Study.from_yaml(f"absolute_position{name}", **models)
         assert study.study == "absolute_position"
         assert [one.per for one in study.texts] == ["window"]
-        assert (study.max_tokens, study.block, study.texts[0].samples) == (64, 16, 256)
+        wanted = (256, 16, 64) if name == "-llama-3.2-1b" else (64, 16, 256)
+        assert (study.max_tokens, study.block, study.texts[0].samples) == wanted
 
 
 def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_path):

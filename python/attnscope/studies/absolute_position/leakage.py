@@ -34,13 +34,16 @@ def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], la
         samples: of the batch.
         layer: its number.
     """
-    exact, once = offset_fit(scores), ruscio2025once.leakage(scores)
+    fits: dict[str, tuple[Any, ...]] = {}
+    if "exact" in run.settings.protocols:
+        exact = offset_fit(scores)
+        fits["exact"] = (exact.r2, exact.r2 + exact.added, exact.added)
+    if "ruscio2025once" in run.settings.protocols:
+        fits["ruscio2025once"] = ruscio2025once.leakage(scores)
     heads = np.arange(scores.shape[1])
     for at, sample in enumerate(samples):
-        for protocol, values in (
-            ("exact", (exact.r2[at], exact.r2[at] + exact.added[at], exact.added[at])),
-            ("ruscio2025once", (once.r2_relative[at], once.r2_full[at], once.leakage[at])),
-        ):
+        for protocol, fit in fits.items():
+            values = [one[at] for one in fit]
             columns: dict[str, Any] = dict(zip(("r2_relative", "r2_full", "leakage"), values, strict=True))
             run.write(
                 "leakage", input=input, sample=sample, layer=layer, head=heads, protocol=protocol, **columns

@@ -51,6 +51,10 @@ class PositionOptions(Options):
         permutations: sign flips of a test.
         alpha: level of the tests.
         leakage: the precursor's fits of every text without BOS, and of the same text turned round.
+        leakage_samples: texts that the precursor's own test draws, with replacement.
+        bands: of rotary frequencies; 0: none.
+        lengths: of the pieces that windows are cut into to see how the leakage share falls; none: []. Each
+            must divide max_tokens.
         nulls: "random_weights": the same architecture with weights drawn anew.
         random_weights: how many of them.
     """
@@ -66,6 +70,9 @@ class PositionOptions(Options):
     null_draws: int = Field(default=200, ge=1)
     permutations: int = Field(default=9999, ge=999)
     leakage: bool = True
+    leakage_samples: int = Field(default=50, ge=2)
+    bands: int = Field(default=10, ge=0)
+    lengths: list[Annotated[int, Field(ge=6)]] = Field([])
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
     nulls: Annotated[list[str], _names(("random_weights",))] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)
@@ -75,6 +82,13 @@ class PositionOptions(Options):
     def _queries(cls, value: tuple[int, int]) -> tuple[int, int]:
         if not 2 <= value[0] <= value[1]:
             raise ValueError(f"expected 2 <= first <= last, got {list(value)}")
+        return value
+
+    @field_validator("lengths")
+    @classmethod
+    def _lengths(cls, value: list[int]) -> list[int]:
+        if len(value) == 1 or len(set(value)) < len(value):
+            raise ValueError(f"expected two different lengths or more, or none, got {value}")
         return value
 
     @field_validator("inputs")

@@ -11,6 +11,7 @@ from attnscope.plots.selection import last_step
 from attnscope.report.numbers import number
 from attnscope.report.section import Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
+from attnscope.studies.absolute_position.published import Q_VALUES
 
 
 def findings(results: Tables) -> list[str]:
@@ -232,27 +233,68 @@ def _write_leakage(page: Page) -> None:
     table = last_step(stored(page.results, "leakage"))
     means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
     tests = last_step(stored(page.results, "leakage_tests"))
-    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"]]).sum()
+    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
+    page.words(Q_VALUES)
     columns = {
         "model": [str(key[0]) for key in means.index],
         "layer": [str(key[1]) for key in means.index],
         "protocol": [str(key[2]) for key in means.index],
         "leakage": [number(one) for one in means["windows"]],
         "turned round": [number(one) for one in means["rotated"]],
-        "heads above": [
-            str(int(found.get((key[0], key[1]), 0))) if key[2] == "exact" else "" for key in means.index
-        ],
+        "heads at .05": [str(int(found.get(key, 0))) for key in means.index],
+        "smallest p": _smallest(tests, means.index, "p_value"),
+        "smallest q, printed or Benjamini–Hochberg": _smallest(tests, means.index, "p_adjusted"),
     }
     page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
-    page.notes(
-        [
-            "The precursor's q-values cannot be q-values: they divide by the rank of the head in the list "
-            "and not "
-            "by that of its p-value. On uniform p-values that procedure declares heads in every run, so "
-            "counts of "
-            "its significant heads say nothing; here they are Benjamini–Hochberg's.",
-        ]
+    _write_lengths(page)
+    _write_bands(page)
+
+
+def _smallest(tests: pd.DataFrame, index: pd.Index, column: str) -> list[str]:
+    least = tests.groupby(["model", "layer", "protocol"])[column].min()
+    return [number(least.get(key, np.nan)) for key in index]
+
+
+def _write_lengths(page: Page) -> None:
+    slopes = optional(page.results, "leakage_slopes")
+    if slopes is None or slopes.empty:
+        return
+    rows = last_step(slopes)
+    columns = {
+        "model": list(rows["model"]),
+        "layer": [str(one) for one in rows["layer"]],
+        "slope": [number(one) for one in rows["slope"]],
+        "95 %": [
+            f"[{number(a)}, {number(b)}]" for a, b in zip(rows["slope_low"], rows["slope_high"], strict=True)
+        ],
+    }
+    page.words(
+        "How the leakage share falls with the length of texts: the slope of its logarithm on that of the "
+        "length, where −1 halves the share when texts double. Every length reads the same tokens."
     )
+    page.frame("lengths", "Slope of the leakage share on the length.", pd.DataFrame(columns), names=2)
+
+
+def _write_bands(page: Page) -> None:
+    table = optional(page.results, "bands")
+    if table is None or table.empty:
+        return
+    rows = last_step(table)
+    means = (
+        rows.groupby(["model", "protocol", "layout", "band"])[["share", "norm_share", "kl"]]
+        .mean()
+        .reset_index()
+    )
+    columns = {name: [str(one) for one in means[name]] for name in ("model", "protocol", "layout", "band")}
+    columns |= {
+        name.replace("_", " "): [number(one) for one in means[name]] for name in ("share", "norm_share", "kl")
+    }
+    page.words(
+        "Bands of rotary frequencies from high to low, means over heads. The layout is measured on one token "
+        "repeated; the precursor pairs dimensions 2p and 2p + 1 whatever the model does, and its share is of "
+        "norms."
+    )
+    page.frame("bands", "Bands of rotary frequencies.", pd.DataFrame(columns), names=4)
 
 
 SECTIONS: tuple[Section, ...] = (
@@ -270,5 +312,10 @@ SECTIONS: tuple[Section, ...] = (
         _write_position_0,
     ),
     Section("removed", "What interventions remove", ("removed",), _write_removed),
-    Section("precursor", "The precursor's leakage", ("leakage", "leakage_tests"), _write_leakage),
+    Section(
+        "precursor",
+        "The precursor's leakage",
+        ("leakage", "leakage_tests", "leakage_lengths", "leakage_slopes", "bands"),
+        _write_leakage,
+    ),
 )

@@ -7,7 +7,8 @@ splits that change into what the causal mask does (a query sees i + 1 keys) and 
 
 Stages of a checkpoint: `checks` (identities that hold for any causal model; where one fails, the checkpoint
 is left), `passes` (sums over texts of every arm), `position` (estimates from these sums), `reads` (the arms
-that need to know which heads read position 0), `removed`, `claims`; at the end of the run, `controls`.
+that need to know which heads read position 0), `precursor` (tests of leakage, bands, lengths), `removed`,
+`claims`; at the end of the run, `controls`.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
-from attnscope.studies.absolute_position import claims, estimates, first_position, leakage
+from attnscope.studies.absolute_position import claims, estimates, first_position, leakage, precursor
 from attnscope.studies.absolute_position.arms import Arm, first_arms, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, check_shuffled
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
@@ -45,6 +46,7 @@ class AbsolutePosition(Study):
 
     name = "absolute_position"
     Options = PositionOptions
+    protocols = ("exact", "ruscio2025once")
     tables = TABLES
 
     def __init__(self, settings: Any) -> None:
@@ -59,6 +61,12 @@ class AbsolutePosition(Study):
                 f"bos: absolute_position has an arm without BOS; leave bos at keep, got {settings.bos!r}"
             )
 
+        if uneven := [n for n in self.options.lengths if settings.max_tokens % n]:
+            raise ConfigError(
+                f"options.lengths: each must divide max_tokens, {settings.max_tokens}, so that every length "
+                f"reads the same tokens; got {uneven}"
+            )
+
     def stages(self, units: Units) -> list[Stage]:
         """In the order in which a checkpoint goes through them."""
         more = self.options.random_weights if self.options.nulls else 0
@@ -69,7 +77,7 @@ class AbsolutePosition(Study):
         of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
         estimated = (
             "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
-            "fingerprints", "position_shares", "clocks", "leakage_tests",
+            "fingerprints", "position_shares", "clocks",
         )  # fmt: skip
         every = [
             Stage("checks", once, self.check, writes=("checks",)),
@@ -86,6 +94,13 @@ class AbsolutePosition(Study):
                 within=here,
             ),
         ]
+        if self.options.leakage or self.options.bands or self.options.lengths:
+            tables = ("leakage_tests", "bands", "leakage_lengths", "leakage_slopes")
+            all_texts = units.texts(block=10**9)
+            stage = Stage(
+                "precursor", all_texts, self.precede, reads=("leakage",), writes=tables, within=here
+            )
+            every.insert(3, stage)
         if more:
             every.append(Stage("controls", units.once(), self.control, reads=PROFILES, writes=("controls",)))
         return every
@@ -165,7 +180,18 @@ class AbsolutePosition(Study):
         first_position.trajectory(run)
         first_position.fingerprints(run, self.options)
         first_position.shares(run)
-        leakage.tests(run, self.options)
+
+    def precede(self, unit: Unit, run: StageRun) -> None:
+        """The precursor's tests, bands and lengths, from all texts at once."""
+        tier = tier_of(run)
+        if self.options.leakage:
+            leakage.tests(run, self.options)
+            if "ruscio2025once" in self.settings.protocols:
+                precursor.significance(run, self.options, tier)
+        if self.options.bands:
+            precursor.bands(run, self.options, tier)
+        if self.options.lengths:
+            precursor.lengths(run, self.options, tier)
 
     def remove(self, unit: Unit, run: StageRun) -> None:
         """How much of the base arm's residual each arm removes."""

@@ -175,6 +175,27 @@ TABLES = (
             Column("correction", "string", "text"),
         ),
     ),
+    Table(
+        "bands",
+        (*CHECKPOINT_KEYS, "layer", "head", "band", "protocol"),
+        (
+            Column("layout", "string", "text", meaning="Which dimensions are paired."),
+            Column("share", label="share of the scores' variance", high=1),
+            Column("norm_share", kind="ratio", label="share of norms", low=0, high=1),
+            Column("kl", label="KL without the band (nats)", low=0),
+            Column("tv", label="total variation without the band", low=0, high=1),
+        ),
+    ),
+    Table(
+        "leakage_lengths",
+        (*CHECKPOINT_KEYS, "layer", "tokens"),
+        (Column("texts", kind="count"), *_interval("leakage_share", "leakage share", "Mean over heads.")),
+    ),
+    Table(
+        "leakage_slopes",
+        (*CHECKPOINT_KEYS, "layer"),
+        _interval("slope", "slope of log leakage share on log length", ""),
+    ),
     Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
     Table(
         "claims",

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""The rest of the precursor (*Once upon a token*, Ruscio 2025): its test, rotary bands, lengths of texts.
+
+All of it reads windows without BOS. One unit holds every text, because the notebook's test draws texts from
+all of them, and lengths are compared group by group.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.capture import Forward, forward
+from attnscope.capture.sites import INTERFACE
+from attnscope.inference.leakage import leakage_slope
+from attnscope.metrics.positions.position_profile import PositionProfile
+from attnscope.metrics.positions.rope_bands import rope_bands, rotary_layout
+from attnscope.protocols import ruscio2025once
+from attnscope.protocols.ruscio2025once.leakage import MOST_TOKENS
+from attnscope.studies.absolute_position.arms import Arm, token_ids
+from attnscope.studies.absolute_position.sums import softmax_of
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.engine.stage_run import StageRun
+
+BARE = Arm("leakage", kind="leakage", front="none")
+#: What the notebook's procedure does to p-values, in the column `correction`.
+RANK = "over the head's rank (no q-value)"
+
+
+def significance(run: StageRun, options: Any, tier: int) -> None:
+    """The notebook's test of every head, on texts drawn from all with replacement."""
+    texts = [row for batch in run.batches() for row in token_ids(run, batch, BARE)]
+
+    def scores(ids: Tensor) -> Tensor:
+        return torch.cat([softmax_of(layer)[0] for layer in _layers(run, ids[None], tier, ())])
+
+    found = ruscio2025once.leakage_significance(
+        lambda text: scores(texts[text][:MOST_TOKENS]),
+        lambda text, shift: scores(texts[text][:MOST_TOKENS].roll(-shift)),
+        texts=len(texts), samples=options.leakage_samples, seed=run.settings.seed,
+    )  # fmt: skip
+    layers = run.settings.layers or range(len(found.gap))
+    for at, layer in enumerate(sorted(layers)):
+        run.write(
+            "leakage_tests", layer=layer, head=np.arange(found.gap.shape[1]), protocol="ruscio2025once",
+            gap=found.gap[at], gap_low=found.low[at], gap_high=found.high[at],
+            p_value=found.p_value[at], p_adjusted=found.q_value[at], correction=RANK,
+        )  # fmt: skip
+
+
+def bands(run: StageRun, options: Any, tier: int) -> None:
+    """What each band of rotary frequencies contributes, means over texts, in the pairing that is measured."""
+    model = run.model().model
+    rotary = rotary_dimensions(model)
+    if tier != INTERFACE or rotary is None:
+        why = "the model rotates no queries" if rotary is None else "its queries are out of reach"
+        run.note(f"absolute_position: no bands: {why}")
+        return
+    count = min(options.bands, rotary // 2)
+    if count < options.bands:
+        run.note(f"absolute_position: {rotary // 2} pairs are rotated, so there are {count} bands")
+    batches = list(run.batches())
+    same = token_ids(run, batches[0], BARE)[:1, :1].repeat(1, max(batches[0].lengths))
+    try:
+        layouts = {layer.index: rotary_layout(*_heads(layer), rotary=rotary) for layer in _ends(run, same)}
+    except ValueError as error:
+        run.note(f"absolute_position: no bands: {error}")
+        return
+    sums: dict[tuple[int, str], list[Tensor]] = {}
+    for batch in batches:
+        for layer in _ends(run, token_ids(run, batch, BARE)):
+            for query, key in zip(*_heads(layer), strict=True):
+                if "exact" in run.settings.protocols:
+                    found = rope_bands(
+                        query, key, bands=count, layout=layouts[layer.index], rotary=rotary,
+                        scaling=scaling_of(model, layer.index, query.shape[-1]),
+                        softcap=getattr(model.config, "attn_logit_softcapping", None),
+                    )  # fmt: skip
+                    sums.setdefault((layer.index, "exact"), []).append(torch.stack(found))
+                if "ruscio2025once" in run.settings.protocols:
+                    parts = (
+                        ruscio2025once.band_shares(query, key, bands=options.bands),
+                        ruscio2025once.band_ablation(query, key, bands=options.bands),
+                    )
+                    sums.setdefault((layer.index, "ruscio2025once"), []).append(torch.stack(parts))
+    for (index, protocol), values in sums.items():
+        means = torch.stack(values).mean(0)
+        names = ("share", "norm_share", "kl", "tv") if protocol == "exact" else ("norm_share", "kl")
+        layout = layouts[index] if protocol == "exact" else "interleaved"
+        for head in range(means.shape[1]):
+            columns: dict[str, Any] = {name: means[at, head] for at, name in enumerate(names)}
+            run.write(
+                "bands", layer=index, head=head, band=np.arange(means.shape[-1]), protocol=protocol,
+                layout=layout, **columns,
+            )  # fmt: skip
+
+
+def lengths(run: StageRun, options: Any, tier: int) -> None:
+    """The leakage share at several lengths: every window is cut into pieces, so a group keeps its tokens."""
+    profiles = {n: PositionProfile(n, groups=options.groups) for n in options.lengths}
+    for batch in run.batches():
+        whole = token_ids(run, batch, BARE)
+        for n, profile in profiles.items():
+            pieces = whole.shape[1] // n
+            ids = whole[:, : pieces * n].reshape(-1, n)
+            groups = [one * options.groups // run.samples for one in batch.samples for _ in range(pieces)]
+            for layer in _layers(run, ids, tier, ()):
+                profile.add(softmax_of(layer)[0], groups, layer=layer.index)
+    found = leakage_slope(list(profiles.values()))
+    every = next(iter(profiles.values())).layers
+    for at, n in enumerate(found.lengths):
+        run.write(
+            "leakage_lengths", layer=every, tokens=n, texts=profiles[n].texts,
+            leakage_share=found.share.estimate[at], leakage_share_low=found.share.low[at],
+            leakage_share_high=found.share.high[at],
+        )  # fmt: skip
+    slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), found.slope, strict=True)}
+    run.write("leakage_slopes", layer=every, **slope)
+
+
+def rotary_dimensions(model: Any) -> int | None:
+    """How many dimensions of a head a model rotates; None where it has no rotary frequencies."""
+    found = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    return 2 * len(found[0]) if found else None
+
+
+def scaling_of(model: Any, layer: int, d: int) -> float:
+    """The factor of a layer's scores that its attention module names, else d^(−1/2)."""
+    own = (module for module in model.modules() if getattr(module, "layer_idx", None) == layer)
+    return next(
+        (float(one.scaling) for one in own if isinstance(getattr(one, "scaling", None), float)), d**-0.5
+    )
+
+
+def _ends(run: StageRun, ids: Tensor) -> Any:
+    """Layers with queries and keys behind the rotation."""
+    return _layers(run, ids, INTERFACE, ("query", "key"))
+
+
+def _heads(layer: Layer) -> tuple[Tensor, Tensor]:
+    """Queries and keys [B, h, n, d], a key for every query head."""
+    return layer.tensors["query"], layer.tensors["key"][:, layer.kv_heads]
+
+
+def _layers(run: StageRun, ids: Tensor, tier: int, sites: tuple[str, ...]) -> Any:
+    """The layers of one pass over texts of one length."""
+    sites = sites or (("scores",) if tier == INTERFACE else ("attention",))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    what = Forward(sites=sites, layers=list(run.settings.layers) or None)
+    with forward(run.model().model, inputs, what) as found:
+        yield from found
