@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Whole numbers that are places, of which a mean says nothing.
-PLACES = ("sink_position", "strongest_query", "strongest_key")
+PLACES = ("sink_position", "sink_position_test", "strongest_query", "strongest_key")
 #: Columns of the measured tables that are no measurements.
 _NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens"}
 PERCENTILES = (80, 90, 95)

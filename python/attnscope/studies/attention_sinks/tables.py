@@ -23,6 +23,9 @@ _TESTS = tuple(
 )
 _INTERVAL = (Column("difference"), Column("low"), Column("high"))
 _SAMPLES = Column("samples", kind="count", label="sentences")
+_SUPPORT = Column(
+    "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."
+)
 _TOKENS = Column("n_tokens", kind="count", label="tokens")
 
 
@@ -55,8 +58,10 @@ def _quantities(table: str) -> tuple[Quantity, ...]:
 
 
 _OF_HEADS = (
-    Table("heads", HEAD_KEYS, (_TOKENS, *_texts("sink_token"), *_quantities("heads"))),
-    Table("graphs", (*HEAD_KEYS, "threshold"), _quantities("graphs")),
+    Table(
+        "heads", HEAD_KEYS, (_TOKENS, *_texts("sink_token"), _SUPPORT, *_texts("mp_law"), *_quantities("heads"))
+    ),
+    Table("graphs", (*HEAD_KEYS, "threshold"), (_SUPPORT, *_quantities("graphs"))),
     Table("bars", (*HEAD_KEYS, "dimension", "birth", "death")),
 )
 
@@ -80,9 +85,27 @@ TABLES = (
         (*_values("value", "std"), *_counts("count")),
     ),
     Table(
+        "sink_sums",
+        (*CHECKPOINT_KEYS, "group", "layer", "head", "label_kind", "label", "first_sample"),
+        (
+            *_counts("texts", "above"),
+            *_values("mass", "expected", "variance", "largest", "uniform"),
+            *_counts("queries"),
+        ),
+    ),
+    Table(
+        "sink_heads",
+        (*CHECKPOINT_KEYS, "group", "layer", "head"),
+        (
+            *(*_flags("has_sink"), *_counts("texts_tested", "texts_with_sink")),
+            *(*_texts("pooled_by", "pooled_label"), *_values("pooled_mean", "pooled_uniform", "pooled_excess")),
+        ),
+    ),
+    Table(
         "frames",
         (*CHECKPOINT_KEYS, "group", "protocol"),
         (
+            *(*_counts("heads_with_sink", "heads_tested"), *_values("share_with_sink")),
             *_texts("frame", "token_frame"),
             *_values("margin", "probability"),
             *(_SAMPLES, *_flags("causal"), Column("modal_position", kind="position"), *_texts("modal_token")),
