@@ -90,7 +90,7 @@ def rows(case, table="heads"):
 
 
 def entropies(maps, learned, seen):
-    """Entropy and its normalised form of each row [h, n], the learned sink as one more key if there is one."""
+    """Entropy and its normalised form of each row [h, n]; a learned sink is one more key."""
     more = bool(learned.any())
     found = np.zeros(maps.shape[:2])
     scaled = np.full(maps.shape[:2], np.nan)
@@ -126,9 +126,7 @@ def test_columns_of_rows_are_those_of_the_visible_keys(case):
 
 
 def test_divergence_of_a_layer_counts_the_learned_sink(case):
-    for (kind, maps, learned, own), (_, _, _, of_layer) in zip(
-        rows(case), rows(case, "layers"), strict=True
-    ):
+    for (kind, maps, learned, own), (_, _, _, of_layer) in zip(rows(case), rows(case, "layers"), strict=True):
         outcomes = np.concatenate([maps, learned[..., None]], -1)
         mean = outcomes.mean(0)
         with np.errstate(divide="ignore", invalid="ignore"):

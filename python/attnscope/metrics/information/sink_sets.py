@@ -92,6 +92,7 @@ QUANTITIES = (
         "uniform attention to first key",
         "What uniform attention among the visible keys gives the first key.",
         Known(25 / 48, causal(4)),
+        kind="constant",
         low=0,
         high=1,
         read=field_of("uniform"),

@@ -139,8 +139,7 @@ def _warn_of(magnitude: torch.Tensor, inside: torch.Tensor) -> None:
     if bad:
         name = "transformation_magnitude"
         message = (
-            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results "
-            "are NaN"
+            f"{name}: {bad} of {magnitude.numel()} tokens hold NaN or infinite entries; their results are NaN"
         )
         warn(NonFiniteWarning(message, name, bad))
 

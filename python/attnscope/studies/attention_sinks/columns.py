@@ -9,7 +9,7 @@ together in `layers`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -190,6 +190,7 @@ class Place:
         heads: numbers of the heads, None for the mean over heads.
         variant: of the maps, "" as the model has them.
         supports: what each text's queries see, in a word.
+        of_layer: further columns of `layers`, an entry a text.
     """
 
     protocol: str
@@ -197,6 +198,7 @@ class Place:
     heads: Sequence[int] | None
     variant: str = ""
     supports: Sequence[str] = ()
+    of_layer: Mapping[str, Any] = field(default_factory=dict)
 
     def keys(self, batch: Batch) -> dict[str, Any]:
         """Key columns, one entry per map."""
@@ -231,6 +233,7 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     for table, own in columns.items():
         if not own:
             continue
+        own |= place.of_layer if table == "layers" else {}
         if table == "layers":
             rows = {key: value for key, value in keys.items() if key != "head"}
             rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})

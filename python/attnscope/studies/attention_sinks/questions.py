@@ -13,8 +13,9 @@ import pandas as pd
 
 from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.plots.quantities import quantity
-from attnscope.plots.selection import CHECKPOINT, NULLS, last_step
+from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import number
+from attnscope.studies.attention_sinks.comparisons import against_control
 
 #: What models are held against their nulls and each other in.
 METRICS = (
@@ -90,8 +91,7 @@ def questions(
 
 
 def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
-    """Paired over sentences: the model against its copy with random weights and against shuffled rows."""
-    keys = [*CHECKPOINT, "sample"]
+    """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
     nulls = nulls[(nulls["protocol"] == "exact") & (nulls["scope"] == "heads") & nulls["threshold"].isna()]
     tests: list[tuple[str, str, Comparison]] = []
     for series, own in heads.groupby("series", sort=False):
@@ -100,19 +100,32 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                 if metric not in own or own[metric].isna().all():
                     continue
                 # random weights belong to a whole series, shuffled rows to their own checkpoint
-                on = ["model", "sample"] if kind == "random_weights" else keys
-                mine = own.groupby(on)[metric].mean()
-                theirs = nulls[(nulls["variant"] == kind) & (nulls["metric"] == metric)].set_index(on)[
-                    "value"
-                ]
-                both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
-                a, b = both.iloc[:, 0], both.iloc[:, 1]
+                mine = own.groupby("sample")[metric].mean()
+                whose = nulls["model"].isin(own["model"]) & (nulls["variant"] == kind)
+                if kind != "random_weights":
+                    whose &= nulls["revision"].isin(own["revision"])
+                theirs = nulls[whose & (nulls["metric"] == metric) & nulls["sample"].isin(mine.index)]
+                both = mine.rename("here").to_frame().join(theirs.set_index("sample")["value"], how="inner")
+                a, b = both["here"].to_numpy(float), both["value"].to_numpy(float)
                 # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
-                if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12):
-                    tests.append((f"{series} − {name}", metric, paired_test(a, b)))
+                if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True):
+                    found = against_control(kind, mine, theirs)
+                    count = found["controls"] if kind == "random_weights" else found["samples"]
+                    test = Comparison(
+                        found["difference"],
+                        found["low"],
+                        found["high"],
+                        np.nan,
+                        np.nan,
+                        found["p_value"],
+                        count,
+                    )
+                    tests.append((f"{series} − {name}", metric, test))
     return Question(
-        "Does the trained model differ from its nulls?",
-        "Mean over heads of each sentence, paired with the same sentence under the null.",
+        "Does the model differ from its nulls?",
+        "Mean over heads of each sentence. Shuffled rows are paired with the same sentence, and <i>n</i> is "
+        "of sentences. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
+        "eight there is no interval and no <i>p</i>.",
         _answers(tests),
     )
 
@@ -154,7 +167,7 @@ def _ablation(table: pd.DataFrame) -> Question:
                 control = f"control_{kind}"
                 if {kind, control} <= set(wide):
                     pair = wide[[kind, control]].dropna()
-                    if len(pair) > 1:
+                    if len(pair):
                         name = "sinks" if kind == "sinks" else "first key"
                         tests.append(
                             (
@@ -165,8 +178,10 @@ def _ablation(table: pd.DataFrame) -> Question:
                         )
     return Question(
         "Does the model need its sinks?",
-        "Keys masked before the softmax in every layer and head; each control masks as "
-        "many other keys near them, mean of five draws; texts without such keys are left out.",
+        "Keys masked before the softmax in every layer and head, the sinks being those of the test on the "
+        "mean over layers and heads. Each control masks as many other visible keys near them, mean of five "
+        "draws; texts without such keys are left out, <i>n</i> is of those that are left. Without any there "
+        "is no test.",
         _answers(tests),
     )
 

@@ -94,8 +94,9 @@ class SinkSums:
             added = _added(own, [*keys, "sample"])
             added["texts"] = 1
             added["above"] = (added["mass"] > TIMES_UNIFORM * added["uniform"]).astype(np.int64)
-            rows: dict[str, Any] = _added(added, keys).to_dict("series")
-            self.run.write("sink_sums", label_kind=kind, first_sample=min(self._texts), **rows)
+            rows = _added(added, keys)
+            columns: dict[str, Any] = {str(name): rows[name] for name in rows}
+            self.run.write("sink_sums", label_kind=kind, first_sample=min(self._texts), **columns)
 
 
 def _added(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
@@ -104,7 +105,7 @@ def _added(rows: pd.DataFrame, keys: Sequence[str]) -> pd.DataFrame:
 
 
 @dataclass(frozen=True)
-class Tested:
+class Judged:
     """What the test says of the heads of a checkpoint in the texts of a group.
 
     Attributes:
@@ -115,7 +116,7 @@ class Tested:
         texts: rows of `samples`.
         positions: int64 [texts, layers, heads], -1 without a sink.
         untested: bool, likewise.
-        pooled: (place of the layer, place of the head) -> row of the strongest sink that texts have in common.
+        pooled: (place of the layer, place of the head) -> row of the strongest common sink.
     """
 
     keys: Mapping[str, Any]
@@ -135,7 +136,7 @@ class Tested:
         }
 
 
-def tested(results: Results) -> Iterator[Tested]:
+def judged(results: Results) -> Iterator[Judged]:
     """The heads of every checkpoint, in all texts and in each group where there are several.
 
     Args:
@@ -155,7 +156,9 @@ def tested(results: Results) -> Iterator[Tested]:
         )
         groups = sorted(here["group"].unique())
         for group in ["all", *(groups if len(groups) > 1 else [])]:
-            texts = (here if group == "all" else here[here["group"] == group]).set_index("sample").sort_index()
+            texts = (
+                (here if group == "all" else here[here["group"] == group]).set_index("sample").sort_index()
+            )
             wide = own[own["sample"].isin(texts.index)].pivot(
                 index="sample", columns=["layer", "head"], values=numbers
             )
@@ -166,7 +169,7 @@ def tested(results: Results) -> Iterator[Tested]:
             shape = (len(wide), len(layers), len(heads))
             chosen = ours if group == "all" else ours[ours["group"] == group]
             short = int((texts["n_tokens"] < POOLED_BELOW).sum())
-            yield Tested(
+            yield Judged(
                 keys,
                 group,
                 layers,
@@ -185,10 +188,10 @@ def _strongest(
     found: dict[tuple[int, int], Mapping[Hashable, Any]] = {}
     for kind in LABELS if texts and len(sums) else ():
         own = sums[sums["label_kind"] == kind]
-        judged = pooled_sinks(own, texts=texts, by=["layer", "head"]) if len(own) else pd.DataFrame()
-        if judged.empty:
+        found_there = pooled_sinks(own, texts=texts, by=["layer", "head"]) if len(own) else pd.DataFrame()
+        if found_there.empty:
             continue
-        best = judged[judged["sink"]].sort_values("mean", ascending=False, kind="stable")
+        best = found_there[found_there["sink"]].sort_values("mean", ascending=False, kind="stable")
         for row in best.drop_duplicates(["layer", "head"]).to_dict("records"):
             at = layers.index(row["layer"]), heads.index(row["head"])
             found.setdefault(at, {**row, "label_kind": kind})
@@ -202,7 +205,7 @@ def sink_heads(results: Results) -> list[dict[str, Any]]:
         results: the run.
     """
     made: list[dict[str, Any]] = []
-    for one in tested(results):
+    for one in judged(results):
         have, could = heads_with_sinks(one.positions, one.untested, one.labels)
         for (at_layer, at_head), has in np.ndenumerate(have):
             own, row = one.positions[:, at_layer, at_head], one.pooled.get((at_layer, at_head), {})

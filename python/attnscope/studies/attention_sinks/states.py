@@ -59,9 +59,7 @@ class States:
         seen = layer.visibility
         support = seen.support.cpu() if isinstance(seen.support, Tensor) else seen.support
         names = support_names(seen, layer.lengths.tolist(), heads)
-        return cls(
-            heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites, support, names, learned
-        )
+        return cls(heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites, support, names, learned)
 
     @property
     def kind(self) -> str:

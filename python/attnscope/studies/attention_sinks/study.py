@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 
@@ -33,6 +33,7 @@ from attnscope.studies.attention_sinks.columns import (
     write_rows,
 )
 from attnscope.studies.attention_sinks.examples import write_examples
+from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
 from attnscope.studies.attention_sinks.sampling import by_focus_word
@@ -67,12 +68,12 @@ class SinkStudy(Study):
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts, uniform attention of their lengths, and what is made of both."""
-        extra, more = self.options.extra, ("bars", "head_mean_bars", "examples", "fisher", "ablation")
-        more = (*more, "sink_sums")
+        extra = self.options.extra
+        more = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
         # the Fisher notebook pads all texts to the longest and counts the padding
         longest = "fisher" in extra and "ruscio2025" in self.settings.protocols
         variants = ("random_weights",) if "random_weights" in extra else ()
-        texts = units.texts(variants=variants, seeds=1, longest=longest)
+        texts = units.texts(variants=variants, seeds=self.options.controls, longest=longest)
         there, written = ("samples", *MEASURED, *CONTROLS), summaries.TABLES
         return [
             Stage("texts", texts, self._texts, writes=(*MEASURED, *CONTROLS, *more)),
@@ -141,18 +142,33 @@ class SinkStudy(Study):
                 whole=bars,
                 held=states.heads.dtype,
             )
-            place = Place(protocol, number, heads, supports=supports)
+            more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
+            place = Place(protocol, number, heads, supports=supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 write_bars(run, measured.results["persistence"], place.keys(batch), table)
+
+    def _controls_of_removal(
+        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun
+    ) -> dict[str, Any]:
+        """What taking random keys out of a layer does, beside what the strongest ones do."""
+        asked = not self.options.metrics or "sink_removal" in self.options.metrics
+        if protocol != "exact" or run.unit.variant or not asked:
+            return {}
+        seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
+        return random_reductions(
+            states.heads, states.mean, states.lengths, seeds, states.support, states.learned
+        )
 
     def _chosen(self, protocol: str, states: States, what: str = "all") -> list[Quantity]:
         """The quantities of a protocol under the visibility of a layer."""
         learned = states.learned is not None
         key = (protocol, what, states.kind, learned)
         if key not in self._known:
-            some = {"all": list, "means": of_means, "alone": of_attention_alone}[what](self._taken[protocol])
+            some = list(self._taken[protocol])
+            some = of_means(some) if what == "means" else some
+            some = of_attention_alone(some) if what == "alone" else some
             known = protocol == "exact"
             self._known[key] = under(some, states.kind, learned=learned) if known else some
         return self._known[key]

@@ -16,7 +16,6 @@ import torch
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
-from attnscope.inference.emergence import emergence_of
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.metrics.measure import measure_quantities
@@ -25,24 +24,26 @@ from attnscope.studies.attention_sinks.columns import levels, under
 from attnscope.studies.attention_sinks.comparisons import (
     checkpoints,
     layer_tests,
-    measured,
     null_tests,
-    numbers_of,
     removal_tests,
 )
-from attnscope.studies.attention_sinks.sink_heads import sink_heads, tested
+from attnscope.studies.attention_sinks.emergence import emergence
+from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
 from attnscope.studies.nulls import by_length, uniform_over, visible_pairs
-
-#: What `head` says of the mean over single heads, and of the head mean's own map.
-ALL_HEADS, HEAD_MEAN = -2, -1
-#: Metrics whose emergence is told of every single head.
-OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
 
 TABLES = (
-    *("sink_heads", "frames", "frame_evidence", "specialization", "layer_tests", "removal_tests", "null_tests"),
+    *(
+        "sink_heads",
+        "frames",
+        "frame_evidence",
+        "specialization",
+        "layer_tests",
+        "removal_tests",
+        "null_tests",
+    ),
     *("graph_depth", "emergence"),
 )
 
@@ -174,7 +175,7 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
         records = found.evidence.to_dict("records") if found else []
         evidence.extend(keys | {str(name): value for name, value in row.items()} for row in records)
 
-    for one in tested(results):
+    for one in judged(results):
         sinks = frames_of_sinks(
             one.positions,
             one.untested,
@@ -184,7 +185,10 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
             tokens=[list(tokens) for tokens in one.texts["tokens"]],
             seed=seed,
         )
-        own = {"heads_with_sink": int(sinks.heads.sum()), "heads_tested": int(sinks.tested.sum())}
+        own: dict[str, Any] = {
+            "heads_with_sink": int(sinks.heads.sum()),
+            "heads_tested": int(sinks.tested.sum()),
+        }
         if not sinks.tested.any():
             own["frame"] = "untested"
         keys = {**one.keys, "group": one.group, "protocol": "exact"}
@@ -293,84 +297,4 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
                     "reported_layers": len(reported_layers(means["density"].tolist())),
                 }
             )
-    return made
-
-
-def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
-    """Rows of `emergence`, for models with two checkpoints or more of known step.
-
-    Args:
-        results: the run.
-        seed: of the bootstrap.
-    """
-    steps = results.table("samples", ["model", "step"]).drop_duplicates()
-    counted = steps[steps["step"] >= 0].groupby("model")["step"].nunique()
-    series = sorted(counted[counted >= 2].index)
-    if not series:
-        return []
-    groups = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
-    made: list[dict[str, Any]] = []
-    for name in [one for one in ("heads", "layers") if one in results.tables()]:
-        frame = measured(results, name)
-        if name == "heads":
-            mean = measured(results, "head_means").assign(head=HEAD_MEAN)
-            frame = pd.concat([frame, mean], ignore_index=True)
-        else:
-            frame = frame.assign(head=ALL_HEADS)
-        frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
-        frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
-        for metric in numbers_of(results, name):
-            if name == "layers" and metric in numbers_of(results, "heads"):
-                continue
-            for (model, protocol), rows in frame.groupby(["model", "protocol"], sort=True):
-                if rows[metric].notna().any():
-                    made += _emergence_of(rows, metric, str(model), str(protocol), seed)
-    return made
-
-
-def _emergence_of(
-    rows: pd.DataFrame, metric: str, model: str, protocol: str, seed: int
-) -> list[dict[str, Any]]:
-    from attnscope.protocols.ruscio2025 import emergence_change
-
-    kinds = sorted(rows["group"].unique())
-    made: list[dict[str, Any]] = []
-
-    def add(part: pd.DataFrame, group: str, layer: int | None, head: int | None) -> None:
-        """One row for every layer (head) that is not given, else one for all rows together."""
-        apart = [key for key, value in (("layer", layer), ("head", head)) if value is None]
-        for place, own in part.groupby(apart, sort=True) if apart else [((), part)]:
-            each = own.groupby(["step", "sample"], sort=True)[metric].mean().unstack("sample")
-            found = emergence_of(each.index.to_numpy(np.int64), each.to_numpy(np.float64), seed=seed)
-            change, first, last = math.nan, -1, -1
-            if protocol == "ruscio2025":
-                change, first, last, _ = emergence_change(own, metric)
-            at = {"layer": layer, "head": head} | dict(zip(apart, place, strict=True))
-            made.append(
-                {
-                    "model": model,
-                    "group": group,
-                    **{key: int(str(value)) for key, value in at.items()},
-                    "protocol": protocol,
-                    "metric": metric,
-                    **found,
-                    "change": change,
-                    "change_first_step": first,
-                    "change_last_step": last,
-                }
-            )
-
-    single = rows["head"] >= 0
-    scopes = {
-        ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)],
-        HEAD_MEAN: rows[rows["head"] == HEAD_MEAN],
-    }
-    for head, part in scopes.items():
-        if not part[metric].notna().any():
-            continue
-        for group in ["all", *(kinds if len(kinds) > 1 else [])]:
-            add(part if group == "all" else part[part["group"] == group], group, -1, head)
-        add(part, "all", None, head)
-    if protocol == "exact" and metric in OF_EVERY_HEAD:
-        add(rows[single], "all", None, None)
     return made
