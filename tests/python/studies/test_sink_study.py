@@ -55,7 +55,15 @@ def test_every_table_is_there_with_its_keys(results):
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "head_means", "head_mean_graphs", "baselines"),
         *("heads_variants", "graphs_variants", "layers_variants"),
-        *("frames", "frame_evidence", "layer_tests", "graph_depth", "sink_sums", "sink_heads"),
+        *(
+            "frames",
+            "frame_evidence",
+            "specialization",
+            "layer_tests",
+            "graph_depth",
+            "sink_sums",
+            "sink_heads",
+        ),
         *("removal_tests", "null_tests"),
         *("fisher", "ablation", "examples", "bars"),
     }

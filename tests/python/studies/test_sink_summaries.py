@@ -183,28 +183,34 @@ def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
 
 
 @pytest.mark.slow
-def test_a_series_has_one_twin_and_its_emergence_in_integer_order(tmp_path, texts):
+def test_a_series_has_its_controls_once_and_its_emergence_in_integer_order(tmp_path, texts):
     growing = series(tmp_path / "growing", steps=(0, 4, 10, 2))
     results = run(
-        study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"]}), progress=False
+        study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"], "controls": 2}),
+        progress=False,
     )
     nulls = results.variants()
-    assert not nulls.duplicated(["sample", "protocol", "scope", "table", "metric", "threshold"]).any()
+    keys = ["sample", "seed", "protocol", "scope", "table", "metric", "threshold"]
+    assert not nulls.duplicated(keys).any()
+    assert set(nulls["seed"]) == {0, 1}
     assert set(nulls["revision"]) == {""}
     table = results.table("emergence")
     heads = results.table("heads")
     exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-    told = asc.emergence_step(exact, "sink_share").iloc[0]
-    overall = table[(table["metric"] == "sink_share") & (table["layer"] == -1) & (table["head"] == -2)].iloc[
-        0
-    ]
-    assert [overall[key] for key in ("step", "low", "high", "start", "end")] == told.tolist()
-    one = table[(table["metric"] == "entropy") & (table["layer"] == 1) & (table["head"] == 3)]
+    described = asc.emergence_step(exact, "sink_share").iloc[0]
+    whole = table[(table["metric"] == "sink_share") & (table["scope"] == "heads")].iloc[0]
+    # four checkpoints: three do not fit on each side
+    assert whole["verdict"] == described["verdict"] == "too few to tell"
+    for key in ("half_way", "start", "end", "difference", "low", "high"):
+        assert whole[key] == pytest.approx(described[key]), key
+    one = table[(table["metric"] == "entropy") & (table["place"] == "L1H3")]
     part = exact[(exact["layer"] == 1) & (exact["head"] == 3)]
     assert one["end"].item() == pytest.approx(part[part["step"] == 10]["entropy"].mean())
+    assert one["verdict"].isna().all()
     published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "spectral_norm")].iloc[0]
     assert (published["change_first_step"], published["change_last_step"]) == (0, 4)
-    assert (table[table["protocol"] == "exact"]["change_last_step"] == -1).all()
+    assert table[table["protocol"] == "exact"]["change_last_step"].isna().all()
+    assert not set(table["metric"]) & {"sink_share_uniform", "mp_edge"}
 
 
 def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
