@@ -114,6 +114,10 @@ def compared(name, table, stored, study):
         table = table[RULES[name](table)]
     if "metric" in table:
         table = table[table["metric"].isin(stored["metric"])]
+    if name in ("layer_tests", "null_tests"):
+        # what differs nowhere is no test; such rows were stored with p = 1
+        nothing = (table["difference"] == 0) & (table["p_value"] == 1)
+        table = table[table["p_value"].notna() & ~nothing]
     if name in ("heads", "head_means", "layers", "heads_variants", "layers_variants"):
         # of single maps sink_count stays the number by frequency
         whose = [one for one in BY_TEST if one != "sink_count" or name.startswith("layers")]

@@ -85,6 +85,8 @@ def questions(
         found.append(_between_series(heads))
     if "ablation" in tables:
         found.append(_ablation(last_step(tables["ablation"])))
+    if "removal_tests" in tables:
+        found.append(_removal(last_step(tables["removal_tests"])))
     if "layer_tests" in tables:
         found.append(_layers(last_step(tables["layer_tests"])))
     return [question for question in found if question is not None and question.answers]
@@ -111,15 +113,7 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                 if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True):
                     found = against_control(kind, mine, theirs)
                     count = found["controls"] if kind == "random_weights" else found["samples"]
-                    test = Comparison(
-                        found["difference"],
-                        found["low"],
-                        found["high"],
-                        np.nan,
-                        np.nan,
-                        found["p_value"],
-                        count,
-                    )
+                    test = _comparison(found, count)
                     tests.append((f"{series} − {name}", metric, test))
     return Question(
         "Does the model differ from its nulls?",
@@ -163,19 +157,18 @@ def _ablation(table: pd.DataFrame) -> Question:
                 if column not in own:
                     continue
                 # a sentence in which nothing is masked says nothing of masking
-                wide = own[own["key_count"] > 0].pivot_table(index="sample", columns="keys", values=column)
+                masked = own[own["key_count"] > 0]
+                if (own["keys"] == kind).any() and not (masked["keys"] == kind).any():
+                    nothing = _comparison(dict.fromkeys(("difference", "low", "high", "p_value"), np.nan), 0)
+                    tests.append((f"{model}: {ABLATED[kind]} − other keys", column, nothing))
+                    continue
+                wide = masked.pivot_table(index="sample", columns="keys", values=column)
                 control = f"control_{kind}"
                 if {kind, control} <= set(wide):
                     pair = wide[[kind, control]].dropna()
                     if len(pair):
-                        name = "sinks" if kind == "sinks" else "first key"
-                        tests.append(
-                            (
-                                f"{model}: {name} − other keys",
-                                column,
-                                paired_test(pair[kind], pair[control]),
-                            )
-                        )
+                        name = f"{model}: {ABLATED[kind]} − other keys"
+                        tests.append((name, column, paired_test(pair[kind], pair[control])))
     return Question(
         "Does the model need its sinks?",
         "Keys masked before the softmax in every layer and head, the sinks being those of the test on the "
@@ -184,6 +177,34 @@ def _ablation(table: pd.DataFrame) -> Question:
         "is no test.",
         _answers(tests),
     )
+
+
+def _removal(table: pd.DataFrame) -> Question:
+    """Each layer without its strongest keys, against as many random ones."""
+    rows = table[(table["protocol"] == "exact") & (table["percentile"] == 90)]
+    tests = [
+        (
+            f"{row['model']}: layer {row['layer']}, strongest − random keys",
+            "kl_reduction",
+            _comparison(row, int(row["samples"])),
+        )
+        for row in rows.to_dict("records")
+        if "difference" in row
+    ]  # fmt: skip
+    return Question(
+        "Do heads agree more without the strongest keys?",
+        "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
+        "attention, less how much it falls without as many random visible keys near them, mean of five "
+        "draws. <i>n</i> is of sentences that have such keys. The keys are chosen by the attention that they "
+        "receive, in an untrained model too.",
+        _answers(tests),
+    )
+
+
+def _comparison(found: Mapping[Any, Any], count: int) -> Comparison:
+    """A stored test of `count` units."""
+    difference, low, high, p_value = (float(found[name]) for name in ("difference", "low", "high", "p_value"))
+    return Comparison(difference, low, high, np.nan, np.nan, p_value, count)
 
 
 def _layers(table: pd.DataFrame) -> Question | None:
@@ -242,6 +263,7 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
     )  # fmt: skip
 
 
+ABLATED = {"sinks": "sinks", "first": "first key"}
 LABELS = {"output_kl": "KL of the output (nats)", "loss_change": "change of loss (nats)"}
 
 

@@ -52,7 +52,7 @@ def findings(results: Tables) -> list[str]:
         # the largest of many is larger than it would be alone, so it has no interval here
         lines.append(
             f"{series}: {_of_frame(own, verdicts)}{strong} of {len(table)} heads give the first key more "
-            f"than 0.3 on average; the strongest of them, L{int(top['layer'])}H{int(top['head'])}, gives it "
+            f"than 0.3 on average; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, gives it "
             f"{number(top['mean'])}, uniform attention among the visible keys {number(uniform)}."
         )
         if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
@@ -80,7 +80,9 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
     found = f"the test finds a sink in {int(row['heads_with_sink'])} of {int(row['heads_tested'])} heads"
     if row["frame"] == "none":
         return f"{found}, too few for a reference frame; "
-    return f"{found}, whose frame is {row['frame']}; "
+    certain = row["probability"]
+    again = f" (in {certain:.0%} of resampled texts)" if certain == certain else ""
+    return f"{found}, whose frame is {row['frame']}{again}; "
 
 
 def _tests(page: Page) -> None:
@@ -155,6 +157,6 @@ def _comparison(page: Page) -> None:
 SECTIONS: tuple[Section, ...] = (
     *sections_of_maps.SECTIONS,
     *sections_of_layers.SECTIONS,
-    Section("tests", "Statistical tests", ("null_tests", "layer_tests", "ablation"), _tests),
+    Section("tests", "Statistical tests", ("null_tests", "layer_tests", "removal_tests", "ablation"), _tests),
     Section("published", "Published protocol (ruscio2025)", ("head_means",), _published),
 )
