@@ -25,9 +25,12 @@ from folders import WORDS, model_folder, sentences
 HERE = Path(__file__).resolve().parent
 STORIES = HERE.parents[2] / "shared" / "data" / "stories260K" / "hf"
 #: Study and options of each run; its model is the part of the name behind the hyphen.
+_SINKS = {
+    "study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all", "controls": 1},
+}  # fmt: skip
 RUNS = {
-    "sinks-tiny": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
-    "sinks-stories": {"study": "sink_study", "protocols": "both", "bars": True, "options": {"extra": "all"}},
+    "sinks-tiny": _SINKS,
+    "sinks-stories": _SINKS,
     "wavelets-tiny": {"study": "wavelet_study", "options": {"nulls": "all"}},
     "wavelets-stories": {"study": "wavelet_study", "options": {"nulls": "all"}},
 }

@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 #: Types of a column that says none, by its kind; the others are numbers.
 _KINDS = {"count": "int64", "position": "int64", "flag": "bool"}
 #: Kinds of which a mean over heads says something.
-_AVERAGED = ("value", "ratio", "count", "flag")
+_AVERAGED = ("value", "ratio", "count", "flag", "constant")
 
 
 @dataclass(frozen=True)

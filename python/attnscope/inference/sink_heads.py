@@ -30,7 +30,7 @@ class SinkFrames(NamedTuple):
 
     frame: "none" below a tenth of the tested heads, else as `classify_frames`. share: of the tested heads,
     those with a sink; NaN where none was tested. heads: bool [layers, heads]. tested: bool [layers, heads].
-    frames: of those heads, or None.
+    frames: of those heads, or None. positions: what they are of, int64 [texts, layers, heads], −1 elsewhere.
     """
 
     frame: str
@@ -38,6 +38,7 @@ class SinkFrames(NamedTuple):
     heads: npt.NDArray[np.bool_]
     tested: npt.NDArray[np.bool_]
     frames: Frames | None
+    positions: npt.NDArray[np.int64]
 
 
 def heads_with_sinks(
@@ -127,11 +128,11 @@ def frames_of_sinks(
             place = -1 if label is None else label if label >= 0 else int(sizes[text]) + label
             chosen[text, layer, head] = place if place < sizes[text] else -1
     if not share >= LEAST_SHARE or not (chosen >= 0).any():
-        return SinkFrames("none", share, have, tested, None)
+        return SinkFrames("none", share, have, tested, None, chosen)
     frames = classify_frames(
         torch.from_numpy(chosen), lengths=torch.from_numpy(sizes.copy()), causal=causal, **options
     )
-    return SinkFrames(frames.frame, share, have, tested, frames)
+    return SinkFrames(frames.frame, share, have, tested, frames, chosen)
 
 
 def _shaped(

@@ -30,6 +30,8 @@ THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 
 #: Sites that hold maps.
 MAPS = ("attention", "head_mean", "scores")
+#: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
+OF_ROWS = ("support", "sink_mass")
 
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix")
@@ -246,7 +248,8 @@ class Execution:
             if isinstance(value, Site):
                 states = self._sites[value.name]
                 # states of a whole layer belong to each of its maps
-                states = states.unsqueeze(1) if states.ndim == 3 and not of_layers else states
+                shared = states.ndim == 3 and value.name not in OF_ROWS and not of_layers
+                states = states.unsqueeze(1) if shared else states
                 own[name] = torch.zeros_like(states) if value.origin else states
             elif isinstance(value, Shared):
                 request = _request_of(value, call)
@@ -270,10 +273,11 @@ class Execution:
 
     def _read_once(self, group: Mapping[str, Call]) -> None:
         first = next(iter(group.values()))
+        support = first.given["support"]
         read = sinks.from_one_read(
             self._sites[first.of],
             {source: call.given for source, call in group.items()},
-            support=first.given["support"],
+            support=self._sites[support.name] if isinstance(support, Site) else support,
             lengths=self._lengths,
             validate=first.given["validate"],
         )

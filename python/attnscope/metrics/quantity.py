@@ -24,7 +24,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-Kind = Literal["value", "ratio", "count", "position", "flag"]
+Kind = Literal["value", "ratio", "count", "position", "flag", "constant"]
 Scope = Literal["map", "head", "layer", "text", "cloud", "weights"]
 Bound = float | Callable[[int], float] | None
 
@@ -93,7 +93,7 @@ class Quantity:
         known: maps on which a closed form gives the value.
         symbol: in formulas, "" without one.
         kind: value; ratio (its denominator can vanish); count and position (whole numbers, of which a mean is
-            no position); flag (0 or 1).
+            no position); flag (0 or 1); constant (of the design or the null, which no model changes).
         low: the smallest value, a number or a function of the number of tokens.
         high: the largest.
         options: of the call; `Site` and `Shared` stand for what is at hand when it is made.

@@ -199,11 +199,14 @@ def uniform_value(
     if f"{metric}_uniform" in frame:
         return float(frame[f"{metric}_uniform"].mean())
     table = _baseline_rows(frame, baselines, metric, threshold)
-    table = table[table["kind"].isin(["uniform_causal", "uniform_full"])] if table is not None else None
+    table = table[table["kind"].str.startswith("uniform_")] if table is not None else None
     if table is None or table.empty:
         return float("nan")
     table = table.drop_duplicates(["kind", "n_tokens"])
-    if "causal" in frame and frame["causal"].notna().all():
+    if "support" in frame and frame["support"].notna().all():
+        # layers of one model differ: a window has its own uniform attention
+        kinds = "uniform_" + frame["support"]
+    elif "causal" in frame and frame["causal"].notna().all():
         kinds = frame["causal"].astype(bool).map({True: "uniform_causal", False: "uniform_full"})
     elif table["kind"].nunique() == 1:
         kinds = pd.Series(table["kind"].iloc[0], index=frame.index)

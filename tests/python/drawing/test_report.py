@@ -239,9 +239,19 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
             mean = own[metric].mean().reset_index(name="value")
             shake = 0.002 * (mean["sample"] % 2) if shift else 0.0
             rows.append(mean.assign(value=mean["value"] - shift + shake, variant=kind, metric=metric))
-    nulls = pd.concat(rows).assign(protocol="exact", scope="heads", threshold=np.nan)
-    answers = questions({}, heads, nulls)[0].answers
+    nulls = pd.concat(rows, ignore_index=True)
+    nulls = nulls.assign(protocol="exact", scope="heads", threshold=np.nan, seed=0)
+    few = {one.compared: one for one in questions({}, heads, nulls)[0].answers}
+    assert few["text − random weights"].p == "–"
+    assert few["text − rows shuffled"].p != "–"
+    random = (nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_share")
+    shifted = [
+        nulls[random].assign(seed=seed, value=nulls["value"] + 0.001 * (seed - 3.5)) for seed in range(8)
+    ]
+    answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].answers
     assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
+    assert answers[0].sentences == 8
+    assert answers[0].p != "–"
     assert {one.quantity for one in answers} == {"attention to first key"}
     assert {one.difference for one in answers} == {"0.049"}
 
@@ -291,14 +301,14 @@ def test_emergence_and_frames_have_small_tables() -> None:
     keys = {"model": "m", "metric": "sink_share"}
     table = pd.DataFrame(
         [
-            {**keys, "layer": -1, "head": -2, "protocol": "exact", "step": 8, "low": 4, "high": 8}
-            | {"start": 0.1, "end": 0.5},
-            {**keys, "layer": 0, "head": 1, "protocol": "exact", "step": 8, "low": 8, "high": 8}
+            {**keys, "scope": "heads", "protocol": "exact", "verdict": "step", "step": 8, "half_way": 4}
+            | {"p_holm": 0.002, "difference": 0.4, "low": 0.3, "high": 0.5, "start": 0.1, "end": 0.5},
+            {**keys, "scope": "head", "layer": 0, "head": 1, "protocol": "exact", "verdict": None}
             | {"start": 0.1, "end": 0.9},
-            {**keys, "layer": -1, "head": -2, "protocol": "ruscio2025", "step": 8, "low": -1, "high": -1}
+            {**keys, "scope": "heads", "protocol": "ruscio2025", "verdict": None}
             | {"start": 0.1, "end": 0.5, "change": 0.2, "change_first_step": 0, "change_last_step": 8},
         ]
-    )
+    ).astype({"step": "Int64", "half_way": "Int64"})
     found = emergence({"emergence": table})
     assert found is not None
     assert found.to_numpy().tolist() == [
@@ -307,8 +317,11 @@ def test_emergence_and_frames_have_small_tables() -> None:
             "attention to first key",
             "0.100",
             "0.500",
-            "8",
-            "4 to 8",
+            "step at 8",
+            "0.002",
+            "0.400",
+            "[0.300, 0.500]",
+            "4",
             "L0H1 0.100 → 0.900",
             "0.200 (step 8 − 0)",
         ]

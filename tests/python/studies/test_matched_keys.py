@@ -89,12 +89,14 @@ def test_a_text_in_which_nothing_is_masked_is_in_no_test():
             rows.append({"model": "m", "revision": "", "step": -1, "sample": sample, "keys": kind,
                          "key_count": count, "output_kl": value, "loss_change": value})  # fmt: skip
     table = pd.DataFrame(rows)
-    (asked,) = [one for one in questions({"ablation": table}, None) if "sinks" in one.title]
+    (asked,) = [one for one in questions({"ablation": table}, None, pd.DataFrame()) if "sinks" in one.title]
     sentences = {one.compared: one.sentences for one in asked.answers}
     assert sentences == {"m: sinks − other keys": 3, "m: first key − other keys": 6}
     without = table.assign(key_count=table["key_count"].where(~table["keys"].str.contains("sinks"), 0))
-    (asked,) = [one for one in questions({"ablation": without}, None) if "sinks" in one.title]
-    assert {one.compared for one in asked.answers} == {"m: first key − other keys"}
+    (asked,) = [one for one in questions({"ablation": without}, None, pd.DataFrame()) if "sinks" in one.title]
+    none = [one for one in asked.answers if one.compared == "m: sinks − other keys"]
+    assert {(one.sentences, one.p, one.holm, one.certain) for one in none} == {(0, "–", "–", False)}
+    assert {one.sentences for one in asked.answers if one not in none} == {6}
 
 
 def test_seeds_are_asked_for():

@@ -55,7 +55,15 @@ def test_every_table_is_there_with_its_keys(results):
     assert set(results.tables()) == {
         *("samples", "heads", "graphs", "layers", "head_means", "head_mean_graphs", "baselines"),
         *("heads_variants", "graphs_variants", "layers_variants"),
-        *("frames", "frame_evidence", "specialization", "layer_tests", "graph_depth"),
+        *(
+            "frames",
+            "frame_evidence",
+            "specialization",
+            "layer_tests",
+            "graph_depth",
+            "sink_sums",
+            "sink_heads",
+        ),
         *("removal_tests", "null_tests"),
         *("fisher", "ablation", "examples", "bars"),
     }
@@ -177,7 +185,7 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
             value = block.self_attn.v_proj(entered).view(len(entered), 2, -1).transpose(0, 1)
             mixed = (own.float() @ value.repeat_interleave(2, 0)).transpose(0, 1).flatten(1)
             written = block.self_attn.o_proj(mixed).double()
-        sinks = asc.sink_tokens(own)
+        sinks = asc.sink_tokens(own, rule="test")
         influence = asc.reference_influence(own, value, sinks)
         expected = {
             "alignment_value": asc.geometric_semantic_alignment(own, value),
@@ -199,9 +207,11 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
             mine = found[found["head"] >= 0][name]
             np.testing.assert_allclose(mine, values, rtol=5e-3, atol=5e-4, err_msg=name)
         at_mean = found[found["head"] == -1].iloc[0]
-        influence = asc.reference_influence(mean, hidden[layer], asc.sink_tokens(mean))
+        influence = asc.reference_influence(mean, hidden[layer], asc.sink_tokens(mean, rule="test"))
         directional = (
-            influence.directional.nanmean() if asc.sink_tokens(mean).any() else torch.tensor(torch.nan)
+            influence.directional.nanmean()
+            if asc.sink_tokens(mean, rule="test").any()
+            else torch.tensor(torch.nan)
         )
         assert at_mean["reference_directional"] == pytest.approx(directional.item(), rel=1e-3, nan_ok=True)
         told = rows(results.table("layers"), "exact", layer).iloc[0]
@@ -209,7 +219,7 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
         assert told["transformation_magnitude_attention"] == pytest.approx(
             written.norm(dim=-1).mean().item(), rel=1e-3
         )
-        removed = asc.sink_removal(own, asc.sink_tokens(mean))
+        removed = asc.sink_removal(own, asc.sink_tokens(mean, rule="test"))
         assert told["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
         n = own.shape[-1]
         seen_by = n - np.arange(n)
@@ -241,7 +251,7 @@ def test_the_ablation_hides_sinks_the_first_key_and_others_of_the_same_number(re
     first = asc.output_kl(model, {"input_ids": ids}, [0])
     assert own.loc["first", "output_kl"] == pytest.approx(first.kl.item(), rel=1e-3)
     assert own.loc["first", "loss_change"] == pytest.approx(first.loss_change.item(), rel=1e-2, abs=1e-6)
-    sinks = asc.sink_tokens(maps.mean((0, 1)))
+    sinks = asc.sink_tokens(maps.mean((0, 1)), rule="test")
     for kind, count in (("sinks", int(sinks.sum())), ("first", 1)):
         assert own.loc[kind, "key_count"] == own.loc[f"control_{kind}", "key_count"] == count
     drawn, _ = matched_keys(

@@ -42,7 +42,8 @@ def _keys_by_percentile(
     flags = {percentile: np.zeros((len(sizes), n), dtype=bool) for percentile in PERCENTILES}
     for at, (row, size) in enumerate(zip(incoming.reshape(-1, n).numpy(), sizes, strict=True)):
         eligible = each[at, :size] >= math.ceil(0.3 * size)
-        if np.isfinite(row[:size]).all():
+        # where a window is short no key is seen by so many
+        if eligible.any() and np.isfinite(row[:size]).all():
             for percentile, flagged in flags.items():
                 least = np.percentile(row[:size][eligible], percentile)
                 flagged[at, :size] = eligible & (row[:size] >= least)
@@ -91,6 +92,7 @@ QUANTITIES = (
         "uniform attention to first key",
         "What uniform attention among the visible keys gives the first key.",
         Known(25 / 48, causal(4)),
+        kind="constant",
         low=0,
         high=1,
         read=field_of("uniform"),

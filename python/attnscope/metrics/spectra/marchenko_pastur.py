@@ -237,6 +237,7 @@ QUANTITIES = (
         "edge of the law",
         "Upper edge of the random law.",
         Known((1 + math.sqrt(7 / 8)) ** 2, hadamard()),
+        kind="constant",
         low=0,
         read=field_of("edge"),
     ),

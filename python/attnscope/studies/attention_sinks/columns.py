@@ -9,7 +9,7 @@ together in `layers`.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -20,12 +20,13 @@ from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
 from attnscope.metrics.measure import Measured
 from attnscope.metrics.plan import reads_layers
-from attnscope.metrics.quantity import Quantity, Site
+from attnscope.metrics.quantity import Quantity, Shared, Site
 
 #: Functions that the study takes, by protocol.
 METRICS = {
     "exact": (
-        *("sink_share", "sink_rate", "sink_position", "sink_tokens", "top_mass", "attention_entropy"),
+        *("sink_share", "sink_rate", "sink_position", "sink_tokens", "sink_test", "top_mass"),
+        "attention_entropy",
         *("fiedler_value", "laplacian_gap", "graph_statistics", "betti_numbers"),
         *("participation_ratio", "stable_rank", "effective_rank", "spectral_gap", "spectral_ratio"),
         *("marchenko_pastur", "bar_count", "total_persistence", "max_persistence", "persistent_entropy"),
@@ -50,19 +51,29 @@ _ASKED_BY = {
     "_influence_of_sinks": "reference_influence",
     "_state_norm": "transformation_magnitude",
 }
-#: Functions of the protocol -> exact metrics whose names ask for it as well.
-_SYNONYMS = {
-    "topology": ("bar_count", "max_persistence", "sink_position"),
-    "bulk": ("marchenko_pastur",),
-    "marchenko_pastur_deviation": ("marchenko_pastur",),
-    "spectral_norm": ("stable_rank",),
-    "sink_concentration": ("top_mass",),
+#: What the spectrum of random rows of a support is held against; of windows and masks, shuffled copies.
+LAWS = {"causal": "triangular", "full": "Marchenko-Pastur"}
+#: Functions of a protocol -> other names that ask for them as well.
+_SYNONYMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
+    "exact": {"sink_test": ("classify_frames",)},
+    "ruscio2025": {
+        "topology": ("bar_count", "max_persistence", "sink_position"),
+        "bulk": ("marchenko_pastur",),
+        "marchenko_pastur_deviation": ("marchenko_pastur",),
+        "spectral_norm": ("stable_rank",),
+        "sink_concentration": ("top_mass",),
+    },
 }
 
 
 def metric_names() -> list[str]:
     """Every metric that `options.metrics` may name."""
     return sorted({name for names in METRICS.values() for name in names} | {"classify_frames"})
+
+
+def finds_sinks(metrics: Sequence[str]) -> bool:
+    """Whether heads are tested for sinks under these `options.metrics`."""
+    return not metrics or bool({"sink_test", "classify_frames"} & set(metrics))
 
 
 def table_of(one: Quantity) -> str:
@@ -85,14 +96,53 @@ def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | st
         if declared.protocol != protocol:
             continue
         metric = _asked_by(declared)
-        names = (metric, *(_SYNONYMS.get(metric, ()) if protocol == "ruscio2025" else ()))
+        names = (metric, *_SYNONYMS[protocol].get(metric, ()))
         if metric not in METRICS[protocol] or (metrics and not set(names) & set(metrics)):
             continue
         one = declared.mean_over("query")
         one = one.with_options(thresholds=tuple(thresholds)) if "threshold" in one.axes else one
         if table_of(one):
-            chosen.append(one)
+            chosen.append(by_test(one))
     return chosen
+
+
+def by_test(one: Quantity) -> Quantity:
+    """The exact quantity with the sinks of the test wherever it takes sinks out or counts what is taken out.
+
+    The number of sinks by frequency, `sink_count` of a map, stays beside that of the test.
+    """
+    if one.protocol != "exact":
+        return one
+    if one.metric == "sink_tokens" and (one.scope, one.name) != ("map", "sink_count"):
+        return one.with_options(rule="test")
+    mine = {
+        name: replace(value, options=(*value.options, ("rule", "test")))
+        for name, value in one.options.items()
+        if isinstance(value, Shared) and value.metric == "sink_tokens"
+    }
+    return one.with_options(**mine) if mine else one
+
+
+def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -> list[Quantity]:
+    """Exact quantities of maps whose visibility is known.
+
+    Args:
+        quantities: of the exact protocol.
+        kind: "causal", "full", "auto", or "mask": the site `support` holds it.
+        learned: whether the site `sink_mass` holds what a learned sink takes.
+    """
+    given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
+    if learned:
+        given["sink_mass"] = Site("sink_mass")
+    found = []
+    for one in quantities:
+        shared = {
+            name: replace(value, options=(*value.options, ("support", given["support"])))
+            for name, value in one.options.items()
+            if isinstance(value, Shared)
+        }
+        found.append(one.with_options(**given, **shared))
+    return found
 
 
 def _asked_by(one: Quantity) -> str:
@@ -143,12 +193,16 @@ class Place:
         layer: number of the layer.
         heads: numbers of the heads, None for the mean over heads.
         variant: of the maps, "" as the model has them.
+        supports: what each text's queries see, in a word.
+        of_layer: further columns of `layers`, an entry a text.
     """
 
     protocol: str
     layer: int
     heads: Sequence[int] | None
     variant: str = ""
+    supports: Sequence[str] = ()
+    of_layer: Mapping[str, Any] = field(default_factory=dict)
 
     def keys(self, batch: Batch) -> dict[str, Any]:
         """Key columns, one entry per map."""
@@ -177,9 +231,13 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     keys = place.keys(batch)
     lengths = np.repeat(batch.lengths, len(keys["sample"]) // len(batch.samples))
     control = bool(place.variant or run.unit.variant)
+    supports: Sequence[str] = np.repeat(place.supports, len(keys["sample"]) // len(batch.samples)).tolist()
+    if "mp_ks" in columns["heads"] and place.protocol == "exact" and not control:
+        columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in supports]
     for table, own in columns.items():
         if not own:
             continue
+        own |= place.of_layer if table == "layers" else {}
         if table == "layers":
             rows = {key: value for key, value in keys.items() if key != "head"}
             rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})
@@ -187,8 +245,9 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
             each = len(thresholds)
             rows = {key: np.repeat(value, each) if np.ndim(value) else value for key, value in keys.items()}
             rows["threshold"] = np.concatenate([levels(thresholds, n) for n in lengths])
+            rows |= {} if control else {"support": np.repeat(supports, each)}
         else:
-            rows = keys if control else {**keys, "n_tokens": lengths}
+            rows = keys if control else {**keys, "n_tokens": lengths, "support": supports}
         name = head_means_of(table) if place.heads is None and table != "layers" else table
         run.write(name, variant=place.variant, **rows, **own)
 

@@ -11,7 +11,8 @@ import numpy as np
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
-from attnscope.inference import benjamini_hochberg, holm, paired_test, welch_test
+from attnscope.inference import benjamini_hochberg, control_test, holm, paired_test, welch_test
+from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -19,10 +20,9 @@ if TYPE_CHECKING:
     import pandas as pd
 
 #: Whole numbers that are places, of which a mean says nothing.
-PLACES = ("sink_position", "strongest_query", "strongest_key")
+PLACES = ("sink_position", "sink_position_test", "strongest_query", "strongest_key")
 #: Columns of the measured tables that are no measurements.
-_NO_NUMBERS = {*HEAD_KEYS, *PLACES, "n_tokens"}
-PERCENTILES = (80, 90, 95)
+_NO_NUMBERS = {*HEAD_KEYS, *PLACES, *RANDOM.values(), "n_tokens"}
 
 
 def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFrame]]:
@@ -46,6 +46,22 @@ def numbers_of(results: Results, table: str) -> list[str]:
         for field in results.schema(table)
         if field.name not in _NO_NUMBERS
         and (pa.types.is_floating(field.type) or pa.types.is_integer(field.type))
+    ]
+
+
+def tested_numbers(results: Results, table: str) -> list[str]:
+    """The measured columns of a table that a model can change: no constants of the design or of the null.
+
+    Args:
+        results: the run.
+        table: `heads`, `head_means` or `layers`.
+    """
+    schema = results.schema(table)
+    constant = b"constant"
+    return [
+        name
+        for name in numbers_of(results, table)
+        if (schema.field(name).metadata or {}).get(b"kind") != constant
     ]
 
 
@@ -78,6 +94,7 @@ def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
         if row["protocol"] == "exact":
             families.setdefault(tuple(row[key] for key in CHECKPOINT_KEYS), []).append(index)
     for family in families.values():
+        # an undefined test is in no family
         p_values = [rows[index]["p_value"] for index in family]
         for index, by_holm, by_bh in zip(family, holm(p_values), benjamini_hochberg(p_values), strict=True):
             rows[index] |= {"p_holm": float(by_holm), "p_bh": float(by_bh)}
@@ -106,7 +123,7 @@ def layer_tests(results: Results) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
-    metrics: dict[str, str] = {metric: name for name in tables for metric in numbers_of(results, name)}
+    metrics: dict[str, str] = {metric: name for name in tables for metric in tested_numbers(results, name)}
     for name in tables:
         frame = measured(results, name)
         own = [metric for metric in metrics if metrics[metric] == name and frame[metric].notna().any()]
@@ -142,8 +159,9 @@ def _between_layers(wide: pd.DataFrame, metrics: list[str], protocol: str) -> It
 def removal_tests(results: Results) -> list[dict[str, Any]]:
     """Rows of `removal_tests`: does taking the sinks out bring the heads together?
 
-    Exact: a paired t-test over sentences. The authors' way: each sentence's p-value over its heads, combined
-    by Fisher's method.
+    Exact: a paired t-test over sentences against as many random visible keys near them, because any keys that
+    are taken out leave heads with less to differ in; texts without such keys are not in the test. The
+    authors' way: each sentence's p-value over its heads, combined by Fisher's method.
 
     Args:
         results: the run.
@@ -153,14 +171,19 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     keys = [*CHECKPOINT_KEYS, "sample", "layer", "protocol"]
     there = set(results.schema("layers").names)
     made: list[dict[str, Any]] = []
-    for percentile in (one for one in PERCENTILES if f"kl_reduction_{one}" in there):
-        wanted = [f"kl_reduction_{percentile}", f"p_value_{percentile}"]
+    for percentile, control in RANDOM.items():
+        if f"kl_reduction_{percentile}" not in there:
+            continue
+        wanted = [f"kl_reduction_{percentile}", f"p_value_{percentile}", control]
         frame = results.table("layers", [*keys, *(name for name in wanted if name in there)])
         for named, own in checkpoints(frame):
             for (layer, protocol), rows in own.groupby(["layer", "protocol"], sort=True):
-                values = rows[wanted[0]].to_numpy(float)
-                test = paired_test(values, np.zeros(len(values)))
-                p_value = test.p_value
+                values = rows[wanted[0]].to_numpy(float, na_value=np.nan)
+                random = np.zeros(len(values))
+                if protocol == "exact":
+                    random = rows[control].to_numpy(float, na_value=np.nan)
+                test = paired_test(values, random)
+                p_value, both = test.p_value, ~np.isnan(values) & ~np.isnan(random)
                 if protocol == "ruscio2025":
                     each = rows[wanted[1]].dropna()
                     p_value = combine_p_values(each.tolist()) if len(each) else math.nan
@@ -170,7 +193,11 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
                         "layer": int(str(layer)),
                         "percentile": percentile,
                         "protocol": str(protocol),
-                        "kl_reduction": test.difference,
+                        "kl_reduction": float(values[both].mean()) if both.any() else math.nan,
+                        "kl_random": float(random[both].mean())
+                        if both.any() and protocol == "exact"
+                        else math.nan,
+                        "difference": test.difference,
                         "low": test.low,
                         "high": test.high,
                         "p_value": p_value,
@@ -181,7 +208,10 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
 
 
 def null_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `null_tests`: every number of `heads` against the same sentences under each empirical null.
+    """Rows of `null_tests`: every number of `heads` against each empirical null.
+
+    Shuffled rows are paired with the same sentences. Of random weights the unit is the initialisation: an
+    interval over texts of one of them shrinks with the texts and says nothing of others.
 
     Args:
         results: the run.
@@ -193,7 +223,7 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     made: list[dict[str, Any]] = []
     if nulls.empty:
         return made
-    metrics = [name for name in numbers_of(results, "heads") if (nulls["metric"] == name).any()]
+    metrics = [name for name in tested_numbers(results, "heads") if (nulls["metric"] == name).any()]
     nulls = nulls[nulls["metric"].isin(metrics)]
     tables = (("heads", "heads"), ("head_means", "head_mean"))
     frame = pd.concat([measured(results, table).assign(scope=scope) for table, scope in tables])
@@ -201,27 +231,46 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
         every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
         # random weights belong to the whole series, shuffled rows to their own checkpoint
         where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
-        wide = nulls[where].pivot_table(
-            index=every.index.names, columns=["metric", "variant"], values="value", sort=True
-        )
-        places = every.groupby(["protocol", "scope"], sort=True).indices
-        here, there = every.to_numpy(float), wide.reindex(every.index).to_numpy(float)
-        for column, (metric, kind) in enumerate(wide.columns):
-            for (protocol, scope), rows in places.items():
-                test = paired_test(here[rows, metrics.index(metric)], there[rows, column])
-                if test.n:
-                    made.append(
-                        {
-                            **named,
-                            "kind": str(kind),
-                            "metric": str(metric),
-                            "scope": str(scope),
-                            "protocol": str(protocol),
-                            "difference": test.difference,
-                            "low": test.low,
-                            "high": test.high,
-                            "p_value": test.p_value,
-                            "samples": test.n,
-                        }
-                    )
+        for (metric, kind), of_kind in nulls[where].groupby(["metric", "variant"], sort=True):
+            for (protocol, scope), values in of_kind.groupby(["protocol", "scope"], sort=True):
+                if (protocol, scope) not in every.index.droplevel("sample"):
+                    continue
+                here = every[metric].loc[protocol, scope]
+                tested = against_control(str(kind), here, values)
+                if tested["samples"]:
+                    keys = {"kind": str(kind), "metric": str(metric), "scope": str(scope)}
+                    made.append({**named, **keys, "protocol": str(protocol), **tested})
     return corrected(made)
+
+
+def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) -> dict[str, Any]:
+    """A model's numbers of texts against those of a control: difference, interval, p-value and their unit.
+
+    Args:
+        kind: of the control.
+        here: by sample.
+        control: rows of `Results.variants` of one metric, with `seed`, `sample` and `value`.
+    """
+    if kind == "random_weights":
+        each = [own["value"].to_numpy(float) for _, own in control.groupby("seed", sort=True)]
+        drawn = control_test(here.to_numpy(float), each)
+        return {
+            "difference": drawn.difference,
+            "low": drawn.low,
+            "high": drawn.high,
+            "p_value": drawn.p_value,
+            "samples": drawn.texts,
+            "controls": drawn.controls,
+            "unit": "initialisation",
+        }
+    both = here.rename("here").to_frame().join(control.set_index("sample")["value"], how="inner")
+    test = paired_test(both["here"].to_numpy(float), both["value"].to_numpy(float))
+    return {
+        "difference": test.difference,
+        "low": test.low,
+        "high": test.high,
+        "p_value": test.p_value,
+        "samples": test.n,
+        "controls": 1,
+        "unit": "text",
+    }

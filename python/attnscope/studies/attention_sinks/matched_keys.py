@@ -16,7 +16,10 @@ import torch
 from torch import Tensor
 
 from attnscope.metrics.information.divergence import sink_removal
+from attnscope.metrics.information.sink_sets import PERCENTILES, _keys_by_percentile
 
+#: Percentile of incoming attention -> the column that holds what taking out as many random keys does.
+RANDOM = {percentile: f"kl_random_{percentile}" for percentile in PERCENTILES}
 #: Controls drawn for every set of keys.
 DRAWS = 5
 #: Share of the text's keys, the nearest ones, from which a key's stand-in is drawn, and the fewest of them.
@@ -82,3 +85,31 @@ def random_reduction(
         for control in controls
     ]
     return torch.where(there, torch.stack(found).mean(0), torch.nan).numpy()
+
+
+def random_reductions(
+    heads: Tensor,
+    mean: Tensor,
+    lengths: Tensor,
+    seeds: Sequence[Sequence[int]],
+    support: Any,
+    sink_mass: Tensor | None,
+) -> dict[str, np.ndarray[Any, np.dtype[np.float64]]]:
+    """`kl_random_P` of a layer for each percentile: the control of `kl_reduction_P`, one number a text.
+
+    Args:
+        heads: [texts, h, n, n].
+        mean: over heads [texts, 1, n, n], whose strongest keys are taken out.
+        lengths: tokens of each text.
+        seeds: of each text's draws.
+        support: as metrics take it.
+        sink_mass: what a learned sink takes of each row, or None.
+    """
+    found = _keys_by_percentile(mean, support=support, lengths=lengths[:, None])
+    options = {"support": support, "sink_mass": sink_mass}
+    return {
+        column: random_reduction(
+            heads, found[percentile][:, 0], lengths.tolist(), [[*one, percentile] for one in seeds], **options
+        )
+        for percentile, column in RANDOM.items()
+    }

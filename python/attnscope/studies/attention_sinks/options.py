@@ -6,10 +6,11 @@ from __future__ import annotations
 import re
 from typing import Annotated, Literal
 
-from pydantic import AfterValidator, BeforeValidator
+from pydantic import AfterValidator, BeforeValidator, Field
 
 from attnscope._nearest import nearest
 from attnscope.engine.study import Options
+from attnscope.inference.controls import FEWEST
 from attnscope.metrics.plan import THRESHOLDS
 from attnscope.studies.attention_sinks.columns import metric_names
 
@@ -59,8 +60,10 @@ class SinkOptions(Options):
         metrics: names of metrics; empty takes all.
         thresholds: of the attention graphs: numbers in (0, 1), or "k/n" for multiples of uniform attention.
         bars: store every persistence bar.
+        controls: random initialisations that stand beside the model with "random_weights"; fewer than eight
+            are not tested.
         extra: further runs of the model or of the metrics: "fisher" (backward passes), "ablation" (the model
-            without its sinks), "random_weights" (a model of the same configuration, as a control),
+            without its sinks), "random_weights" (models of the same configuration, as controls),
             "row_permutation" (every row of every map shuffled, as a control), "examples" (two whole maps of
             each layer on the first sentence); "all" is all of them.
 
@@ -71,4 +74,5 @@ class SinkOptions(Options):
     metrics: Annotated[tuple[str, ...], BeforeValidator(_listed), AfterValidator(_known)] = ()
     thresholds: Annotated[tuple[Threshold, ...], BeforeValidator(_listed)] = THRESHOLDS
     bars: bool = False
+    controls: Annotated[int, Field(ge=1)] = FEWEST
     extra: Annotated[tuple[Extra, ...], BeforeValidator(_extra)] = ()

@@ -13,8 +13,9 @@ import pandas as pd
 
 from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
 from attnscope.plots.quantities import quantity
-from attnscope.plots.selection import CHECKPOINT, NULLS, last_step
+from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import number
+from attnscope.studies.attention_sinks.comparisons import against_control
 
 #: What models are held against their nulls and each other in.
 METRICS = (
@@ -84,14 +85,15 @@ def questions(
         found.append(_between_series(heads))
     if "ablation" in tables:
         found.append(_ablation(last_step(tables["ablation"])))
+    if "removal_tests" in tables:
+        found.append(_removal(last_step(tables["removal_tests"])))
     if "layer_tests" in tables:
         found.append(_layers(last_step(tables["layer_tests"])))
     return [question for question in found if question is not None and question.answers]
 
 
 def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
-    """Paired over sentences: the model against its copy with random weights and against shuffled rows."""
-    keys = [*CHECKPOINT, "sample"]
+    """The model against random initialisations of itself, and paired over sentences with shuffled rows."""
     nulls = nulls[(nulls["protocol"] == "exact") & (nulls["scope"] == "heads") & nulls["threshold"].isna()]
     tests: list[tuple[str, str, Comparison]] = []
     for series, own in heads.groupby("series", sort=False):
@@ -100,19 +102,24 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                 if metric not in own or own[metric].isna().all():
                     continue
                 # random weights belong to a whole series, shuffled rows to their own checkpoint
-                on = ["model", "sample"] if kind == "random_weights" else keys
-                mine = own.groupby(on)[metric].mean()
-                theirs = nulls[(nulls["variant"] == kind) & (nulls["metric"] == metric)].set_index(on)[
-                    "value"
-                ]
-                both = pd.concat([mine, theirs[~theirs.index.duplicated()]], axis=1, join="inner").dropna()
-                a, b = both.iloc[:, 0], both.iloc[:, 1]
+                mine = own.groupby("sample")[metric].mean()
+                whose = nulls["model"].isin(own["model"]) & (nulls["variant"] == kind)
+                if kind != "random_weights":
+                    whose &= nulls["revision"].isin(own["revision"])
+                theirs = nulls[whose & (nulls["metric"] == metric) & nulls["sample"].isin(mine.index)]
+                both = mine.rename("here").to_frame().join(theirs.set_index("sample")["value"], how="inner")
+                a, b = both["here"].to_numpy(float), both["value"].to_numpy(float)
                 # what a null leaves as it is (shuffling a row, its entropy) is no test of anything
-                if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12):
-                    tests.append((f"{series} − {name}", metric, paired_test(a, b)))
+                if len(both) > 1 and not np.allclose(a, b, rtol=1e-9, atol=1e-12, equal_nan=True):
+                    found = against_control(kind, mine, theirs)
+                    count = found["controls"] if kind == "random_weights" else found["samples"]
+                    test = _comparison(found, count)
+                    tests.append((f"{series} − {name}", metric, test))
     return Question(
-        "Does the trained model differ from its nulls?",
-        "Mean over heads of each sentence, paired with the same sentence under the null.",
+        "Does the model differ from its nulls?",
+        "Mean over heads of each sentence. Shuffled rows are paired with the same sentence, and <i>n</i> is "
+        "of sentences. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
+        "eight there is no interval and no <i>p</i>.",
         _answers(tests),
     )
 
@@ -150,25 +157,54 @@ def _ablation(table: pd.DataFrame) -> Question:
                 if column not in own:
                     continue
                 # a sentence in which nothing is masked says nothing of masking
-                wide = own[own["key_count"] > 0].pivot_table(index="sample", columns="keys", values=column)
+                masked = own[own["key_count"] > 0]
+                if (own["keys"] == kind).any() and not (masked["keys"] == kind).any():
+                    nothing = _comparison(dict.fromkeys(("difference", "low", "high", "p_value"), np.nan), 0)
+                    tests.append((f"{model}: {ABLATED[kind]} − other keys", column, nothing))
+                    continue
+                wide = masked.pivot_table(index="sample", columns="keys", values=column)
                 control = f"control_{kind}"
                 if {kind, control} <= set(wide):
                     pair = wide[[kind, control]].dropna()
-                    if len(pair) > 1:
-                        name = "sinks" if kind == "sinks" else "first key"
-                        tests.append(
-                            (
-                                f"{model}: {name} − other keys",
-                                column,
-                                paired_test(pair[kind], pair[control]),
-                            )
-                        )
+                    if len(pair):
+                        name = f"{model}: {ABLATED[kind]} − other keys"
+                        tests.append((name, column, paired_test(pair[kind], pair[control])))
     return Question(
         "Does the model need its sinks?",
-        "Keys masked before the softmax in every layer and head; each control masks as "
-        "many other keys near them, mean of five draws; texts without such keys are left out.",
+        "Keys masked before the softmax in every layer and head, the sinks being those of the test on the "
+        "mean over layers and heads. Each control masks as many other visible keys near them, mean of five "
+        "draws; texts without such keys are left out, <i>n</i> is of those that are left. Without any there "
+        "is no test.",
         _answers(tests),
     )
+
+
+def _removal(table: pd.DataFrame) -> Question:
+    """Each layer without its strongest keys, against as many random ones."""
+    rows = table[(table["protocol"] == "exact") & (table["percentile"] == 90)]
+    tests = [
+        (
+            f"{row['model']}: layer {row['layer']}, strongest − random keys",
+            "kl_reduction",
+            _comparison(row, int(row["samples"])),
+        )
+        for row in rows.to_dict("records")
+        if "difference" in row
+    ]  # fmt: skip
+    return Question(
+        "Do heads agree more without the strongest keys?",
+        "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
+        "attention, less how much it falls without as many random visible keys near them, mean of five "
+        "draws. <i>n</i> is of sentences that have such keys. The keys are chosen by the attention that they "
+        "receive, in an untrained model too.",
+        _answers(tests),
+    )
+
+
+def _comparison(found: Mapping[Any, Any], count: int) -> Comparison:
+    """A stored test of `count` units."""
+    difference, low, high, p_value = (float(found[name]) for name in ("difference", "low", "high", "p_value"))
+    return Comparison(difference, low, high, np.nan, np.nan, p_value, count)
 
 
 def _layers(table: pd.DataFrame) -> Question | None:
@@ -227,6 +263,7 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
     )  # fmt: skip
 
 
+ABLATED = {"sinks": "sinks", "first": "first key"}
 LABELS = {"output_kl": "KL of the output (nats)", "loss_change": "change of loss (nats)"}
 
 

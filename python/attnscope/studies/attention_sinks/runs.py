@@ -49,7 +49,7 @@ class Ablation:
         """The sets of keys, bool [b, n]: the sinks, and the first key."""
         assert self._total is not None
         lengths = torch.as_tensor(self.batch.lengths)
-        sinks = sink_tokens((self._total / self._layers).cpu(), lengths=lengths)
+        sinks = sink_tokens((self._total / self._layers).cpu(), rule="test", lengths=lengths)
         first = torch.zeros_like(sinks)
         first[:, 0] = True
         return {"sinks": sinks, "first": first}

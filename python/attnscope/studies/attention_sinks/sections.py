@@ -7,7 +7,7 @@ from html import escape
 
 import pandas as pd
 
-from attnscope.plots.figure import NotDrawable, Tables
+from attnscope.plots.figure import NotDrawable, Tables, optional
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.report.numbers import every_mean, number
 from attnscope.report.section import Page, Section, Table
@@ -42,19 +42,47 @@ def findings(results: Tables) -> list[str]:
         return []
     lines = []
     final = last_step(heads)
+    verdicts = optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
         own = final[final["series"] == series]
         table = estimate(own, "sink_share", ["layer", "head"])
         top = table.sort_values("mean", ascending=False).iloc[0]
         uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
         strong = int((table["mean"] > 0.3).sum())
-        interval = f" [{number(top['low'])}, {number(top['high'])}]" if top["samples"] > 1 else ""
+        # the largest of many is larger than it would be alone, so it has no interval here
         lines.append(
-            f"{series}: {strong} of {len(table)} heads give the first key more than 0.3; the strongest is "
-            f"L{int(top['layer'])}H{int(top['head'])} with {number(top['mean'])}{interval}, "
-            f"uniform attention gives {number(uniform)}."
+            f"{series}: {_of_frame(own, verdicts)}{strong} of {len(table)} heads give the first key more "
+            f"than 0.3 on average; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, gives it "
+            f"{number(top['mean'])}, uniform attention among the visible keys {number(uniform)}."
         )
+        if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
+            mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]
+            lines.append(
+                f"{series}: a learned sink takes {number(mass['mean'])} of each row, mean over heads."
+            )
     return lines
+
+
+def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
+    """How many heads have a sink by the test, and the frame of those, as the beginning of a sentence."""
+    if verdicts is None or "heads_tested" not in verdicts:
+        return ""
+    rows = verdicts[(verdicts["protocol"] == "exact") & (verdicts["model"] == own["model"].iloc[0])]
+    rows = rows[rows["step"] == own["step"].iloc[0]]
+    groups: list[str] = list(own["group"].unique()) if "group" in own else []
+    named = rows[rows["group"] == groups[0]] if len(groups) == 1 else rows[:0]
+    rows = named if len(named) else rows[rows["group"] == "all"]
+    if rows.empty:
+        return ""
+    row = rows.iloc[0]
+    if not row["heads_tested"]:
+        return "no key could be tested for being a sink; "
+    found = f"the test finds a sink in {int(row['heads_with_sink'])} of {int(row['heads_tested'])} heads"
+    if row["frame"] == "none":
+        return f"{found}, too few for a reference frame; "
+    certain = row["probability"]
+    again = f" (in {certain:.0%} of resampled texts)" if certain == certain else ""
+    return f"{found}, whose frame is {row['frame']}{again}; "
 
 
 def _tests(page: Page) -> None:
@@ -129,6 +157,6 @@ def _comparison(page: Page) -> None:
 SECTIONS: tuple[Section, ...] = (
     *sections_of_maps.SECTIONS,
     *sections_of_layers.SECTIONS,
-    Section("tests", "Statistical tests", ("null_tests", "layer_tests", "ablation"), _tests),
+    Section("tests", "Statistical tests", ("null_tests", "layer_tests", "removal_tests", "ablation"), _tests),
     Section("published", "Published protocol (ruscio2025)", ("head_means",), _published),
 )

@@ -102,8 +102,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition=(
             "(1/N) Σ<sub>s</sub> ‖∇<sub>θ</sub>L<sub>s</sub>‖², L<sub>s</sub> the loss of a "
-            "sentence; labels as written give the empirical Fisher, labels drawn from the model the "
-            "true one."
+            "sentence, labels as written: the empirical Fisher. Labels drawn once a token from the model "
+            "estimate the trace of the Fisher information itself, one draw a sentence."
         ),
         figures=("fisher",),
         table=_table(small_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
@@ -117,15 +117,17 @@ SECTIONS: tuple[Section, ...] = (
         "Reference frames",
         tables=("frames", "frame_evidence", "specialization"),
         words=(
-            "A frame is centralized when one sink position rules every third of the layers, "
+            "A frame is of the heads that have a sink: a test finds one in half of their texts, or in all of "
+            "them together. It is centralized when one sink position rules every third of the layers, "
             "bidirectional when two special tokens share them, and distributed otherwise. The same "
-            "is asked of token strings, because the two can disagree."
+            "is asked of token strings, because the two can disagree. Where fewer than a tenth of the tested "
+            "heads have a sink there is none."
         ),
         definition=(
-            "Share of the commonest sink over heads and sentences in the early, middle and late "
+            "Share of the commonest sink over those heads and sentences in the early, middle and late "
             "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
-            "samples of sentences with the same verdict. Consistent heads have the same sink in at "
-            "least 30 % of the sentences."
+            "samples of sentences with the same verdict. Consistent heads have the same sink, by the test, "
+            "in at least 30 % of at least five sentences."
         ),
         figures=("frames",),
         table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),
@@ -146,10 +148,14 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Points are means over samples of the mean over layers and heads; bands are 95 % bootstrap "
             "intervals over samples, which are the unit of replication. Steps are sorted as numbers on an "
-            "axis that starts with 0 and is logarithmic from 1."
+            "axis that starts with 0 and is logarithmic from 1. The table's step is the best split of the "
+            "checkpoints into two levels, given only where it explains more than in 95 % of random orders of "
+            "the checkpoints (Holm over the tested quantities of the run) with three checkpoints on "
+            "each side; half-way is where half of the way from first to last is covered, which noise "
+            "does somewhere too."
         ),
         figures=("emergence",),
-        table=_table(small_tables.emergence, "When each quantity has covered half of its way.", 3),
+        table=_table(small_tables.emergence, "Which quantities change during training.", 3),
         published=(
             "The published change is the last step minus the first in the order of the steps' names "
             "as text, where 8 comes after 143000.",

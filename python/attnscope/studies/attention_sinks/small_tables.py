@@ -3,7 +3,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Hashable, Mapping
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -12,6 +13,7 @@ from attnscope.plots.maps import printable
 from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import mean_text, number
+from attnscope.studies.attention_sinks.questions import p_text
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
 EMERGING = (
@@ -48,12 +50,15 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                 "input": str(row["group"]),
                 "protocol": "as published" if row["protocol"] == "ruscio2025" else "exact",
                 "frame by position": str(row["frame"]),
-                "frame by token": str(row["token_frame"]),
+                "frame by token": "" if pd.isna(row["token_frame"]) else str(row["token_frame"]),
                 "probability": _percent(row["probability"]),
-                "most frequent position": f"{row['modal_position']} "
-                "({_percent(row['modal_position_share'])})",
-                "most frequent token": f"“{printable(row['modal_token'])}” "
-                "({_percent(row['modal_token_share'])})",
+                "heads with a sink": _heads_with_sink(row),
+                "most frequent position": ""
+                if pd.isna(row["modal_position"])
+                else f"{row['modal_position']:.0f} ({_percent(row['modal_position_share'])})",
+                "most frequent token": ""
+                if pd.isna(row["modal_position"])
+                else f"“{printable(row['modal_token'])}” ({_percent(row['modal_token_share'])})",
                 "consistent heads": consistent,
             }
         )
@@ -61,14 +66,24 @@ def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     return table
 
 
+def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
+    """How many of the tested heads have a sink; nothing where every head counts."""
+    tested = row.get("heads_tested", float("nan"))
+    if pd.isna(tested):
+        return ""
+    if not tested:
+        return "none tested"
+    return f"{int(row['heads_with_sink'])} of {int(tested)} ({_percent(row['share_with_sink'])})"
+
+
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """When each quantity has covered half of its way, and the head that changes most.
+    """Whether and when each quantity changes from one level to another, and the head that changes most.
 
 
     Returns:
-        The table; None when the run is no checkpoint series.
+        The table; None when the run is no checkpoint series, or its rows were not tested.
     """
-    if "emergence" not in tables or tables["emergence"].empty:
+    if "emergence" not in tables or "verdict" not in tables["emergence"] or tables["emergence"].empty:
         return None
     table = tables["emergence"]
     rows = []
@@ -78,14 +93,15 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     for model, group in apart[["model", "group"]].drop_duplicates().itertuples(index=False):
         for metric in EMERGING:
             own = apart[(apart["model"] == model) & (apart["metric"] == metric) & (apart["group"] == group)]
-            whole = own[(own["layer"] == -1) & (own["head"] == -2)]
+            whole = own[own["scope"].isin(["heads", "layers"])]
             exact = whole[whole["protocol"] == "exact"]
             if exact.empty:
                 continue
             row = exact.iloc[0]
-            single = own[(own["head"] >= 0) & (own["protocol"] == "exact")]
-            change = (single["end"] - single["start"]).abs()
-            most = "" if change.isna().all() or single.empty else _head(single.loc[change.idxmax()])
+            of_heads = table[(table["model"] == model) & (table["metric"] == metric)]
+            single = of_heads[(of_heads["scope"] == "head") & (of_heads["protocol"] == "exact")]
+            change = (single["end"] - single["start"]).abs().to_numpy(float)
+            most = "" if np.isnan(change).all() else _head(single.iloc[int(np.nanargmax(change))])
             published = whole[whole["protocol"] == "ruscio2025"]
             change_printed = ""
             if len(published) and np.isfinite(published["change"].iloc[0]):
@@ -101,9 +117,16 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                     "quantity": quantity(metric).label,
                     "first step": number(row["start"]),
                     "last step": number(row["end"]),
-                    "half-way": _step(row["step"]),
-                    "95 % interval": _steps(row["low"], row["high"]),
-                    "head that changes most": most,
+                    "verdict": f"step at {int(row['step']):,}"
+                    if row["verdict"] == "step"
+                    else row["verdict"],
+                    "p (Holm)": p_text(row["p_holm"]),
+                    "last − first": number(row["difference"]),
+                    "95 % interval": ""
+                    if pd.isna(row["low"])
+                    else f"[{number(row['low'])}, {number(row['high'])}]",
+                    "half-way": "–" if pd.isna(row["half_way"]) else f"{int(row['half_way']):,}",
+                    "head that changes most, of all": most,
                     "published change": change_printed,
                 }
             )
@@ -142,7 +165,7 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                 "trace, labels as written": trace,
                 "95 % interval": interval,
                 "per parameter": number(exact["trace"].mean() / size) if len(exact) and size else "–",
-                "labels drawn": mean_text(exact, "trace_sampled")[0],
+                "labels drawn from the model": mean_text(exact, "trace_sampled")[0],
                 "as published": mean_text(published, "trace")[0],
             }
         )
@@ -152,16 +175,6 @@ def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 def _head(row: pd.Series) -> str:
     return f"L{int(row['layer'])}H{int(row['head'])} {number(row['start'])} → {number(row['end'])}"
-
-
-def _step(value: float) -> str:
-    return "never" if value < 0 else f"{int(value):,}"
-
-
-def _steps(low: float, high: float) -> str:
-    if low < 0 and high < 0:
-        return "–"
-    return _step(low) if low == high else f"{_step(low)} to {_step(high)}"
 
 
 def _percent(value: float) -> str:

@@ -24,17 +24,21 @@ from attnscope.studies.attention_sinks import summaries
 from attnscope.studies.attention_sinks.columns import (
     Place,
     UnitRows,
+    finds_sinks,
     of_attention_alone,
     of_layers,
     of_means,
     taken,
+    under,
     write_bars,
     write_rows,
 )
 from attnscope.studies.attention_sinks.examples import write_examples
+from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
 from attnscope.studies.attention_sinks.sampling import by_focus_word
+from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows
@@ -58,26 +62,30 @@ class SinkStudy(Study):
         self._taken = {
             protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
         }
+        # one list for each kind of layer: plans are kept by the quantities that they are of
+        self._known: dict[tuple[object, ...], list[Quantity]] = {}
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
         self._sites = tuple(site for site in SITES if site in needed)
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts, uniform attention of their lengths, and what is made of both."""
-        extra, more = self.options.extra, ("bars", "head_mean_bars", "examples", "fisher", "ablation")
+        extra = self.options.extra
+        more = ("bars", "head_mean_bars", "examples", "fisher", "ablation", "sink_sums")
         # the Fisher notebook pads all texts to the longest and counts the padding
         longest = "fisher" in extra and "ruscio2025" in self.settings.protocols
         variants = ("random_weights",) if "random_weights" in extra else ()
-        texts = units.texts(variants=variants, seeds=1, longest=longest)
-        there = ("samples", *MEASURED, *CONTROLS)
+        texts = units.texts(variants=variants, seeds=self.options.controls, longest=longest)
+        there, written = ("samples", *MEASURED, *CONTROLS), summaries.TABLES
         return [
             Stage("texts", texts, self._texts, writes=(*MEASURED, *CONTROLS, *more)),
             Stage("baselines", units.once(), self._baselines, reads=there, writes=("baselines",)),
-            Stage("summaries", units.once(), self._summaries, reads=there, writes=summaries.TABLES),
+            Stage("summaries", units.once(), self._summaries, reads=(*there, "sink_sums"), writes=written),
         ]
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
         loaded, extra = run.model(), self.options.extra
-        last, rows = depth(loaded.model) - 1, UnitRows(run)
+        last, rows, sums = depth(loaded.model) - 1, UnitRows(run), SinkSums(run)
+        pooled = "exact" in self._taken and finds_sinks(self.options.metrics) and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
             ablation = Ablation(batch, self.settings.seed)
@@ -86,6 +94,8 @@ class SinkStudy(Study):
                 states = States.of(layer)
                 if "exact" in self._taken:
                     self._measure("exact", states, number, batch, run)
+                if pooled:
+                    sums.add(states, number, batch)
                 if "ruscio2025" in self._taken and number == last:
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
@@ -108,16 +118,19 @@ class SinkStudy(Study):
                 run.note(ablation.run(loaded, run.inputs(batch), rows))
             if "fisher" in extra and not unit.variant:
                 run.note(fisher_rows(loaded, batch, run.encoder, self.settings, rows))
+        sums.write()
 
     def _measure(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """Everything of the heads of a layer, and of their mean."""
-        chosen = self._taken[protocol]
+        chosen, supports = self._chosen(protocol, states), states.supports
         bars = ("persistence",) if self.options.bars and protocol == "exact" and not run.unit.variant else ()
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         for heads, quantities, sites in (
-            (None, of_means(chosen), {"attention": states.mean, **shared}),
+            (None, self._chosen(protocol, states, "means"), {"attention": states.mean, **shared}),
             (states.names, chosen, {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
+            if protocol == "exact":
+                sites |= states.rows(mean=heads is None)
             if not quantities and not bars:
                 continue
             if not quantities or quantities[0].protocol != "exact":
@@ -130,7 +143,8 @@ class SinkStudy(Study):
                 whole=bars,
                 held=states.heads.dtype,
             )
-            place = Place(protocol, number, heads)
+            more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
+            place = Place(protocol, number, heads, supports=supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
@@ -150,17 +164,45 @@ class SinkStudy(Study):
         write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None))
         write_rows(run, of_heads, batch, Place(protocol, number, states.names))
 
+    def _controls_of_removal(
+        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun
+    ) -> dict[str, Any]:
+        """What taking random keys out of a layer does, beside what the strongest ones do."""
+        asked = not self.options.metrics or "sink_removal" in self.options.metrics
+        if protocol != "exact" or run.unit.variant or not asked:
+            return {}
+        seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
+        return random_reductions(
+            states.heads, states.mean, states.lengths, seeds, states.support, states.learned
+        )
+
+    def _chosen(self, protocol: str, states: States, what: str = "all") -> list[Quantity]:
+        """The quantities of a protocol under the visibility of a layer."""
+        learned = states.learned is not None
+        key = (protocol, what, states.kind, learned)
+        if key not in self._known:
+            some = list(self._taken[protocol])
+            some = of_means(some) if what == "means" else some
+            some = of_attention_alone(some) if what == "alone" else some
+            known = protocol == "exact"
+            self._known[key] = under(some, states.kind, learned=learned) if known else some
+        return self._known[key]
+
     def _permuted(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same numbers of maps with shuffled rows, as a control."""
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
-        maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed)
-        for protocol, chosen in self._taken.items():
-            quantities = of_attention_alone(chosen)
+        support = states.rows(mean=True).get("support")
+        maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
+        for protocol in self._taken:
+            quantities = self._chosen(protocol, states, "alone")
             if not quantities:
                 continue
-            measured = measure_quantities(
-                {"attention": maps}, quantities, lengths=states.lengths, held=states.heads.dtype
-            )
+            sites = {"attention": maps}
+            if protocol == "exact":
+                sites |= states.rows(mean=True)
+                if states.learned is not None:
+                    sites["sink_mass"] = torch.cat([sites["sink_mass"], states.learned.double()], 1)
+            measured = measure_quantities(sites, quantities, lengths=states.lengths, held=states.heads.dtype)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
                 place = Place(protocol, number, heads, "row_permutation")
                 write_rows(run, measured.part(own), batch, place)

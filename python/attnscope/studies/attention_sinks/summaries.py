@@ -16,29 +16,34 @@ import torch
 from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
-from attnscope.inference.emergence import emergence_of
-from attnscope.inference.frames import classify_frames
+from attnscope.inference.frames import Frames, classify_frames
+from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
-from attnscope.studies.attention_sinks.columns import levels
+from attnscope.studies.attention_sinks.columns import levels, under
 from attnscope.studies.attention_sinks.comparisons import (
     checkpoints,
     layer_tests,
-    measured,
     null_tests,
-    numbers_of,
     removal_tests,
 )
-from attnscope.studies.nulls import by_length, uniform_attention
+from attnscope.studies.attention_sinks.emergence import emergence
+from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
+from attnscope.studies.nulls import by_length, uniform_over, visible_pairs
 
-#: What `head` says of the mean over single heads, and of the head mean's own map.
-ALL_HEADS, HEAD_MEAN = -2, -1
-#: Metrics whose emergence is told of every single head.
-OF_EVERY_HEAD = ("sink_share", "sink_boost", "top_mass", "entropy", "alignment_value")
-
+#: Place and number of a head's sinks by the test.
+_BY_TEST = ("sink_position_test", "sink_count_test")
 
 TABLES = (
-    *("frames", "frame_evidence", "specialization", "layer_tests", "removal_tests", "null_tests"),
+    *(
+        "sink_heads",
+        "frames",
+        "frame_evidence",
+        "specialization",
+        "layer_tests",
+        "removal_tests",
+        "null_tests",
+    ),
     *("graph_depth", "emergence"),
 )
 
@@ -55,15 +60,18 @@ def write_baselines(
     """
     samples = run.read("samples")
     whose: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
-    seen = samples[["n_tokens", "causal"]].dropna().drop_duplicates()
-    for n, causal in sorted((int(n), bool(causal)) for n, causal in seen.itertuples(index=False)):
-        maps = uniform_attention(n, causal=causal)[None, None]
-        kind = "uniform_causal" if causal else "uniform_full"
+    masked = under(chosen.get("exact", ()), "mask")
+    whole = ("heads", "head_means", "graphs", "head_mean_graphs")
+    for n, support in supports_of(samples, [run.read(name) for name in whole if name in run.stored.tables()]):
+        seen = visible_pairs(support, n)
+        sites = {"attention": uniform_over(seen)[None, None], "support": seen}
+        kind = f"uniform_{support}"
         for protocol, quantities in chosen.items():
+            own = masked if protocol == "exact" and support not in ("causal", "full") else quantities
             with warnings.catch_warnings():
                 # what has no value on uniform attention is null in the table, which says enough
                 warnings.simplefilter("ignore", RuntimeWarning)
-                found = measure_quantities({"attention": maps}, quantities)
+                found = measure_quantities(sites, own)
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
                 at = levels(thresholds, n) if one.axes else np.full(1, math.nan)
@@ -73,6 +81,25 @@ def write_baselines(
     if len(controls):
         rows: dict[Any, Any] = by_length(controls, samples).to_dict("series")
         run.write("baselines", **rows)
+
+
+def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
+    """The lengths of texts and what queries saw in any layer of them; of masks no more is known.
+
+    Args:
+        samples: the table.
+        tables: that have supports of layers.
+    """
+    keys = [*CHECKPOINT_KEYS, "sample"]
+    # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
+    words = samples["causal"].map({True: "causal", False: "full"})
+    found = [samples.assign(support=words)[["n_tokens", "support"]]] if not tables else []
+    for table in tables:
+        once = table[[*keys, "support"]].drop_duplicates()
+        found.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
+    every = pd.concat(found).dropna().drop_duplicates()
+    every = every[every["support"] != "mask"]
+    return sorted((int(n), str(support)) for n, support in every.itertuples(index=False))
 
 
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
@@ -88,6 +115,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
     evidence: list[dict[str, Any]] = []
     made: dict[str, list[dict[str, Any]]] = {}
     if "heads" in there and (whole or "classify_frames" in metrics):
+        made["sink_heads"] = sink_heads(results)
         made["frames"] = frames(results, seed, evidence)
         made["frame_evidence"] = evidence
         made["specialization"] = specialization(results)
@@ -106,7 +134,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
 
 
 def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of `frames`, and of `frame_evidence` into `evidence`.
+    """Rows of `frames`, and of `frame_evidence` into `evidence`: of heads that have a sink, and as published.
 
     Args:
         results: the run.
@@ -114,82 +142,113 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
         evidence: gets the rows that the verdicts rest on.
     """
     verdicts: list[dict[str, Any]] = []
+
+    def add(
+        keys: dict[str, Any],
+        texts: pd.DataFrame,
+        positions: np.ndarray[Any, Any],
+        found: Frames | None,
+        **own: Any,
+    ) -> None:
+        """One verdict over texts, with the commonest of the positions [texts, ...] that it rests on."""
+        tokens = [list(one) for one in texts["tokens"]]
+        flat = [(int(at), tokens[text][at]) for (text, *_), at in np.ndenumerate(positions) if at >= 0]
+        place, place_share = _modal([one for one, _ in flat])
+        token, token_share = _modal([one for _, one in flat])
+        verdicts.append(
+            {
+                **keys,
+                "frame": found.frame if found else "none",
+                "token_frame": (found.token_frame or "") if found else "",
+                "margin": found.margin if found else math.nan,
+                "probability": found.probability if found else math.nan,
+                "samples": len(texts),
+                "causal": bool(texts["causal"].all()),
+                "modal_position": place,
+                "modal_token": token,
+                "modal_position_share": place_share,
+                "modal_token_share": token_share,
+                **{"heads_with_sink": None, "heads_tested": None, "share_with_sink": math.nan},
+                **own,
+            }
+        )
+        records = found.evidence.to_dict("records") if found else []
+        evidence.extend(keys | {str(name): value for name, value in row.items()} for row in records)
+
+    for one in judged(results):
+        sinks = frames_of_sinks(
+            one.positions,
+            one.untested,
+            lengths=one.texts["n_tokens"].tolist(),
+            causal=bool(one.texts["causal"].all()),
+            pooled=one.labels,
+            tokens=[list(tokens) for tokens in one.texts["tokens"]],
+            seed=seed,
+        )
+        own: dict[str, Any] = {
+            "heads_with_sink": int(sinks.heads.sum()),
+            "heads_tested": int(sinks.tested.sum()),
+        }
+        if not sinks.tested.any():
+            own["frame"] = "untested"
+        keys = {**one.keys, "group": one.group, "protocol": "exact"}
+        add(keys, one.texts, sinks.positions, sinks.frames, **own, share_with_sink=sinks.share)
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     heads = results.table("heads", [*HEAD_KEYS, "sink_position"])
-    for keys, own in checkpoints(heads):
+    for keys, rows in checkpoints(heads[heads["protocol"] == "ruscio2025"]):
         here = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index("sample")
         groups = sorted(here["group"].unique())
         for group in ["all", *(groups if len(groups) > 1 else [])]:
             chosen = here if group == "all" else here[here["group"] == group]
-            for protocol, rows in own.groupby("protocol", sort=True):
-                wide = rows[rows["sample"].isin(chosen.index)].pivot(
-                    index="sample", columns=["layer", "head"], values="sink_position"
-                )
-                wide = wide.sort_index(axis=0).sort_index(axis=1)
-                layers = wide.columns.get_level_values("layer").nunique()
-                positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
-                if (positions < 0).all():
-                    continue
-                sentences = chosen.loc[wide.index]
-                tokens = [list(one) for one in sentences["tokens"]]
-                found = classify_frames(
-                    torch.tensor(positions),
-                    lengths=sentences["n_tokens"].tolist(),
-                    causal=bool(sentences["causal"].all()),
-                    tokens=tokens,
-                    seed=seed,
-                )
-                flat = [
-                    (int(at), tokens[sample][at])
-                    for sample, each in enumerate(positions.reshape(len(wide), -1).tolist())
-                    for at in each
-                    if at >= 0
-                ]
-                place, place_share = _modal([one for one, _ in flat])
-                token, token_share = _modal([one for _, one in flat])
-                own_keys = {**keys, "group": group, "protocol": protocol}
-                verdicts.append(
-                    {
-                        **own_keys,
-                        "frame": found.frame,
-                        "token_frame": found.token_frame or "",
-                        "margin": found.margin,
-                        "probability": found.probability,
-                        "samples": len(wide),
-                        "causal": bool(sentences["causal"].all()),
-                        "modal_position": place,
-                        "modal_token": token,
-                        "modal_position_share": place_share,
-                        "modal_token_share": token_share,
-                    }
-                )
-                evidence += [
-                    own_keys | {str(name): value for name, value in row.items()}
-                    for row in found.evidence.to_dict("records")
-                ]
+            wide = rows[rows["sample"].isin(chosen.index)].pivot(
+                index="sample", columns=["layer", "head"], values="sink_position"
+            )
+            wide = wide.sort_index(axis=0).sort_index(axis=1)
+            layers = wide.columns.get_level_values("layer").nunique()
+            positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
+            if (positions < 0).all():
+                continue
+            texts = chosen.loc[wide.index]
+            found = classify_frames(
+                torch.tensor(positions),
+                lengths=texts["n_tokens"].tolist(),
+                causal=bool(texts["causal"].all()),
+                tokens=[list(one) for one in texts["tokens"]],
+                seed=seed,
+            )
+            add({**keys, "group": group, "protocol": "ruscio2025"}, texts, positions, found)
     return verdicts
 
 
 def _modal(values: Sequence[Any]) -> tuple[Any, float]:
+    if not values:
+        return None, math.nan
     value, count = Counter(values).most_common(1)[0]
     return value, count / len(values)
 
 
 def specialization(results: Results) -> list[dict[str, Any]]:
-    """Rows of `specialization`: does a head keep to one sink, by position or by token string?
+    """Rows of `specialization`: does a head keep to one sink, by the test and by position?
+
+    Of the texts that could be tested; as published by token string, of any head's strongest key.
 
     Args:
         results: the run.
     """
     from attnscope.protocols.ruscio2025 import head_specialization
 
-    heads = results.table("heads", [*HEAD_KEYS, "sink_position", "sink_token"])
-    heads = heads[heads["sink_position"].notna()]
+    heads = results.table("heads", [*HEAD_KEYS, "sink_position", *_BY_TEST, "sink_token"])
+    there = np.where(heads["protocol"] == "exact", heads[_BY_TEST[1]].notna(), heads["sink_position"].notna())
+    heads = heads[there]
     made = []
     for keys, own in heads.groupby([*CHECKPOINT_KEYS, "layer", "head", "protocol"], sort=False):
         named = dict(zip([*CHECKPOINT_KEYS, "layer", "head", "protocol"], keys, strict=True))
-        which = "sink_token" if named["protocol"] == "ruscio2025" else "sink_position"
-        found = head_specialization(own[which].tolist())
+        which = "sink_token" if named["protocol"] == "ruscio2025" else _BY_TEST[0]
+        places = own[which].dropna().tolist()
+        if not places:
+            continue
+        # a text without a sink agrees with no other
+        found = head_specialization([*places, *(f"none in {text}" for text in range(len(own) - len(places)))])
         made.append(
             {
                 **named,
@@ -238,84 +297,4 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
                     "reported_layers": len(reported_layers(means["density"].tolist())),
                 }
             )
-    return made
-
-
-def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
-    """Rows of `emergence`, for models with two checkpoints or more of known step.
-
-    Args:
-        results: the run.
-        seed: of the bootstrap.
-    """
-    steps = results.table("samples", ["model", "step"]).drop_duplicates()
-    counted = steps[steps["step"] >= 0].groupby("model")["step"].nunique()
-    series = sorted(counted[counted >= 2].index)
-    if not series:
-        return []
-    groups = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
-    made: list[dict[str, Any]] = []
-    for name in [one for one in ("heads", "layers") if one in results.tables()]:
-        frame = measured(results, name)
-        if name == "heads":
-            mean = measured(results, "head_means").assign(head=HEAD_MEAN)
-            frame = pd.concat([frame, mean], ignore_index=True)
-        else:
-            frame = frame.assign(head=ALL_HEADS)
-        frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
-        frame = frame.merge(groups, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
-        for metric in numbers_of(results, name):
-            if name == "layers" and metric in numbers_of(results, "heads"):
-                continue
-            for (model, protocol), rows in frame.groupby(["model", "protocol"], sort=True):
-                if rows[metric].notna().any():
-                    made += _emergence_of(rows, metric, str(model), str(protocol), seed)
-    return made
-
-
-def _emergence_of(
-    rows: pd.DataFrame, metric: str, model: str, protocol: str, seed: int
-) -> list[dict[str, Any]]:
-    from attnscope.protocols.ruscio2025 import emergence_change
-
-    kinds = sorted(rows["group"].unique())
-    made: list[dict[str, Any]] = []
-
-    def add(part: pd.DataFrame, group: str, layer: int | None, head: int | None) -> None:
-        """One row for every layer (head) that is not given, else one for all rows together."""
-        apart = [key for key, value in (("layer", layer), ("head", head)) if value is None]
-        for place, own in part.groupby(apart, sort=True) if apart else [((), part)]:
-            each = own.groupby(["step", "sample"], sort=True)[metric].mean().unstack("sample")
-            found = emergence_of(each.index.to_numpy(np.int64), each.to_numpy(np.float64), seed=seed)
-            change, first, last = math.nan, -1, -1
-            if protocol == "ruscio2025":
-                change, first, last, _ = emergence_change(own, metric)
-            at = {"layer": layer, "head": head} | dict(zip(apart, place, strict=True))
-            made.append(
-                {
-                    "model": model,
-                    "group": group,
-                    **{key: int(str(value)) for key, value in at.items()},
-                    "protocol": protocol,
-                    "metric": metric,
-                    **found,
-                    "change": change,
-                    "change_first_step": first,
-                    "change_last_step": last,
-                }
-            )
-
-    single = rows["head"] >= 0
-    scopes = {
-        ALL_HEADS: rows[single | (rows["head"] == ALL_HEADS)],
-        HEAD_MEAN: rows[rows["head"] == HEAD_MEAN],
-    }
-    for head, part in scopes.items():
-        if not part[metric].notna().any():
-            continue
-        for group in ["all", *(kinds if len(kinds) > 1 else [])]:
-            add(part if group == "all" else part[part["group"] == group], group, -1, head)
-        add(part, "all", None, head)
-    if protocol == "exact" and metric in OF_EVERY_HEAD:
-        add(rows[single], "all", None, None)
     return made

@@ -10,6 +10,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.tables import Column, Table
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
+from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
 _SAMPLE = (*CHECKPOINT_KEYS, "sample")
 _LAYER = (*_SAMPLE, "layer", "protocol")
@@ -23,6 +24,9 @@ _TESTS = tuple(
 )
 _INTERVAL = (Column("difference"), Column("low"), Column("high"))
 _SAMPLES = Column("samples", kind="count", label="sentences")
+_SUPPORT = Column(
+    "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."
+)
 _TOKENS = Column("n_tokens", kind="count", label="tokens")
 
 
@@ -55,14 +59,18 @@ def _quantities(table: str) -> tuple[Quantity, ...]:
 
 
 _OF_HEADS = (
-    Table("heads", HEAD_KEYS, (_TOKENS, *_texts("sink_token"), *_quantities("heads"))),
-    Table("graphs", (*HEAD_KEYS, "threshold"), _quantities("graphs")),
+    Table(
+        "heads",
+        HEAD_KEYS,
+        (_TOKENS, *_texts("sink_token"), _SUPPORT, *_texts("mp_law"), *_quantities("heads")),
+    ),
+    Table("graphs", (*HEAD_KEYS, "threshold"), (_SUPPORT, *_quantities("graphs"))),
     Table("bars", (*HEAD_KEYS, "dimension", "birth", "death")),
 )
 
 TABLES = (
     *(one for table in _OF_HEADS for one in (table, table.head_means())),
-    Table("layers", _LAYER, (_TOKENS, *_quantities("layers"))),
+    Table("layers", _LAYER, (_TOKENS, *_quantities("layers"), *_values(*RANDOM.values()))),
     Table("examples", HEAD_KEYS, (_TOKENS, Column("attention", "list<float64>", "values"))),
     Table(
         "fisher",
@@ -80,9 +88,30 @@ TABLES = (
         (*_values("value", "std"), *_counts("count")),
     ),
     Table(
+        "sink_sums",
+        (*CHECKPOINT_KEYS, "group", "layer", "head", "label_kind", "label", "first_sample"),
+        (
+            *_counts("texts", "above"),
+            *_values("mass", "expected", "variance", "largest", "uniform"),
+            *_counts("queries"),
+        ),
+    ),
+    Table(
+        "sink_heads",
+        (*CHECKPOINT_KEYS, "group", "layer", "head"),
+        (
+            *(*_flags("has_sink"), *_counts("texts_tested", "texts_with_sink")),
+            *(
+                *_texts("pooled_by", "pooled_label"),
+                *_values("pooled_mean", "pooled_uniform", "pooled_excess"),
+            ),
+        ),
+    ),
+    Table(
         "frames",
         (*CHECKPOINT_KEYS, "group", "protocol"),
         (
+            *(*_counts("heads_with_sink", "heads_tested"), *_values("share_with_sink")),
             *_texts("frame", "token_frame"),
             *_values("margin", "probability"),
             *(_SAMPLES, *_flags("causal"), Column("modal_position", kind="position"), *_texts("modal_token")),
@@ -111,12 +140,12 @@ TABLES = (
     Table(
         "removal_tests",
         (*CHECKPOINT_KEYS, "layer", "percentile", "protocol"),
-        (Column("kl_reduction"), *_INTERVAL[1:], *_TESTS, _SAMPLES),
+        (*_values("kl_reduction", "kl_random"), *_INTERVAL, *_TESTS, _SAMPLES),
     ),
     Table(
         "null_tests",
         (*CHECKPOINT_KEYS, "kind", "metric", "scope", "protocol"),
-        (*_INTERVAL, *_TESTS, _SAMPLES),
+        (*_INTERVAL, *_TESTS, _SAMPLES, *_counts("controls"), *_texts("unit")),
     ),
     Table(
         "graph_depth",
@@ -130,11 +159,21 @@ TABLES = (
     ),
     Table(
         "emergence",
-        ("model", "group", "layer", "head", "protocol", "metric"),
+        ("model", "group", "scope", "place", "protocol", "metric"),
         (
-            *(*_counts("step", "low", "high"), *_values("start", "end", "change")),
-            *_counts("change_first_step", "change_last_step"),
+            *(Column("layer", kind="position"), Column("head", kind="position"), *_texts("verdict")),
+            Column("step", kind="count", meaning="First checkpoint of the new level, null without a step."),
+            Column("p_value", label="p", meaning="Of the best split, over orders of the checkpoints."),
+            Column("p_holm", label="p (Holm)", meaning="Corrected over the tested quantities of the run."),
+            *(*_INTERVAL, *_values("start", "end")),
+            Column(
+                "half_way",
+                kind="count",
+                meaning="First checkpoint past half of the way from start to end; noise has one too.",
+            ),
+            *(*_values("change"), *_counts("change_first_step", "change_last_step")),
         ),
+        version=2,
     ),
 )
 #: Tables of the maps, which controls have too, and those of controls.

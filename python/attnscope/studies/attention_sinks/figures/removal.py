@@ -30,14 +30,15 @@ from attnscope.plots.selection import (
 )
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
+from attnscope.studies.attention_sinks.matched_keys import RANDOM
 
 PERCENTILES = (80, 90, 95)
 #: Which keys were masked, and how they are called.
 ABLATED = {
     "sinks": "sinks",
-    "control_sinks": "as many others",
+    "control_sinks": "random, as many",
     "first": "first key",
-    "control_first": "one other",
+    "control_first": "one random",
 }
 
 
@@ -78,6 +79,11 @@ def kl_by_threshold(
         )
         if means["mean"].notna().any():
             draw_curve(ax, means["at"], means, str(name), colors[name], marker=True)
+        random = [RANDOM.get(at, "") for at in there]
+        if protocol == "exact" and set(random) <= set(rows) and rows[random].notna().any(axis=None):
+            ax.plot(
+                there, [rows[one].mean() for one in random], color=colors[name], linestyle=":", gid="random"
+            )
     ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     ax.xaxis.set_major_locator(FixedLocator(there))
     ax.set_xlim(min(there) - 2, max(there) + 2)
@@ -126,7 +132,8 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
         "How much closer heads come to their mean when sink keys are removed and rows renormalised, over the "
         "percentile that makes a key a sink (mean over layers)"
         + (" and by layer at the 90th." if by_layer else "."),
-        "Positive: heads differ less without sinks.",
+        "Positive: heads differ less without sinks."
+        + (" Dotted: without as many random keys." if "exact" in kinds else ""),
         "The published computation stands beside the exact one."
         if len(kinds) > 1
         else "By the published computation."
@@ -179,5 +186,7 @@ def ablation(results: Tables, options: Options) -> Drawn:
         figure_,
         f"Keys masked before the softmax in every layer and head of the model: {what}, mean over samples "
         "with 95 % intervals.",
-        "The controls mask as many other keys." if any("control" in kind for kind in kinds) else "",
+        "Random: as many other visible keys near them, mean of five draws, where there are sinks."
+        if any("control" in kind for kind in kinds)
+        else "",
     )

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: MIT
+"""Which heads have a sink, and frames of those: from maps with known sinks through the stored tables."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.forward import Batch
+from attnscope.engine.results import Results
+from attnscope.metrics.information.sink_test import pooled_sinks, sink_sums, sink_test
+from attnscope.studies.attention_sinks.sink_heads import SinkSums, judged, sink_heads
+from attnscope.studies.attention_sinks.summaries import frames
+
+MODEL = {"model": "m", "revision": "", "step": -1}
+
+
+def random_maps(texts, heads, n, first=0.0, *, key=0, seed=0):
+    """Causal softmax of random logits, where `key` takes the share `first` of each row that sees it."""
+    generator = torch.Generator().manual_seed(seed)
+    logits = torch.randn(texts, heads, n, n, dtype=torch.float64, generator=generator)
+    maps = logits.masked_fill(torch.ones(n, n).triu(1).bool(), -torch.inf).softmax(-1)
+    maps[..., key:, :] *= 1 - first
+    maps[..., key:, key] += first
+    return maps
+
+
+def stored(maps, lengths, tokens=None, parts=1):
+    """Tables of maps [texts, layers, heads, n, n] as the study's units write them, in `parts` units."""
+    texts, layers, heads = maps.shape[:3]
+    tokens = tokens or [[f"w{text}.{key}" for key in range(n)] for text, n in enumerate(lengths)]
+    written = []
+    for own in np.array_split(np.arange(texts), parts):
+        run = SimpleNamespace(write=lambda name, **rows: written.append(pd.DataFrame(rows)))
+        sums = SinkSums(run)
+        # two batches of a unit, the later texts first
+        for some in (own[1:], own[:1]):
+            if not len(some):
+                continue
+            sizes = [lengths[text] for text in some]
+            batch = Batch(some.tolist(), sizes, [], [tokens[text] for text in some], ["all"] * len(some))
+            for layer in range(layers):
+                states = SimpleNamespace(
+                    heads=maps[some.tolist(), layer], lengths=torch.tensor(sizes), support="causal",
+                    names=tuple(range(heads)),
+                )  # fmt: skip
+                sums.add(states, layer, batch)
+        sums.write()
+    rows = []
+    for layer in range(layers):
+        found = sink_test(maps[:, layer], support="causal", lengths=torch.tensor(lengths)[:, None])
+        counts = torch.where(found.untested, -1, found.sinks.sum(-1))
+        for text, head in np.ndindex(texts, heads):
+            place, count = int(found.position[text, head]), int(counts[text, head])
+            rows.append(
+                {**MODEL, "sample": text, "layer": layer, "head": head, "protocol": "exact",
+                 "sink_position": 0, "sink_position_test": place if place >= 0 else None,
+                 "sink_count_test": count if count >= 0 else None}
+            )  # fmt: skip
+    samples = pd.DataFrame(
+        {**MODEL, "sample": range(texts), "group": "all", "n_tokens": lengths, "causal": True,
+         "tokens": tokens}
+    )  # fmt: skip
+    heads_table = pd.DataFrame(rows).astype({"sink_position_test": "Int64", "sink_count_test": "Int64"})
+    tables = {"samples": samples, "heads": heads_table}
+    if written:
+        tables["sink_sums"] = pd.concat(written).assign(**MODEL)
+    return Results(tables)
+
+
+def verdict(results):
+    evidence = []
+    (row,) = frames(results, 0, evidence)
+    return row, evidence
+
+
+def test_random_attention_has_no_frame_although_every_row_has_a_largest_entry():
+    maps = random_maps(8, 6, 40).reshape(8, 3, 2, 40, 40)
+    assert (asc.sink_position(maps) >= 0).all()
+    row, evidence = verdict(stored(maps, [40] * 8))
+    assert (row["frame"], row["heads_with_sink"], row["heads_tested"]) == ("none", 0, 6)
+    assert row["share_with_sink"] == 0
+    assert evidence == []
+    assert row["modal_position"] is None
+
+
+def test_uniform_attention_has_no_frame():
+    n = 40
+    maps = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
+    row, _ = verdict(stored(maps.expand(6, 3, 2, n, n), [n] * 6))
+    assert row["frame"] == "none"
+
+
+def test_a_first_key_of_a_third_makes_a_centralized_frame():
+    maps = random_maps(8, 6, 40, 0.3).reshape(8, 3, 2, 40, 40)
+    row, evidence = verdict(stored(maps, [40] * 8))
+    assert (row["frame"], row["heads_with_sink"], row["modal_position"]) == ("centralized", 6, 0)
+    assert row["modal_position_share"] == 1
+    assert len(evidence) > 0
+
+
+def test_texts_too_short_for_a_test_are_judged_together():
+    """Six tokens say nothing alone; twenty texts show the first key, and a frame of the pooled place."""
+    lengths = [6 + text % 3 for text in range(20)]
+    maps = random_maps(20, 6, 8, 0.6).reshape(20, 3, 2, 8, 8)
+    results = stored(maps, lengths, parts=3)
+    (one,) = judged(results)
+    assert len(one.pooled) == 6
+    assert set(one.labels.values()) == {0}
+    assert (one.positions < 0).mean() > 0.5
+    row, _ = verdict(results)
+    assert (row["frame"], row["modal_position"]) == ("centralized", 0)
+    rows = pd.DataFrame(sink_heads(results))
+    assert rows["has_sink"].all()
+    assert set(rows["pooled_by"]) == {"start"}
+
+
+def test_where_no_key_can_be_tested_the_frame_is_untested():
+    maps = random_maps(4, 2, 3).reshape(4, 1, 2, 3, 3)
+    results = stored(maps, [3, 3, 2, 2])
+    row, _ = verdict(results)
+    rows = pd.DataFrame(sink_heads(results))
+    assert row["heads_tested"] == 0
+    assert (row["frame"], row["heads_with_sink"]) == ("untested", 0)
+    assert rows["has_sink"].isna().all()
+
+
+@pytest.mark.parametrize("kind", ["start", "end", "token"])
+def test_sums_of_units_and_batches_are_those_of_all_texts_at_once(kind):
+    lengths = [12, 20, 16, 20, 9, 14]
+    maps = random_maps(6, 2, 20, 0.2)[:, None]
+    draw = np.random.default_rng(0)
+    tokens = [draw.choice(list("abc"), n).tolist() for n in lengths]
+    sums = stored(maps, lengths, tokens, parts=2).table("sink_sums")
+    own = sums[sums["label_kind"] == kind]
+    mine = pooled_sinks(own, texts=6, by=["layer", "head"]).drop(columns="layer")
+    # behind its length a text has nothing
+    found = sink_test(maps[:, 0], support="causal", lengths=torch.tensor(lengths)[:, None])
+    at_once = sink_sums(found, label=kind, lengths=torch.tensor(lengths), tokens=tokens)
+    expected = pooled_sinks(at_once, texts=6).rename(columns={"map": "head"})
+    expected["label"] = expected["label"].astype(str)
+    order = ["head", "label"]
+    mine, expected = (one.sort_values(order).reset_index(drop=True) for one in (mine, expected))
+    pd.testing.assert_frame_equal(mine, expected[mine.columns], check_dtype=False, rtol=1e-12)
+
+
+def test_a_token_of_its_own_is_found_by_token_and_not_by_place():
+    """A special token somewhere in the first half of each text takes a third; its place says nothing."""
+    draw = np.random.default_rng(1)
+    n, texts = 24, 30
+    places = draw.integers(0, n // 2, texts)
+    maps = torch.cat(
+        [random_maps(1, 1, n, 0.35, key=int(place), seed=text) for text, place in enumerate(places)]
+    )[:, None]
+    tokens = [draw.choice(list("abcdefgh"), n).tolist() for _ in range(texts)]
+    for text, place in enumerate(places):
+        tokens[text][place] = "<sep>"
+    (one,) = judged(stored(maps, [n] * texts, tokens))
+    row = one.pooled[0, 0]
+    assert (row["label_kind"], row["label"]) == ("token", "<sep>")
+    assert one.labels == {(0, 0): None}

@@ -1,0 +1,173 @@
+# SPDX-License-Identifier: MIT
+"""Stored columns of layers of different kinds, against loops over the keys that each query sees."""
+
+import numpy as np
+import pytest
+import torch
+
+import models
+from attnscope.capture import capture
+from attnscope.engine.config import Study
+from attnscope.engine.run import run
+from folders import sentences, tokenizer
+
+WINDOW = 7
+SIZES = {"vocab_size": models.VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
+METRICS = [
+    *("sink_share", "top_mass", "attention_entropy", "head_divergence", "sink_removal", "sink_test"),
+    *("marchenko_pastur", "entropy_magnitude_correlation"),
+]
+LAYERS = {
+    "mistral": ["window 7"] * 3,
+    "gemma3": ["window 7", "causal", "window 7"],
+    "modernbert": ["full", "window 7+7", "window 7+7"],
+    "gpt_oss": ["window 7", "causal"],
+}
+
+
+def build(name):
+    import transformers
+
+    torch.manual_seed(0)
+    if name in ("mistral", "gpt_oss"):
+        return models.tiny(name)
+    if name == "gemma3":
+        config = transformers.Gemma3TextConfig(
+            **SIZES, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
+            sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
+        )  # fmt: skip
+        return transformers.Gemma3ForCausalLM(config).eval()
+    config = transformers.ModernBertConfig(
+        **SIZES, num_hidden_layers=3, num_attention_heads=4, local_attention=2 * WINDOW,
+        global_attn_every_n_layers=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
+    )  # fmt: skip
+    return transformers.ModernBertForMaskedLM(config).eval()
+
+
+def seen_by(kind, n):
+    """The visible pairs of one text, by loops."""
+    sides = {"causal": (n, 0), "full": (n, n), "window 7": (6, 0), "window 7+7": (7, 7)}
+    before, after = sides[kind]
+    return np.array([[-after <= i - j <= before for j in range(n)] for i in range(n)])
+
+
+@pytest.fixture(scope="module", params=LAYERS)
+def case(request, tmp_path_factory):
+    """The name, a run over a short and a long text in one batch, and each text's maps captured alone."""
+    home = tmp_path_factory.mktemp(request.param)
+    model = build(request.param)
+    model.save_pretrained(home / "model")
+    tokenizer().save_pretrained(home / "model")
+    texts = sentences(home / "texts.txt", 2, shortest=5)
+    lines = texts.read_text("utf-8").splitlines()
+    texts.write_text(f"{lines[0]}\n{' '.join([lines[1]] * 4)}\n", "utf-8")
+    study = Study(
+        models=str(home / "model"), texts=str(texts), output=str(home), name="a", protocols="exact", block=2,
+        options={"metrics": METRICS, "extra": ["row_permutation"]},
+    )  # fmt: skip
+    results = run(study, progress=False)
+    alone = []
+    for ids in results.table("samples")["token_ids"]:
+        with capture(model, sites=("attention",)) as tape:
+            inputs = torch.as_tensor(np.asarray(ids))[None]
+            layers = list(tape.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
+        alone.append([(one.matrices()[0].double(), one.states("sink_mass")[0].double()) for one in layers])
+    return request.param, results, alone
+
+
+def rows(case, table="heads"):
+    """Sample, layer, support, map [h, n, n], learned mass [h, n] and the rows that are stored of them."""
+    name, results, alone = case
+    stored = results.table(table)
+    for sample, layers in enumerate(alone):
+        for layer, (maps, learned) in enumerate(layers):
+            n = maps.shape[-1]
+            kind = LAYERS[name][layer]
+            short = {"window 7": n <= 7, "window 7+7": n <= 8}.get(kind, False)
+            kind = {"window 7": "causal", "window 7+7": "full"}[kind] if short else kind
+            own = stored[(stored["sample"] == sample) & (stored["layer"] == layer)]
+            yield kind, maps.numpy(), learned.numpy(), own
+
+
+def entropies(maps, learned, seen):
+    """Entropy and its normalised form of each row [h, n]; a learned sink is one more key."""
+    more = bool(learned.any())
+    found = np.zeros(maps.shape[:2])
+    scaled = np.full(maps.shape[:2], np.nan)
+    for head, i in np.ndindex(*found.shape):
+        own = [maps[head, i, j] for j in np.flatnonzero(seen[i])] + ([learned[head, i]] if more else [])
+        found[head, i] = -sum(p * np.log(p) for p in own if p > 0)
+        if len(own) > 1:
+            scaled[head, i] = found[head, i] / np.log(len(own))
+    return found, scaled
+
+
+def test_rows_say_what_queries_see(case):
+    for kind, _, _, own in rows(case):
+        assert set(own["support"]) == {kind}
+        law = {"causal": "triangular", "full": "Marchenko-Pastur"}.get(kind, "shuffled rows")
+        assert set(own["mp_law"]) == {law}
+
+
+def test_columns_of_rows_are_those_of_the_visible_keys(case):
+    for kind, maps, learned, own in rows(case):
+        n = maps.shape[-1]
+        seen = seen_by(kind, n)
+        assert (maps[:, ~seen] == 0).all()
+        found, scaled = entropies(maps, learned, seen)
+        tight = {"rtol": 1e-6, "atol": 1e-7}
+        np.testing.assert_allclose(own["entropy"], found.mean(1), **tight)
+        np.testing.assert_allclose(own["entropy_normalized"], np.nanmean(scaled, 1), **tight)
+        np.testing.assert_allclose(own["learned_sink_mass"], learned.mean(1), **tight)
+        uniform = np.mean([seen[i, 0] / seen[i].sum() for i in range(n)])
+        np.testing.assert_allclose(own["sink_share_uniform"], uniform, rtol=1e-12)
+        every = np.concatenate([maps.sum(1), learned.sum(1)[:, None]], 1)
+        np.testing.assert_allclose(own["top_mass"], every.max(1) / n, **tight)
+
+
+def test_divergence_of_a_layer_counts_the_learned_sink(case):
+    for (kind, maps, learned, own), (_, _, _, of_layer) in zip(rows(case), rows(case, "layers"), strict=True):
+        outcomes = np.concatenate([maps, learned[..., None]], -1)
+        mean = outcomes.mean(0)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            each = np.where(outcomes > 0, outcomes * np.log(outcomes / mean), 0).sum(-1).mean(-1)
+        np.testing.assert_allclose(own["head_divergence"], each, rtol=1e-6, atol=1e-7, err_msg=kind)
+        assert (own["head_divergence"] >= -1e-9).all()
+        np.testing.assert_allclose(of_layer["head_divergence"], each.mean(), rtol=1e-6, atol=1e-7)
+
+
+def test_uniform_attention_stands_beside_each_support(case):
+    baselines = case[1].table("baselines")
+    for kind, maps, _, _ in rows(case):
+        n = maps.shape[-1]
+        seen = seen_by(kind, n)
+        own = baselines[(baselines["n_tokens"] == n) & (baselines["kind"] == f"uniform_{kind}")]
+        value = own.set_index("metric")["value"]
+        assert value["entropy_normalized"] == pytest.approx(1.0)
+        assert value["entropy"] == pytest.approx(np.log(seen.sum(1)).mean())
+        assert value["top_mass"] == pytest.approx((seen / seen.sum(1, keepdims=True)).sum(0).max() / n)
+        assert value["sink_count_test"] in (0, pytest.approx(np.nan, nan_ok=True))
+
+
+def test_shuffled_rows_stay_inside_what_queries_see():
+    from attnscope.studies.nulls import shuffled_rows, visible_pairs
+
+    for name in ("causal", "full", "window 3", "window 2+1"):
+        seen = visible_pairs(name, 9)
+        maps = torch.rand(2, 3, 9, 9, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+        maps = torch.where(seen, maps, 0.0)
+        found = shuffled_rows(maps, [9, 9], [0, 1], 0, 0, seen)
+        assert (found[..., ~seen] == 0).all()
+        assert (found[..., seen] > 0).all()
+        assert torch.equal(found.sort(-1).values, maps.sort(-1).values)
+        assert not torch.equal(found, maps)
+
+
+def test_entropies_of_shuffled_rows_are_the_same_under_any_support(case):
+    heads = case[1].table("heads")
+    controls = case[1].table("heads_variants")
+    controls = controls[controls["scope"] == "heads"].set_index("sample")
+    for sample, own in heads.groupby("sample"):
+        row = controls.loc[sample]
+        assert row["entropy"] == pytest.approx(own["entropy"].mean(), rel=1e-6)
+        assert row["learned_sink_mass"] == pytest.approx(own["learned_sink_mass"].mean(), rel=1e-6)
