@@ -96,6 +96,17 @@ py::object copied(const std::vector<T>& values, const std::vector<Index>& shape,
 
 }  // namespace
 
+bool is_plain_batch(const py::object& object) {
+  if (!Py_IS_TYPE(object.ptr(), reinterpret_cast<PyTypeObject*>(THPVariableClass))) return false;
+  const at::Tensor& tensor = THPVariable_Unpack(object.ptr());
+  const auto type = tensor.scalar_type();
+  if (type != at::kFloat && type != at::kDouble && type != at::kHalf && type != at::kBFloat16) return false;
+  if (tensor.layout() != at::kStrided || tensor.is_nested() || !tensor.device().is_cpu()) return false;
+  if (tensor.requires_grad() || tensor.is_neg()) return false;
+  const Index rank = tensor.dim();
+  return rank >= 2 && tensor.size(rank - 1) > 0 && tensor.size(rank - 1) == tensor.size(rank - 2);
+}
+
 Batch make_batch(const py::object& attention, const py::object& lengths) {
   const at::Tensor& tensor = unwrap(attention, "attention");
   const Index rank = tensor.dim();

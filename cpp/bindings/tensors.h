@@ -115,6 +115,10 @@ struct Result {
   T* data = nullptr;
 };
 
+// Whether an object is a torch.Tensor of no other class that make_batch takes as it is: dense, on the CPU, of a
+// float type, [..., n, n] with n >= 1, without a gradient or a sign beside its memory.
+bool is_plain_batch(const py::object& object);
+
 // `attention`: a CPU float tensor whose last two sizes are equal; `lengths`: None or an int64 contiguous
 // tensor with one entry per matrix. attnscope._checks makes both so.
 Batch make_batch(const py::object& attention, const py::object& lengths);

@@ -101,6 +101,9 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
         TypeError: it is not an array.
         ValueError: wrong rank, not square, empty, integer or complex.
     """
+    if _core.is_plain_batch(value):
+        plain: torch.Tensor = value
+        return plain
     tensor = _device.to_host(float_tensor(function, name, value))
     if tensor.ndim < 2:
         raise ValueError(

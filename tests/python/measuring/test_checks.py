@@ -10,7 +10,7 @@ import torch
 import xarray as xr
 
 import attnscope as asc
-from attnscope import _checks
+from attnscope import _checks, _core
 
 
 def refuses(message, attention, error=ValueError, **options):
@@ -157,3 +157,16 @@ def test_a_wrong_name_of_the_package_says_the_right_one():
         asc.fiedlr_value  # noqa: B018
     with pytest.raises(AttributeError, match=r"has no attribute 'zzz'$"):
         asc.zzz  # noqa: B018
+
+
+def test_a_plain_batch_is_taken_as_it_is_and_anything_else_is_looked_at():
+    maps = torch.rand(2, 4, 4)
+    assert _checks.square_tensor("f", "attention", maps) is maps
+    assert _core.is_plain_batch(maps[:, ::2, ::2].mT)
+    assert not _core.is_plain_batch(maps.clone().requires_grad_())
+    assert not _core.is_plain_batch(torch._neg_view(maps))
+    assert not _core.is_plain_batch(torch.nn.Parameter(maps, requires_grad=False))
+    for other in (maps[0, 0], maps[:, :3], maps[:, :0, :0], maps.long(), maps.cfloat(), maps.to_sparse()):
+        assert not _core.is_plain_batch(other)
+    for other in (maps.to("meta"), maps.numpy(), maps.tolist(), None, "attention"):
+        assert not _core.is_plain_batch(other)
