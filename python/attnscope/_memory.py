@@ -4,8 +4,11 @@
 from __future__ import annotations
 
 import ctypes
+import gc
 import resource
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
@@ -119,3 +122,15 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
     """
     mean = 2 * layer_bytes // max(1, heads)
     return 2 * layer_bytes + mean + workspace_bytes(longest, heads) + 8 * LARGE_BLOCK
+
+
+@contextmanager
+def older_objects_aside() -> Iterator[None]:
+    """Inside, garbage is looked for among newer objects alone; imported libraries hold a million."""
+    before = gc.get_freeze_count()
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not before:
+            gc.unfreeze()

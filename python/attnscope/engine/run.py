@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from attnscope._memory import give_back_large_blocks
+from attnscope._memory import give_back_large_blocks, older_objects_aside
 from attnscope._warn import CountedWarning, NonFiniteWarning
 from attnscope.engine.config import Settings
 from attnscope.engine.discovery import study_class
@@ -164,7 +164,7 @@ class Engine:
             self.say(f"skipped {title}: {reason}")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FolderLock(self.folder) as lock:
+            with FolderLock(self.folder) as lock, older_objects_aside():
                 return self._locked(plan, lock, resume)
         except OSError as error:
             full = disk_error(error, self.folder)
