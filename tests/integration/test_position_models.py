@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: MIT
 """The study of absolute position on trained models, beside what was measured on other windows of the text."""
 
+import csv
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 import attnscope as asc
 from attnscope.engine.run import run
@@ -16,12 +18,14 @@ MEASURED = {
     "stories260K": {
         "residual": [-0.011, 0.177, 0.358, 0.080, 0.154],
         "error": [0.029, 0.126, 0.055, 0.032, 0.012],
+        "mask_cut": [[1.56, 1.12, 2.20, 1.78, 2.64], [0.34, 0.09, 0.49, 0.29, 0.86]],
         "sink_advantage": [3.4, 11.2, 0.1, 4.3, 2.1],
         "fingerprint": [0.22, 0.09, 0.32, 0.36, 0.32],
     },
     "llama2xs": {
         "residual": [0.04, 0.01, 5.9, 42.7, 185.0],
         "error": [1.3, 2.9, 8.7, 18.0, 16.0],
+        "mask_cut": [[29, 98, 66, 67, 39], [7, 59, 19, 20, 8]],
         "sink_advantage": [-6.2, -7.7, 48.0, 95.0, 23.0],
         "fingerprint": [0.15, 0.46, 0.68, 0.34, 0.47],
     },
@@ -78,3 +82,25 @@ def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_pa
     share = removed.set_index("arm")["energy_removed"]
     assert 0.7 < share["zero"] < 1.1
     assert 0.7 < share["no_bos"] < 1.1
+
+
+@pytest.mark.parametrize("name", MEASURED)
+def test_the_mask_cuts_queries_1_and_8_as_measured(name):
+    """Windows of the joined sentences behind BOS; the measured ones lay in other places of the same text."""
+    folder = DATA / name / "hf"
+    if not TEXTS.exists() or not folder.exists():
+        pytest.skip(f"{name} or the sentences are not here")
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with TEXTS.open(encoding="utf-8", newline="") as file:
+        text = " ".join(row["text"] for row in csv.DictReader(file))
+    whole = tokenizer(text, add_special_tokens=False)["input_ids"]
+    windows = torch.tensor(whole[: len(whole) // 63 * 63]).reshape(-1, 63)
+    chosen = torch.randperm(len(windows), generator=torch.Generator().manual_seed(0))[:128]
+    bos = torch.full((len(chosen), 1), tokenizer.bos_token_id)
+    ids = torch.cat([bos, windows[chosen]], dim=1)
+    profile = asc.position_profile(model, {"input_ids": ids}, n=64, groups=8)
+    cut = profile.mean("mask_cut").mean(1).numpy()
+    np.testing.assert_allclose(cut[:, [1, 8]].T, MEASURED[name]["mask_cut"], rtol=0.1, atol=0.02)

@@ -1,16 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""One small language model with five ways of telling positions apart, trained by the demo's recipe.
+"""One small language model with several ways of telling positions apart, trained by the demo's recipe.
 
-python -m attnscope.demo.encodings [DIRECTORY] trains them, runs the wavelet study over all of them and prints
-what it found.
+python -m attnscope.demo.encodings [DIRECTORY] [--study absolute_position] [--steps N] trains them, runs a
+study over all of them (by default the wavelet study, over five) and prints what it found.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import math
 import os
-import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -25,7 +26,11 @@ from attnscope.demo.training import Recipe, config_values, train
 if TYPE_CHECKING:
     from attnscope.engine.results import Results
 
-ENCODINGS = ("rope", "learned", "alibi", "t5", "none")
+#: RoPE at θ = 10,000, learned vectors, ALiBi, T5's bias, nothing; RoPE at θ = 10⁶, and with a window.
+ENCODINGS = ("rope", "learned", "alibi", "t5", "none", "ntk", "window")
+#: Those that the wavelet study compares.
+WAVELET_ENCODINGS = ENCODINGS[:5]
+NTK_THETA, WINDOW_KEYS = 1e6, 32
 BUCKETS, MAX_DISTANCE = 32, 128
 _SAMPLES_SEED = 1
 
@@ -115,7 +120,7 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
         encoding = config.position_encoding
         if encoding not in ENCODINGS:
             raise ValueError(f"position_encoding must be one of {', '.join(ENCODINGS)}, got {encoding!r}")
-        if encoding != "rope":
+        if encoding not in ("rope", "ntk", "window"):
             self.model.rotary_emb = Unrotated()
         if encoding == "learned":
             self.model.embed_tokens = LearnedPositions(
@@ -124,18 +129,20 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
             nn.init.normal_(self.model.embed_tokens.weight, std=config.initializer_range)
         if encoding == "t5":
             self.model.relative_bias = RelativeBias(config.num_attention_heads)
-        if encoding in ("alibi", "t5"):
+        if encoding in ("alibi", "t5", "window"):
             for layer in self.model.layers:
                 layer.self_attn.register_forward_pre_hook(self._biased, with_kwargs=True)
 
     def _biased(self, module: nn.Module, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
-        """Adds the bias of the distance to a layer's mask, which every implementation adds to the logits."""
+        """Adds the bias of the distance, or a window's edge, to a layer's mask, which logits are added to."""
         hidden = kwargs["hidden_states"] if "hidden_states" in kwargs else args[0]
         n = hidden.shape[1]
         place = torch.arange(n, device=hidden.device)
         distance = place[:, None] - place
         if self.config.position_encoding == "t5":
             bias = self.model.relative_bias(distance)
+        elif self.config.position_encoding == "window":
+            bias = torch.zeros(1, n, n, device=hidden.device)
         else:
             slopes = alibi_slopes(self.config.num_attention_heads).to(hidden.device)
             bias = -slopes[:, None, None] * distance.clamp_min(0)
@@ -147,7 +154,10 @@ class PositionsForCausalLM(LlamaForCausalLM):  # type: ignore[misc]
             mask = torch.zeros(mask.shape, dtype=hidden.dtype, device=hidden.device).masked_fill(
                 ~mask, lowest
             )
-        return args, {**kwargs, "attention_mask": mask + bias.to(hidden.dtype)}
+        mask = mask + bias.to(hidden.dtype)
+        if self.config.position_encoding == "window":
+            mask = mask.masked_fill(distance >= WINDOW_KEYS, lowest)
+        return args, {**kwargs, "attention_mask": mask}
 
 
 AutoConfig.register(PositionsConfig.model_type, PositionsConfig, exist_ok=True)
@@ -166,50 +176,90 @@ class PositionsRecipe(Recipe):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(self.seed)
             config = PositionsConfig(**config_values(self), position_encoding=self.encoding)
+            if self.encoding == "ntk":
+                config.rope_parameters = {"rope_type": "default", "rope_theta": NTK_THETA}
             return PositionsForCausalLM(config).train()
 
 
 def compare_encodings(
     directory: str | os.PathLike[str] = "runs/encodings",
     *,
-    samples: int = 24,
+    study: str = "wavelet_heads",
+    samples: int | None = None,
     steps: int = 256,
     progress: bool = True,
+    options: Mapping[str, Any] | None = None,
 ) -> Results:
-    """Trains the five models and runs the wavelet study over their last checkpoints.
+    """Trains the models and runs a study over their last checkpoints.
 
-    What is done already is kept, as in `run_demo`.
+    What is done already is kept, as in `run_demo`. Both studies read held-out text alone: copying sequences
+    change their statistics in the middle.
 
     Args:
         directory: gets a folder of checkpoints per encoding and the run `study`.
-        samples: windows of held-out text.
+        study: "wavelet_heads", over five encodings, or "absolute_position", over all.
+        samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
         steps: of each training.
         progress: bars on a terminal.
+        options: of the study besides.
 
     Returns:
         The stored results, one model per encoding.
+
+    Raises:
+        ValueError: another study.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine
 
+    if study not in ("wavelet_heads", "absolute_position"):
+        raise ValueError(
+            f"compare_encodings: study must be wavelet_heads or absolute_position, got {study!r}"
+        )
+    windows = study == "absolute_position"
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
     models = []
-    for encoding in ENCODINGS:
+    for encoding in ENCODINGS if windows else WAVELET_ENCODINGS:
         recipe = PositionsRecipe(steps=steps, encoding=encoding)
         checkpoints = train(root / encoding, recipe, progress=None if progress else False)
         models.append({"path": str(checkpoints / f"step{steps}"), "label": encoding})
+    count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"
-    lines = [json.dumps({"text": window}) for window in text_windows(samples, _SAMPLES_SEED)]
+    lines = [json.dumps({"text": window}) for window in text_windows(count, _SAMPLES_SEED)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
-    study = Study(
-        study="wavelet_heads", name="study", output=str(root), models=models, texts={"path": str(texts)},
-        options={"nulls": ["row_permutation"]},
-    )  # fmt: skip
-    results = Engine(study, progress=progress).run(resume=True)
+    given: dict[str, Any] = {"texts": {"path": str(texts)}, "options": {"nulls": ["row_permutation"]}}
+    if windows:
+        given = {
+            "texts": {"path": str(texts), "per": "window", "samples": count},
+            "max_tokens": 64,
+            "options": {"arms": ["no_bos"], "nulls": []},
+        }
+    given["options"] |= dict(options or {})
+    made = Study(study=study, name="study", output=str(root), models=models, **given)
+    results = Engine(made, progress=progress).run(resume=True)
     results.figures()
     results.report()
     return results
+
+
+def residual_summary(results: Results) -> list[str]:
+    """A line per encoding: mean residual of early queries by layer, text windows and shuffled ones."""
+    means = results.table("layer_means")
+    means = means[(means["queries"] == "early") & (means["arm"] == "base")]
+    lines = [f"{'':8}  residual by layer (nats²): windows; shuffled tokens; p of layer 0, shuffled"]
+    position = results.table("position")
+    first = position[(position["layer"] == 0) & (position["input"] == "shuffled")]
+    first = first[(first["queries"] == "early") & (first["arm"] == "base")]
+    for encoding in dict.fromkeys(means["model"]):
+        own = means[means["model"] == encoding].sort_values("layer")
+        parts = [
+            "  ".join(f"{value:8.4f}" for value in own[own["input"] == kind]["residual"])
+            for kind in ("windows", "shuffled")
+        ]
+        least = first[first["model"] == encoding]["p_value"].min()
+        lines.append(f"{encoding:8}  {parts[0]}; {parts[1]}; {least:.4f}")
+    return lines
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
@@ -220,7 +270,7 @@ def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
         "position_entropy", "local_share", "rho", "scale_sensitivity_energy_0.5",
     )  # fmt: skip
     lines = [f"{'':8} {'loss':>14}  " + "  ".join(f"{name[-17:]:>17}" for name in wanted)]
-    for encoding in ENCODINGS:
+    for encoding in WAVELET_ENCODINGS:
         own = phases[phases["model"] == encoding].set_index("metric")["mean"]
         record = json.loads(
             (Path(directory) / encoding / "training.jsonl").read_text("utf-8").splitlines()[-1]
@@ -235,6 +285,12 @@ if __name__ == "__main__":
     # the module's classes must be those of the package, not of __main__, for stored models to find them
     from attnscope.demo import encodings
 
-    place = sys.argv[1] if len(sys.argv) > 1 else "runs/encodings"
-    for line in encodings.summary(encodings.compare_encodings(place), place):
+    parser = argparse.ArgumentParser(prog="python -m attnscope.demo.encodings", description=__doc__)
+    parser.add_argument("directory", nargs="?", default="runs/encodings")
+    parser.add_argument("--study", choices=("wavelet_heads", "absolute_position"), default="wavelet_heads")
+    parser.add_argument("--steps", type=int, default=256)
+    given = parser.parse_args()
+    found = encodings.compare_encodings(given.directory, study=given.study, steps=given.steps)
+    wavelet = given.study == "wavelet_heads"
+    for line in encodings.summary(found, given.directory) if wavelet else encodings.residual_summary(found):
         print(line)

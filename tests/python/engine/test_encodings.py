@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Five ways of telling positions apart in one model: each is what its paper says, and stored models load."""
+"""Ways of telling positions apart in one model: each is what its paper says, and stored models load."""
 
 import pytest
 import torch
@@ -74,5 +74,22 @@ def test_stored_models_are_found_by_the_package(tmp_path, encoding):
 
 
 def test_an_unknown_encoding_is_named():
-    with pytest.raises(ValueError, match="one of rope, learned, alibi, t5, none, got 'sinus'"):
+    with pytest.raises(ValueError, match="one of rope, learned, alibi, t5, none, ntk, window, got 'sinus'"):
         small("sinus")
+
+
+def test_a_window_of_keys_and_no_more():
+    attention = maps(
+        small("window"), torch.randint(1, 200, (1, 50), generator=torch.Generator().manual_seed(0))
+    )
+    distance = torch.arange(50)[:, None] - torch.arange(50)
+    seen = (distance >= 0) & (distance < 32)
+    assert (attention[..., seen] > 0).all()
+    assert not attention[..., ~seen].any()
+
+
+def test_the_frequencies_of_a_larger_base():
+    d = 8
+    found = small("ntk").model.rotary_emb.inv_freq
+    torch.testing.assert_close(found, 1e6 ** (-torch.arange(0, d, 2) / d))
+    torch.testing.assert_close(small("rope").model.rotary_emb.inv_freq, 1e4 ** (-torch.arange(0, d, 2) / d))

@@ -60,3 +60,37 @@ def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path,
     monkeypatch.setattr(checks, "_written", lambda model, ids: checks.Check("head_writes", 0.5, 1e-5))
     with pytest.raises(LoadError, match=r"the check head_writes does not hold: 0\.5, where at most 1e-05"):
         run(settings(folder, texts, tmp_path), progress=False)
+
+
+def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
+    folder, texts, tmp_path, monkeypatch, capsys
+):
+    from attnscope.commands import cli
+    from attnscope.studies.absolute_position import checks
+
+    other = model_folder(tmp_path / "other", num_hidden_layers=2)
+    monkeypatch.setattr(
+        checks,
+        "_written",
+        lambda model, ids: checks.Check("head_writes", float(model.config.num_hidden_layers == 2), 1e-5),
+    )
+    arguments = ["run", "absolute_position", "--model", str(folder), "--model", str(other), "--quiet"]
+    arguments += ["--texts", str(texts), "--no-draw", "--set", "options.arms=[]", "--set", "options.nulls=[]"]
+    arguments += ["--set", "texts.per=window", "--set", "texts.samples=16", "--set", "max_tokens=16"]
+    arguments += ["--set", "options.groups=4", "--output", str(tmp_path), "--name", "a"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 3
+    assert "1 checkpoint skipped: other" in capsys.readouterr().err
+    results = asc.load(tmp_path / "a")
+    assert "the check head_writes does not hold" in str(results.provenance["skipped"])
+    assert set(results.table("claims")["model"]) == {folder.name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"rope": ["yarn", 2.0]}, "options.rope"), ({"window": 0}, "options.window")],
+)
+def test_bad_encodings(folder, texts, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(folder, texts, tmp_path, **changes)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope.capture.edits import HideKeys, SetEmbedding, SubtractRead
+from attnscope.capture.edits import HideKeys, LimitWindow, SetEmbedding, SetRotary, SubtractRead
 from attnscope.studies.absolute_position.options import CONTROLS, READS
 
 if TYPE_CHECKING:
@@ -51,6 +51,16 @@ class Arm:
     def label(self) -> str:
         """For messages."""
         return self.name if self.input == "windows" else f"{self.name} on {self.input}"
+
+
+def imposed(options: Any) -> tuple[Any, ...]:
+    """The encoding that every pass runs under in place of the model's own.
+
+    Args:
+        options: of the study.
+    """
+    edits: tuple[Any, ...] = () if options.rope is None else (SetRotary(options.rope),)
+    return edits if options.window is None else (*edits, LimitWindow(options.window))
 
 
 def token_ids(run: StageRun, batch: Batch, arm: Arm) -> Tensor:

@@ -78,7 +78,8 @@ def check_model(run: StageRun) -> None:
         Check("first_token_across_texts", float(path.across.max()), 0.0),
         _shifted(model, ids, scores, eps * (ids.shape[1] + SHIFT) * largest),
         *_unchanged(model, ids, scores),
-        _replaced(model, ids),
+        *_replaced(model, ids),
+        _silent(model, ids),
         _repeated(model, ids),
         _written(model, ids),
     ]
@@ -165,18 +166,45 @@ def _unchanged(model: Any, ids: Tensor, scores: Tensor) -> Iterator[Check]:
         yield Check(name, 0.0 if torch.equal(found, scores) else _distance(found, scores) or 1.0, 0.0)
 
 
-def _replaced(model: Any, ids: Tensor) -> Check:
-    """A later embedding replaced leaves every state before it as it was."""
+def _replaced(model: Any, ids: Tensor) -> Iterator[Check]:
+    """A later embedding replaced stands in layer 0 at its place alone, and leaves every state before it."""
     at = ids.shape[1] // 2
-    vector = torch.zeros(model.get_input_embeddings().weight.shape[1])
+    own = model.get_input_embeddings()
+    with torch.no_grad():
+        embedded, vector = own(ids), own(ids[:1, 1:2])[0, 0]
 
-    def states(edits: tuple[Any, ...]) -> list[Tensor]:
-        with forward(model, _inputs(ids), Forward(("block_output",), edits=edits)) as layers:
-            return [layer.block_output[:, :at] for layer in layers]
+    def states(edits: tuple[Any, ...]) -> tuple[Tensor, list[Tensor]]:
+        with forward(model, _inputs(ids), Forward(("hidden", "block_output"), edits=edits)) as layers:
+            found = [(layer.hidden, layer.block_output[:, :at]) for layer in layers]
+        return found[0][0], [before for _, before in found]
 
-    pairs = zip(states(()), states((SetEmbedding(at, vector),)), strict=True)
-    gap = max(float((one - other).abs().max()) for one, other in pairs)
-    return Check("earlier_states", gap, 0.0)
+    (plain, befores), (changed, afters) = states(()), states((SetEmbedding(at, vector),))
+    if torch.equal(plain, embedded):
+        wanted = plain.clone()
+        wanted[:, at] = vector
+        yield Check("replaced_embedding", float((changed - wanted).abs().max()), 0.0)
+    else:
+        yield Check("replaced_embedding", None, 0.0, "the model changes embeddings before layer 0")
+    gap = max(float((one - other).abs().max()) for one, other in zip(befores, afters, strict=True))
+    yield Check("earlier_states", gap, 0.0)
+
+
+def _silent(model: Any, ids: Tensor) -> Check:
+    """Without biases a zero at position 0 stays zero, and no score of key 0 has anything but its offset's."""
+    name = "zero_embedding"
+    if any(one.endswith("bias") for one, _ in model.named_parameters()):
+        return Check(name, None, 0.0, "the model has biases")
+    if any(isinstance(module, torch.nn.LayerNorm) for module in model.modules()):
+        return Check(name, None, 0.0, "the model's norms take means away")
+    zero = torch.zeros(model.get_input_embeddings().weight.shape[1])
+    first = (SetEmbedding(0, zero),)
+    with forward(model, _inputs(ids), Forward(("block_output",), edits=first)) as layers:
+        worst = max(float(layer.block_output[:, 0].abs().max()) for layer in layers)
+    scores = _maps(model, ids, first)[0][..., 0]
+    # what an encoding adds to scores: all that is left where every state is zero
+    added = _maps(model, ids, tuple(SetEmbedding(at, zero) for at in range(ids.shape[1])))[0][..., 0]
+    seen = (scores > -torch.inf) & (added > -torch.inf)
+    return Check(name, max(worst, float((scores - added)[seen].abs().max())), 0.0)
 
 
 def _repeated(model: Any, ids: Tensor) -> Check:

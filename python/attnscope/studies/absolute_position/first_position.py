@@ -7,16 +7,17 @@ all texts behind BOS; all it can tell of a query's position is how much of it th
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 
-from attnscope.capture import Forward, forward
+from attnscope.capture import Forward, edit, forward
 from attnscope.capture.positions import fingerprint, first_token_trajectory, output_projection
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
-from attnscope.studies.absolute_position.arms import Arm, token_ids
+from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.sums import first_key
 
 if TYPE_CHECKING:
@@ -58,6 +59,7 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
         run.reduce("directions", text, **keys)
     reads = layer.matrices()[..., 1:, 0].double().mean(-1).cpu()
     heads = list(layer.heads)
+    gaps = _same_token_gaps(found.write, token_ids(run, batch, arm)[:, 0].tolist())
     for at, sample in enumerate(batch.samples):
         run.write(
             "reads",
@@ -69,17 +71,33 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
             fingerprint_share=found.share[at],
             fingerprint_projection=found.projection[at],
             value_ratio=found.value_ratio[at],
+            same_token_gap=gaps[at],
         )
 
 
-def trajectories(run: StageRun, batch: Batch, arm: Arm) -> None:
+def _same_token_gaps(write: torch.Tensor, tokens: list[int]) -> torch.Tensor:
+    """Distance of fingerprints [B, h, D] to that of the first text of the batch with the same first token.
+
+    As a share of its norm, [B, h]; NaN for that text itself.
+    """
+    gaps = torch.full(write.shape[:2], torch.nan, dtype=write.dtype)
+    for at, token in enumerate(tokens):
+        first = tokens.index(token)
+        if first < at:
+            gaps[at] = (write[at] - write[first]).norm(dim=-1) / write[first].norm(dim=-1)
+    return gaps
+
+
+def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
     """Position 0 of one batch of texts through the layers, beside the other positions."""
     model = run.model().model
     inputs = run.inputs(batch)
     inputs["input_ids"] = token_ids(run, batch, arm)
-    path = first_token_trajectory(model, inputs)
+    edits = imposed(options)
+    with edit(model, *edits) if edits else nullcontext():
+        path = first_token_trajectory(model, inputs)
     states: list[torch.Tensor] = []
-    with forward(model, inputs, Forward(sites=("hidden", "block_output"))) as layers:
+    with forward(model, inputs, Forward(sites=("hidden", "block_output"), edits=edits)) as layers:
         for layer in layers:
             states += [layer.hidden] if not states else []
             states.append(layer.block_output)
@@ -127,7 +145,9 @@ def fingerprints(run: StageRun, options: Any) -> None:
     if not directions:
         return
     keys, centres = (run.reduced(name, ("arm", "layer")) for name in ("first_key", "first_key_centre"))
-    reads = run.read("reads").groupby(["arm", "layer", "head"]).mean(numeric_only=True)
+    by_head = run.read("reads").groupby(["arm", "layer", "head"])
+    reads = by_head.mean(numeric_only=True)
+    reads["same_token_gap"] = by_head["same_token_gap"].max()
     for (arm, layer), found in directions.items():
         own, count = keys[arm, layer].mean, found.count
         m, texts = own.shape[-1], keys[arm, layer].count

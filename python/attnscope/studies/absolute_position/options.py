@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, field_validator
 
@@ -55,6 +55,9 @@ class PositionOptions(Options):
         bands: of rotary frequencies; 0: none.
         lengths: of the pieces that windows are cut into to see how the leakage share falls; none: []. Each
             must divide max_tokens.
+        rope: another rotation that every pass runs under: "none", ["ntk", f] or ["interpolate", f]; null: the
+            model's own. What a trained model does under it shows the architecture off its training.
+        window: keys that a query sees in every pass, within the model's own mask; null: all.
         nulls: "random_weights": the same architecture with weights drawn anew.
         random_weights: how many of them.
     """
@@ -71,6 +74,8 @@ class PositionOptions(Options):
     permutations: int = Field(default=9999, ge=999)
     leakage: bool = True
     leakage_samples: int = Field(default=50, ge=2)
+    rope: Literal["none"] | tuple[Literal["ntk", "interpolate"], Annotated[float, Field(gt=0)]] | None = None
+    window: int | None = Field(default=None, ge=1)
     bands: int = Field(default=10, ge=0)
     lengths: list[Annotated[int, Field(ge=6)]] = Field([])
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)

@@ -20,7 +20,7 @@ from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.metrics.positions.rope_bands import rope_bands, rotary_layout
 from attnscope.protocols import ruscio2025once
 from attnscope.protocols.ruscio2025once.leakage import MOST_TOKENS
-from attnscope.studies.absolute_position.arms import Arm, token_ids
+from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.sums import softmax_of
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ def significance(run: StageRun, options: Any, tier: int) -> None:
     texts = [row for batch in run.batches() for row in token_ids(run, batch, BARE)]
 
     def scores(ids: Tensor) -> Tensor:
-        return torch.cat([softmax_of(layer)[0] for layer in _layers(run, ids[None], tier, ())])
+        return torch.cat([softmax_of(layer)[0] for layer in _layers(run, ids[None], options, tier, ())])
 
     found = ruscio2025once.leakage_significance(
         lambda text: scores(texts[text][:MOST_TOKENS]),
@@ -67,13 +67,15 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
     batches = list(run.batches())
     same = token_ids(run, batches[0], BARE)[:1, :1].repeat(1, max(batches[0].lengths))
     try:
-        layouts = {layer.index: rotary_layout(*_heads(layer), rotary=rotary) for layer in _ends(run, same)}
+        layouts = {
+            layer.index: rotary_layout(*_heads(layer), rotary=rotary) for layer in _ends(run, same, options)
+        }
     except ValueError as error:
         run.note(f"absolute_position: no bands: {error}")
         return
     sums: dict[tuple[int, str], list[Tensor]] = {}
     for batch in batches:
-        for layer in _ends(run, token_ids(run, batch, BARE)):
+        for layer in _ends(run, token_ids(run, batch, BARE), options):
             for query, key in zip(*_heads(layer), strict=True):
                 if "exact" in run.settings.protocols:
                     found = rope_bands(
@@ -109,7 +111,7 @@ def lengths(run: StageRun, options: Any, tier: int) -> None:
             pieces = whole.shape[1] // n
             ids = whole[:, : pieces * n].reshape(-1, n)
             groups = [one * options.groups // run.samples for one in batch.samples for _ in range(pieces)]
-            for layer in _layers(run, ids, tier, ()):
+            for layer in _layers(run, ids, options, tier, ()):
                 profile.add(softmax_of(layer)[0], groups, layer=layer.index)
     found = leakage_slope(list(profiles.values()))
     every = next(iter(profiles.values())).layers
@@ -137,9 +139,9 @@ def scaling_of(model: Any, layer: int, d: int) -> float:
     )
 
 
-def _ends(run: StageRun, ids: Tensor) -> Any:
+def _ends(run: StageRun, ids: Tensor, options: Any) -> Any:
     """Layers with queries and keys behind the rotation."""
-    return _layers(run, ids, INTERFACE, ("query", "key"))
+    return _layers(run, ids, options, INTERFACE, ("query", "key"))
 
 
 def _heads(layer: Layer) -> tuple[Tensor, Tensor]:
@@ -147,10 +149,10 @@ def _heads(layer: Layer) -> tuple[Tensor, Tensor]:
     return layer.tensors["query"], layer.tensors["key"][:, layer.kv_heads]
 
 
-def _layers(run: StageRun, ids: Tensor, tier: int, sites: tuple[str, ...]) -> Any:
+def _layers(run: StageRun, ids: Tensor, options: Any, tier: int, sites: tuple[str, ...]) -> Any:
     """The layers of one pass over texts of one length."""
     sites = sites or (("scores",) if tier == INTERFACE else ("attention",))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    what = Forward(sites=sites, layers=list(run.settings.layers) or None)
+    what = Forward(sites=sites, layers=list(run.settings.layers) or None, edits=imposed(options))
     with forward(run.model().model, inputs, what) as found:
         yield from found

@@ -27,7 +27,7 @@ from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position import claims, estimates, first_position, leakage, precursor
-from attnscope.studies.absolute_position.arms import Arm, first_arms, reading_arms, token_ids
+from attnscope.studies.absolute_position.arms import Arm, first_arms, imposed, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, check_shuffled
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store
@@ -152,7 +152,7 @@ class AbsolutePosition(Study):
             if not unit.variant:
                 for arm in arms:
                     if arm.kind in ("base", "text") and arm.input == "windows":
-                        first_position.trajectories(run, batch, arm)
+                        first_position.trajectories(run, batch, arm, self.options)
 
     def read(self, unit: Unit, run: StageRun) -> None:
         """The arms in which heads do not read position 0."""
@@ -260,7 +260,8 @@ class AbsolutePosition(Study):
         sites: tuple[str, ...] = ("scores", "lse") if tier == INTERFACE else ("attention",)
         more = first_position.SITES if states else ()
         sites += tuple(one for one in more if one not in sites and tier in TABLE[one].tiers)
-        what = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=arm.edits)
+        edits = (*imposed(self.options), *arm.edits)
+        what = Forward(sites=sites, layers=list(self.settings.layers) or None, edits=edits)
         with forward(run.model().model, inputs, what) as found:
             yield from found
 

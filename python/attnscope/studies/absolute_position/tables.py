@@ -127,6 +127,7 @@ TABLES = (
             Column("fingerprint_share", kind="ratio", low=0),
             Column("fingerprint_projection", kind="ratio"),
             Column("value_ratio", kind="ratio", low=0),
+            Column("same_token_gap", label="distance at one first token", low=0),
         ),
     ),
     Table(
@@ -139,6 +140,7 @@ TABLES = (
             Column("fingerprint_share", kind="ratio", low=0),
             Column("fingerprint_projection", kind="ratio"),
             Column("value_ratio", kind="ratio", low=0),
+            Column("same_token_gap", label="distance at one first token", low=0),
             Column(
                 "clock", label="clock", meaning="Share of the variance of A_i0 between positions.", high=1
             ),
