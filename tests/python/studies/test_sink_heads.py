@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Which heads have a sink, and frames of those: from maps with known sinks through the stored tables."""
 
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -162,3 +163,19 @@ def test_a_token_of_its_own_is_found_by_token_and_not_by_place():
     row = one.pooled[0, 0]
     assert (row["label_kind"], row["label"]) == ("token", "<sep>")
     assert one.labels == {(0, 0): None}
+
+
+def test_gpt2_rests_on_its_first_key():
+    """Five texts of six or seven tokens: no text says anything alone; together about 100 of 144 heads do."""
+    folder = Path(__file__).resolve().parents[4] / "shared" / "data" / "gpt2_attention_maps"
+    if not folder.is_dir():
+        pytest.skip(f"there is no {folder}")
+    each = [torch.from_numpy(np.load(folder / f"ex{text}.npz")["attn_softmax"].copy()) for text in range(5)]
+    lengths = [one.shape[-1] for one in each]
+    maps = torch.zeros(5, 12, 12, max(lengths), max(lengths), dtype=torch.float64)
+    for text, (one, n) in enumerate(zip(each, lengths, strict=True)):
+        maps[text, ..., :n, :n] = one.reshape(12, 12, n, n)
+    row, _ = verdict(stored(maps, lengths))
+    assert row["frame"] == "centralized"
+    assert 95 <= row["heads_with_sink"] <= 107
+    assert (row["heads_tested"], row["modal_position"], row["modal_position_share"]) == (144, 0, 1.0)
