@@ -334,8 +334,7 @@ class PositionProfile:
             w = torch.where(known, w.double(), 0.0)
             w = w / w.sum(-1, keepdim=True)
             residual = torch.where(w > 0, residual, 0.0)
-            centred = residual - (w * residual).sum(-1, keepdim=True)
-            wanted = w.sqrt() * centred
+            wanted = w.sqrt() * (residual - (w * residual).sum(-1, keepdim=True))
         vectors: Tensor = wanted.flatten(-2) / len(rows) ** 0.5
         return vectors
 

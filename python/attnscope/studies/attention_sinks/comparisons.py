@@ -204,9 +204,9 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
         wide = nulls[where].pivot_table(
             index=every.index.names, columns=["metric", "variant"], values="value", sort=True
         )
-        places = every.groupby(["protocol", "scope"], sort=True).indices
+        places: dict[Any, Any] = every.groupby(["protocol", "scope"], sort=True).indices
         here, there = every.to_numpy(float), wide.reindex(every.index).to_numpy(float)
-        for column, (metric, kind) in enumerate(wide.columns):
+        for column, (metric, kind) in enumerate(wide.columns.tolist()):
             for (protocol, scope), rows in places.items():
                 test = paired_test(here[rows, metrics.index(metric)], there[rows, column])
                 if test.n:
