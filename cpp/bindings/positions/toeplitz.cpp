@@ -4,7 +4,7 @@
 #include <pybind11/stl.h>
 
 #include "bindings/batched.h"
-#include "kernels/positions/mask_only.h"
+#include "linalg/mask_only.h"
 
 namespace attnscope {
 namespace {

@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/positions/score_rows.h"
+#include "linalg/score_rows.h"
 #include "simd/exponential.h"
 #include "simd/logarithm.h"
 

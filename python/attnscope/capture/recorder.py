@@ -24,7 +24,6 @@ if TYPE_CHECKING:
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
-
 # Moments at which a site is the block's; at the others it is the attention module's.
 OF_BLOCK = (ENTRY, FEED_FORWARD, EXIT)
 

@@ -162,10 +162,7 @@ def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) 
 
 
 def _by_holm(p: Vector) -> Vector:
-    """(m − k)·p of the k-th smallest, never less than of a smaller one.
-
-    statsmodels has it too, and collects garbage at each call, which costs half a second beside a model.
-    """
+    """(m − k)·p of the k-th smallest, never less than of a smaller one."""
     order = np.argsort(p)
     result = np.empty(len(p))
     result[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))

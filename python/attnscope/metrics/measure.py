@@ -103,12 +103,7 @@ class Measured:
         return Measured(values, defined, self.finite[:, maps], self.size)
 
     def beside(self, other: Measured, quantities: Sequence[Quantity]) -> Measured:
-        """These numbers and another call's of the same maps, which count where both hold a quantity.
-
-        Args:
-            other: the numbers of the other call.
-            quantities: of either, in the order wanted.
-        """
+        """These quantities out of both, of the other where both hold them."""
         values, defined = (
             {**a, **b} for a, b in ((self.values, other.values), (self.defined, other.defined))
         )
@@ -247,9 +242,9 @@ def _measured(
         own = one.read(answers[one])
         own = own.squeeze(1) if one.scope == "layer" and one.needs[0] == "head_mean" else own
         values[one], defined[one] = _where_defined(one, own, finite.get(one.needs[0]))
-    everywhere = torch.ones(maps.shape[:2], dtype=torch.bool)
     entire = dict(zip(whole, results[len(known) :], strict=True))
-    return Measured(values, defined, finite.get("attention", everywhere), maps.shape[-1], entire)
+    everywhere = finite.get("attention", torch.ones(maps.shape[:2], dtype=torch.bool))
+    return Measured(values, defined, everywhere, maps.shape[-1], entire)
 
 
 @functools.lru_cache(maxsize=256)
@@ -310,9 +305,8 @@ def _plan_of(
 
 def _is_plain(metrics: Any, options: Mapping[str, Any]) -> bool:
     """Whether all of it shows in its repr, and nothing of it can change afterwards."""
-    own = []
+    own = list(metrics.values()) if type(metrics) is dict else []
     if type(metrics) is dict:
-        own = list(metrics.values())
         if not all(type(given) is dict for given in own):
             return False
     elif type(metrics) not in (str, list, tuple) or not all(type(name) is str for name in metrics):
@@ -355,7 +349,7 @@ def requests_of(
     """
     if isinstance(metrics, str):
         metrics = [metrics]
-    if not isinstance(metrics, Iterable) or _is_array(metrics):
+    if not isinstance(metrics, Iterable) or hasattr(metrics, "__array__"):
         raise TypeError(f"measure: metrics must be names, got {type(metrics).__name__}")
     metrics = metrics if isinstance(metrics, Mapping) else list(metrics)
     if unnamed := [name for name in metrics if not isinstance(name, str)]:
@@ -394,15 +388,10 @@ def requests_of(
     return requests
 
 
-def _is_array(value: Any) -> bool:
-    return hasattr(value, "__array__")
-
-
 def _accepted(metric: str) -> dict[str, Any]:
     """A metric's options with their defaults."""
-    accepted = options_of(_function(metric))
     derived = found().derived.get(("exact", metric))
-    return {**accepted, **options_of(derived[1])} if derived else accepted
+    return {**options_of(_function(metric)), **(options_of(derived[1]) if derived else {})}
 
 
 def _function(metric: str) -> Callable[..., Any]:

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "kernels/positions/mask_only.h"
+#include "linalg/mask_only.h"
 #include "matrices.h"
 
 namespace attnscope {

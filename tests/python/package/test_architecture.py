@@ -157,11 +157,7 @@ def test_packages_called_like_a_function_do_not_hide_it():
 MOST_LINES, MOST_FILES = 400, 20
 SOURCES = (".py", ".pyi", ".h", ".cpp", ".js", ".css", ".html")
 # Longer for now.
-LONG = {
-    "tests/python/engine/test_engine.py",
-    "tests/python/measuring/test_measure.py",
-    "tests/python/studies/test_sink_study.py",
-}
+LONG = {"tests/python/measuring/test_measure.py"}
 
 
 def sources():

@@ -94,14 +94,14 @@ def divergence_of(
     """`head_divergence`, to the same bits, where `attention_entropy` of the same maps may be at hand."""
     name = "head_divergence"
     checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
-    result, spoiled = _core.head_divergence(
+    result, non_finite = _core.head_divergence(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked), entropy
     )
     if sink_mass is not None:
         # Behind the lengths it is 0, so the sum over queries is that over the real ones.
         more = divergence_of_mass(sink_mass_argument(name, sink_mass, checked)).sum(-1)
         result += more / _rows(checked)
-    return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
+    return _checks.finished(name, _layers(checked), result, non_finite, "layers")  # type: ignore[no-any-return]
 
 
 def sink_removal(
@@ -157,7 +157,7 @@ def sink_removal(
     """
     name = "sink_removal"
     checked, _ = _checks.heads_argument(name, heads, lengths, validate=validate)
-    before, after, excluded, attention, spoiled = _core.sink_removal(
+    before, after, excluded, attention, non_finite = _core.sink_removal(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
@@ -174,7 +174,7 @@ def sink_removal(
     reduction = torch.where(silent, 0.0, difference).sum(-1) / (~silent).sum(-1)
     dropped = torch.where(before.isnan().all(-1), -1, dropped)
     result = SinkRemoval(reduction, dropped, attention, kl_before, kl_after)
-    return _checks.finished(name, _layers(checked), result, spoiled, "layers")  # type: ignore[no-any-return]
+    return _checks.finished(name, _layers(checked), result, non_finite, "layers")  # type: ignore[no-any-return]
 
 
 def _rows(checked: _checks.Attention) -> torch.Tensor:

@@ -71,7 +71,7 @@ def attention_entropy(
     seen = _checks.support_argument(name, support, checked)
     normalized = _checks.flag(name, "normalized", normalized)
     mass = None if sink_mass is None else sink_mass_argument(name, sink_mass, checked)
-    result, spoiled = _core.attention_entropy(
+    result, non_finite = _core.attention_entropy(
         checked.tensor, checked.lengths, seen, normalized and mass is None
     )
     if mass is not None:
@@ -80,7 +80,7 @@ def attention_entropy(
             result /= (visible_pairs(checked, seen).sum(-1) + 1).double().log()
     if base != math.e and not normalized:
         result /= math.log(base)
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 QUANTITIES = (

@@ -123,7 +123,7 @@ def sink_test(
     name = "sink_test"
     checked = _checks.attention_argument(name, attention, lengths, validate=validate)
     alpha = _checks.fraction_argument(name, "alpha", alpha)
-    *sums, queries, spoiled = _core.far_attention(
+    *sums, queries, non_finite = _core.far_attention(
         checked.tensor, checked.lengths, _checks.support_argument(name, support, checked)
     )
     mass, expected, variance, largest, uniform = sums
@@ -146,7 +146,7 @@ def sink_test(
         threshold,
         *(mass, expected, variance, largest, uniform, queries),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def bernstein(variance: Any, largest: Any, tested: Any, alpha: float) -> Any:

@@ -64,7 +64,7 @@ def incoming_attention(
     """
     name = "incoming_attention"
     found = _from_one_read(name, attention, {name: {}}, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
 
 
 def sink_rate(
@@ -107,7 +107,7 @@ def sink_rate(
     name = "sink_rate"
     asked = {name: {"epsilon": epsilon, "position": position}}
     found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
 
 
 def sink_tokens(
@@ -165,7 +165,7 @@ def sink_tokens(
     gamma = _checks.real(name, "gamma", gamma)
     if not 0.0 < gamma <= 1.0:
         raise ValueError(f"{name}: gamma must lie in (0, 1], got {gamma!r}")
-    result, spoiled = _core.sink_tokens(
+    result, non_finite = _core.sink_tokens(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
@@ -173,7 +173,7 @@ def sink_tokens(
         gamma,
         _visibility(name, min_visibility),
     )
-    return _checks.finished(name, checked, result, spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 def sink_position(
@@ -213,7 +213,7 @@ def sink_position(
     name = "sink_position"
     asked = {name: {"min_visibility": min_visibility}}
     found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
 
 
 def sink_share(
@@ -266,7 +266,7 @@ def sink_share(
         seen = _checks.support_argument(name, support, found.checked)
         learned = learned_share(name, found.checked, seen, sink_mass, queries)
         result = result._replace(learned=torch.where(result.share.isnan(), torch.nan, learned))
-    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, found.checked, result, found.non_finite)  # type: ignore[no-any-return]
 
 
 def top_mass(
@@ -309,7 +309,7 @@ def top_mass(
     if sink_mass is not None:
         seen = _checks.support_argument(name, support, found.checked)
         result = top_mass_with(name, found.checked, seen, sink_mass, int(k))
-    return _checks.finished(name, found.checked, result, found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished(name, found.checked, result, found.non_finite)  # type: ignore[no-any-return]
 
 
 # What one read of the maps answers together, where support and lengths are the same.
@@ -328,13 +328,13 @@ def from_one_read(
 ) -> dict[str, Any]:
     """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
     found = _from_one_read("measure", attention, asked, support, lengths, validate)
-    return _checks.finished("measure", found.checked, found.results, found.spoiled)  # type: ignore[no-any-return]
+    return _checks.finished("measure", found.checked, found.results, found.non_finite)  # type: ignore[no-any-return]
 
 
 class _Read(NamedTuple):
     checked: _checks.Attention
     results: dict[str, Any]
-    spoiled: int
+    non_finite: int
 
 
 def _from_one_read(
@@ -366,7 +366,7 @@ def _from_one_read(
     if "top_mass" in asked and k < 1:
         raise ValueError(f"{function}: k must be at least 1, got {k}")
     position = asked.get("sink_position")
-    *answers, spoiled = _core.sink_statistics(
+    *answers, non_finite = _core.sink_statistics(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(function, support, checked),
@@ -388,7 +388,7 @@ def _from_one_read(
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    return _Read(checked, {name: results[name] for name in asked}, spoiled)
+    return _Read(checked, {name: results[name] for name in asked}, non_finite)
 
 
 def _visibility(function: str, value: float) -> float:

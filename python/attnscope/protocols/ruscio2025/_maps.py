@@ -50,7 +50,7 @@ def hidden_states(
     return tensor.double()
 
 
-def spoiled(*tensors: torch.Tensor) -> torch.Tensor:
+def non_finite(*tensors: torch.Tensor) -> torch.Tensor:
     """Where the last two dimensions hold an entry that is NaN or infinite; tensors broadcast."""
     # infinity minus itself is NaN; asking each entry costs ten times as much
     found = [(tensor - tensor).sum((-2, -1)).isnan() for tensor in tensors]

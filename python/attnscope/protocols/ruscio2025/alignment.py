@@ -15,7 +15,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.states.alignment import pearson
 from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, spoiled
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, non_finite
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -63,7 +63,7 @@ def geometric_semantic_alignment(attention: torch.Tensor, hidden: torch.Tensor) 
     states = hidden_states(name, hidden, checked).expand(*checked.leading, -1, -1)
     result, count = _core.geometric_semantic_alignment(checked.tensor, None, "full", states, None)
     zero = (states == 0).all(-1).any(-1)
-    bad = spoiled(checked.tensor, states)
+    bad = non_finite(checked.tensor, states)
     if bool((zero & ~bad).any()):
         # The kernel leaves tokens without direction out; here their cosines are 0 and stay in.
         unit = states / states.norm(dim=-1, keepdim=True).clamp(min=torch.finfo(torch.float64).tiny)
@@ -110,9 +110,9 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     maps, checked = head_mean(name, attention)
     # Not expanded to the maps: heads share their layer's states, whose components are found once.
     states = hidden_states(name, hidden, checked)
-    bad = spoiled(maps, states)
+    bad = non_finite(maps, states)
     count = min(COMPONENTS, checked.n, states.shape[-1])
-    a, b = (_scores(torch.where(spoiled(one)[..., None, None], 0.0, one), count) for one in (maps, states))
+    a, b = (_scores(torch.where(non_finite(one)[..., None, None], 0.0, one), count) for one in (maps, states))
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)

@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, spoiled
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -57,7 +57,7 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, KL notebook.
     """
     maps, checked = all_heads("head_divergence", heads)
-    bad = spoiled(maps).any(-1)
+    bad = non_finite(maps).any(-1)
     result = _divergence(_normalised(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
@@ -125,7 +125,7 @@ def _removals(
     heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
 ) -> dict[tuple[float, bool], SinkRemoval]:
     maps, checked = all_heads("sink_removal", heads)
-    bad = spoiled(maps).any(-1)
+    bad = non_finite(maps).any(-1)
     maps = torch.where(bad[..., None, None, None], 0.0, maps)
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)

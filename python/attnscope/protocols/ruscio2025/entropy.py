@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics.quantity import Known
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, spoiled
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -56,7 +56,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
             f"ruscio2025.{name}: base must be e (value notebook) or 2 (random-matrix notebook), got {base!r}"
         )
     maps, checked = head_mean(name, attention)
-    bad = spoiled(maps)
+    bad = non_finite(maps)
     if base == 2:
         result = -(maps * (maps + 1e-10).log2()).sum(-1)
     else:

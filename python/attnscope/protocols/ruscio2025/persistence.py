@@ -10,7 +10,7 @@ import torch
 
 from attnscope import _checks, _core
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.protocols.ruscio2025._maps import PROTOCOL
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, non_finite
 
 Array = np.ndarray[Any, np.dtype[Any]]
 
@@ -81,8 +81,8 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
     # As similarities that the exact kernel turns back into (1 + D)/2, without rounding: D is a float32
     # within 1e-2 of [0, 1].
     similarity = 1.0 - (1.0 + edges + edges.transpose(-1, -2)) / 2
-    spoiled = ~checked.tensor.isfinite().all(-1).all(-1)
-    similarity[spoiled] = torch.nan
+    missing = non_finite(checked.tensor)
+    similarity[missing] = torch.nan
     birth, death, dimension, opens, closes, offsets, count = _core.persistence(
         similarity, None, 1, "max", "attention"
     )

@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Site, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, limited, spoiled
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, limited, non_finite
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 LARGEST_STATE = 1e5
@@ -67,7 +67,7 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     name = "reference_influence"
     maps, checked = head_mean(name, attention)
     states = hidden_states(name, hidden, checked)
-    bad = spoiled(maps, states).expand(checked.leading)
+    bad = non_finite(maps, states).expand(checked.leading)
     maps = torch.where(bad[..., None, None], 0.0, maps)
     states = limited(torch.where(bad[..., None, None], 0.0, states), LARGEST_STATE)
     reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)

@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks
 from attnscope.metrics._closed_forms import star
 from attnscope.metrics.quantity import Known, how_many
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, percentile_of, spoiled
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, percentile_of
 
 Rule = Literal["kl", "rmt", "reference", "topology"]
 
@@ -58,7 +58,7 @@ def sink_tokens(attention: torch.Tensor, *, rule: Rule = "kl", percentile: float
     if not 0 <= percentile <= 100:
         raise ValueError(f"{name}: percentile must lie between 0 and 100, got {percentile!r}")
     maps, checked = head_mean("sink_tokens", attention)
-    bad = spoiled(maps)
+    bad = non_finite(maps)
     incoming = torch.where(bad.unsqueeze(-1), 0.0, maps.sum(-2))
     n = checked.n
     if rule in ("kl", "rmt"):

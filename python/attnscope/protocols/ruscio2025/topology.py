@@ -14,7 +14,7 @@ from attnscope.metrics._closed_forms import full, identity, ring
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Shared, field_of
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, spoiled
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
@@ -79,7 +79,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
         Ruscio et al., What are you sinking?, arXiv 2508.02546, topology notebook.
     """
     maps, checked = head_mean("topology", attention)
-    bad = spoiled(maps)
+    bad = non_finite(maps)
     bars = bars_of("topology", attention) if barcodes is None else barcodes
     if not isinstance(bars, Barcodes):
         raise TypeError(

@@ -1,11 +1,10 @@
 // SPDX-License-Identifier: MIT
-#include "kernels/positions/mask_only.h"
+#include "linalg/mask_only.h"
 
 #include <algorithm>
 #include <cmath>
 
-#include "kernels/positions/score_rows.h"
-#include "kernels/positions/toeplitz.h"
+#include "linalg/score_rows.h"
 #include "simd/exponential.h"
 #include "simd/logarithm.h"
 
@@ -192,7 +191,7 @@ template <class Scalar>
 bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t* queries, Index count, bool body,
                double* lse, double* cut, double* share, double* attention, Index ld,
                MaskOnlyWorkspace& workspace) {
-  const Index m = split_rows(scores.rows(), true);
+  const Index m = scores.rows() / 2;
   const Index size = whole_vectors(m);
   const auto fill = [&] {
     for (double* vector : {lse, cut, share}) std::fill(vector, vector + m, kMissing);
