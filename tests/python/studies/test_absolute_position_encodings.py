@@ -5,7 +5,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.demo.encodings import ENCODINGS, PositionsRecipe
+from attnscope.demo.encodings import ENCODINGS, PositionsRecipe, compare_encodings, residual_summary
 from models import sharpen
 
 N, TEXTS, GROUPS = 32, 64, 8
@@ -40,3 +40,29 @@ def test_a_window_limits_what_the_mask_cuts():
     assert (cut[:, :5] > 0.01).all()
     assert (cut[:, 5:].abs() < 1e-12).all()
     assert asc.residual_size(profile).p_value.min() > 0.02
+
+
+def test_another_study_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be wavelet_heads or absolute_position, got 'sinks'"):
+        compare_encodings(tmp_path, study="sinks")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
+    options = {
+        "groups": 8,
+        "permutations": 999,
+        "leakage": False,
+        "bands": 0,
+        "inputs": ["windows", "shuffled"],
+    }
+    results = compare_encodings(
+        tmp_path, study="absolute_position", steps=4, samples=64, progress=False, options=options
+    )
+    rows = results.table("layer_means").query("layer == 0 and queries == 'early' and arm == 'base'")
+    size = rows.groupby("model")["residual"].mean()
+    assert set(size.index) == set(ENCODINGS)
+    assert size["learned"] > 1e-3
+    assert size.drop("learned").abs().max() < 1e-4
+    assert len(residual_summary(results)) == 1 + len(ENCODINGS)
