@@ -264,7 +264,11 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
 
 
 ABLATED = {"sinks": "sinks", "first": "first key"}
-LABELS = {"output_kl": "KL of the output (nats)", "loss_change": "change of loss (nats)"}
+LABELS = {
+    "kl_reduction": "KL reduction (nats)",
+    "output_kl": "KL of the output (nats)",
+    "loss_change": "change of loss (nats)",
+}
 
 
 def _corrected(correct: Callable[[Any], Any], p: Any) -> Any:

@@ -7,6 +7,7 @@ from html import escape
 
 import pandas as pd
 
+from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Tables, optional
 from attnscope.plots.selection import estimate, last_step, measured_heads
 from attnscope.report.numbers import every_mean, number
@@ -78,6 +79,8 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
     if not row["heads_tested"]:
         return "no key could be tested for being a sink; "
     found = f"the test finds a sink in {int(row['heads_with_sink'])} of {int(row['heads_tested'])} heads"
+    if row["frame"] == "none" and row["share_with_sink"] >= LEAST_SHARE:
+        return f"{found}, all texts together and none of them alone, so there is no reference frame; "
     if row["frame"] == "none":
         return f"{found}, too few for a reference frame; "
     certain = row["probability"]
