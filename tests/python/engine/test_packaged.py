@@ -137,3 +137,17 @@ def test_a_file_of_ones_own_extends_a_packaged_study(tmp_path):
     assert (study.max_tokens, study.texts[0].samples) == (32, 500)
     assert "extends" not in read_config(file)
     assert Study(**study.to_dict()) == study
+
+
+PAIRS = [name for name in packaged() if name.startswith("writes-")]
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, monkeypatch, tmp_path):
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
+    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    settings = Study.from_yaml(name)
+    assert settings.study == "pretraining_writes"
+    assert len(settings.models) > 1 or len(settings.models[0].revisions) > 10
+    with pytest.raises(LoadError, match=r"not on this machine|two checkpoints are needed"):
+        dry_run(settings)

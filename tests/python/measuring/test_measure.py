@@ -3,7 +3,6 @@
 
 import functools
 import re
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ import attnscope as asc
 from attnscope.metrics import measure as measuring
 from attnscope.metrics import plan as planning
 from attnscope.metrics.discovery import found
-from attnscope.metrics.homology.betti import bars_hold
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -216,56 +214,6 @@ def test_betti_numbers_of_a_spoiled_map_are_its_own_call():
     assert (found["betti_numbers"][[0, 2]] >= 0).all()
 
 
-def test_plans_are_kept_of_what_shows_in_words():
-    measuring._PLANS.clear()
-    attention = maps(6, 6)
-
-    def kept(metrics, attention=attention, **options):
-        before = len(measuring._PLANS)
-        asc.measure(attention, metrics, **options)
-        return len(measuring._PLANS) - before
-
-    assert kept("fiedler_value") == 1
-    assert kept("fiedler_value") == 0
-    assert kept("fiedler_value", attention=maps(2, 6, 6)) == 0
-    assert kept("fiedler_value", attention=maps(5, 5)) == 1
-    assert kept(["fiedler_value", "top_mass"]) == 1
-    assert kept(("fiedler_value", "top_mass")) == 1
-    assert kept({"fiedler_value": {"normalized": True}, "top_mass": {}}) == 1
-    assert kept({"fiedler_value": {"normalized": 1}, "top_mass": {}}) == 1  # equal to True, and another word
-    assert kept({"betti_numbers": {"thresholds": (0.2, "2/n")}}) == 1
-    assert kept("betti_numbers", thresholds=(0.2, 0.3)) == 1
-    # What can be changed afterwards, or does not show, is looked at again.
-    assert kept({"betti_numbers": {"thresholds": [0.2]}}) == 0
-    assert kept({"betti_numbers": {"thresholds": (np.float64(0.2),)}}) == 0
-    assert kept("betti_numbers", thresholds=[0.2]) == 0
-    assert kept({"x": {"metric": "top_mass"}, "y": {"metric": "top_mass", "k": np.int64(2)}}) == 0
-    assert kept({"attention_entropy": {"support": torch.ones(6, 6, dtype=torch.bool)}}) == 0
-    assert kept(iter(["fiedler_value"])) == 0
-    assert kept(["fiedler_value", np.str_("top_mass")]) == 0
-    assert kept({"top_mass": Counter(k=2)}) == 0
-
-
-def test_a_changed_option_is_seen():
-    attention, levels = maps(8, 8), [0.2]
-    first = asc.measure(attention, {"betti_numbers": {"thresholds": levels}})["betti_numbers"]
-    levels[0] = 0.4
-    second = asc.measure(attention, {"betti_numbers": {"thresholds": levels}})["betti_numbers"]
-    assert torch.equal(first, asc.betti_numbers(attention, [0.2]))
-    assert torch.equal(second, asc.betti_numbers(attention, [0.4]))
-    assert not torch.equal(first, second)
-
-
-def test_a_bounded_number_of_plans_is_kept(monkeypatch):
-    monkeypatch.setattr(measuring, "_MOST_PLANS", 3)
-    measuring._PLANS.clear()
-    sizes = []
-    for n in range(3, 10):
-        asc.measure(maps(n, n), "fiedler_value")
-        sizes.append(len(measuring._PLANS))
-    assert sizes == [1, 2, 3, 1, 2, 3, 1]
-
-
 @pytest.mark.parametrize(
     ("metrics", "reads"),
     [
@@ -409,52 +357,6 @@ def test_one_read_of_a_spoiled_map_speaks_as_measure():
     assert found["sink_position"][1] == -1
     with pytest.raises(ValueError, match=r"^measure: attention must hold .* got nan at index \(1, 4, 2\)"):
         asc.measure(attention, ["top_mass", "attention_entropy"], validate=True)
-
-
-BETTI = {"thresholds": (0.2, 0.5), "symmetrize": "max", "validate": False}
-BARS = {"metric": "attention", "max_dimension": 1, "symmetrize": "max", "validate": False}
-
-
-@pytest.mark.parametrize(
-    ("given", "bars", "held"),
-    [
-        ({}, {}, True),
-        ({"thresholds": [0.5]}, {}, True),
-        ({"thresholds": 0.5}, {}, True),
-        ({"thresholds": 1e-6}, {}, True),
-        ({"thresholds": np.nextafter(1e-6, 0).item()}, {}, False),
-        ({"thresholds": (0.5, 1e-9)}, {}, False),
-        ({"thresholds": np.nextafter(1.0, 0).item()}, {}, True),
-        ({"thresholds": 1.0}, {}, False),
-        ({"thresholds": 1}, {}, False),
-        ({"thresholds": "2/n"}, {}, False),
-        ({"thresholds": ()}, {}, False),
-        ({"symmetrize": "min"}, {"symmetrize": "min"}, True),
-        ({"symmetrize": "mean"}, {"symmetrize": "mean"}, False),
-        ({"symmetrize": "min"}, {}, False),
-        ({"validate": True}, {}, False),
-        ({}, {"metric": "hellinger"}, False),
-        ({}, {"max_dimension": 0}, False),
-        ({}, {"max_dimension": 1.0}, False),
-    ],
-)
-def test_which_bars_hold_betti_numbers(given, bars, held):
-    assert bars_hold({**BETTI, **given}, {**BARS, **bars}) is held
-
-
-def test_requests_hold_what_their_metric_takes():
-    assert measuring.requests_of({"x": {"metric": "top_mass", "k": 2}}, {}) == [
-        measuring.Request("x", "top_mass", {"k": 2})
-    ]
-    assert measuring.requests_of(iter(["top_mass", "bar_count"]), {"k": 3}) == [
-        measuring.Request("top_mass", "top_mass", {"k": 3}),
-        measuring.Request("bar_count", "bar_count", {}),
-    ]
-    attention = maps(2, 7, 7)
-    found = asc.measure(attention, {"x": {"metric": "bar_count"}})
-    assert same(found["x"], asc.bar_count(asc.persistence(attention)))
-    with pytest.raises(TypeError, match="measure: metrics must be names, got ndarray"):
-        asc.measure(attention, np.array(["top_mass"]))
 
 
 def test_lengths_that_do_not_fit_are_named():

@@ -12,9 +12,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 import attnscope as asc
-from attnscope.commands.dry_run import dry_run
 from attnscope.engine.config import ConfigError, Study
-from attnscope.engine.packaged import packaged
 from attnscope.engine.run import resume, run
 from attnscope.models import LoadError
 from attnscope.plots.figure import NotDrawable
@@ -375,22 +373,6 @@ def test_what_the_models_do_not_have(home, tmp_path, more, message):
     options = {"nulls": [], "rank_one": False, "gradients": False, **more.pop("options", {})}
     with pytest.raises((ValueError, LoadError), match=message):
         run(study(home, tmp_path, "base", "tuned", options=options, **more), say=lambda text: None)
-
-
-PACKAGED = [name for name in packaged() if name.startswith("writes-")]
-
-
-@pytest.mark.parametrize("name", PACKAGED)
-def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, monkeypatch, tmp_path):
-    import huggingface_hub.constants
-
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_OFFLINE", True)
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    settings = Study.from_yaml(name)
-    assert settings.study == "pretraining_writes"
-    assert len(settings.models) > 1 or len(settings.models[0].revisions) > 10
-    with pytest.raises(LoadError, match=r"not on this machine|two checkpoints are needed"):
-        dry_run(settings)
 
 
 def test_one_model_makes_no_pair(home, tmp_path):
