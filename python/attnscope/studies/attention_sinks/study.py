@@ -161,8 +161,8 @@ class SinkStudy(Study):
             {"attention": states.heads, **states.sites}, of_layers(chosen), heads=states.names, **given
         )
         of_heads = each.part(slice(1, None)).beside(together, chosen)
-        write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None))
-        write_rows(run, of_heads, batch, Place(protocol, number, states.names))
+        write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None, supports=states.supports))
+        write_rows(run, of_heads, batch, Place(protocol, number, states.names, supports=states.supports))
 
     def _controls_of_removal(
         self, protocol: str, states: States, number: int, batch: Batch, run: StageRun
