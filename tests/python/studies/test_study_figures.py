@@ -138,9 +138,11 @@ def test_kl_falls_over_the_percentile_of_a_sink(ax) -> None:
 def test_masked_keys_carry_means_and_intervals() -> None:
     figure = draw(ONE, ["ablation"])["ablation"]
     axes = panel(figure, "KL of the output (nats)")
-    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["sinks", "first key", "as many others"]
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == [
+        *("sinks", "random, as many", "first key", "one random"),
+    ]
     dots = axes.containers[0].lines[0]
-    np.testing.assert_allclose(dots.get_ydata(), np.array([0.4, 0.3, 0.05]) + 0.025, rtol=1e-12)
+    np.testing.assert_allclose(dots.get_ydata(), np.array([0.4, 0.05, 0.3, 0.04]) + 0.025, rtol=1e-12)
 
 
 def test_fisher_has_a_line_per_group_and_a_level_outside_the_blocks(ax) -> None:
