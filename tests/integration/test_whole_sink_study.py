@@ -142,7 +142,7 @@ def test_a_pythia_like_series_of_checkpoints(tmp_path):
     exact = table[(table["scope"] == "whole") & (table["metric"] == "entropy")].iloc[0]
     assert exact["protocol"] == "exact"
     assert exact["end"] < exact["start"]
-    published = overall[overall["protocol"] == "ruscio2025"].iloc[0]
+    published = table[(table["protocol"] == "ruscio2025") & (table["metric"] == "entropy")].iloc[0]
     # strings in order: 0, 1, 143000, 2, 2000, 4, 8
     assert (published["change_first_step"], published["change_last_step"]) == (0, 8)
     assert abs(published["change"]) < abs(published["end"] - published["start"]) / 10
