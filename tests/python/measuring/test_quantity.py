@@ -58,7 +58,7 @@ def test_a_quantity_says_what_it_is(one):
     assert one.label
     assert one.meaning.endswith(".")
     assert "{" not in one.label + one.meaning
-    assert one.kind in ("value", "ratio", "count", "position", "flag")
+    assert one.kind in ("value", "ratio", "count", "position", "flag", "constant")
     low, high = one.bounds(12)
     assert low is None or high is None or low < high
     assert (one.protocol, one.metric) in {**found().functions, **found().derived}

@@ -42,7 +42,7 @@ def test_a_tokenizer_that_adds_no_special_token(tmp_path):
         assert not samples["bos"].any()
         assert [len(ids) for ids in samples["token_ids"]] == [8, 9, 10]
         frames = results.table("frames")
-        assert set(frames["frame"]) <= {"centralized", "distributed"}
+        assert set(frames["frame"]) <= {"centralized", "distributed", "none"}
         tokens = results.table("heads").query("sample == 0")["sink_token"]
         assert set(tokens) <= set(WORDS)
         first = results.table("ablation").query("keys == 'first'")
@@ -57,7 +57,9 @@ def test_token_ids_without_any_tokenizer(tmp_path):
     rows = tmp_path / "ids.jsonl"
     rows.write_text("".join(json.dumps({"token_ids": [5, 6, 7, 8, 9, k]}) + "\n" for k in (10, 11)), "utf-8")
     results = run(study(tmp_path, str(folder), rows), progress=False)
-    assert results.table("frames")["modal_token"].isin([str(one) for one in range(97)]).all()
+    # a token without a tokenizer is its id; without a sink by the test there is none
+    modal = results.table("frames").set_index("protocol")["modal_token"]
+    assert modal["ruscio2025"] in [str(one) for one in range(97)]
     assert results.table("fisher")["trace"].gt(0).any()
 
 
@@ -85,7 +87,7 @@ def test_one_token_sentences_have_defined_numbers_or_none(tmp_path):
     assert samples == {"exact": [2, 3, 4], "ruscio2025": [0, 1, 2, 3, 4]}
     ablation = results.table("ablation").query("sample == 0")
     assert ablation["loss_change"].isna().all()
-    assert (ablation["output_kl"] == 0).all()  # a query that would see nothing keeps what it sees
+    assert (ablation["output_kl"].dropna() == 0).all()  # a query that would see nothing keeps what it sees
     assert results.variants()["value"].notna().all()
 
 
@@ -94,7 +96,11 @@ def test_only_one_token_sentences_still_make_a_run(tmp_path):
     results = run(study(tmp_path, str(folder), lines(tmp_path / "texts.txt", "the", "cat")), progress=False)
     assert set(results.table("samples")["n_tokens"]) == {1}
     assert "fisher" not in results.tables()
-    assert (results.table("frames")["frame"] == "centralized").all()  # there is one position only
+    frames = results.table("frames").set_index("protocol")["frame"]
+    assert frames.to_dict() == {
+        "exact": "untested",
+        "ruscio2025": "centralized",
+    }  # there is one position only
 
 
 def test_sentences_longer_than_the_context_are_cut_counted_and_said(tmp_path):
