@@ -121,8 +121,8 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
         >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
         ...                      num_attention_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
-        >>> with asc.capture(model, sites=("attention", "value", "head_output")) as tape:
-        ...     layer = next(iter(tape.run(input_ids=torch.arange(5)[None])))
+        >>> with asc.capture(model, sites=("attention", "value", "head_output")) as recording:
+        ...     layer = next(iter(recording.run(input_ids=torch.arange(5)[None])))
         >>> found = asc.fingerprint(layer, asc.output_projection(model, 0))
         >>> found.write.shape, found.share.shape
         (torch.Size([1, 2, 16]), torch.Size([1, 2]))

@@ -35,7 +35,7 @@ class Batch:
 
 
 def batch_of(group: Sequence[Input], encoder: Encoder) -> Batch:
-    """What a study is told of the sentences of one forward pass."""
+    """What a study knows of the sentences of one forward pass."""
     ids = [one.encoded.ids.tolist() for one in group]
     return Batch(
         samples=[one.sentence.sample for one in group],

@@ -47,7 +47,7 @@ def run(
     Args:
         config: a YAML file, the name of a packaged study, or a `Study`.
         progress: bars on a terminal or in a notebook.
-        say: told what a person should know; None prints to standard error.
+        say: called with what a person should know; None prints to standard error.
         overrides: keys that replace those of the config.
 
     Returns:
@@ -80,7 +80,7 @@ def resume(folder: str | Path, *, progress: bool = True, say: Say | None = None)
     Args:
         folder: the run folder.
         progress: bars on a terminal or in a notebook.
-        say: told what a person should know.
+        say: called with what a person should know.
 
     Returns:
         the stored results.
@@ -112,7 +112,7 @@ class Tally:
     forward_seconds: float = 0.0
     metric_seconds: float = 0.0
     unit_seconds: float = 0.0
-    spoiled: Counter[str] = field(default_factory=Counter)
+    non_finite: Counter[str] = field(default_factory=Counter)
     undefined: Counter[str] = field(default_factory=Counter)
     models: dict[str, dict[str, Any]] = field(default_factory=dict)
 
@@ -123,7 +123,7 @@ class Engine:
     Args:
         settings: paths resolved.
         progress: bars where someone can see them.
-        say: told what a person should know.
+        say: called with what a person should know.
     """
 
     plan: Plan
@@ -199,7 +199,7 @@ class Engine:
         self._write_provenance(facts, plan, "finished")
         for note in self.notes:
             self.say(note)
-        for metric, count in self.tally.spoiled.items():
+        for metric, count in self.tally.non_finite.items():
             self.say(f"{metric}: {count} matrices held NaN or infinite entries; their results are NaN")
         for metric, count in self.tally.undefined.items():
             self.say(
@@ -306,10 +306,12 @@ class Engine:
             warnings.simplefilter("always")
             yield
         for warning in caught:
-            told = warning.message
-            if isinstance(told, CountedWarning):
-                tally = self.tally.spoiled if isinstance(told, NonFiniteWarning) else self.tally.undefined
-                tally[told.function] += told.count
+            message = warning.message
+            if isinstance(message, CountedWarning):
+                tally = (
+                    self.tally.non_finite if isinstance(message, NonFiniteWarning) else self.tally.undefined
+                )
+                tally[message.function] += message.count
             else:
                 warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
 
@@ -349,7 +351,7 @@ class Engine:
             "forward_seconds": round(tally.forward_seconds, 3),
             "metric_seconds": round(tally.metric_seconds, 3),
             "unit_seconds": round(tally.unit_seconds, 3),
-            "spoiled": dict(tally.spoiled),
+            "non_finite": dict(tally.non_finite),
             "undefined": dict(tally.undefined),
         }
         write_bytes(

@@ -32,7 +32,7 @@ class StopSignals:
     Python runs signal handlers in the main thread only; in another thread nothing is changed.
 
     Args:
-        say: told once what will happen.
+        say: called once with what will happen.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

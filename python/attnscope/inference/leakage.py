@@ -83,7 +83,7 @@ def leakage_share(
         1.0
 
     References:
-        Ruscio, Once upon a token, 2025, for the question; the estimator is attnscope's.
+        Efron and Stein, The jackknife estimate of variance, 1981, for the interval.
     """
     require_groups("leakage_share", profile)
     share = _share(profile, queries, without)
@@ -136,7 +136,7 @@ def leakage_slope(profiles: Sequence[PositionProfile], *, confidence: float = 0.
         [nan]
 
     References:
-        Ruscio, Once upon a token, 2025, for the question; the estimator is attnscope's.
+        Efron and Stein, The jackknife estimate of variance, 1981, for the interval.
     """
     name = "leakage_slope"
     lengths = tuple(sorted({profile.n for profile in profiles}))

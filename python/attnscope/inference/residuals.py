@@ -123,7 +123,7 @@ def residual_size(
         (1.0, 1.0)
 
     References:
-        Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the quantity; the estimator is attnscope's.
+        Efron and Stein, The jackknife estimate of variance, 1981, for the interval.
     """
     require_groups("residual_size", profile)
     gram = profile.gram(queries, weights=weights, without=without).numpy()

@@ -159,9 +159,6 @@ def prediction_subspace(
         >>> import torch
         >>> subspace_of(torch.diag(torch.tensor([1.0, 3.0])), 1).share.item()
         0.75
-
-    References:
-        Ruscio, Khedouri and Thompson, arXiv 2605.16600, 2026, for the question.
     """
     found = effective_unembedding(source, fold_norm=fold_norm, center=center, rows=rows)
     return subspace_of(found.gram, k)

@@ -97,8 +97,8 @@ def test_bad_inputs(given, message):
 
 
 def captured(model, given):
-    with asc.capture(model, sites=("attention", "value", "head_output", "attention_output")) as tape:
-        return list(tape.run(**given))
+    with asc.capture(model, sites=("attention", "value", "head_output", "attention_output")) as recording:
+        return list(recording.run(**given))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "gpt_oss"])

@@ -28,9 +28,9 @@ def test_it_is_the_profile_of_the_models_scores(name):
     model, tokens = models.tiny(name), ids()
     found = asc.position_profile(model, {"input_ids": tokens}, n=N, groups=GROUPS)
     by_hand = asc.PositionProfile(N, groups=GROUPS)
-    with asc.capture(model, sites=("scores",)) as tape:
+    with asc.capture(model, sites=("scores",)) as recording:
         for text in range(TEXTS):
-            for layer in tape.run(input_ids=tokens[text : text + 1]):
+            for layer in recording.run(input_ids=tokens[text : text + 1]):
                 group = text * GROUPS // TEXTS
                 by_hand.add(layer.scores, group, layer=layer.index, sink_logit=layer.sink_logits)
     for sum_name in ("profile", "mask_cut", "residual", "moved"):

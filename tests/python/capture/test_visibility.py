@@ -42,8 +42,8 @@ def inputs_of(padding, lengths=(30, 19), n=30):
 
 
 def layers_of(name, padding, sites=("attention",)):
-    with capture(build(name), sites=sites) as tape:
-        return list(tape.run(**inputs_of(padding)))
+    with capture(build(name), sites=sites) as recording:
+        return list(recording.run(**inputs_of(padding)))
 
 
 KINDS = {

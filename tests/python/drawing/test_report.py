@@ -337,12 +337,12 @@ def test_emergence_and_frames_have_small_tables() -> None:
 
 def test_what_is_not_there_is_named_and_columns_that_say_nothing_are_left_out():
     facts = dict(
-        _flat({"git": None, "models": {"m": {"commit": ""}}, "spoiled": {}, "skipped": [], "seed": 0})
+        _flat({"git": None, "models": {"m": {"commit": ""}}, "non_finite": {}, "skipped": [], "seed": 0})
     )
     assert facts == {
         "git": "none",
         "models · m · commit": "none",
-        "spoiled": "none",
+        "non_finite": "none",
         "skipped": "none",
         "seed": "0",
     }

@@ -14,8 +14,8 @@ def small(encoding, layers=1):
 
 
 def maps(model, ids):
-    with capture(model) as tape:
-        return torch.stack([layer.attention.clone() for layer in tape.run(input_ids=ids)])
+    with capture(model) as recording:
+        return torch.stack([layer.attention.clone() for layer in recording.run(input_ids=ids)])
 
 
 def test_buckets_are_those_of_t5():

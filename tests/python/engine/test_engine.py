@@ -244,7 +244,7 @@ def test_the_numbers_do_not_depend_on_the_order_of_the_sentences(tmp_path, llama
 def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said):
     from safetensors.torch import load_file, save_file
 
-    copy = tmp_path / "spoiled"
+    copy = tmp_path / "broken"
     shutil.copytree(llama, copy)
     weights = load_file(copy / "model.safetensors")
     name = next(name for name in weights if "layers.1.self_attn.q_proj" in name)
@@ -252,11 +252,11 @@ def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     results = run(study(tmp_path, str(copy), str(texts), metrics=["fiedler_value"]), say=said.append)
     heads = results.table("heads")
-    spoiled = heads[(heads["layer"] == 1) & (heads["head"] == 0)]
-    assert len(spoiled) == 7
-    assert spoiled["fiedler_value"].isna().all()
+    broken = heads[(heads["layer"] == 1) & (heads["head"] == 0)]
+    assert len(broken) == 7
+    assert broken["fiedler_value"].isna().all()
     assert heads[(heads["layer"] == 1) & (heads["head"] > 0)]["fiedler_value"].notna().all()
-    assert results.provenance["spoiled"]["fiedler_value"] >= 14
+    assert results.provenance["non_finite"]["fiedler_value"] >= 14
     assert any("matrices held NaN" in line for line in said)
 
 
@@ -283,8 +283,8 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
         born.append(time.monotonic())
 
     maps = torch.rand(600, 128, 128)
-    with asc.capture(model) as tape:
-        run_ = tape.run(input_ids=torch.arange(6)[None])
+    with asc.capture(model) as recording:
+        run_ = recording.run(input_ids=torch.arange(6)[None])
         handle = model.model.layers[1].register_forward_pre_hook(late)
         try:
             next(run_)

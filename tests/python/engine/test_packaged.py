@@ -62,12 +62,12 @@ def test_every_model_of_the_paper_is_there_and_listed():
     own = [one for one in catalogue() if not one.name.startswith(OTHERS)]
     assert {one.name for one in own} == {*HUB, "ruscio2025", "attention_sinks"}
     assert {one.name: one.models for one in own if one.models} == {k: (v,) for k, v in HUB.items()}
-    told = CliRunner().invoke(app, ["configs"])
-    assert told.exit_code == 0
-    assert all(f"{name} " in told.stdout and hub in told.stdout for name, hub in HUB.items())
-    told = json.loads(CliRunner().invoke(app, ["configs", "--json"]).stdout)
-    assert {one["name"] for one in told["studies"]} == set(packaged())
-    assert told["analyses"]["topology"]["max_tokens"] == 48
+    answer = CliRunner().invoke(app, ["configs"])
+    assert answer.exit_code == 0
+    assert all(f"{name} " in answer.stdout and hub in answer.stdout for name, hub in HUB.items())
+    answer = json.loads(CliRunner().invoke(app, ["configs", "--json"]).stdout)
+    assert {one["name"] for one in answer["studies"]} == set(packaged())
+    assert answer["analyses"]["topology"]["max_tokens"] == 48
 
 
 @pytest.mark.parametrize("name", HUB)
@@ -103,9 +103,9 @@ def test_an_analysis_brings_its_sentences_and_its_cap(analysis):
 @pytest.mark.parametrize("name", HUB)
 def test_planning_without_the_model_says_so(name, sentences, offline):
     study = Study.from_yaml(name, overrides=[f"texts.path={sentences}", f"output={sentences.parent}"])
-    with pytest.raises(LoadError) as told:
+    with pytest.raises(LoadError) as answer:
         dry_run(study)
-    message = str(told.value)
+    message = str(answer.value)
     assert message.startswith(study.models[0].label)
     assert "the model is not on this machine and the hub cannot be reached" in message
     assert f"hf download {HUB[name]}" in message

@@ -141,7 +141,7 @@ def test_compare_states_the_difference_and_the_unmatched_rows():
 
 
 def test_compare_matches_one_model_under_two_names_and_refuses_nothing_in_common():
-    same = Results({"heads": heads()}).compare(Results({"heads": heads(model="twin")})).set_index("metric")
+    same = Results({"heads": heads()}).compare(Results({"heads": heads(model="other")})).set_index("metric")
     assert same.loc["fiedler_value", "equal"]
     with pytest.raises(ValueError, match="no row of table 'heads'"):
         Results({"heads": heads()}).compare(Results({"heads": heads(steps=(7,))}))

@@ -150,7 +150,7 @@ def test_a_model_whose_attention_cannot_be_captured_is_skipped(tmp_path, llama, 
 def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, texts, recwarn):
     from safetensors.torch import load_file, save_file
 
-    copy = tmp_path / "spoiled"
+    copy = tmp_path / "broken"
     shutil.copytree(llama, copy)
     weights = {
         name: torch.full_like(one, float("nan")) if "layers.1.self_attn.q_proj" in name else one
@@ -159,6 +159,6 @@ def test_a_model_with_nan_weights_is_captured_layer_by_layer(tmp_path, llama, te
     save_file(weights, copy / "model.safetensors", metadata={"format": "pt"})
     from transformers import AutoModelForCausalLM
 
-    with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as tape:
-        assert tape.tier == 1
+    with asc.capture(AutoModelForCausalLM.from_pretrained(copy).eval()) as recording:
+        assert recording.tier == 1
     assert not [one for one in recwarn if "capture" in str(one.message)]

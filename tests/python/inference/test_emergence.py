@@ -65,8 +65,8 @@ def test_one_row_for_every_group_and_rows_of_a_sample_are_averaged():
     both = pd.concat([half, other])
     found = asc.emergence_step(both, "x", by=["layer", "head"])
     assert found["step"].tolist() == [16, 1000]
-    told = ["verdict", "step", "p_value", "p_holm", "difference", "low", "high", "start", "end", "half_way"]
-    assert list(found.columns) == ["layer", "head", *told]
+    answer = ["verdict", "step", "p_value", "p_holm", "difference", "low", "high", "start", "end", "half_way"]
+    assert list(found.columns) == ["layer", "head", *answer]
     assert found["half_way"].tolist() == [16, 1000]
     # Averaged over heads the curve is 0, then 0.5, then 1: half the way is reached with the first head.
     assert half_way(both).item() == 16
@@ -298,8 +298,8 @@ def test_steps_and_intervals_are_those_of_the_definition():
         }
         by = [[], ["layer"], ["layer", "head"]][seed % 3]
         groups = [((), frame)] if not by else frame.groupby(by)
-        told = asc.emergence_step(frame, "x", by=by, fraction=options["fraction"], draws=1)
-        for half, (_, group) in zip(told["half_way"], groups, strict=True):
+        answer = asc.emergence_step(frame, "x", by=by, fraction=options["fraction"], draws=1)
+        for half, (_, group) in zip(answer["half_way"], groups, strict=True):
             own = crossing_of(group, seed=seed, **options)
             expected = by_hand(group, seed=seed, **options)
             assert own == pytest.approx(expected, rel=1e-12, abs=0, nan_ok=True)

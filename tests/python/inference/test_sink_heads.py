@@ -45,8 +45,8 @@ def judged(maps, causal=True):
 @pytest.mark.parametrize("logits", [0.0, 1.0, 4.0])
 def test_an_untrained_model_has_no_frame(logits):
     maps = attention(64, lambda layer, head: None, logits=logits)
-    told = judged(maps)
-    assert (told.frame, told.share) == ("none", 0.0)
+    answer = judged(maps)
+    assert (answer.frame, answer.share) == ("none", 0.0)
     # What the largest entry alone says of the same maps without any structure.
     if logits == 0.0:
         largest = asc.classify_frames(asc.sink_position(maps), lengths=64, causal=True)
@@ -55,9 +55,9 @@ def test_an_untrained_model_has_no_frame(logits):
 
 @pytest.mark.parametrize("n", [12, 33, 64])
 def test_a_first_key_of_three_tenths_is_centralized(n):
-    told = judged(attention(n, lambda layer, head: 0, mass=0.3 if n > 12 else 0.6))
-    assert told.frame == "centralized"
-    assert told.share == 1.0
+    answer = judged(attention(n, lambda layer, head: 0, mass=0.3 if n > 12 else 0.6))
+    assert answer.frame == "centralized"
+    assert answer.share == 1.0
 
 
 def test_first_and_last_are_bidirectional():
@@ -67,10 +67,10 @@ def test_first_and_last_are_bidirectional():
 
 
 def test_few_heads_make_no_frame_and_their_share_is_told():
-    told = judged(attention(64, lambda layer, head: 0 if (layer, head) == (1, 2) else None))
-    assert told.frame == "none"
-    assert told.share == pytest.approx(1 / 12)
-    assert np.argwhere(told.heads).tolist() == [[1, 2]]
+    answer = judged(attention(64, lambda layer, head: 0 if (layer, head) == (1, 2) else None))
+    assert answer.frame == "none"
+    assert answer.share == pytest.approx(1 / 12)
+    assert np.argwhere(answer.heads).tolist() == [[1, 2]]
 
 
 def test_half_of_the_texts_and_only_those_that_were_tested():
@@ -90,10 +90,10 @@ def test_half_of_the_texts_and_only_those_that_were_tested():
 
 def test_short_texts_take_the_pooled_label_from_either_end():
     nowhere = np.full((3, 1, 2), -1)
-    told = inference.frames_of_sinks(
+    answer = inference.frames_of_sinks(
         nowhere, nowhere > 0, lengths=[6, 7, 6], causal=False, pooled={(0, 0): 0, (0, 1): -1}
     )
-    assert told.frame == "bidirectional"
+    assert answer.frame == "bidirectional"
     by_token = inference.frames_of_sinks(nowhere, nowhere > 0, lengths=6, causal=True, pooled={(0, 0): None})
     assert (by_token.frame, by_token.share) == ("none", 0.5)
 

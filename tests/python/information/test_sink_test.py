@@ -172,17 +172,17 @@ def regimes(n, support):
 @pytest.mark.parametrize("support", ["causal", "full"])
 @pytest.mark.parametrize("n", SIZES)
 def test_heads_without_a_sink_have_none(n, support):
-    told = {}
+    answer = {}
     for name, attention in regimes(n, support).items():
         found = asc.sink_test(attention, support=support)
         assert not found.untested.any()
-        told[name] = (found.position >= 0).double().mean().item()
+        answer[name] = (found.position >= 0).double().mean().item()
         pooled = asc.pooled_sinks(asc.sink_sums(found._replace(
             **{field: getattr(found, field)[:, None] for field in found._fields}
         )), texts=len(attention))  # fmt: skip
         assert not pooled["sink"].any(), name
-    print(n, support, told)
-    assert max(told.values()) <= 0.01
+    print(n, support, answer)
+    assert max(answer.values()) <= 0.01
 
 
 @pytest.mark.parametrize("share", [0.27, 0.35, 0.5])

@@ -304,8 +304,8 @@ def test_a_trained_model_shows_nothing_at_layer_0_and_a_residual_behind_it():
     profile = asc.PositionProfile(64, groups=8)
     for start in range(0, 128, 16):
         part, groups = windows[start : start + 16], [rank // 16 for rank in range(start, start + 16)]
-        with asc.capture(model, sites=("scores",)) as tape:
-            for layer in tape.run(input_ids=part, attention_mask=torch.ones_like(part)):
+        with asc.capture(model, sites=("scores",)) as recording:
+            for layer in recording.run(input_ids=part, attention_mask=torch.ones_like(part)):
                 profile.add(layer.scores, groups, layer=layer.index)
     size = asc.residual_size(profile, queries=(2, 31))
     assert np.abs(size.estimate[0].mean()) < 0.03

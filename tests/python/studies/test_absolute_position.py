@@ -83,9 +83,9 @@ def test_the_residual_is_that_of_a_slow_loop(whole, folder):
     m, layer, head = N // 2, 1, 2
     residuals = [[] for _ in range(GROUPS)]
     cuts = []
-    with asc.capture(model, sites=("scores",)) as tape:
+    with asc.capture(model, sites=("scores",)) as recording:
         for at, ids in enumerate(samples["token_ids"]):
-            layers = list(tape.run(input_ids=torch.tensor(np.asarray(ids))[None]))
+            layers = list(recording.run(input_ids=torch.tensor(np.asarray(ids))[None]))
             s = layers[layer].scores[0, head].double().numpy()
             profile = [np.mean([s[i, i - d] for i in range(m, 2 * m)]) for d in range(m)]
             rest = np.array([[s[i, j] - profile[i - j] if j <= i else 0 for j in range(m)] for i in range(m)])
@@ -187,8 +187,8 @@ def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
     ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
     edit = asc.edits.SetPositionIds(ids=torch.arange(6) * 2)
-    with asc.edit(model, edit), asc.capture(model) as tape:
-        for layer in tape.run(input_ids=ids):
+    with asc.edit(model, edit), asc.capture(model) as recording:
+        for layer in recording.run(input_ids=ids):
             assert (layer.attention.tril(-1).sum(-1)[..., 1:] > 1e-6).all()
 
 
@@ -210,9 +210,9 @@ def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, f
     assert len(table) == 2 * 2 * TEXTS * 3 * 4
     ids = np.asarray(whole.table("samples")["token_ids"].iloc[3])
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with asc.capture(model, sites=("scores",)) as tape:
+    with asc.capture(model, sites=("scores",)) as recording:
         # the window's last token, which the base arm leaves out, is not stored: all but it
-        layer = next(iter(tape.run(input_ids=torch.tensor(ids[1:])[None])))
+        layer = next(iter(recording.run(input_ids=torch.tensor(ids[1:])[None])))
     own = ruscio2025once.leakage(layer.scores.double()).leakage[0]
     row = table[(table["sample"] == 3) & (table["layer"] == 0) & (table["protocol"] == "ruscio2025once")]
     row = row[row["input"] == "windows"]["leakage"].to_numpy()

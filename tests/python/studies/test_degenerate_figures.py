@@ -109,7 +109,7 @@ def read_by(results: Results) -> dict[str, set[str]]:
     return seen
 
 
-def spoil(table: pd.DataFrame, columns: list[str], value: float) -> pd.DataFrame:
+def replaced(table: pd.DataFrame, columns: list[str], value: float) -> pd.DataFrame:
     """The table with columns of numbers, of lists and of texts replaced by a value or by nothing."""
     table = table.copy()
     for column in columns:
@@ -194,7 +194,7 @@ def test_tables_without_a_number(whole, value):
     changed = {}
     for name in whole.tables():
         table = whole.table(name)
-        changed[name] = spoil(table, [one for one in measured(whole, name) if one != "n_tokens"], value)
+        changed[name] = replaced(table, [one for one in measured(whole, name) if one != "n_tokens"], value)
     found = outcomes(with_tables(whole, **changed))
     if not np.isfinite(value):
         assert all(found.values())
@@ -214,7 +214,7 @@ def test_each_column_missing_infinite_or_gone(whole, part):
     for place, (name, column) in list(enumerate(columns))[part::6]:
         table = whole.table(name)
         value = (np.nan, np.inf, -np.inf, 0.0)[place % 4]
-        for changed in (spoil(table, [column], value), table.drop(columns=column)):
+        for changed in (replaced(table, [column], value), table.drop(columns=column)):
             outcomes(with_tables(whole, **{name: changed}), seen[name])
 
 

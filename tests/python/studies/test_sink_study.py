@@ -85,7 +85,7 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
         own = torch.cat([maps[layer].mean(0, keepdim=True), maps[layer]])
         before, after = hidden[layer], hidden[layer + 1]
         found = rows(heads, "ruscio2025", layer)
-        bars, told = ruscio2025.persistence(own), ruscio2025.topology(own)
+        bars, answer = ruscio2025.persistence(own), ruscio2025.topology(own)
         influence = ruscio2025.reference_influence(own, before.expand(5, -1, -1))
         pca = ruscio2025.pca_correlation(own, before)
         expected = {
@@ -101,16 +101,16 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
             "marchenko_pastur_deviation": ruscio2025.marchenko_pastur_deviation(own),
             "bar_count_0": asc.bar_count(bars)[:, 0],
             "bar_count_1": asc.bar_count(bars)[:, 1],
-            "mean_persistence_0": told.mean_length[:, 0],
-            "max_persistence_0": told.max_length[:, 0],
-            "attention_max": told.max,
-            "attention_std": told.std,
-            "matrix_entropy": told.entropy,
-            "entry_density_20": told.density[:, 0],
-            "entry_density_40": told.density[:, 1],
-            "sink_position": told.top_key,
-            "strongest_query": told.strongest_edge[:, 0],
-            "strongest_key": told.strongest_edge[:, 1],
+            "mean_persistence_0": answer.mean_length[:, 0],
+            "max_persistence_0": answer.max_length[:, 0],
+            "attention_max": answer.max,
+            "attention_std": answer.std,
+            "matrix_entropy": answer.entropy,
+            "entry_density_20": answer.density[:, 0],
+            "entry_density_40": answer.density[:, 1],
+            "sink_position": answer.top_key,
+            "strongest_query": answer.strongest_edge[:, 0],
+            "strongest_key": answer.strongest_edge[:, 1],
             "sink_count": ruscio2025.sink_tokens(own, rule="rmt").sum(-1),
             "alignment_hidden": ruscio2025.geometric_semantic_alignment(own, before.expand(5, -1, -1)),
             "entropy_magnitude_correlation": ruscio2025.entropy_magnitude_correlation(own, before, after),
@@ -126,7 +126,7 @@ def test_published_numbers_of_every_head_and_the_mean_are_the_protocols(results,
             mine = found[name].to_numpy(float, na_value=np.nan)
             np.testing.assert_allclose(mine, values, rtol=2e-3, atol=2e-5, err_msg=name)
         tokens = list(results.table("samples")["tokens"][5])
-        assert list(found["sink_token"]) == [tokens[at] for at in told.top_key.tolist()]
+        assert list(found["sink_token"]) == [tokens[at] for at in answer.top_key.tolist()]
         assert found[["fiedler_value", "sink_share", "mp_ks", "alignment_value"]].isna().all().all()
 
 
@@ -136,13 +136,13 @@ def test_published_graphs_and_layers_are_the_protocols(results, direct):
     for layer in range(2):
         mean = maps[layer].mean(0)
         for variant, suffix in (("laplacian", ""), ("fiedler", "_fiedler")):
-            told = ruscio2025.graph_statistics(mean, THRESHOLDS, variant=variant)
+            answer = ruscio2025.graph_statistics(mean, THRESHOLDS, variant=variant)
             found = rows(results.table("head_mean_graphs"), "ruscio2025", layer)
             np.testing.assert_allclose(found["threshold"], [0.05, 2 / n])
             for name in ("gini", "star_likeness", "hub_share", "centralization", "degree_variance"):
-                np.testing.assert_allclose(found[name + suffix], getattr(told, name), rtol=1e-6)
-        np.testing.assert_allclose(found["graph_fiedler_value"], told.fiedler_value, rtol=1e-5, atol=1e-12)
-        np.testing.assert_allclose(found["average_clustering"], told.average_clustering, rtol=1e-9)
+                np.testing.assert_allclose(found[name + suffix], getattr(answer, name), rtol=1e-6)
+        np.testing.assert_allclose(found["graph_fiedler_value"], answer.fiedler_value, rtol=1e-5, atol=1e-12)
+        np.testing.assert_allclose(found["average_clustering"], answer.average_clustering, rtol=1e-9)
         assert found["components"].isna().all()
         found = rows(results.table("layers"), "ruscio2025", layer).iloc[0]
         moved = ruscio2025.transformation_magnitude(hidden[layer], hidden[layer + 1])
@@ -214,24 +214,24 @@ def test_exact_layers_and_value_space_are_direct_calls(results, direct, model):
             else torch.tensor(torch.nan)
         )
         assert at_mean["reference_directional"] == pytest.approx(directional.item(), rel=1e-3, nan_ok=True)
-        told = rows(results.table("layers"), "exact", layer).iloc[0]
-        assert told["head_divergence"] == pytest.approx(asc.head_divergence(own).mean().item(), rel=1e-3)
-        assert told["transformation_magnitude_attention"] == pytest.approx(
+        answer = rows(results.table("layers"), "exact", layer).iloc[0]
+        assert answer["head_divergence"] == pytest.approx(asc.head_divergence(own).mean().item(), rel=1e-3)
+        assert answer["transformation_magnitude_attention"] == pytest.approx(
             written.norm(dim=-1).mean().item(), rel=1e-3
         )
         removed = asc.sink_removal(own, asc.sink_tokens(mean, rule="test"))
-        assert told["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
+        assert answer["kl_reduction"] == pytest.approx(removed.kl_reduction.item(), rel=1e-2, abs=1e-6)
         n = own.shape[-1]
         seen_by = n - np.arange(n)
         incoming = asc.incoming_attention(mean).numpy()
         eligible = seen_by >= np.ceil(0.3 * n)
         keys = torch.from_numpy(eligible & (incoming >= np.percentile(incoming[eligible], 80)))
-        assert told["sink_count_80"] == keys.sum()
-        assert told["kl_reduction_80"] == pytest.approx(
+        assert answer["sink_count_80"] == keys.sum()
+        assert answer["kl_reduction_80"] == pytest.approx(
             asc.sink_removal(own, keys).kl_reduction.item(), rel=1e-2, abs=1e-6
         )
         share = (mean.sum(0)[keys].sum() / mean.sum()).item()
-        assert told["sink_concentration_80"] == pytest.approx(share, rel=1e-4)
+        assert answer["sink_concentration_80"] == pytest.approx(share, rel=1e-4)
 
 
 def test_mean_persistence_is_total_over_count(results):

@@ -47,7 +47,7 @@ def test_a_tokenizer_that_adds_no_special_token(tmp_path):
         assert set(tokens) <= set(WORDS)
         first = results.table("ablation").query("keys == 'first'")
         assert first["output_kl"].gt(0).all()
-    assert sum("no sentence starts with a BOS token" in line for line in said) == 1  # told for "keep" alone
+    assert sum("no sentence starts with a BOS token" in line for line in said) == 1  # said for "keep" alone
 
 
 def test_token_ids_without_any_tokenizer(tmp_path):
@@ -159,9 +159,9 @@ def test_constant_value_vectors_have_no_alignment(tmp_path):
     assert others["alignment_value"].notna().all()
     assert constant["alignment_hidden"].notna().all()
     # every part of a head's output points the same way; its size is the share of attention on the reference
-    told = constant[constant["reference_magnitude"].notna()]
-    np.testing.assert_allclose(told["reference_directional"], 1, atol=1e-6)
-    assert told["reference_magnitude"].between(0, 1.000001).all()
+    answer = constant[constant["reference_magnitude"].notna()]
+    np.testing.assert_allclose(answer["reference_directional"], 1, atol=1e-6)
+    assert answer["reference_magnitude"].between(0, 1.000001).all()
 
 
 def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
@@ -179,8 +179,8 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
     )
     heads = with_means(results)
     head = heads["layer"].eq(1) & heads["head"].isin([-1, 0])
-    spoiled, whole = heads[head], heads[~head]
-    assert len(spoiled) == 3 * 2 * 2
+    broken, whole = heads[head], heads[~head]
+    assert len(broken) == 3 * 2 * 2
     for protocol, columns, counts in (
         ("exact", ["sink_share", "fiedler_value", "entropy", "mp_ks", "alignment_hidden"], ["sink_count"]),
         (
@@ -189,7 +189,7 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
             ["sink_position", "strongest_key"],
         ),
     ):
-        bad, good = (table[table["protocol"] == protocol] for table in (spoiled, whole))
+        bad, good = (table[table["protocol"] == protocol] for table in (broken, whole))
         assert bad[columns].isna().all().all()
         assert bad[counts].isna().all().all()
         assert bad["sink_token"].isna().all()
@@ -197,7 +197,7 @@ def test_heads_that_overflow_in_half_precision_are_nan_and_counted(tmp_path):
     layers = results.table("layers").query("layer == 1")
     assert layers[["kl_reduction_90", "head_divergence"]].isna().all().all()
     assert layers["sink_count_90"].isna().all()
-    assert results.provenance["spoiled"]["fiedler_value"] >= 6
+    assert results.provenance["non_finite"]["fiedler_value"] >= 6
     assert any("matrices held NaN or infinite entries; their results are NaN" in line for line in said)
     assert any("fisher: half: gradients of float16" in line for line in said)
     assert "fisher" not in results.tables()

@@ -69,15 +69,19 @@ def test_frames_specialisation_and_tests_between_layers(results):
     own = heads[heads["protocol"] == "ruscio2025"]
     positions = own.pivot(index="sample", columns=["layer", "head"], values="sink_position").to_numpy()
     samples = results.table("samples")
-    told = asc.classify_frames(
+    answer = asc.classify_frames(
         torch.tensor(positions.reshape(7, 2, 4)),
         lengths=samples["n_tokens"].tolist(),
         causal=True,
         tokens=[list(one) for one in samples["tokens"]],
     )
     row = frames.iloc[1]
-    assert (row["frame"], row["token_frame"], row["margin"]) == (told.frame, told.token_frame, told.margin)
-    assert len(results.table("frame_evidence")) == len(told.evidence)
+    assert (row["frame"], row["token_frame"], row["margin"]) == (
+        answer.frame,
+        answer.token_frame,
+        answer.margin,
+    )
+    assert len(results.table("frame_evidence")) == len(answer.evidence)
     modal = own["sink_position"].mode()[0]
     assert row["modal_position"] == modal
     assert row["modal_position_share"] == pytest.approx((own["sink_position"] == modal).mean())

@@ -68,9 +68,9 @@ def case(request, tmp_path_factory):
     results = run(study, progress=False)
     alone = []
     for ids in results.table("samples")["token_ids"]:
-        with capture(model, sites=("attention",)) as tape:
+        with capture(model, sites=("attention",)) as recording:
             inputs = torch.as_tensor(np.asarray(ids))[None]
-            layers = list(tape.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
+            layers = list(recording.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
         alone.append([(one.matrices()[0].double(), one.states("sink_mass")[0].double()) for one in layers])
     return request.param, results, alone
 

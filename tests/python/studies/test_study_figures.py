@@ -164,8 +164,8 @@ def test_frames_show_positions_against_tokens(ax) -> None:
     assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
     assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
     assert with_gid(ax, "centralized").get_ydata()[0] == 0.8
-    told = draw(ONE, ["frames"])["frames"].axes[0].get_xlabel()
-    assert told == "position: centralized, 90%\ntoken: distributed"
+    answer = draw(ONE, ["frames"])["frames"].axes[0].get_xlabel()
+    assert answer == "position: centralized, 90%\ntoken: distributed"
 
 
 def test_reference_and_alignment_follow_the_heads() -> None:

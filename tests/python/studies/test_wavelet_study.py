@@ -45,9 +45,9 @@ def maps_of(folder, results, sample, tokens=None):
 
     ids = results.table("samples").set_index("sample")["token_ids"][sample]
     model = AutoModelForCausalLM.from_pretrained(folder).eval()
-    with capture(model) as tape:
+    with capture(model) as recording:
         return torch.stack([
-            layer.attention[0].clone() for layer in tape.run(input_ids=torch.tensor(ids[:tokens])[None])
+            layer.attention[0].clone() for layer in recording.run(input_ids=torch.tensor(ids[:tokens])[None])
         ])  # fmt: skip
 
 

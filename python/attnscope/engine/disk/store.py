@@ -52,7 +52,7 @@ class Store:
 
         Args:
             units: folder name of every unit of the present plan, by unit id.
-            say: told about every folder that is set aside.
+            say: called for every folder that is set aside.
 
         Returns:
             ids of the units that are stored.

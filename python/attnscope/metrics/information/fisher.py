@@ -180,7 +180,7 @@ def trace_table(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), told by the modules that own it.
+    """Parameter name -> (layer, group), by the modules that own it.
 
     Args:
         model: any module.

@@ -124,7 +124,7 @@ def fisher_trace(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), told by parts of the name; without those that are skipped.
+    """Parameter name -> (layer, group), by parts of the name; without those that are skipped.
 
     Args:
         model: any module.

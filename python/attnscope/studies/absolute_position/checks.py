@@ -132,7 +132,7 @@ def _distance(one: Tensor, other: Tensor) -> float:
 
 
 def _shifted(model: Any, ids: Tensor, scores: Tensor, tolerance: float) -> Check:
-    """Scores know no position but the offset; learned positions are told apart by the same."""
+    """Scores stay under a shift of all positions; where learned positions take ids they must change."""
     try:
         moved = _maps(model, ids, (SetPositionIds(shift=SHIFT),))[0]
     except (NotImplementedError, RuntimeError, ValueError, IndexError) as error:

@@ -19,7 +19,7 @@ ARMS = (*REPLACEMENTS, *CONTROLS, "no_bos", *READS)
 
 
 def _names(every: tuple[str, ...]) -> BeforeValidator:
-    """A list of names, where "all" is short for every one, a wrong one is told the nearest right one."""
+    """A list of names, where "all" is short for every one; an unknown one is an error with the nearest."""
 
     def read(value: object) -> object:
         if value in ("all", ["all"]):

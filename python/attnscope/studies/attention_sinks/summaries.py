@@ -281,7 +281,7 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
             columns = {name: means[name].tolist() for name in partners}
             columns["fiedler_value"] = means["graph_fiedler_value"].tolist()
             peak = middle_peak(columns["fiedler_value"])
-            told = fiedler_correlations(columns)
+            found = fiedler_correlations(columns)
             made.append(
                 {
                     **named,
@@ -292,7 +292,7 @@ def graph_depth(results: Results) -> list[dict[str, Any]]:
                     "late": peak.late,
                     "middle_peak": peak.peak,
                     "peak_factor": peak.factor,
-                    **{f"correlation_{name}": told[name] for name in partners},
+                    **{f"correlation_{name}": found[name] for name in partners},
                     "layers": len(means),
                     "reported_layers": len(reported_layers(means["density"].tolist())),
                 }

@@ -54,7 +54,7 @@ FRACTIONS = Table(
         ),
         Column("high", label="upper bound", meaning="Likewise."),
         Column("gap", label="gap behind the k-th direction", low=0.0, high=1.0),
-        Column("unique", kind="flag", meaning="The k-th and the next direction are told apart."),
+        Column("unique", kind="flag", meaning="The k-th and the next direction differ in their gain."),
         Column("debiased", kind="ratio", label="fraction less rounding"),
         Column("share_of_energy", label="energy of the subspace itself", low=0.0, high=1.0),
         Column("tested", kind="flag", meaning="The k that claims are about."),

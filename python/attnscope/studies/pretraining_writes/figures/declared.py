@@ -65,7 +65,7 @@ def titles(table: pd.DataFrame) -> pd.Series[str]:
 
 
 def pairs_of(table: pd.DataFrame, most: int = 6) -> list[str]:
-    """Titles of the pairs in the order of the table, no more than can be told apart."""
+    """Titles of the pairs in the order of the table, no more than a reader can distinguish."""
     return list(dict.fromkeys(titles(table)))[:most]
 
 
