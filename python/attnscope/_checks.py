@@ -15,6 +15,7 @@ import torch
 
 from attnscope import _core, _device
 from attnscope._memory import announce
+from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -59,6 +60,8 @@ def attention_argument(
     announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
+    if name == "attention":
+        judge_rows(function, tensor, given)
     return checked
 
 
@@ -80,6 +83,7 @@ def heads_argument(
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
+    judge_rows(function, checked.tensor, each)
     return checked, layers
 
 

@@ -39,3 +39,9 @@ def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def called_from_outside() -> bool:
+    """Whether the function that asks was called by a line outside of this package."""
+    frame = sys._getframe(2)
+    return not frame.f_code.co_filename.startswith(_INSIDE)
