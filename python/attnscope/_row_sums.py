@@ -16,6 +16,8 @@ from attnscope._warn import CountedWarning, warn
 #: Tolerance of a row's sum: rounding of n entries in half precision, and in single.
 _TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2}
 _SINGLE = 1e-3
+#: Maps along an axis that are looked at.
+_MOST = 64
 
 
 class NotAttentionWarning(CountedWarning):
@@ -38,14 +40,17 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | Non
     """
     if not maps.numel():
         return None
+    for axis in range(maps.ndim - 2):
+        maps = maps.narrow(axis, 0, min(maps.shape[axis], _MOST))
+        lengths = lengths if lengths is None else lengths.narrow(axis, 0, maps.shape[axis])
     rows = last_rows(maps, lengths)
     sums = rows.sum(-1, dtype=torch.float64)
     tolerance = _TOLERANCE.get(maps.dtype, _SINGLE)
     off = (sums - 1).abs() > tolerance
     if not bool(off.any()):
         return None
-    masked = (rows == -torch.inf).any(-1)
-    off = (off & (sums != 0)) | masked
+    masked = (rows == -torch.inf).any(-1) & (rows < torch.inf).all(-1)
+    off = (off & (sums != 0) & sums.isfinite()) | masked
     count = int(off.sum())
     if not count:
         return None
@@ -61,8 +66,8 @@ def _cause(maps: Tensor, rows: Tensor, sums: Tensor, lengths: Tensor | None, tol
     if bool((rows < 0).any()):
         return "with negative entries they look like logits, which softmax(-1) turns into attention"
     if lengths is None:
-        columns = maps.sum(-2, dtype=torch.float64)
-        if bool(((columns - 1).abs() <= tolerance).all()):
+        columns = maps[(0,) * (maps.ndim - 2)].sum(-2)  # in its own type: a large map is not copied
+        if bool(((columns - 1).abs() <= 10 * tolerance).all()):
             return "columns do, so the maps look transposed; rows are queries, columns keys"
     if bool(((sums - 100).abs() <= 100 * tolerance).all()):
         return "they look like percent, to be divided by 100"

@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 # Frames of a `with` statement's machinery stand between a context manager and its user.
@@ -45,3 +47,29 @@ def called_from_outside() -> bool:
     """Whether the function that asks was called by a line outside of this package."""
     frame = sys._getframe(2)
     return not frame.f_code.co_filename.startswith(_INSIDE)
+
+
+@contextlib.contextmanager
+def warned_once(unit: str) -> Iterator[None]:
+    """Gathers counted warnings and gives one for all of them; others pass as they are.
+
+    Args:
+        unit: what is counted, in the plural.
+    """
+    tallies: dict[type[CountedWarning], tuple[Counter[str], str]] = {
+        NonFiniteWarning: (Counter(), "hold NaN or infinite entries"),
+        UndefinedWarning: (Counter(), "have no value"),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        message = one.message
+        if not isinstance(message, CountedWarning):
+            warnings.warn_explicit(message, one.category, one.filename, one.lineno)
+        elif type(message) in tallies:
+            tallies[type(message)][0][message.function] += message.count
+    for category, (counts, words) in tallies.items():
+        if counts:
+            each = ", ".join(f"{function} {count}" for function, count in counts.items())
+            warn(category(f"{unit} that {words}: {each}", next(iter(counts)), counts.total()))
