@@ -42,9 +42,15 @@ class Attention:
 
 
 def attention_argument(
-    function: str, attention: Any, lengths: Lengths = None, *, validate: bool = False, name: str = "attention"
+    function: str,
+    attention: Any,
+    lengths: Lengths = None,
+    *,
+    validate: bool = False,
+    name: str = "attention",
+    rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy.
+    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where its `rows` do not sum to 1.
 
     Raises:
         TypeError: `attention` is not an array.
@@ -60,7 +66,7 @@ def attention_argument(
     announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
-    if name == "attention":
+    if rows and name == "attention":
         judge_rows(function, tensor, given)
     return checked
 

@@ -11,17 +11,12 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from attnscope._warn import CountedWarning, warn
+from attnscope._warn import NotAttentionWarning, warn
 
-#: Tolerance of a row's sum: rounding of n entries in half precision, and in single.
-_TOLERANCE = {torch.float16: 2e-2, torch.bfloat16: 2e-2}
-_SINGLE = 1e-3
+#: Of a row's sum: above what rounding to half precision leaves of it, far below what other data give.
+TOLERANCE = 2e-2
 #: Maps along an axis that are looked at.
 _MOST = 64
-
-
-class NotAttentionWarning(CountedWarning):
-    """Rows of maps do not sum to 1."""
 
 
 def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
@@ -45,8 +40,7 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | Non
         lengths = lengths if lengths is None else lengths.narrow(axis, 0, maps.shape[axis])
     rows = last_rows(maps, lengths)
     sums = rows.sum(-1, dtype=torch.float64)
-    tolerance = _TOLERANCE.get(maps.dtype, _SINGLE)
-    off = (sums - 1).abs() > tolerance
+    off = (sums - 1).abs() > TOLERANCE
     if not bool(off.any()):
         return None
     masked = (rows == -torch.inf).any(-1) & (rows < torch.inf).all(-1)
@@ -55,21 +49,21 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | Non
     if not count:
         return None
     first = float(sums[off].reshape(-1)[0])
-    likely = _cause(maps, rows[off], sums[off], lengths, tolerance)
+    likely = _cause(maps, rows[off], sums[off], lengths)
     some = f"{count} of {sums.numel()} maps"
     message = f"{function}: rows of {some} do not sum to 1 (the first: {first:.4g}): {likely}"
     warn(NotAttentionWarning(message, function, count))
     return message
 
 
-def _cause(maps: Tensor, rows: Tensor, sums: Tensor, lengths: Tensor | None, tolerance: float) -> str:
+def _cause(maps: Tensor, rows: Tensor, sums: Tensor, lengths: Tensor | None) -> str:
     if bool((rows < 0).any()):
         return "with negative entries they look like logits, which softmax(-1) turns into attention"
     if lengths is None:
         columns = maps[(0,) * (maps.ndim - 2)].sum(-2)  # in its own type: a large map is not copied
-        if bool(((columns - 1).abs() <= 10 * tolerance).all()):
+        if bool(((columns - 1).abs() <= TOLERANCE).all()):
             return "columns do, so the maps look transposed; rows are queries, columns keys"
-    if bool(((sums - 100).abs() <= 100 * tolerance).all()):
+    if bool(((sums - 100).abs() <= 100 * TOLERANCE).all()):
         return "they look like percent, to be divided by 100"
     if bool((sums < 1).all()):
         return (

@@ -35,6 +35,10 @@ class UndefinedWarning(CountedWarning):
     """They are finite, but too small or too even for the question."""
 
 
+class NotAttentionWarning(CountedWarning):
+    """Rows of maps do not sum to 1."""
+
+
 def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the first line outside of this package."""
     frame, level = sys._getframe(1), 2
@@ -50,11 +54,12 @@ def called_from_outside() -> bool:
 
 
 @contextlib.contextmanager
-def warned_once(unit: str) -> Iterator[None]:
+def warned_once(unit: str, *, rows: bool = False) -> Iterator[None]:
     """Gathers counted warnings and gives one for all of them; others pass as they are.
 
     Args:
         unit: what is counted, in the plural.
+        rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.
     """
     tallies: dict[type[CountedWarning], tuple[Counter[str], str]] = {
         NonFiniteWarning: (Counter(), "hold NaN or infinite entries"),
@@ -67,7 +72,11 @@ def warned_once(unit: str) -> Iterator[None]:
         message = one.message
         if not isinstance(message, CountedWarning):
             warnings.warn_explicit(message, one.category, one.filename, one.lineno)
-        elif type(message) in tallies:
+        elif isinstance(message, NotAttentionWarning):
+            if rows:
+                warn(message, NotAttentionWarning)
+                rows = False
+        else:
             tallies[type(message)][0][message.function] += message.count
     for category, (counts, words) in tallies.items():
         if counts:

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnscope._warn import called_from_outside, warn
+from attnscope._warn import called_from_outside, warn, warned_once
 from attnscope.capture.sites import PER_HEAD, SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
 from attnscope.metrics.measure import measure, options_taken
@@ -154,7 +154,8 @@ class Layer:
             own["sink_mass"] = self.states("sink_mass")
         taken = options_taken(metrics)
         own = {name: value for name, value in own.items() if name in taken and name not in options}
-        return measure(maps, metrics, lengths=lengths, **own, **options)
+        with warned_once("maps"):
+            return measure(maps, metrics, lengths=lengths, **own, **options)
 
     @property
     def sink_mass(self) -> Tensor:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -102,7 +103,9 @@ def analyze(
             ):
                 recipe.measure(layer, number, batch, rows)
     tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
-    return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+    results = Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+    results.model = weakref.ref(loaded)
+    return results
 
 
 def spaces() -> dict[str, list[str]]:

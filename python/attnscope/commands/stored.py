@@ -174,7 +174,7 @@ def view(
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="Capture this sentence again and show its matrices.")
+        int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
     """Write a page to look at heads with: maps of every metric, and the matrices of a sentence.
@@ -182,9 +182,18 @@ def view(
     Example: attnscope view runs/demo --sample 0
     """
     from attnscope.engine.results import load
+    from attnscope.engine.schema import ResultsError
     from attnscope.view import view as look_at
 
-    typer.echo(look_at(load(folder), sample=sample).save(output or folder / "view.html"))
+    results = load(folder)
+    try:
+        page = look_at(results, sample=0 if sample is None else sample)
+    except ResultsError as error:
+        if sample is not None:
+            raise
+        say(f"without matrices of sentence 0: {error}")
+        page = look_at(results)
+    typer.echo(page.save(output or folder / "view.html"))
 
 
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import html
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -74,6 +74,7 @@ class Results:
         self.study: dict[str, Any] = dict(study or {})
         self.provenance: dict[str, Any] = dict(provenance or {})
         self.path = None if path is None else Path(path)
+        self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self._tables: dict[str, Any] = dict(tables or {})
         self.files = {name: list(some) for name, some in (files or {}).items()}
 

@@ -19,8 +19,7 @@ from typing import Any
 import numpy as np
 
 from attnscope._memory import give_back_large_blocks, older_objects_aside
-from attnscope._row_sums import NotAttentionWarning
-from attnscope._warn import CountedWarning, NonFiniteWarning
+from attnscope._warn import CountedWarning, NonFiniteWarning, NotAttentionWarning
 from attnscope.engine.config import Settings
 from attnscope.engine.discovery import study_class
 from attnscope.engine.disk.files import DiskFull, disk_error, remove_leftovers, write_bytes
