@@ -125,7 +125,10 @@ def replacements(
         raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
     pool = _Pool(tokenizer, candidates, head_plan(model, name).vocabulary)
     first = 0 if mask_id >= 0 else 1
-    chosen = [pool.of_word(ids[row][real[row]], *span[row].tolist(), first) for row in range(len(ids))]
+    chosen = [
+        pool.of_word(row[keep], start, stop, first)
+        for row, keep, (start, stop) in zip(ids, real, span.tolist(), strict=True)
+    ]
     reasons = tuple(reason for _, reason in chosen)
     found = _Variants(ids, len(wanted))
     usable = torch.tensor([not reason for reason in reasons])
