@@ -120,7 +120,7 @@ def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> 
             f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
             f"(-1, -1), got ({first[0]}, {first[1]})"
         )
-    return values.flatten().tolist()  # type: ignore[no-any-return]
+    return values.flatten().tolist()
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.
