@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.capture.weights.second_moments import Tracer, identity_errors
-from attnscope.metrics.weights.moments import Moments, MomentSums, sketch_rank
+from attnscope.metrics.weights.moment_sums import MomentSums
+from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
 from attnscope.models.head import effective_unembedding
 
@@ -57,7 +58,9 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
             for trace in tracer.run(tokens):
-                trace.add_to(moments, int(sample) % options.groups, skip_first=options.skip_first)
+                trace.add_to(
+                    moments, int(sample) * options.groups // run.samples, skip_first=options.skip_first
+                )
                 if not unit.variant:
                     squares = trace.x[int(options.skip_first) :].double().square().sum(1)
                     share = float(squares.max() / squares.sum())
