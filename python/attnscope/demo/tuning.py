@@ -96,7 +96,9 @@ def tune(
         models.append({"path": str(first), "label": PRETRAINING})
     study = Study(
         study="pretraining_writes", name="study", output=str(root), models=models, texts={"path": str(texts)},
-        options={"arms": labels, "nulls": ["other_layer", "weights"]},
+        options={
+            "arms": labels, "nulls": ["other_layer", "weights"], "rank_one": {"directions": 8, "texts": 8},
+        },
     )  # fmt: skip
     results = Engine(study, progress=progress).run(resume=True)
     results.figures()
