@@ -142,7 +142,7 @@ def replacements(
                     columns = torch.arange(ids.shape[1])
                     read = masked_from(read, place, span[texts, 1:], columns, mask_id)
                 states = LastStates(model, read, real[texts], name)
-                logits = states.logits(place - (mask_id < 0))[:, 0].double().cpu()
+                logits = states.logits(place - int(mask_id < 0))[:, 0].double().cpu()
                 ranked = [
                     _ranked(row, chosen[text][0][k]) for row, text in zip(logits, texts.tolist(), strict=True)
                 ]
