@@ -149,9 +149,7 @@ def pair(texts: Sequence[Text], forms: list[str]) -> list[tuple[Text, Text]]:
                 found.append((other, text))
                 text.partner, other.partner = other.sample, text.sample
                 for mine, its in ((text, other), (other, text)):
-                    mine.versions["swap"] = (
-                        mine.ids[: mine.start] + its.pieces + mine.ids[mine.stop :]
-                    )
+                    mine.versions["swap"] = mine.ids[: mine.start] + its.pieces + mine.ids[mine.stop :]
                 break
         else:
             waiting.append(text)

@@ -72,7 +72,7 @@ def z_of(r: Array, there: Array) -> Array:
 
 
 def two_sided(z: float) -> float:
-    """p of a normal deviate."""
+    """The p of a normal deviate, two-sided."""
     from scipy import special
 
     return float(2 * special.ndtr(-abs(z)))
@@ -160,10 +160,18 @@ def between(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
                     found = over_texts(x, y, more, panel.units, options.bootstrap, seed)
                     rows.append(
                         {
-                            "layer": layer, "design": design, "mode": mode, "predictor": predictor,
-                            "measure": measure, "estimate": found.r, "low": found.low, "high": found.high,
-                            "slope": straight(x, y, more), "p_value": found.p_value, "n": found.n,
-                        }  # fmt: skip
+                            "layer": layer,
+                            "design": design,
+                            "mode": mode,
+                            "predictor": predictor,
+                            "measure": measure,
+                            "estimate": found.r,
+                            "low": found.low,
+                            "high": found.high,
+                            "slope": straight(x, y, more),
+                            "p_value": found.p_value,
+                            "n": found.n,
+                        }
                     )
     return adjusted(rows, ("design", "predictor", "measure"), holm, HOLM)
 
@@ -200,9 +208,13 @@ def exchanged(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
             gain = unit_gain(panel, panel.measures[measure][at], pairs)
             rows.append(
                 {
-                    "layer": layer, "design": "swap", "mode": SWAP, "predictor": "at home",
-                    "measure": measure, **gained(gain, options, seed),
-                }  # fmt: skip
+                    "layer": layer,
+                    "design": "swap",
+                    "mode": SWAP,
+                    "predictor": "at home",
+                    "measure": measure,
+                    **gained(gain, options, seed),
+                }
             )
     return adjusted(rows, ("measure",), holm, HOLM)
 
@@ -269,10 +281,18 @@ def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence
         known = means[np.isfinite(means)]
         rows.append(
             {
-                "layer": layer, "head": head, "design": "within", "mode": "", "predictor": "log_likelihood",
-                "measure": "share", "estimate": known.mean() if len(known) else np.nan,
-                "slope": slopes[at], "z": z[at], "p_value": two_sided(z[at]), "n": len(known),
-            }  # fmt: skip
+                "layer": layer,
+                "head": head,
+                "design": "within",
+                "mode": "",
+                "predictor": "log_likelihood",
+                "measure": "share",
+                "estimate": known.mean() if len(known) else np.nan,
+                "slope": slopes[at],
+                "z": z[at],
+                "p_value": two_sided(z[at]),
+                "n": len(known),
+            }
         )
     return adjusted(rows, (), benjamini_hochberg, BH)
 

@@ -109,9 +109,7 @@ def _chain(run: StageRun, loaded: Any, versions: list[Version], spans: Tensor) -
     return Check("chain_of_likelihoods", worst, tolerance)
 
 
-def _first_piece(
-    run: StageRun, loaded: Any, versions: list[Version], spans: Tensor, mask_id: int
-) -> Check:
+def _first_piece(run: StageRun, loaded: Any, versions: list[Version], spans: Tensor, mask_id: int) -> Check:
     """Under the mask of the whole word the first piece's logits are the same whatever was there."""
     logits = []
     for one in versions:

@@ -55,7 +55,8 @@ def with_units(run: StageRun) -> pd.DataFrame:
     """The table `words` with the first text of equal ones."""
     targets = run.read("targets", ["sample", "text_unit", "model", "revision", "step"])
     keys = ["model", "revision", "step", "sample"]
-    return run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
+    words: pd.DataFrame = run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
+    return words
 
 
 def put(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:
@@ -80,15 +81,23 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
     if "surveys" not in run.stored.tables():
         return []
     rows = []
-    for layer, own in run.read("surveys").groupby("layer"):
+    surveys = run.read("surveys")
+    for layer in sorted(set(surveys["layer"])):
+        own = surveys[surveys["layer"] == layer]
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
             found = bootstrap(own[column].to_numpy(), draws=options.bootstrap, seed=seed)
             rows.append(
                 {
-                    "layer": int(layer), "design": design, "mode": REAL, "predictor": "log_likelihood",
-                    "measure": "token_boost", "estimate": found.estimate, "low": found.low,
-                    "high": found.high, "n": found.n,
-                }  # fmt: skip
+                    "layer": int(layer),
+                    "design": design,
+                    "mode": REAL,
+                    "predictor": "log_likelihood",
+                    "measure": "token_boost",
+                    "estimate": found.estimate,
+                    "low": found.low,
+                    "high": found.high,
+                    "n": found.n,
+                }
             )
     return rows
 
@@ -99,13 +108,14 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
         return
     words = with_units(run)
     table = run.stored.table("head_mean_spans_variants")
-    for (model, variant, draw), own in table.groupby(["model", "variant", "seed"]):
+    keys = ["model", "variant", "seed"]
+    for model, variant, draw in table[keys].drop_duplicates().to_numpy().tolist():
+        own = table[(table[keys] == [model, variant, draw]).all(axis=1)]
         first = words[words["model"] == model]
         first = first[first["step"] == first["step"].iloc[0]]
         panel = panel_of(of_protocol(first, EXACT), own)
         if panel is not None:
-            keys = {"model": model, "variant": variant, "draw": int(draw)}
-            put(run, "controls", points(panel), **keys)
+            put(run, "controls", points(panel), model=model, variant=variant, draw=int(draw))
 
 
 def points(panel: Panel) -> list[Row]:
@@ -135,9 +145,14 @@ def points(panel: Panel) -> list[Row]:
                 found = associations.over_texts(x, y, more, panel.units)
                 rows.append(
                     {
-                        "layer": layer, "design": design, "mode": REAL, "predictor": predictor,
-                        "measure": measure, "estimate": found.r, "slope": associations.straight(x, y, more),
+                        "layer": layer,
+                        "design": design,
+                        "mode": REAL,
+                        "predictor": predictor,
+                        "measure": measure,
+                        "estimate": found.r,
+                        "slope": associations.straight(x, y, more),
                         "n": found.n,
-                    }  # fmt: skip
+                    }
                 )
     return rows

@@ -94,7 +94,7 @@ def special_keys(run: StageRun, batch: Batch, n: int) -> Tensor:
 
 
 def keeps_own(run: StageRun) -> bool:
-    """Whether the model has a vocabulary head that says at a position what stands there: an encoder with one."""
+    """Whether the model is an encoder whose vocabulary head says at a position what stands there."""
     from attnscope.models.head_rows import head_plan
 
     model = run.model().model
@@ -159,6 +159,7 @@ def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: 
         known = np.isfinite(tokens)
         given = place[known][:, None]
         plain, partial = (
-            partial_correlation(tokens[known], boost[known], more, draws=1).r for more in (given[:, :0], given)
+            partial_correlation(tokens[known], boost[known], more, draws=1).r
+            for more in (given[:, :0], given)
         )
         run.write("surveys", sample=sample, layer=number, correlation=plain, partial=partial)

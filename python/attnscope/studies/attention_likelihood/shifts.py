@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What a replacement changes of the word's attention, paired over texts, and the layers where it counts most."""
+"""What a replacement changes of the word's attention, paired over texts, and where it counts most."""
 
 from __future__ import annotations
 
@@ -38,10 +38,17 @@ def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
                 found = paired_test(*pair)
                 rows.append(
                     {
-                        "layer": layer, "mode": mode, "measure": measure, "difference": found.difference,
-                        "low": found.low, "high": found.high, "p_value": found.p_value, "n": found.n,
-                        "real": float(np.nanmean(pair[1])) if there.any() else np.nan, **beside,
-                    }  # fmt: skip
+                        "layer": layer,
+                        "mode": mode,
+                        "measure": measure,
+                        "difference": found.difference,
+                        "low": found.low,
+                        "high": found.high,
+                        "p_value": found.p_value,
+                        "n": found.n,
+                        "real": float(np.nanmean(pair[1])) if there.any() else np.nan,
+                        **beside,
+                    }
                 )
     return adjusted(rows, ("measure",), holm, HOLM)
 
@@ -72,12 +79,13 @@ def best_layer(panel: Panel) -> Row:
     if not np.isfinite(means).any():
         return {"mode": ""}
     best = int(np.nanargmax(means))
-    row = {"layer": panel.layers[best], "mode": "", "rho": means[best], "n": len(panel.samples)}
+    row: Row = {"layer": panel.layers[best], "mode": "", "rho": means[best], "n": len(panel.samples)}
     even, odd = (_means(r[:, panel.samples % 2 == rest]) for rest in (0, 1))
     if np.isfinite(even).any():
         chosen = int(np.nanargmax(even))
         row |= {"held_out_layer": panel.layers[chosen], "held_out_mode": "", "held_out_rho": odd[chosen]}
-    for name, at in (("real", panel.at(REAL)), ("perturbed", 1 if len(panel.modes) > 1 else 0)):
+    lowest = int(np.nanargmin(np.nanmean(panel.x, 0)))
+    for name, at in (("real", panel.at(REAL)), ("perturbed", lowest)):
         for measure, values in (("likelihood", panel.x), ("inner", panel.measures["inner"][best])):
             known = values[:, at][np.isfinite(values[:, at])]
             row |= {f"{measure}_{name}": known.mean(), f"{measure}_{name}_std": _deviation(known)}
@@ -93,5 +101,3 @@ def _means(r: Array) -> Array:
 
 def _deviation(values: Array) -> float:
     return float(values.std(ddof=1)) if len(values) > 1 else float("nan")
-
-

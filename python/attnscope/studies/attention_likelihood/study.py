@@ -6,8 +6,8 @@ attention to itself is measured on each. Within a text only the token changes; w
 only the expectation does.
 
 Stages of a checkpoint: `find` (words and pairs of all texts), `replace` (what stands in their place, by the
-model that gives likelihoods), `check` (identities; where one fails, the checkpoint is left), `measure` (a pass
-of each version), `estimate`, `claim`; at the end of the run, `control`.
+model that gives likelihoods), `check` (identities; where one fails, the checkpoint is left), `measure` (a
+pass of each version), `estimate`, `claim`; at the end of the run, `control`.
 """
 
 from __future__ import annotations

@@ -7,6 +7,7 @@ associations likewise. What concerns all layers at once has the table `overall`.
 
 from __future__ import annotations
 
+from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
 
@@ -187,21 +188,7 @@ TABLES = (
             Column("partial", meaning="Given the position.", low=-1.0, high=1.0),
         ),
     ),
-    Table(
-        "claims",
-        (*CHECKPOINT_KEYS, "protocol", "claim"),
-        (
-            Column("statistic", "string", "text"),
-            Column("value"),
-            Column("low"),
-            Column("high"),
-            Column("null"),
-            Column("p_value", kind="ratio"),
-            Column("p_adjusted", kind="ratio"),
-            Column("verdict", "string", "text"),
-            Column("reason", "string", "text"),
-        ),
-    ),
+    Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
     Table(
         "checks",
         (*CHECKPOINT_KEYS, "check"),

@@ -67,7 +67,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> None:
         for one, other in exchanges(ids, spans, forms(tokenizer)):
             partners[one], partners[other] = other, one
     first: dict[str, int] = {}
-    for at, one in enumerate(unit.inputs):
+    for at, given in enumerate(unit.inputs):
         start, stop = spans[at]
         other = partners[at]
         run.write(
@@ -80,7 +80,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> None:
             reason=found.reasons[at],
             partner=-1 if other < 0 else samples[other],
             swap_ids=[[] if other < 0 else ids[other][slice(*spans[other])]],
-            text_unit=first.setdefault(one.sentence.text or str(ids[at]), samples[at]),
+            text_unit=first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
         )
 
 
@@ -118,7 +118,9 @@ def exchanges(
     """
     waiting: list[int] = []
     pairs = []
-    words = [list(own[start:stop]) if start >= 0 else [] for own, (start, stop) in zip(ids, spans, strict=True)]
+    words = [
+        list(own[start:stop]) if start >= 0 else [] for own, (start, stop) in zip(ids, spans, strict=True)
+    ]
     kinds = [tuple(int(form[piece]) for piece in word) for word in words]
     for at, word in enumerate(words):
         if not word:

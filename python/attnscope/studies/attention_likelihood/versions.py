@@ -175,7 +175,7 @@ def likelihood(loaded: LoadedModel, inputs: Any, spans: Tensor, tokenizer: Any, 
 
 
 def uncertainty(loaded: LoadedModel, inputs: Any, spans: Tensor, kind: str, mask_id: int) -> Tensor:
-    """Entropy of q_0 in nats [B]: of the piece that comes after the left side, or under the whole word's mask."""
+    """Entropy of q_0 in nats [B]: of the first piece behind the left side, or under the word's mask."""
     ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
     place = spans[:, :1]
     if kind == "masked":
