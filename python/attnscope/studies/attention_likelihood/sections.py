@@ -220,8 +220,12 @@ def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
         for design, label in (("between", ""), ("between_partial", ", given length")):
             if ("estimate", predictor, measure, design) in grid:
                 title = f"{names[predictor]}, {measure}{label}"
-                columns[f"ρ {title}"] = [number(one) for one in grid[("estimate", *key)]]
-                columns[f"slope {title}"] = [number(one) for one in grid[("slope", *key)]]
+                columns[f"ρ {title}"] = [
+                    number(one) for one in grid[("estimate", predictor, measure, design)]
+                ]
+                columns[f"slope {title}"] = [
+                    number(one) for one in grid[("slope", predictor, measure, design)]
+                ]
     both: pd.DataFrame = pd.DataFrame(columns)
     return both
 

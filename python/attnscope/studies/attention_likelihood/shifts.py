@@ -61,15 +61,11 @@ def overall(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
         for at, mode in enumerate(panel.modes)
         if mode not in (REAL, SWAP) and np.nanmean(panel.x[:, at]) < np.nanmean(panel.x[:, real])
     ]
-    rows = []
-    for measure in ("share", "special", "context"):
-        values = panel.measures[measure]
-        if not lower:
-            continue
-        change = (values[:, :, lower] - values[:, :, [real]]).mean((0, 2))
-        row = gained(by_unit(change, panel.units), options, seed)
-        rows.append({"statistic": f"shift_of_{measure}", **row})
-    return rows
+    if not lower:
+        return []
+    values = panel.measures["share"]
+    change = (values[:, :, lower] - values[:, :, [real]]).mean((0, 2))
+    return [{"statistic": "shift_of_share", **gained(by_unit(change, panel.units), options, seed)}]
 
 
 def best_layer(panel: Panel) -> Row:

@@ -10,7 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from attnscope.plots.figure import Figure, Tables, declared_in, stored
+from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED
 
@@ -54,3 +54,8 @@ def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
     """One legend for all panels, above them."""
     handles, labels = ax.get_legend_handles_labels()
     figure_.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
+
+
+def width_of(options: Options, count: int) -> float:
+    """Inches of a row of panels."""
+    return min(options.width, 1.2 + (2.2 if count > 1 else 3.2) * count)

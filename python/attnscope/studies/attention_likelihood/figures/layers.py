@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.colors import TwoSlopeNorm
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
@@ -17,6 +18,7 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     layers_below,
     legend_of,
     models_of,
+    width_of,
 )
 
 #: What the map shows: title, protocol, design, predictor, measure.
@@ -82,7 +84,7 @@ def likelihood_depth(results: Tables, options: Options) -> Drawn:
     table = exact(results, "head_mean_associations", "estimate", "z")
     models, left_out = models_of(table)
     control = optional(results, "controls")
-    figure_, axes = panels(1, len(models), height=2.6, width=_width(options, len(models)), sharey=True)
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
     for ax, own in by_model(table, axes[0]):
         rows = own[(own["design"] == "within") & (own["predictor"] == "log_likelihood")].sort_values("layer")
         reach = 1.96 * (rows["estimate"] / rows["z"]).abs()
@@ -113,14 +115,8 @@ def likelihood_depth(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _line(ax: object, rows: pd.DataFrame, label: str, color: str, dash: str) -> None:
-    ax.plot(  # type: ignore[attr-defined]
-        rows["layer"], rows["estimate"], dash, color=color, marker="o", markersize=3, label=label
-    )
-
-
-def _width(options: Options, count: int) -> float:
-    return min(options.width, 1.2 + (2.2 if count > 1 else 3.2) * count)
+def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> None:
+    ax.plot(rows["layer"], rows["estimate"], dash, color=color, marker="o", markersize=3, label=label)
 
 
 @figure("head_mean_associations", "shifts")
@@ -134,42 +130,42 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
     shifts = shifts[shifts["measure"] == "share"]
     overall = optional(results, "overall")
     models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.5, width=_width(options, len(models)), sharey=True)
+    figure_, axes = panels(len(models), 2, height=0.6 + 1.9 * len(models), width=options.width)
     words = []
-    for ax, own in by_model(table, axes[0]):
-        model = str(own["model"].iloc[0])
+    for (first, second), model in zip(axes, models, strict=True):
         mine = shifts[shifts["model"] == model]
-        mode = str(mine.loc[mine["log_likelihood_difference"].idxmin(), "mode"])
-        mine = mine[mine["mode"] == mode].sort_values("layer")
-        for at, (rows, column, label) in enumerate(
-            ((own.sort_values("layer"), "estimate", "swap: at home − away"),
-             (mine, "difference", "least likely − real word"))
-        ):  # fmt: skip
-            middle = rows[column]
-            ax.errorbar(
-                rows["layer"] + 0.12 * (at - 0.5), middle,
-                yerr=[middle - rows["low"], rows["high"] - middle], color=PALETTE[at], marker="os"[at],
-                markersize=3.5, linewidth=1.0, linestyle="-" if at == 0 else "--", capsize=2, label=label,
-            )  # fmt: skip
-        ax.axhline(0, **ZERO)
-        layers_below(ax)
+        mode = str(mine.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        own = table[table["model"] == model].sort_values("layer")
+        _points(first, own, "estimate", PALETTE[0])
+        _points(second, mine[mine["mode"] == mode].sort_values("layer"), "difference", PALETTE[1])
+        name = f"{model}: " if len(models) > 1 else ""
+        first.set_title(f"{name}at home − away")
+        second.set_title(f"{name}{mode} − real word")
+        first.set_ylabel("change of the share")
         if overall is not None:
             nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
-            words += (
-                [f"{model} {value:.1f} nats" for value in last_step(nats)["estimate"]] if len(nats) else []
-            )
-    axes[0][0].set_ylabel("change of the share")
-    legend_of(figure_, axes[0][0], 2)
+            words += [f"{model} {value:.1f} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
-        "Two texts exchange words: every token and every text stands once at home and once away, so effects "
-        "of either cancel and what is left is expectation. Beside it the whole effect, that of the token "
-        f"included. 95 % intervals. An exchanged word costs {', '.join(words)}; below 2 nats the exchange "
-        "tests nothing."
+        "Left: two texts exchange words; every token and every text stands once at home and once away, so "
+        "effects of either cancel and what is left is expectation. Right: the whole effect of the least "
+        "likely words, that of the token included; the scales differ. 95 % intervals.",
+        f"An exchanged word costs {', '.join(words)}; below 2 nats the exchange tests nothing."
         if words
-        else "95 % intervals.",
+        else "",
         left_out=left_out,
     )
+
+
+def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
+    """Estimates with their intervals over layers, beside 0."""
+    middle = rows[column]
+    ax.errorbar(
+        rows["layer"], middle, yerr=[middle - rows["low"], rows["high"] - middle], color=color, marker="o",
+        markersize=3.5, linewidth=1.0, capsize=2,
+    )  # fmt: skip
+    ax.axhline(0, **ZERO)
+    layers_below(ax)
 
 
 @figure("head_mean_associations")
@@ -180,7 +176,7 @@ def copy_or_context(results: Tables, options: Options) -> Drawn:
     if table["estimate"].isna().all():
         raise NotDrawable("no encoder with a vocabulary head was measured")
     models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.5, width=_width(options, len(models)), sharey=True)
+    figure_, axes = panels(1, len(models), height=2.5, width=width_of(options, len(models)), sharey=True)
     lines = (
         ("masked given own", "expected (masked), given kept", PALETTE[0], "-"),
         ("own given masked", "kept (own position), given expected", PALETTE[1], "--"),

@@ -17,6 +17,7 @@ from attnscope.studies.attention_likelihood.figures.declared import (
     layers_below,
     legend_of,
     models_of,
+    width_of,
 )
 
 THIRDS = ("first third", "middle third", "last third")
@@ -32,7 +33,7 @@ def dose(results: Tables, options: Options) -> Drawn:
     if table["difference"].isna().all():
         raise NotDrawable("no replacement was measured")
     models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.6, width=_width(options, len(models)), sharey=True)
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
     for ax, own in by_model(table, axes[0]):
         layers = sorted(own["layer"].unique())
         third = own["layer"].map({layer: 3 * at // len(layers) for at, layer in enumerate(layers)})
@@ -44,12 +45,11 @@ def dose(results: Tables, options: Options) -> Drawn:
                 marker="os^"[at], markersize=3.5, label=THIRDS[at] if len(layers) >= 3 else "all layers",
             )  # fmt: skip
         named = own.groupby("mode")["log_likelihood_difference"].first()
-        for mode in ("lowest", "mid", "highest"):
-            if mode in named:
+        for mode, nats in named.items():
+            if mode in ("lowest", "low", "mid", "high", "highest"):
                 ax.annotate(
-                    mode, (named[mode], 0.0), xycoords=("data", "axes fraction"), xytext=(0, 3),
-                    textcoords="offset points", fontsize=6.0, ha="center", va="bottom", color=INK,
-                    rotation=90,
+                    mode, (nats, 1.01), xycoords=("data", "axes fraction"), fontsize=6.0, ha="left",
+                    va="bottom", color=INK, rotation=40,
                 )  # fmt: skip
         ax.axhline(0, **ZERO)
         ax.axvline(0, **ZERO)
@@ -64,10 +64,6 @@ def dose(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _width(options: Options, count: int) -> float:
-    return min(options.width, 1.2 + (2.2 if count > 1 else 3.2) * count)
-
-
 @figure("shifts")
 def attention_budget(results: Tables, options: Options) -> Drawn:
     """Where the attention of real and of least likely words goes: to the word, special tokens, the rest."""
@@ -76,7 +72,7 @@ def attention_budget(results: Tables, options: Options) -> Drawn:
     if table["real"].isna().all():
         raise NotDrawable("no word's attention was measured")
     models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.6, width=_width(options, len(models)), sharey=True)
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
     mode = ""
     for ax, own in by_model(table, axes[0]):
         mode = str(own.sort_values("log_likelihood_difference")["mode"].iloc[0])
