@@ -166,7 +166,8 @@ def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> 
     frame |= {"layer": [str(int(one)) for one in rows["layer"]]}
     frame |= {"estimate": [number(one) for one in rows["estimate"]]}
     frame |= {"95 %": [interval(*ends) for ends in zip(rows["low"], rows["high"], strict=True)]}
-    frame |= {label: [number(one) for one in rows[name]] for name, label in columns.items()}
+    for name, label in columns.items():
+        frame[label] = [str(int(one)) if name == "n" else number(one) for one in rows[name]]
     whole: pd.DataFrame = pd.DataFrame(frame)
     return whole
 
@@ -194,10 +195,14 @@ def _write_within(page: Page) -> None:
         names=1 + several,
     )  # fmt: skip
     rows = table[table["design"].isin(["between", "between_partial"]) & (table["mode"] == "real")]
-    if len(rows):
-        page.frame(
-            "between", "Correlation over texts of real words.", _between(rows, several), names=1 + several
-        )
+    for predictor, measure, label in (
+        ("per_piece", "boost", "likelihood per piece and boost (share over that of uniform attention)"),
+        ("log_likelihood", "inner", "likelihood and mean attention inside the word"),
+    ):
+        own = rows[(rows["predictor"] == predictor) & (rows["measure"] == measure)]
+        if len(own):
+            caption = f"Correlation over texts of real words: {label}."
+            page.frame(f"between-{measure}", caption, _between(own, several), names=1 + several)
     page.notes(
         [
             "That attention follows likelihood within a text does not say that it follows expectation: each "
@@ -208,24 +213,16 @@ def _write_within(page: Page) -> None:
 
 
 def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
-    """Both designs of each pair of quantities, one line a layer."""
-    keys = ["model", "layer"]
+    """Both designs of one pair of quantities, one line a layer."""
     grid = rows.pivot_table(
-        index=keys, columns=["predictor", "measure", "design"], values=["estimate", "slope"], sort=False
+        index=["model", "layer"], columns="design", values=["estimate", "slope"], sort=False
     )
     columns: dict[str, list[str]] = {"model": [str(key[0]) for key in grid.index]} if several else {}
     columns |= {"layer": [str(int(key[1])) for key in grid.index]}
-    names = {"per_piece": "L per piece", "log_likelihood": "L"}
-    for predictor, measure in (("per_piece", "boost"), ("log_likelihood", "inner")):
-        for design, label in (("between", ""), ("between_partial", ", given length")):
-            if ("estimate", predictor, measure, design) in grid:
-                title = f"{names[predictor]}, {measure}{label}"
-                columns[f"ρ {title}"] = [
-                    number(one) for one in grid[("estimate", predictor, measure, design)]
-                ]
-                columns[f"slope {title}"] = [
-                    number(one) for one in grid[("slope", predictor, measure, design)]
-                ]
+    for design, label in (("between", ""), ("between_partial", ", given length, place, pieces")):
+        for value, name in (("estimate", "ρ"), ("slope", "per nat")):
+            if (value, design) in grid:
+                columns[f"{name}{label}"] = [number(one) for one in grid[(value, design)]]
     both: pd.DataFrame = pd.DataFrame(columns)
     return both
 

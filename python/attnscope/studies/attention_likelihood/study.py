@@ -59,7 +59,7 @@ class AttentionLikelihood(Study):
             Stage("check", whole, self.check, ("targets", "versions"), ("checks",), HERE),
             Stage(
                 "measure", measured, self.measure, ("targets", "versions", "checks"),
-                ("words", "surveys", *spans), HERE,
+                ("words", "surveys", *spans, "head_mean_spans_variants"), HERE,
             ),
             Stage(
                 "estimate", once, self.estimate, ("targets", "words", "surveys", *spans), estimated, HERE
@@ -67,7 +67,7 @@ class AttentionLikelihood(Study):
             Stage("claim", once, self.claim, (*estimated, "words"), ("claims",), HERE),
         ]  # fmt: skip
         if variants:
-            reads = ("targets", "words", "head_mean_spans")
+            reads = ("targets", "words", "head_mean_spans_variants")
             stages.append(Stage("control", units.once(), self.control, reads, ("controls",)))
         return stages
 
