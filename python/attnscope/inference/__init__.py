@@ -26,6 +26,7 @@ from attnscope.inference.intervals import (
     median_interval,
     per_sample,
 )
+from attnscope.inference.partial import partial_correlation, within_correlation
 from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
@@ -49,7 +50,9 @@ __all__ = [
     "jackknife",
     "median_interval",
     "paired_test",
+    "partial_correlation",
     "per_sample",
     "sign_flips",
     "welch_test",
+    "within_correlation",
 ]
