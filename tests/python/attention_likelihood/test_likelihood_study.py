@@ -12,7 +12,6 @@ import torch
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
-from attnscope.models import LoadError
 from folders import model_folder, series
 from likelihood_study import encoder_folder, loops, settings, texts_of
 
@@ -151,7 +150,7 @@ def test_random_weights_are_measured_on_the_trained_models_versions(whole):
     assert set(table["draw"]) == {0, 1}
     assert set(table["layer"]) == {0, 1, 2}
     assert {"within", "swap", "between", "between_partial"} <= set(table["design"])
-    assert set(table["variant"]) == {"random_weights"}
+    assert set(table["control"]) == {"random_weights"}
     # nearly uniform attention cannot tell a home from another text
     assert table[table["design"] == "swap"]["estimate"].abs().max() < 1e-2
     assert "head_mean_spans_variants" in whole.tables()
@@ -206,12 +205,19 @@ def test_a_model_that_shifts_the_replaced_token_ends_by_the_checks_name(
     def shifted(checkpoint, **options):
         loaded = load(checkpoint, **options)
         embed = loaded.model.get_input_embeddings()
-        embed.register_forward_pre_hook(lambda _module, args: (args[0].roll(by, -1), *args[1:]))
+
+        def turned(_module, args):
+            # the short texts by which a model's kind is told stay as they are
+            return (args[0].roll(by, -1) if args[0].shape[-1] > 8 else args[0], *args[1:])
+
+        embed.register_forward_pre_hook(turned)
         return loaded
 
     monkeypatch.setattr("attnscope.engine.run.load_model", shifted)
-    with pytest.raises(LoadError, match=r"the check replaced_tokens does not hold: \d+, where at most 0"):
-        run(settings(folder, texts, tmp_path, swap=False), progress=False)
+    results = run(settings(folder, texts, tmp_path, swap=False), progress=False, say=lambda text: None)
+    ((skipped),) = results.provenance["skipped"]
+    assert "the check replaced_tokens does not hold: 16, where at most 0" in skipped["reason"]
+    assert not {"words", "spans", "claims"} & set(results.tables())
 
 
 def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):

@@ -72,12 +72,11 @@ def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> N
         found.append(Version(mode, replaced(batch, spans, list(own["replacement_ids"])), log_likelihood))
     loaded = source(run, options)
     kind, mask_id = kind_of(loaded, run.encoder.tokenizer, options)
-    checks = []
+    checks = _attention(run, found, spans)
     if kind == "left":
         checks.append(_chain(run, loaded, found, spans))
     else:
         checks.append(_first_piece(run, loaded, found, spans, mask_id))
-    checks += _attention(run, found, spans)
     for one in checks:
         run.write(
             "checks", check=one.name, value=np.nan if one.value is None else one.value,
@@ -142,8 +141,8 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
     causal = not any(bool((one.triu(1) != 0).any()) for one in rows)
     if causal:
         before = torch.arange(rows[0].shape[-1]) < spans[:, :1]
-        gap = max(float(((one - rows[0]).abs().amax(-1) * before).max()) for one in rows)
-        checks.append(Check("rows_before_the_word", gap, 0.0 if not _experts(run) else 1e-5))
+        moved = max(float(((one - rows[0]).abs().amax(-1) * before).max()) for one in rows)
+        checks.append(Check("rows_before_the_word", moved, 0.0 if not _experts(run) else 1e-5))
     else:
         checks.append(Check("rows_before_the_word", None, 0.0, "the model attends to later tokens"))
     tolerance = ROW_SUMS.get(dtype.removeprefix("torch."), 1e-4)

@@ -115,7 +115,7 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
         first = first[first["step"] == first["step"].iloc[0]]
         panel = panel_of(of_protocol(first, EXACT), own)
         if panel is not None:
-            put(run, "controls", points(panel), model=model, variant=variant, draw=int(draw))
+            put(run, "controls", points(panel), model=model, control=variant, draw=int(draw))
 
 
 def points(panel: Panel) -> list[Row]:

@@ -15,7 +15,7 @@ from attnscope import SpanAttention, row_logits, span_attention
 from attnscope.capture.likelihood.tokens import log_likelihood
 from attnscope.capture.likelihood.vocabulary import special_ids
 from attnscope.engine.forward import Batch, head_mean
-from attnscope.studies.attention_likelihood.options import REAL
+from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.tables import WORDS
 from attnscope.studies.attention_likelihood.versions import chosen_rows, replaced, with_words
 
@@ -31,6 +31,9 @@ COLUMNS = frozenset(one.name for one in WORDS)
 
 def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
     """Tables `spans`, `head_mean_spans` and, of the model itself, `words` of one block of texts."""
+    if "versions" not in run.stored.tables():
+        _try(run, targets, options)
+        return
     versions = run.read("versions")
     versions = versions[(versions["protocol"] == "exact") & versions["sample"].isin(targets.index)]
     by_mode = {mode: own.set_index("sample") for mode, own in versions.groupby("mode", sort=False)}
@@ -51,6 +54,14 @@ def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: Likelihoo
             if not unit.variant:
                 probability = own_probability(run, outputs, part, span) if keeps else None
                 _words(run, own, targets, mode, probability, by_mode[REAL])
+
+
+def _try(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """What a dry run can measure: the texts as they stand, as often as they have versions."""
+    for batch, spans, _ in with_words(run, targets):
+        for _mode in (REAL, *options.modes, *([SWAP] if options.swap else [])):
+            for number, layer in run.layers(batch):
+                _write(run, batch, spans, number, layer, REAL)
 
 
 def _write(run: StageRun, batch: Batch, spans: Tensor, number: int, layer: Layer, mode: str) -> None:

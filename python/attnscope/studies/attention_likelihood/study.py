@@ -94,19 +94,20 @@ class AttentionLikelihood(Study):
 
     def find(self, unit: Unit, run: StageRun) -> None:
         """The word of every text, and what the texts exchange."""
-        targets.find(unit, run, self.options)
+        targets.store(run, targets.find(unit, run, self.options))
 
     def replace(self, unit: Unit, run: StageRun) -> None:
         """Replacements and their likelihood."""
-        versions.make(run, self.options)
+        versions.make(run, targets.with_word(unit, run, self.options), self.options)
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
-        checks.check(run, versions.usable(run.read("targets")), self.options)
+        if "versions" in run.stored.tables():
+            checks.check(run, targets.with_word(unit, run, self.options), self.options)
 
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Attention of the words of one block of texts."""
-        measure.measure(unit, run, versions.usable(run.read("targets")), self.options)
+        measure.measure(unit, run, targets.with_word(unit, run, self.options), self.options)
 
     def estimate(self, unit: Unit, run: StageRun) -> None:
         """Correlations, differences and tests over all texts."""

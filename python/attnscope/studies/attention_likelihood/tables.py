@@ -151,7 +151,7 @@ BEST = Table(
 
 CONTROLS = Table(
     "controls",
-    ("model", "variant", "draw", "layer", "protocol", "design", "mode", "predictor", "measure"),
+    ("model", "control", "draw", "layer", "protocol", "design", "mode", "predictor", "measure"),
     (Column("estimate"), Column("slope"), Column("n", kind="count")),
 )
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 
 from attnscope import word_spans
 from attnscope._nearest import nearest
@@ -24,8 +25,8 @@ FEW = 20
 COLUMN = "column:"
 
 
-def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> None:
-    """The table `targets`: of every text its word or why it has none, and what it exchanges words with.
+def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
+    """Of every text its word or why it has none, and what it exchanges words with: rows of `targets`.
 
     Raises:
         ConfigError: no text has a usable word, a tokenizer without offsets, a column that the source lacks.
@@ -54,12 +55,13 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> None:
         raise ConfigError(f"attention_likelihood: {error}") from None
     counts = Counter(reason for reason in found.reasons if reason)
     words = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
-    if len(counts) and sum(counts.values()) == len(ids):
+    every = len(ids) == run.samples
+    if every and sum(counts.values()) == len(ids):
         raise ConfigError(f"attention_likelihood: no text of {len(ids)} has a usable word ({words})")
     if counts:
         run.note(f"attention_likelihood: {sum(counts.values())} of {len(ids)} texts are left out ({words})")
     kept = len(ids) - sum(counts.values())
-    if kept < FEW:
+    if every and kept < FEW:
         run.note(f"attention_likelihood: {kept} texts have a word; below {FEW} little can be said")
     spans = found.spans.tolist()
     partners = [-1] * len(ids)
@@ -67,21 +69,40 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> None:
         for one, other in exchanges(ids, spans, forms(tokenizer)):
             partners[one], partners[other] = other, one
     first: dict[str, int] = {}
+    rows = []
     for at, given in enumerate(unit.inputs):
-        start, stop = spans[at]
-        other = partners[at]
-        run.write(
-            "targets",
-            sample=samples[at],
-            word=found.words[at],
-            start=start,
-            stop=stop,
-            n_tokens=len(ids[at]),
-            reason=found.reasons[at],
-            partner=-1 if other < 0 else samples[other],
-            swap_ids=[[] if other < 0 else ids[other][slice(*spans[other])]],
-            text_unit=first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
+        (start, stop), other = spans[at], partners[at]
+        rows.append(
+            {
+                "sample": samples[at],
+                "word": found.words[at],
+                "start": start,
+                "stop": stop,
+                "n_tokens": len(ids[at]),
+                "reason": found.reasons[at],
+                "partner": -1 if other < 0 else samples[other],
+                "swap_ids": [] if other < 0 else ids[other][slice(*spans[other])],
+                "text_unit": first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
+            }
         )
+    whole: pd.DataFrame = pd.DataFrame(rows)
+    return whole
+
+
+def store(run: StageRun, found: pd.DataFrame) -> None:
+    """Writes the table `targets`."""
+    run.write("targets", **{str(name): list(found[name]) for name in found})
+
+
+def with_word(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
+    """Rows of `targets` that have a word, by sample; found anew where the stage before has stored none.
+
+    A dry run tries each stage on a few texts alone.
+    """
+    stored = "targets" in run.stored.tables()
+    table = run.read("targets") if stored else find(unit, run, options)
+    found: pd.DataFrame = table[table["start"] >= 0].set_index("sample")
+    return found
 
 
 def wanted(inputs: Sequence[Input], word: str) -> str | list[str | None]:

@@ -103,15 +103,14 @@ def replaced(batch: Batch, spans: Tensor, pieces: Sequence[Sequence[int]]) -> Ba
     return replace(batch, token_ids=ids)
 
 
-def usable(targets: pd.DataFrame) -> pd.DataFrame:
-    """Texts that have a word, by sample."""
-    found: pd.DataFrame = targets[targets["start"] >= 0].set_index("sample")
-    return found
+def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """The table `versions` of the exact protocol for one block of texts.
 
-
-def make(run: StageRun, options: LikelihoodOptions) -> None:
-    """The table `versions` of the exact protocol for one block of texts."""
-    targets = usable(run.read("targets"))
+    Args:
+        run: of the unit.
+        targets: rows of `targets` that have a word, by sample.
+        options: of the study.
+    """
     loaded, tokenizer = source(run, options), run.encoder.tokenizer
     kind, mask_id = kind_of(loaded, tokenizer, options)
     few = 0
