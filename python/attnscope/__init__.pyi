@@ -8,6 +8,8 @@ from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
 from attnscope.capture.ablation import output_kl as output_kl
+from attnscope.capture.directions.sensitivity import Sensitivity as Sensitivity
+from attnscope.capture.directions.sensitivity import sensitivity as sensitivity
 from attnscope.capture.positions import Fingerprint as Fingerprint
 from attnscope.capture.positions import Trajectory as Trajectory
 from attnscope.capture.positions import fingerprint as fingerprint
@@ -27,6 +29,7 @@ from attnscope.engine.run import run as run
 from attnscope.inference import Frames as Frames
 from attnscope.inference import classify_frames as classify_frames
 from attnscope.inference import emergence_step as emergence_step
+from attnscope.inference.detection import detection as detection
 from attnscope.inference.residuals import Removed as Removed
 from attnscope.inference.residuals import ResidualSize as ResidualSize
 from attnscope.inference.residuals import removed as removed
@@ -99,6 +102,7 @@ from attnscope.metrics.spectra.singular_values import stable_rank as stable_rank
 from attnscope.metrics.states.alignment import entropy_magnitude_correlation as entropy_magnitude_correlation
 from attnscope.metrics.states.alignment import geometric_semantic_alignment as geometric_semantic_alignment
 from attnscope.metrics.states.alignment import transformation_magnitude as transformation_magnitude
+from attnscope.metrics.states.null_directions import null_directions as null_directions
 from attnscope.metrics.states.reference_influence import ReferenceInfluence as ReferenceInfluence
 from attnscope.metrics.states.reference_influence import reference_influence as reference_influence
 from attnscope.metrics.weights.alignment_gain import AlignmentGain as AlignmentGain
@@ -121,6 +125,8 @@ from attnscope.models.head import Subspace as Subspace
 from attnscope.models.head import effective_unembedding as effective_unembedding
 from attnscope.models.head import prediction_subspace as prediction_subspace
 from attnscope.models.head import readout as readout
+from attnscope.models.readout import Readout as Readout
+from attnscope.models.readout import ReadoutShare as ReadoutShare
 from attnscope.models.weight_deltas import WeightDelta as WeightDelta
 from attnscope.models.weight_deltas import weight_deltas as weight_deltas
 from attnscope.models.weight_entries import WeightEntry as WeightEntry
