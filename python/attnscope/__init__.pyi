@@ -10,6 +10,14 @@ from attnscope.capture import edits as edits
 from attnscope.capture.ablation import output_kl as output_kl
 from attnscope.capture.directions.sensitivity import Sensitivity as Sensitivity
 from attnscope.capture.directions.sensitivity import sensitivity as sensitivity
+from attnscope.capture.likelihood.chain import WordLikelihood as WordLikelihood
+from attnscope.capture.likelihood.chain import word_likelihood as word_likelihood
+from attnscope.capture.likelihood.replacements import Replacements as Replacements
+from attnscope.capture.likelihood.replacements import replacements as replacements
+from attnscope.capture.likelihood.tokens import TokenLikelihood as TokenLikelihood
+from attnscope.capture.likelihood.tokens import token_likelihood as token_likelihood
+from attnscope.capture.likelihood.words import WordSpans as WordSpans
+from attnscope.capture.likelihood.words import word_spans as word_spans
 from attnscope.capture.positions import Fingerprint as Fingerprint
 from attnscope.capture.positions import Trajectory as Trajectory
 from attnscope.capture.positions import fingerprint as fingerprint
@@ -125,6 +133,7 @@ from attnscope.models.head import Subspace as Subspace
 from attnscope.models.head import effective_unembedding as effective_unembedding
 from attnscope.models.head import prediction_subspace as prediction_subspace
 from attnscope.models.head import readout as readout
+from attnscope.models.head import row_logits as row_logits
 from attnscope.models.readout import Readout as Readout
 from attnscope.models.readout import ReadoutShare as ReadoutShare
 from attnscope.models.weight_deltas import WeightDelta as WeightDelta

@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
 from attnscope.models.families import OUTSIDE
+from attnscope.models.head_rows import row_logits as row_logits
 from attnscope.models.readout import Readout
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder

@@ -241,7 +241,7 @@ def check_model(function: str, model: nn.Module) -> None:
     )
     if half:
         raise ValueError(
-            f"{function}: {type(model).__name__} is in {', '.join(half)}, where small steps are rounded away; "
+            f"{function}: {type(model).__name__} is in {', '.join(half)}, where small steps are lost; "
             "load it in float32"
         )
     config: Any = getattr(model, "config", None)
