@@ -15,6 +15,7 @@ from attnscope.inference.comparisons import (
 )
 from attnscope.inference.controls import ControlTest, control_test
 from attnscope.inference.emergence import emergence_splits, emergence_step
+from attnscope.inference.exchange import Exchange, MaxT, exchange_labels, max_t
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.groups import jackknife, sign_flips
 from attnscope.inference.intervals import (
@@ -32,8 +33,10 @@ __all__ = [
     "Comparison",
     "ControlTest",
     "Correlation",
+    "Exchange",
     "Frames",
     "Interval",
+    "MaxT",
     "MedianInterval",
     "SinkFrames",
     "benjamini_hochberg",
@@ -43,10 +46,12 @@ __all__ = [
     "correlation",
     "emergence_splits",
     "emergence_step",
+    "exchange_labels",
     "frames_of_sinks",
     "heads_with_sinks",
     "holm",
     "jackknife",
+    "max_t",
     "median_interval",
     "paired_test",
     "per_sample",
