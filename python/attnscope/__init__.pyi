@@ -124,7 +124,6 @@ from attnscope.metrics.spectra.singular_values import stable_rank as stable_rank
 from attnscope.metrics.states.alignment import entropy_magnitude_correlation as entropy_magnitude_correlation
 from attnscope.metrics.states.alignment import geometric_semantic_alignment as geometric_semantic_alignment
 from attnscope.metrics.states.alignment import transformation_magnitude as transformation_magnitude
-from attnscope.metrics.states.null_directions import null_directions as null_directions
 from attnscope.metrics.states.reference_influence import ReferenceInfluence as ReferenceInfluence
 from attnscope.metrics.states.reference_influence import reference_influence as reference_influence
 from attnscope.metrics.weights.alignment_gain import AlignmentGain as AlignmentGain

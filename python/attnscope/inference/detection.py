@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from torch import Tensor
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -23,6 +22,8 @@ Vector = npt.NDArray[Any]
 #: Ridge penalties in units of the mean squared length of the centred features.
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _STEPS, _INNER = 30, 3
+#: Dimensions from which a Hessian costs more than it saves.
+WIDE = 128
 
 
 def detection(
@@ -190,7 +191,7 @@ def _features(function: str, what: str, given: Any) -> Vector:
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
         raise ValueError(f"{function}: {what} must be [n, D], got shape {data.shape}")
-    return data
+    return _narrow(data)
 
 
 def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vector:
@@ -200,7 +201,8 @@ def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vect
     for fold in np.unique(folds):
         test = folds == fold
         if len(set(labels[~test].tolist())) == 2:
-            scores[test] = fit(features[~test], labels[~test], folds[~test], features[test])
+            # rows that differ in rounding alone are ties
+            scores[test] = np.round(fit(features[~test], labels[~test], folds[~test], features[test]), 9)
     return scores
 
 
@@ -228,43 +230,58 @@ def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vecto
 
 
 def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[float] = PENALTIES) -> Any:
-    """Log-odds [penalties, test rows] of ridge logistic probes, by Newton's method in the rows' span."""
+    """Log-odds [penalties, test rows] of ridge logistic probes."""
     centre = train.mean(0)
-    x = torch.from_numpy(train - centre)
-    # n rows span at most n dimensions: of wide features only their products are needed
-    wide = x.shape[1] > x.shape[0]
-    if wide:
-        values, vectors = torch.linalg.eigh(x @ x.mT)
-        keep = values > 1e-10 * values[-1].clamp_min(1e-300)
-        turn = x.mT @ (vectors[:, keep] / values[keep].sqrt())
-    else:
-        turn = torch.eye(x.shape[1], dtype=torch.float64)
-    own, held = x @ turn, torch.from_numpy(test - centre) @ turn
-    size = own.square().sum(-1).mean().sqrt()
-    if not bool(size > 0):
+    own, held = train - centre, test - centre
+    size = np.sqrt((own**2).sum(1).mean())
+    if not size > 0:
         return np.zeros((len(penalties), len(test)))
     own, held = own / size, held / size
-    y = torch.from_numpy(labels.astype(np.float64))
-    found = []
-    for penalty in penalties:
-        weights, bias = _newton(own, y, penalty * len(y) / 100)
-        found.append((held @ weights + bias).numpy())
-    return np.stack(found)
+    theta = np.zeros(own.shape[1] + 1)
+    found = np.empty((len(penalties), len(test)))
+    # from the strongest penalty on, each starting where the one before it ended
+    for place in np.argsort(penalties)[::-1]:
+        theta = _minimum(own, labels, penalties[place] * len(own) / 100, theta)
+        found[place] = held @ theta[:-1] + theta[-1]
+    return found
 
 
-def _newton(x: Tensor, y: Tensor, penalty: float) -> tuple[Tensor, Tensor]:
-    """Weights and bias of least Σ log-loss + penalty·‖w‖²/2."""
-    n, d = x.shape
-    whole = torch.cat([x, torch.ones(n, 1, dtype=torch.float64)], 1)
-    ridge = torch.full((d + 1,), penalty, dtype=torch.float64)
-    ridge[-1] = 1e-9
-    theta = torch.zeros(d + 1, dtype=torch.float64)
+def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
+    """Weights and bias of least Σ log-loss + penalty·‖w‖²/2: Newton's method, L-BFGS where it is wide."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    signs = np.where(y == 1, 1.0, -1.0)
+    ridge = np.append(np.full(x.shape[1], penalty), 1e-9)
+    theta = start
+
+    def loss(at: Vector) -> tuple[float, Vector]:
+        margin = signs * (x @ at[:-1] + at[-1])
+        pull = -signs * expit(-margin)
+        slope = np.append(x.T @ pull, pull.sum()) + ridge * at
+        return float(np.logaddexp(0, -margin).sum() + (ridge * at**2).sum() / 2), slope
+
+    if x.shape[1] > WIDE:
+        wide: Vector = minimize(loss, theta, jac=True, method="L-BFGS-B", options={"gtol": 1e-6}).x
+        return wide
+    whole = np.column_stack([x, np.ones(len(x))])
     for _ in range(_STEPS):
-        p = (whole @ theta).sigmoid()
-        gradient = whole.mT @ (p - y) + ridge * theta
-        hessian = whole.mT @ (whole * (p * (1 - p)).clamp_min(1e-12)[:, None]) + torch.diag(ridge)
-        move = torch.linalg.solve(hessian, gradient)
-        theta = theta - move / (1 + move.norm() / 10)
-        if float(move.norm()) < 1e-9 * (1 + float(theta.norm())):
+        p = expit(whole @ theta)
+        hessian = whole.T @ (whole * np.maximum(p * (1 - p), 1e-12)[:, None]) + np.diag(ridge)
+        move = np.linalg.solve(hessian, loss(theta)[1])
+        theta = theta - move / (1 + np.linalg.norm(move) / 10)
+        if np.linalg.norm(move) < 1e-9 * (1 + np.linalg.norm(theta)):
             break
-    return theta[:-1], theta[-1]
+    return theta
+
+
+def _narrow(data: Vector) -> Vector:
+    """The same distances in as many dimensions as there are rows."""
+    n, d = data.shape
+    if d <= n or not np.isfinite(data).all():
+        return data
+    centred = data - data.mean(0)
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    keep = values > 1e-12 * max(values[-1], 1e-300)
+    turned: Vector = vectors[:, keep] * np.sqrt(values[keep])
+    return turned if keep.any() else np.zeros((n, 1))

@@ -127,28 +127,3 @@ def test_bad_arguments():
         asc.detection(states, labels, folds=template[:5])
     with pytest.raises(ValueError, match="auc_words must have 160 rows, got 3"):
         asc.detection(states, labels, folds=template, baselines={"auc_words": np.ones(3)})
-
-
-def test_null_directions_are_of_their_law():
-    states = torch.randn(200, 4, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    states = states * torch.tensor([5.0, 1, 1, 1])
-    sure = dict(draws=2000, seed=3)
-    round_ = asc.null_directions(states, **sure)
-    assert torch.allclose(round_.square().mean(0), torch.full((4,), 0.25, dtype=torch.float64), atol=0.02)
-    long = asc.null_directions(states, "covariance", **sure)
-    drawn = torch.randn(20000, 4, dtype=torch.float64) @ torch.linalg.cholesky(torch.cov(states.T)).T
-    wanted = (drawn / drawn.norm(dim=1, keepdim=True)).square().mean(0)
-    assert torch.allclose(long.square().mean(0), wanted, atol=0.03)
-    labels = np.arange(200) % 2
-    moved = states + 10 * torch.tensor(labels)[:, None] * torch.eye(4)[1]
-    pairs = asc.null_directions(moved, "labels", labels=labels, pairs=np.arange(200) // 2, **sure)
-    assert torch.allclose(pairs.norm(dim=1), torch.ones(2000, dtype=torch.float64))
-    assert torch.allclose(pairs.mean(0), torch.zeros(4, dtype=torch.float64), atol=0.06)
-    again = asc.null_directions(states, "covariance", **sure)
-    assert torch.equal(long, again)
-    with pytest.raises(ValueError, match=r"labels must be 0 and 1, got \[\]"):
-        asc.null_directions(states, "labels")
-    with pytest.raises(ValueError, match="kind must be one of"):
-        asc.null_directions(states, "uniform")
-    with pytest.raises(ValueError, match="states must be"):
-        asc.null_directions(states[0])
