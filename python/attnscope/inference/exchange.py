@@ -94,7 +94,7 @@ def exchange_labels(
         ...     [0, 1] * 10,
         ...     pairs=np.arange(20) // 2,
         ... )
-        >>> found.observed.item(), found.permutations, found.p_value < 0.01
+        >>> found.observed.item(), found.permutations, found.p_value.item() < 0.01
         (10.0, 1024.0, True)
 
     References:

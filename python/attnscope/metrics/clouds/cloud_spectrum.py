@@ -11,7 +11,7 @@ from torch import Tensor
 from attnscope import _checks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds._clouds import inside, points_argument
-from attnscope.metrics.quantity import Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 
 #: Share of the variance that `pca_dimension` counts components for.
 VARIANCE = 0.95
@@ -114,6 +114,7 @@ def _of_a_cloud(name: str, field: str, label: str, meaning: str, expected: float
         meaning,
         Known(expected, torch.eye(2), {"points": _AXES}),
         read=field_of(field),
+        options={"points": Site("points")},
         scope="cloud",
         needs=("points",),
         low=0,

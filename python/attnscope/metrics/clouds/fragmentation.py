@@ -12,7 +12,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.clouds._clouds import Metric, metric_argument, numbers_argument, subsets_argument
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, Site
 
 
 @shown_by_shape
@@ -152,7 +152,7 @@ QUANTITIES = (
         "Mean length of the finite H0 bars of a cloud over the median distance of its points.",
         Known(11 / 3 / 9.5, torch.eye(2), {"points": _PAIRS}),
         symbol="φ",
-        options={"metric": "euclidean"},
+        options={"points": Site("points"), "metric": "euclidean"},
         scope="cloud",
         needs=("points",),
         low=0,

@@ -17,7 +17,7 @@ from attnscope.metrics.clouds._clouds import (
     numbers_argument,
     subsets_argument,
 )
-from attnscope.metrics.quantity import Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity, Site
 
 
 @shown_by_shape
@@ -177,6 +177,7 @@ QUANTITIES = (
         "Dimension in which the number of neighbours grows with distance, from the k nearest of each point.",
         Known(1.5, torch.eye(2), {"points": _LINE}, options={"k": 2}),
         read=lambda found: found.value[..., 0],
+        options={"points": Site("points")},
         scope="cloud",
         needs=("points",),
         low=0,
@@ -187,6 +188,7 @@ QUANTITIES = (
         "dimension from two neighbours",
         "Dimension from the ratio of the distances of the two nearest neighbours of each point.",
         Known(1.0, torch.eye(2), {"points": _LINE}),
+        options={"points": Site("points")},
         scope="cloud",
         needs=("points",),
         low=0,

@@ -178,7 +178,8 @@ def _group_means(wide: Tensor, labels: Tensor, sees: Tensor) -> tuple[Tensor, Te
     """The mean of each point's group, [..., n, d], and the number of groups, [...]."""
     first = wide[..., :1, :]
     moved = torch.where(sees[..., None], wide - first, 0)
-    one_hot = torch.nn.functional.one_hot(labels).double() * sees[..., None]
+    number = int(labels.max()) + 1 if labels.numel() else 1
+    one_hot = torch.nn.functional.one_hot(labels, number).double() * sees[..., None]
     sizes = one_hot.sum(-2)
     means = (one_hot.mT @ moved) / sizes.clamp_min(1)[..., None]
     return first + one_hot @ means, (sizes > 0).sum(-1)
