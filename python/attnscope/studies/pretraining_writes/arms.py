@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from attnscope.studies.pretraining_writes.evidence import (
+from attnscope.engine.claims import (
     CONTRADICTED,
     NOT_TESTABLE,
     SUPPORTED,
     UNDECIDED,
     Claim,
-    Pair,
 )
+from attnscope.studies.pretraining_writes.evidence import Pair
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions

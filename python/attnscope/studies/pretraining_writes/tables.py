@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.tables import Column, Table
 
 CHECKPOINT = ("model", "revision", "step")
@@ -114,22 +115,7 @@ TOKENS = Table(
     (*CHECKPOINT, "sample", "layer", "role", "side"),
     (Column("tokens", kind="count"), Column("largest_token_share", low=0.0, high=1.0)),
 )
-CLAIMS = Table(
-    "claims",
-    (*PAIR, "protocol", "claim"),
-    (
-        _text("statistic", "What was computed."),
-        Column("value"),
-        Column("low"),
-        Column("high"),
-        Column("null", meaning="What no effect would give, or the border of the claim."),
-        Column("p_value", low=0.0, high=1.0),
-        Column("p_adjusted", low=0.0, high=1.0),
-        _text("correction", "Over the claims of a pair."),
-        _text("verdict", "supported, contradicted, undecided, not testable here."),
-        _text("reason", "In words."),
-    ),
-)
+CLAIMS = Table("claims", (*PAIR, "protocol", "claim"), CLAIM_COLUMNS)
 CHECKS = Table(
     "checks",
     (*CHECKPOINT, "sample", "check"),
