@@ -23,6 +23,7 @@ from attnscope.inference.intervals import (
     MedianInterval,
     bootstrap,
     correlation,
+    mean_intervals,
     median_interval,
     per_sample,
 )
@@ -47,6 +48,7 @@ __all__ = [
     "heads_with_sinks",
     "holm",
     "jackknife",
+    "mean_intervals",
     "median_interval",
     "paired_test",
     "per_sample",
