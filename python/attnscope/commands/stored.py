@@ -208,7 +208,7 @@ def view(
         int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
-    """Write a page to look at heads with: maps of every metric, and the matrices of a sentence.
+    """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.
 
     Example: attnscope view runs/demo --sample 0
     """

@@ -8,7 +8,7 @@ reach them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -82,6 +82,7 @@ def draw_all(
     options: Options | None = None,
     *,
     left_out: list[LeftOut] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Drawn]:
     """Draws figures of the study from its tables, each with its caption.
 
@@ -92,6 +93,7 @@ def draw_all(
         names: keys of `figures_of(results)`; None draws every figure that the tables allow.
         options: how.
         left_out: gets the figures that were not drawn; None warns of those that failed.
+        say: gets a line before each figure.
 
     Raises:
         ValueError: for a name that does not exist.
@@ -103,7 +105,9 @@ def draw_all(
         raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
     drawn: dict[str, Drawn] = {}
     missing: list[LeftOut] = []
-    for name in names or own:
+    for place, name in enumerate(names or own):
+        if say is not None:
+            say(f"drawing {place + 1}/{len(names or own)} {name}")
         try:
             drawn[name] = own[name](results, options)
         except NotDrawable as error:
@@ -150,6 +154,7 @@ def figures(
     formats: Sequence[str] = ("pdf", "png"),
     dpi: float | None = None,
     left_out: list[LeftOut] | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
     **options: Any,
 ) -> list[Path]:
     """Draws figures of the study, and writes each in some formats and the captions of all as `captions.tex`.
@@ -161,6 +166,7 @@ def figures(
         formats: endings that matplotlib knows.
         dpi: of PNG and other pixels; None is 200.
         left_out: gets the figures that were not drawn; None warns of those that failed.
+        drawn: figures by name as `draw_all` gives them, to be written as they are.
         options: how, as `Options` takes them: width (inches, "single", "double"), font, font_size, palette,
             labels, letters.
 
@@ -181,7 +187,8 @@ def figures(
         folder = Path(home) / "figures"
     files: list[Path] = []
     missing: list[LeftOut] = []
-    drawn = draw_all(results, names, how, left_out=left_out)
+    if drawn is None:
+        drawn = draw_all(results, names, how, left_out=left_out)
     for name, one in drawn.items():
         try:
             with style(how.font):

@@ -47,14 +47,14 @@ class Options:
     letters: bool = False
 
     def __post_init__(self) -> None:
-        width: Any = WIDTHS.get(self.width, self.width) if isinstance(self.width, str) else self.width
+        given: Any = self.width
         try:
-            inches = float(width)
+            inches = float(WIDTHS.get(given, given) if isinstance(given, str) else given)
         except (TypeError, ValueError):
             words = " or ".join(repr(name) for name in WIDTHS)
-            raise ValueError(f"figures: width must be inches, {words}, got {self.width!r}") from None
+            raise ValueError(f"figures: width must be inches, {words}, got {given!r}") from None
         if not 2 <= inches <= 20:
-            raise ValueError(f"figures: width must lie between 2 and 20 inches, got {self.width!r}")
+            raise ValueError(f"figures: width must lie between 2 and 20 inches, got {given!r}")
         object.__setattr__(self, "width", inches)
         if not self.font_size > 0:
             raise ValueError(f"figures: font_size must be positive, got {self.font_size!r}")
