@@ -52,7 +52,8 @@ def example_rows(synsets: Iterable[Synset], split: Callable[[str], list[str]] | 
         split: a text's words and marks; None takes spaCy's rules for English where spaCy is installed, else
             runs of letters and digits, and single marks.
 
-    >>> rows = example_rows([("cat.n.01", "n", ["cat", "true_cat"], ["the cat sat on it", "a cat"])], str.split)
+    >>> given = [("cat.n.01", "n", ["cat", "true_cat"], ["the cat sat on it", "a cat"])]
+    >>> rows = example_rows(given, str.split)
     >>> [(text, more["lemma"], more["synset"]) for _, text, more in rows]
     [('the cat sat on it', 'cat', 'cat.n.01')]
     """
