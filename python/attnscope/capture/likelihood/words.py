@@ -223,10 +223,7 @@ class _Chooser:
         own = [
             place
             for place, (low, high) in enumerate(tokens.offsets)
-            if low < stop
-            and high > start
-            and not tokens.special[place]
-            and tokens.ids[place] not in self.blank
+            if low < stop and high > start and tokens.ids[place] not in self.blank
         ]
         if not own or tokens.offsets[own[-1]][1] < stop or tokens.offsets[own[0]][0] > start:
             return _NONE, "cut off"
