@@ -8,6 +8,16 @@ from attnscope.capture import capture as capture
 from attnscope.capture import edit as edit
 from attnscope.capture import edits as edits
 from attnscope.capture.ablation import output_kl as output_kl
+from attnscope.capture.directions.sensitivity import Sensitivity as Sensitivity
+from attnscope.capture.directions.sensitivity import sensitivity as sensitivity
+from attnscope.capture.likelihood.chain import WordLikelihood as WordLikelihood
+from attnscope.capture.likelihood.chain import word_likelihood as word_likelihood
+from attnscope.capture.likelihood.replacements import Replacements as Replacements
+from attnscope.capture.likelihood.replacements import replacements as replacements
+from attnscope.capture.likelihood.tokens import TokenLikelihood as TokenLikelihood
+from attnscope.capture.likelihood.tokens import token_likelihood as token_likelihood
+from attnscope.capture.likelihood.words import WordSpans as WordSpans
+from attnscope.capture.likelihood.words import word_spans as word_spans
 from attnscope.capture.positions import Fingerprint as Fingerprint
 from attnscope.capture.positions import Trajectory as Trajectory
 from attnscope.capture.positions import fingerprint as fingerprint
@@ -27,6 +37,7 @@ from attnscope.engine.run import run as run
 from attnscope.inference import Frames as Frames
 from attnscope.inference import classify_frames as classify_frames
 from attnscope.inference import emergence_step as emergence_step
+from attnscope.inference.detection import detection as detection
 from attnscope.inference.residuals import Removed as Removed
 from attnscope.inference.residuals import ResidualSize as ResidualSize
 from attnscope.inference.residuals import removed as removed
@@ -75,6 +86,8 @@ from attnscope.metrics.information.sinks import sink_rate as sink_rate
 from attnscope.metrics.information.sinks import sink_share as sink_share
 from attnscope.metrics.information.sinks import sink_tokens as sink_tokens
 from attnscope.metrics.information.sinks import top_mass as top_mass
+from attnscope.metrics.information.span_attention import SpanAttention as SpanAttention
+from attnscope.metrics.information.span_attention import span_attention as span_attention
 from attnscope.metrics.measure import measure as measure
 from attnscope.metrics.positions.offset_fit import OffsetFit as OffsetFit
 from attnscope.metrics.positions.offset_fit import offset_fit as offset_fit
@@ -136,6 +149,9 @@ from attnscope.models.head import Subspace as Subspace
 from attnscope.models.head import effective_unembedding as effective_unembedding
 from attnscope.models.head import prediction_subspace as prediction_subspace
 from attnscope.models.head import readout as readout
+from attnscope.models.head import row_logits as row_logits
+from attnscope.models.readout import Readout as Readout
+from attnscope.models.readout import ReadoutShare as ReadoutShare
 from attnscope.models.weight_deltas import WeightDelta as WeightDelta
 from attnscope.models.weight_deltas import weight_deltas as weight_deltas
 from attnscope.models.weight_entries import WeightEntry as WeightEntry

@@ -333,61 +333,52 @@ def test_bad_arguments_are_named(call, message):
         call()
 
 
-def test_clusters_are_drawn_whole():
-    # Twenty samples of eight clusters that hold one number each are eight samples.
-    rng = np.random.default_rng(0)
-    means = rng.standard_normal(8)
-    ids = np.repeat(np.arange(8), 5)
-    found = inference.bootstrap(means[ids], clusters=ids)
-    alone = inference.bootstrap(means)
-    assert found.n == 8
-    assert math.isclose(found.estimate, alone.estimate)
-    np.testing.assert_allclose([found.low, found.high], [alone.low, alone.high], atol=1e-9)
-    # As if they were forty, the interval would be far shorter.
-    plain = inference.bootstrap(means[ids])
-    assert found.high - found.low > 1.8 * (plain.high - plain.low)
+def test_intervals_of_many_means_are_those_of_each():
+    draw = np.random.default_rng(0)
+    values = draw.lognormal(size=(6, 12)) * 10.0 ** np.arange(-3, 3)[:, None]
+    values[1, 4] = np.nan
+    values[2] = 7.0
+    low, high = inference.mean_intervals(values, draws=20_000)
+    for row, *ends in zip(values, low, high, strict=True):
+        alone = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([alone.low, alone.high], rel=0.05)
+    many = draw.normal(size=(3, 40))
+    low, high = inference.mean_intervals(many, draws=20_000)
+    for row, *ends in zip(many, low, high, strict=True):
+        alone = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([alone.low, alone.high], abs=0.02)
 
 
-def test_an_interval_over_clusters_covers_the_mean():
-    rng = np.random.default_rng(0)
-    for clusters in (10, 40):
-        covered = 0
-        for trial in range(200):
-            ids = np.repeat(np.arange(clusters), rng.integers(2, 8, clusters))
-            values = rng.standard_normal(clusters)[ids] + 0.5 * rng.standard_normal(len(ids))
-            found = inference.bootstrap(values, clusters=ids, draws=400, seed=trial)
-            covered += found.low <= 0 <= found.high
-        assert 178 <= covered <= 199
+def test_there_is_no_interval_of_four_samples():
+    low, high = inference.mean_intervals(np.ones((2, 4)))
+    assert np.isnan([*low, *high]).all()
+    with pytest.raises(ValueError, match=r"values must be \[means, samples\], got shape \(3,\)"):
+        inference.mean_intervals([1.0, 2.0, 3.0])
 
 
-def test_a_statistic_of_clusters_sees_the_samples_of_a_draw():
-    scores, labels = np.arange(12.0), np.tile([False, True], 6)
-    ids = np.arange(12) // 2
-
-    def rate(places):
-        chosen = places.astype(int)
-        return scores[chosen][labels[chosen]].mean()
-
-    seen = []
-
-    def spy(places):
-        seen.append(np.bincount(ids[places.astype(int)], minlength=6))
-        return rate(places)
-
-    found = inference.bootstrap(np.arange(12.0), spy, clusters=ids, draws=50)
-    assert found.estimate == rate(np.arange(12.0))
-    assert found.low < found.estimate < found.high
-    assert all((counts % 2 == 0).all() and counts.sum() == 12 for counts in seen)
-    assert max(counts.max() for counts in seen) > 2
+@pytest.mark.parametrize("n", [5, 8, 20])
+def test_studentised_intervals_of_many_means_cover(n):
+    values = np.random.default_rng(n).normal(size=(800, n))
+    low, high = inference.mean_intervals(values, draws=1000)
+    assert 0.92 <= ((low <= 0) & (high >= 0)).mean() <= 0.97
 
 
-def test_few_clusters_and_bad_ones():
-    few = inference.bootstrap([1.0, 2.0, 3.0, math.nan], clusters=[0, 0, 1, 2])
-    assert few[0] == 2.0
-    assert math.isnan(few.low)
-    assert few.n == 2
-    assert inference.bootstrap([math.nan], clusters=[0]).n == 0
-    with pytest.raises(ValueError, match=r"clusters must hold one id per sample, \[2\], got shape \(3,\)"):
-        inference.bootstrap([1.0, 2.0], clusters=[0, 1, 2])
-    with pytest.raises(ValueError, match=r"statistic must give a number, got shape \(12,\)"):
-        inference.bootstrap(np.arange(12.0), lambda x: x, clusters=np.arange(12))
+def test_the_interval_of_the_largest_of_many_allows_for_its_choice():
+    """Forty heads of true mean 0 on ten texts: the largest mean's own interval misses 0 much too often."""
+    draw = np.random.default_rng(5)
+    covered = {False: 0, True: 0}
+    for _ in range(100):
+        values = draw.normal(size=(40, 10))
+        top = int(values.mean(1).argmax())
+        for together in covered:
+            low, _ = inference.mean_intervals(values, draws=300, together=together)
+            covered[together] += low[top] <= 0
+    assert covered[True] / 100 >= 0.92
+    assert covered[False] / 100 < 0.7
+
+
+def test_a_head_without_values_does_not_take_the_intervals_of_the_others():
+    values = np.random.default_rng(0).normal(size=(3, 8))
+    values[1] = np.nan
+    low, _ = inference.mean_intervals(values, together=True)
+    assert np.isfinite(low).tolist() == [True, False, True]
