@@ -89,7 +89,7 @@ def catalogue() -> list[Packaged]:
 
 
 def _files(folder: str) -> dict[str, Path]:
-    """YAML files in this folder of every study, by name: that of the file, or FOLDER/FILE of one further down."""
+    """YAML files in this folder of every study by name: FILE, or FOLDER/FILE of one further down."""
     found = {}
     for one in studies().values():
         home = one.path / folder
