@@ -24,7 +24,8 @@ LONG = {"study", "whole"}  # models and whole analyses, which a quick run is too
 
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
-    return [*sorted(path.stem for path in (HERE / "kernels").glob("*.py")), *WHOLES]
+    folders = ("clouds", "kernels")
+    return [*sorted(path.stem for folder in folders for path in (HERE / folder).glob("*.py")), *WHOLES]
 
 
 def main() -> int:

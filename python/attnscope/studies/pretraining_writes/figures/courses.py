@@ -11,6 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
+from attnscope.plots.axes import logarithmic
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.style import INK, MUTED, PALETTE
 from attnscope.studies.pretraining_writes.figures.declared import (
@@ -166,7 +167,7 @@ def rank_one(results: Tables, options: Options) -> Drawn:
             if rows["predicted_kl"].notna().any():
                 mean = rows["predicted_kl"].mean()
                 ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
-        ax.set_yscale("log")
+        logarithmic(ax, [own["kl"], own["predicted_kl"]])
         ax.set_xticks(range(len(order)), order, rotation=30, ha="right")
         ax.set_title(f"layer {layer}, {role}")
     axes[0].set_ylabel("KL of the predictions (nats)")
