@@ -35,9 +35,7 @@ def test_the_readout_is_the_models_own(name):
         torch.testing.assert_close(asc.readout(model)(hidden), logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gpt_neox", "opt", "gpt2", "olmo2", "cohere", "nemotron"]
-)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_equals_finite_differences_of_logits(name):
     changes = {"final_logit_softcapping": None} if name == "gemma2" else {}
     model = tiny(name, **changes).double()
