@@ -38,9 +38,10 @@ def test_the_readout_is_the_models_own(name):
 @pytest.mark.parametrize("name", CAUSAL)
 def test_equals_finite_differences_of_logits(name):
     changes = {"final_logit_softcapping": None} if name == "gemma2" else {}
-    model = tiny(name, **changes).double()
+    model = tiny(name, **changes)
     found = asc.weight_map(model)
     hidden, _ = last_state(model, torch.arange(3, 12)[None])
+    model = model.double()
     h = hidden[0, 4].double()
     d = len(h)
     with torch.no_grad():
