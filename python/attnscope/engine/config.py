@@ -276,12 +276,12 @@ def read_config(source: str | Path) -> dict[str, Any]:
     try:
         if path.is_file():
             text = path.read_text("utf-8")
+        elif is_packaged(str(source)):
+            text = packaged_text(str(source))
         elif path.suffix in (".yaml", ".yml") or path.name != str(source):
             raise ConfigError(
                 f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
             )
-        elif is_packaged(str(source)):
-            text = packaged_text(str(source))
         else:
             raise ConfigError(
                 f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"
