@@ -47,7 +47,9 @@ def run(
     block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
     name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
     output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[Literal["exact", "ruscio2025", "both"] | None, typer.Option()] = None,
+    protocol: Annotated[
+        str, typer.Option(help="exact, another that the study follows, or both for all of them.")
+    ] = "",
     bos: Annotated[
         Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
     ] = None,
@@ -80,7 +82,7 @@ def run(
         "block": block,
         "name": name or None,
         "output": output or None,
-        "protocols": protocol,
+        "protocols": protocol or None,
         "bos": bos,
         "seed": seed,
         "max_memory": max_memory or None,

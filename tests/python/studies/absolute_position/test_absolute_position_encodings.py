@@ -11,11 +11,6 @@ from models import sharpen
 N, TEXTS, GROUPS = 32, 64, 8
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("encoding", ENCODINGS)
 def test_layer_0_on_exchangeable_tokens(encoding):
     """Tokens drawn alike at every place: content tells no positions apart; a residual is the encoding's."""
