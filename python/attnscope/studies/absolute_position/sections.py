@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnscope.plots.figure import Tables, optional, stored
 from attnscope.plots.selection import last_step
-from attnscope.report.claims import claims_frame
+from attnscope.report.claims import claims_frame, interval
 from attnscope.report.numbers import number
 from attnscope.report.section import Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
@@ -68,10 +68,25 @@ def _control(results: Tables, model: str) -> list[str]:
     if rows.empty:
         return []
     draws = rows["draw"].nunique()
+    by_layer = rows.groupby("layer")["residual"]
+    means, errors = by_layer.mean(), by_layer.std() / np.sqrt(draws)
+    cells = ", ".join(
+        f"{number(mean)} ± {number(error)}" if draws > 1 else number(mean)
+        for mean, error in zip(means, errors, strict=True)
+    )
+    apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
+    above = [str(layer) for layer in means.index if layer >= 1 and means[layer] > 3 * errors[layer]]
+    why = (
+        f" What is above 0 in layer {', '.join(above)} is real: attention that is nearly uniform gives query "
+        "i about 1/(i + 1) of the first token, so the mask writes positions into the states that later "
+        "layers read."
+        if above
+        else ""
+    )
     return [
         f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
-        f"attention {number(rows['uniform_cut'].mean())}; the largest residual of a layer is "
-        f"{number(rows['residual'].max())} nats²."
+        f"attention log(m/(i + 1)) = {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; the "
+        f"residual by layer is {cells} nats² (standard errors over drawings).{why}"
     ]
 
 
@@ -150,10 +165,11 @@ def _write_split(page: Page) -> None:
     columns: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
     columns |= {"layer": [str(one) for one in rows["layer"]]}
     for column, label in (("residual", "residual"), ("felt", "felt"), ("moved_l2", "moved, squared")):
-        columns[label] = [number(value) for value in rows[column]]
-        columns[f"{label}, 95 %"] = [
-            f"[{number(low)}, {number(high)}]"
-            for low, high in zip(rows[f"{column}_low"], rows[f"{column}_high"], strict=True)
+        columns[f"{label} [95 %]"] = [
+            f"{number(value)} {interval(low, high)}"
+            for value, low, high in zip(
+                *(rows[f"{column}{end}"] for end in ("", "_low", "_high")), strict=True
+            )
         ]
     columns |= {
         "with its noise": [number(value) for value in rows["plain"]],

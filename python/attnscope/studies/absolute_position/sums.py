@@ -192,7 +192,7 @@ def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
     trailing = {"m": (made.m,), "n": (made.n,), "mm": (made.m,) * 2, "Qm": (len(made.queries), made.m)}
     state: dict[str, Any] = {
         "n": made.n, "groups": made.groups, "left_out": 0, "queries": made.queries, "group": groups,
-        "layer": layers, "count": rows["texts"].to_numpy().reshape(shape),
+        "layer": layers, "count": rows["texts"].to_numpy(copy=True).reshape(shape),
     }  # fmt: skip
     for name, axes in PositionProfile.SUMS.items():
         state[name] = np.stack(list(rows[name])).reshape(*shape, *trailing[axes])
