@@ -103,3 +103,18 @@ def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
 def test_bad_encodings(folder, texts, tmp_path, changes, message):
     with pytest.raises(ConfigError, match=message):
         settings(folder, texts, tmp_path, **changes)
+
+
+def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_path, monkeypatch):
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position import arms
+
+    monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    hand = StageRun(engine, next(one for one in engine.prepare().units if one.stage == "passes"))
+    names = {one.name for one in arms.first_arms(hand, engine.study.options, 8)}
+    assert {"zero", "mean", "token", "gaussian"} <= names
+    assert "special" not in names
+    assert "no second special token; the arm special is left out" in " ".join(engine.notes)
