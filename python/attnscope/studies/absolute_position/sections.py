@@ -77,9 +77,9 @@ def _control(results: Tables, model: str) -> list[str]:
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     above = [str(layer) for layer in means.index if layer >= 1 and means[layer] > 3 * errors[layer]]
     why = (
-        f" What is above 0 in layer {', '.join(above)} is real: attention that is nearly uniform gives query "
-        "i about 1/(i + 1) of the first token, so the mask writes positions into the states that later "
-        "layers read."
+        f" Layer {', '.join(above)} lies above 0: attention that is nearly uniform gives query i about "
+        "1/(i + 1) of the first token, so that the mask writes positions into the states that later layers "
+        "read."
         if above
         else ""
     )
