@@ -298,9 +298,8 @@ class Engine:
             self._bar.set_postfix_str(text)
 
     def wanted(self, unit: Unit) -> bool:
-        """Whether a unit is still to be done: not where its checkpoint, or all that it reads, was skipped."""
-        reads = self.plan.reads(unit)
-        if self.skipped(unit) or (reads and not any(one.id in self.store for one in reads)):
+        """Whether a unit is still to be done."""
+        if self.hopeless(unit):
             return False
         if unit.id not in self.store:
             return True
@@ -309,14 +308,21 @@ class Engine:
         self.store.drop(unit.id)
         return True
 
+    def hopeless(self, unit: Unit) -> bool:
+        """Whether a unit cannot be done: its checkpoint, or all that it reads, was skipped."""
+        reads = self.plan.reads(unit)
+        return self.skipped(unit) or (
+            bool(reads) and all(one.id not in self.store and self.hopeless(one) for one in reads)
+        )
+
     def skipped(self, unit: Unit) -> bool:
-        """Whether a unit cannot be done because a checkpoint of it cannot be used."""
+        """Whether a checkpoint of a unit cannot be used."""
         skipped = {title for title, _ in self.plan.skipped}
         return any(one is not None and one.title in skipped for one in (unit.checkpoint, unit.other))
 
     def ready(self, unit: Unit) -> bool:
-        """Whether all that a unit reads is stored or skipped."""
-        return all(one.id in self.store or self.skipped(one) for one in self.plan.reads(unit))
+        """Whether all that a unit reads is stored, or never will be."""
+        return all(one.id in self.store or self.hopeless(one) for one in self.plan.reads(unit))
 
     def _read_by(self, unit: Unit) -> str:
         """Changes with the stored units that a unit reads: a checkpoint may have been skipped before."""

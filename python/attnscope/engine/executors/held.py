@@ -4,16 +4,22 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from attnscope.engine.plan import megabytes
+from attnscope._memory import peak_bytes
+from attnscope.engine.plan import Plan, megabytes
+from attnscope.engine.texts.encoding import LAYER_BYTES
 from attnscope.models import Checkpoint, Encoder, LoadedModel, load_model
 from attnscope.models.loading import free_disk, random_twin
 
 if TYPE_CHECKING:
     from attnscope.engine.config import ModelSource
+
+#: Memory of a process that has imported torch and transformers and holds no model (measured: 460 MB).
+BARE = 512 * 1024**2
 
 
 class HeldModel:
@@ -63,6 +69,21 @@ class HeldModel:
         del loaded
         gc.collect()
         return said
+
+
+def needed_bytes(plan: Plan) -> int:
+    """Memory of a process that holds the largest checkpoint of a plan and measures its longest text.
+
+    Of a hub id the weights are not known before they are fetched and count as nothing.
+
+    Args:
+        plan: of the run.
+    """
+    files = (Path(one.path).glob("*.safetensors") for one in plan.checkpoints if one.local)
+    weights = max((sum(file.stat().st_size for file in own) for own in files), default=0)
+    heads = max(plan.heads.values(), default=1)
+    longest = max((one.n_tokens for unit in plan.units for one in unit.inputs), default=0)
+    return BARE + weights + int(plan.settings.max_memory or peak_bytes(LAYER_BYTES, heads, longest))
 
 
 def about_model(loaded: LoadedModel, encoder: Encoder | None) -> dict[str, Any]:

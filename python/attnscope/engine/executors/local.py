@@ -18,7 +18,7 @@ class Local(Executor):
     """The executor of one process.
 
     Args:
-        only: which units are this process's; None takes all.
+        only: asked of each unit when its turn comes, whether this process does it; None does all.
     """
 
     def __init__(self, only: Callable[[Unit], bool] | None = None) -> None:
@@ -26,12 +26,12 @@ class Local(Executor):
 
     def outcomes(self, engine: Engine) -> Iterator[Outcome]:
         """Every unit that is wanted, when it is done; a checkpoint is let go after its last unit."""
-        units = [unit for unit in engine.plan.units if self.only is None or self.only(unit)]
+        units = engine.plan.units
         last = {one: unit for unit in units for one in (unit.checkpoint, unit.other) if one}
         for unit in units:
             if engine.stopping():
                 return
-            if engine.wanted(unit):
+            if (self.only is None or self.only(unit)) and engine.wanted(unit):
                 engine.show(unit.title)
                 yield _done(engine, unit)
             if unit.checkpoint is not None and unit is last[unit.checkpoint]:

@@ -77,7 +77,7 @@ class ShardDone:
         folder: where its units lie.
         run: the run folder that they are gathered into.
         stored: units of its share that are there.
-        left: units of its share that read what another shard has not stored yet.
+        left: units of its share, but for those over the whole run, whose reads other shards have not stored.
         skipped: title and reason of checkpoints that it could not use.
     """
 
@@ -190,9 +190,13 @@ def run_shard(
         facts["shard"] = f"{shard.number}/{shard.of}"
         engine.do(facts, lock, len(mine))
         engine.write_provenance(facts, "shard finished")
-        done = sum(one in engine.store for one in mine)
-        skipped = sum(unit.id in mine and engine.skipped(unit) for unit in engine.plan.units)
-    return ShardDone(folder, whole, done, len(mine) - done - skipped, engine.plan.skipped)
+        own = [unit for unit in engine.plan.units if unit.id in mine]
+        done = sum(unit.id in engine.store for unit in own)
+        left = sum(
+            unit.checkpoint is not None and unit.id not in engine.store and not engine.skipped(unit)
+            for unit in own
+        )
+    return ShardDone(folder, whole, done, left, engine.plan.skipped)
 
 
 def refuse_free_disk(settings: Settings) -> None:
