@@ -198,13 +198,11 @@ class Engine:
         """
         made = not self.folder.exists()
         self.executor.connect()
-        plan = self.prepare()
-        for note in plan.notes:
-            self.say(note)
-        for title, reason in plan.skipped:
-            self.say(f"skipped {title}: {reason}")
-        self.executor.check(self)
         try:
+            plan = self.prepare()
+            for note in [*plan.notes, *(f"skipped {title}: {reason}" for title, reason in plan.skipped)]:
+                self.say(note)
+            self.executor.check(self)
             self.folder.mkdir(parents=True, exist_ok=True)
             with FolderLock(self.folder) as lock, older_objects_aside():
                 facts = provenance(self.settings, plan.digest)
@@ -221,9 +219,11 @@ class Engine:
                 ) from error
             raise
         except LoadError:
-            if made and self.tally.units == 0:
+            if made and self.tally.units == 0 and self.folder.exists():
                 shutil.rmtree(self.folder)
             raise
+        finally:
+            self.executor.close()
 
     def finish(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Does what is missing and writes the tables."""

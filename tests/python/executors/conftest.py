@@ -2,6 +2,7 @@
 """Models, texts and the studies of another package, for tests of executors."""
 
 import pytest
+import torch
 
 from attnscope.engine import discovery
 from attnscope.engine.run import run
@@ -12,6 +13,15 @@ from foreign import settings, site
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
     return site(tmp_path_factory.mktemp("site"))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Workers have one; the last bits of a forward pass may depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

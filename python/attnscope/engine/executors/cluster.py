@@ -110,12 +110,14 @@ class Cluster(Executor):
 
     def outcomes(self, engine: Engine) -> Iterator[Outcome | None]:
         """What became of each unit, as the workers come through."""
-        try:
-            needs = self._needs(engine)
-            yield from _Driver(self._ray, engine, needs, self._count(needs)).outcomes()
-        finally:
-            if self._ours:
-                self._ray.shutdown()
+        needs = self._needs(engine)
+        yield from _Driver(self._ray, engine, needs, self._count(needs)).outcomes()
+
+    def close(self) -> None:
+        """Leaves the cluster, unless somebody else had joined it; one that was started for the run ends."""
+        if self._ours:
+            self._ours = False
+            self._ray.shutdown()
 
     def _nodes(self) -> list[dict[str, float]]:
         return [node["Resources"] for node in self._ray.nodes() if node["Alive"]]

@@ -107,6 +107,9 @@ class Executor:
             ConfigError: they cannot.
         """
 
+    def close(self) -> None:
+        """Lets go of whoever was reached."""
+
     def outcomes(self, engine: Engine) -> Iterator[Outcome | None]:
         """What became of each unit, when it is known; None while nothing new is.
 
