@@ -228,7 +228,7 @@ class Engine:
     def finish(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Does what is missing and writes the tables."""
         started = time.monotonic()
-        self.do(facts, lock, len(self.plan.units))
+        self.do(facts, lock)
         if not any(unit.id in self.store for unit in self.plan.units):
             raise LoadError("; ".join(f"{title}: {reason}" for title, reason in self.plan.skipped))
         self._write_tables(self.plan)
@@ -243,20 +243,19 @@ class Engine:
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
 
-    def do(self, facts: dict[str, Any], lock: FolderLock, total: int) -> None:
+    def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
         """Has the executor do every missing unit, and stores each.
 
         Args:
             facts: of the provenance.
             lock: of the run folder.
-            total: units that the bar counts to.
 
         Raises:
             Interrupted: by a signal; everything done is stored.
             UnitsFailed: units were given up; all others are stored.
         """
         self.write_provenance(facts, "running")
-        done = sum(self.store.own(unit.id) for unit in self.plan.units)
+        total, done = len(self.plan.units), self.store.count()
         with StopSignals(self.say) as signals, self.bar(total, "units", done) as self._bar:
             self.stopping = lambda: signals.received is not None
             for outcome in self.executor.outcomes(self):
@@ -280,7 +279,7 @@ class Engine:
             about = {"read": self._read_by(unit), "machine": outcome.machine}
             self.store.write(unit.id, outcome.tables, about)
             self.tally.units += 1
-            self._bar.update(1)
+            self._bar.update(self.store.count() - self._bar.n)
         elif outcome.skipped:
             assert unit.checkpoint is not None
             title = unit.checkpoint.title

@@ -12,7 +12,7 @@ from foreign import settings, site
 
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
-    return site(tmp_path_factory.mktemp("site"))
+    return site(tmp_path_factory.mktemp("site"), "deadly_units")
 
 
 @pytest.fixture(scope="session", autouse=True)

@@ -18,6 +18,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLocked
 from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.executor import UnitsFailed
+from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
 from foreign import NAMES, content, settings
 
@@ -85,12 +86,12 @@ def on(nodes):
     return Cluster(nodes.address)
 
 
-def workers():
-    """Processes of workers that hold a model or could."""
+def at_work():
+    """Processes of workers that have a unit at hand."""
     found = []
     for process in psutil.process_iter(["cmdline"]):
         with contextlib.suppress(psutil.Error):
-            if process.info["cmdline"] and "ray::RemoteWorker" in process.info["cmdline"][0]:
+            if process.info["cmdline"] and process.info["cmdline"][0] == "ray::RemoteWorker.do":
                 found.append(process)
     return found
 
@@ -135,56 +136,50 @@ def test_no_class_and_no_function_is_given_to_the_cluster(nodes, inputs, tmp_pat
 
 
 @pytest.mark.slow
-def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, whole, tmp_path, said):
+def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, said):
+    """Two workers are killed while they are at work, at different moments."""
     killed = []
 
     def kill():
-        folder = tmp_path / "a"
-        for stored in (1, 6):
-            until(lambda stored=stored: len(units(folder)) >= stored and workers())
-            for process in workers()[:1]:
-                killed.append(process.pid)
-                process.kill()
+        for stored in (1, 5):
+            until(lambda stored=stored: len(units(tmp_path / "a")) >= stored)
+            until(at_work)
+            killed.append(at_work()[0].pid)
+            os.kill(killed[-1], signal.SIGKILL)
 
+    made = settings("deadly_units", inputs, tmp_path, seconds=1.0)
     killer = threading.Thread(target=kill)
     killer.start()
-    results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=on(nodes), say=said.append)
+    results = run(made, progress=False, executor=on(nodes), say=said.append)
     killer.join()
-    assert len(killed) == 2
-    assert content(results.path) == content(whole(STUDY))
-    assert results.provenance["units"]["done_by_this_process"] == results.provenance["units"]["planned"]
+    whole = run(settings("deadly_units", inputs, tmp_path, run="b"), progress=False)
+    assert content(results.path) == content(whole.path)
+    assert results.provenance["units"]["done_by_this_process"] == 3 * 5 + 1
     lost = [line for line in said if "died; it is done again elsewhere" in line]
-    assert all(re.search(r"unit \d{6}-\w{12} \(growing.*\): the worker on", line) for line in lost)
+    words = r"unit \d{6}-\w{12} \(growing step\d+\): the worker on \S+ \(process (\d+)\) died"
+    assert [int(re.search(words, line)[1]) for line in lost] == killed
 
 
 @pytest.mark.slow
-def test_a_unit_that_kills_its_workers_is_reported_by_name(nodes, inputs, whole, tmp_path, said):
-    made = settings(STUDY, inputs, tmp_path)
-    done = threading.Event()
-
-    def kill():
-        while not done.is_set():
-            for process in workers():
-                with contextlib.suppress(psutil.Error):
-                    if process.cmdline()[0] == "ray::RemoteWorker.do":
-                        process.kill()
-            time.sleep(0.001)
-
-    killer = threading.Thread(target=kill)
-    killer.start()
-    try:
-        with pytest.raises(
-            UnitsFailed, match=r"units were given up.*unit 0000.*died, at attempt 3 of 3.*resume"
-        ):
-            run(made, progress=False, executor=on(nodes), say=said.append)
-    finally:
-        done.set()
-        killer.join()
+@pytest.mark.parametrize(
+    ("order", "reason"),
+    [("kill", r"the worker on \S+ \(process \d+\) died"), ("raise", "RuntimeError: there is no third text")],
+)
+def test_a_unit_that_never_ends_well_is_reported_by_name(nodes, inputs, tmp_path, said, order, reason):
+    file = tmp_path / "order"
+    file.write_text(order, "utf-8")
+    made = settings("deadly_units", (inputs[0] / "step2", inputs[1]), tmp_path, file=str(file))
+    words = rf"1 of 6 units were given up.*unit 000002-.*{reason}.* at attempt 3 of 3; attnscope resume"
+    with pytest.raises(UnitsFailed, match=words):
+        run(made, progress=False, executor=on(nodes), say=said.append)
+    assert sum("done again elsewhere" in line for line in said) == 2
     facts = json.loads((tmp_path / "a" / "provenance.json").read_text("utf-8"))
-    assert facts["state"] == "failed"
-    assert facts["failed"]
+    assert (facts["state"], len(facts["failed"])) == ("failed", 1)
+    assert sorted(path.name[:6] for path in units(tmp_path / "a")) == ["000000", "000001", "000003", "000004"]
+    file.write_text("", "utf-8")
     again = resume(tmp_path / "a", progress=False, executor=on(nodes))
-    assert content(again.path) == content(whole(STUDY))
+    assert again.provenance["units"]["done_by_this_process"] == 2
+    assert len(again.table("lengths")) == 5
 
 
 def driver(folder, *more):
@@ -199,13 +194,11 @@ def driver(folder, *more):
 
 
 @pytest.mark.slow
-def test_a_killed_driver_an_interrupted_one_and_a_second_one(
-    nodes, inputs, whole, installed, tmp_path, monkeypatch
-):
+def test_a_killed_driver_an_interrupted_one_and_a_second_one(nodes, inputs, installed, tmp_path, monkeypatch):
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join(installed))
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     file, folder = tmp_path / "study.yaml", tmp_path / "a"
-    file.write_text(settings(STUDY, inputs, tmp_path).to_yaml(), "utf-8")
+    file.write_text(settings("deadly_units", inputs, tmp_path, seconds=0.5).to_yaml(), "utf-8")
     first = driver(tmp_path, "run", file, "--no-draw", "--ray", nodes.address)
     until(lambda: len(units(folder)) >= 2)
     with pytest.raises(FolderLocked, match=f"in use by process {first.pid} on {socket.gethostname()}"):
@@ -222,7 +215,8 @@ def test_a_killed_driver_an_interrupted_one_and_a_second_one(
     assert not list(folder.rglob("*.tmp"))
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
     results = resume(folder, progress=False)
-    assert content(results.path) == content(whole(STUDY))
+    whole = run(settings("deadly_units", inputs, tmp_path, run="b", seconds=0.5), progress=False)
+    assert content(results.path) == content(whole.path)
 
 
 @pytest.mark.slow
@@ -304,3 +298,32 @@ def test_a_node_without_the_memory_of_one_worker(nodes, inputs, tmp_path):
     with pytest.raises(ConfigError, match="needs 64 CPU"):
         run(type(settings(STUDY, inputs, tmp_path))(**made), progress=False, executor=on(nodes))
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.slow
+def test_the_series_of_the_demo_has_equal_tables_under_all_three_executors(nodes, tmp_path):
+    from attnscope import Study
+    from attnscope.demo.run import _write_inputs
+    from attnscope.demo.training import Recipe, train
+
+    recipe = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
+    checkpoints = train(tmp_path / "trained", recipe, progress=False)
+    texts = [
+        {"path": str(path), "group": group} for group, path in _write_inputs(tmp_path / "trained", 3).items()
+    ]
+    made = Study(
+        study="attention_sinks",
+        models={"path": str(checkpoints / "step*"), "label": "demo"},
+        texts=texts,
+        block=2,
+        output=str(tmp_path),
+        name="local",
+    )
+    local = run(made, progress=False)
+    for number in (2, 1):
+        last = run_shard(made, f"{number}/2", progress=False, name="shards")
+    shards = gather([last.run], progress=False)
+    cluster = run(made, name="cluster", progress=False, executor=on(nodes))
+    assert {"heads", "samples", "baselines"} <= set(local.tables())
+    assert content(shards.path) == content(local.path)
+    assert content(cluster.path) == content(local.path)

@@ -4,9 +4,11 @@
 import errno
 import json
 import os
+import resource
 import shutil
 import socket
 import subprocess
+import time
 
 import pytest
 
@@ -16,7 +18,7 @@ from attnscope.engine.executors import held
 from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
 from attnscope.engine.executors.slurm import slurm_script
 from attnscope.engine.plan import make_plan
-from attnscope.engine.run import resume, run
+from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
 from attnscope.models import LoadError
 from folders import sentences
@@ -200,6 +202,36 @@ def test_a_shard_of_another_version_or_instruction_set_is_refused_by_name(
         run_shard(settings(STUDY, inputs, tmp_path / "runs"), "1/1", progress=False)
 
 
+def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
+    made = settings("moved_positions", inputs, tmp_path / "runs")
+    done(made, 3, numbers=[2])
+    seen = []
+
+    class Bar:
+        n = 0
+
+        def __init__(self, total, unit, initial=0, leave=True):
+            self.n, self.total = initial, total
+
+        def update(self, more):
+            self.n += more
+            seen.append((self.n, self.total))
+
+        def set_postfix_str(self, text):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Engine, "bar", lambda self, *args, **options: Bar(*args, **options))
+        done(made, 3, numbers=[1])
+    assert [pair for pair in seen if pair[1] == 9] == [(4, 9), (5, 9), (6, 9)]
+
+
 def test_one_writer_for_a_shard_and_none_while_it_is_gathered(inputs, tmp_path):
     made = settings(STUDY, inputs, tmp_path / "runs")
     last = done(made, 1)
@@ -273,6 +305,26 @@ def test_files_are_removed_for_nobody_else(inputs, tmp_path):
     made["models"][0]["free_disk"] = True
     with pytest.raises(ConfigError, match=r"models\[0\]\.free_disk: other workers may still read"):
         run_shard(type(settings(STUDY, inputs, tmp_path))(**made), "1/2")
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_units_are_planned_in_ten_seconds_and_500_megabytes(inputs, tmp_path):
+    """Processor time, which other people's load does not count into."""
+    home = tmp_path / "many"
+    home.mkdir()
+    for step in range(100):
+        (home / f"step{step}").symlink_to(inputs[0] / "step2")
+    (tmp_path / "texts.txt").write_text("".join(f"the cat sat {one}\n" for one in range(1000)), "utf-8")
+    made = settings("moved_positions", (home, tmp_path / "texts.txt"), tmp_path).to_dict() | {"block": 1}
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    plan = make_plan(type(settings(STUDY, inputs, tmp_path))(**made))
+    assert time.process_time() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+    assert len(plan.units) == 100_000
+    began = time.process_time()
+    found = shares(plan, 100)
+    assert {len(one) for one in found} == {1000}
+    assert time.process_time() - began < 10
 
 
 def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):

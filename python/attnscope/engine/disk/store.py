@@ -135,6 +135,11 @@ class Store:
         """Whether a stored unit lies in this folder, not beside it."""
         return unit in self._known
 
+    def count(self) -> int:
+        """How many units are stored now, those that other processes have stored beside this folder among them."""
+        beside = {name for folder in self.beside if folder.is_dir() for name in os.listdir(folder)}
+        return len({self._names[unit] for unit in self._known} | (beside & set(self._names.values())))
+
     def about(self, unit: str) -> dict[str, Any]:
         """What `unit.json` of a stored unit holds."""
         if unit not in self._known:

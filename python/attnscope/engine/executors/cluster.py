@@ -63,8 +63,13 @@ class Cluster(Executor):
             `ray://HOST:PORT`.
 
     Raises:
-        ConfigError: not an address, Ray is not installed, no cluster answers, or none of its nodes can take a
-            worker.
+        ConfigError: when a run begins: not an address, Ray is not installed, no cluster answers, or none of
+            its nodes can take a worker.
+
+    Example:
+        >>> from attnscope.engine.executors.cluster import Cluster
+        >>> Cluster("ray://head:10001").address
+        'ray://head:10001'
     """
 
     def __init__(self, address: str = "auto") -> None:

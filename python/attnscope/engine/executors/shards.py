@@ -169,6 +169,15 @@ def run_shard(
         FileExistsError: the run folder holds another study.
         FolderLocked: another process does this shard.
         Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
+
+    Returns:
+        where its units are, and how many of its share wait for other shards.
+
+    Example:
+        >>> from attnscope.engine.executors.shards import run_shard
+        >>> run_shard("study.yaml", "9/8")
+        Traceback (most recent call last):
+        attnscope.engine.config.ConfigError: --shard: expected i/n with i from 1 to n, such as 2/8, got '9/8'
     """
     shard = shard if isinstance(shard, Shard) else Shard.parse(shard)
     settings = settings_of(config, **overrides)
@@ -188,7 +197,7 @@ def run_shard(
     with engine.begun(again) as (facts, lock):
         mine |= shares(engine.plan, shard.of)[shard.number - 1]
         facts["shard"] = f"{shard.number}/{shard.of}"
-        engine.do(facts, lock, len(mine))
+        engine.do(facts, lock)
         engine.write_provenance(facts, "shard finished")
         own = [unit for unit in engine.plan.units if unit.id in mine]
         done = sum(unit.id in engine.store for unit in own)
@@ -245,6 +254,15 @@ def gather(
         ConfigError: shards of different plans, versions or instruction sets, or a unit in two of them.
         ResultsError: units are missing; those that are there were taken in.
         FolderLocked: another process writes into the run folder or into a shard.
+
+    Returns:
+        the stored results of the whole run.
+
+    Example:
+        >>> from attnscope.engine.executors.shards import gather
+        >>> gather(["no/such/folder"])
+        Traceback (most recent call last):
+        FileNotFoundError: gather: there is no shard in no/such/folder
     """
     parts = parts_of(folders)
     if not parts:
