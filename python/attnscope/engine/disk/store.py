@@ -136,7 +136,7 @@ class Store:
         return unit in self._known
 
     def count(self) -> int:
-        """How many units are stored now, those that other processes have stored beside this folder among them."""
+        """How many units are stored now, in this folder and by other processes beside it."""
         beside = {name for folder in self.beside if folder.is_dir() for name in os.listdir(folder)}
         return len({self._names[unit] for unit in self._known} | (beside & set(self._names.values())))
 

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from attnscope._warn import CountedWarning, NonFiniteWarning
+from attnscope._warn import CountedWarning, NonFiniteWarning, NotAttentionWarning
 
 if TYPE_CHECKING:
     from attnscope.engine.run import Engine
@@ -53,6 +53,8 @@ class Tally:
             yield
         for warning in caught:
             message = warning.message
+            if isinstance(message, NotAttentionWarning):
+                continue  # captured rows are a softmax; with a learned sink they sum to less
             if isinstance(message, CountedWarning):
                 tally = self.non_finite if isinstance(message, NonFiniteWarning) else self.undefined
                 tally[message.function] += message.count

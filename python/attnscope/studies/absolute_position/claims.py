@@ -4,12 +4,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.claims import (
+    CONTRADICTED,
+    NOT_TESTABLE,
+    SUPPORTED,
+    UNDECIDED,
+    Claim,
+    write_claims,
+)
 from attnscope.inference import holm
 from attnscope.studies.absolute_position.checks import learned_positions
 from attnscope.studies.absolute_position.options import REPLACEMENTS
@@ -17,34 +24,10 @@ from attnscope.studies.absolute_position.options import REPLACEMENTS
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
-SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
-NOT_TESTABLE = "not testable here"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One row of the table `claims`."""
-
-    claim: str
-    statistic: str
-    verdict: str
-    reason: str
-    value: float = np.nan
-    low: float = np.nan
-    high: float = np.nan
-    null: float = np.nan
-    p_value: float = np.nan
-
 
 def write(run: StageRun, options: Any) -> None:
-    """The table `claims` of a checkpoint; p-values by Holm over the claims that have one."""
-    found = list(_claims(run, options))
-    tested = [at for at, one in enumerate(found) if np.isfinite(one.p_value)]
-    adjusted = np.full(len(found), np.nan)
-    if tested:
-        adjusted[tested] = holm(np.array([found[at].p_value for at in tested]))
-    for one, p_adjusted in zip(found, adjusted, strict=True):
-        run.write("claims", protocol="exact", p_adjusted=p_adjusted, **vars(one))
+    """The table `claims` of a checkpoint."""
+    write_claims(run, _claims(run, options))
 
 
 def _claims(run: StageRun, options: Any) -> Iterator[Claim]:

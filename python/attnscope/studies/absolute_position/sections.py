@@ -8,10 +8,23 @@ import pandas as pd
 
 from attnscope.plots.figure import Tables, optional, stored
 from attnscope.plots.selection import last_step
+from attnscope.report.claims import claims_frame
 from attnscope.report.numbers import number
 from attnscope.report.section import Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
 from attnscope.studies.absolute_position.published import Q_VALUES
+
+#: Claims by code.
+SENTENCES = {
+    "C1": "a rotary score depends on positions through their offset alone",
+    "C2": "the causal mask alone moves attention where no position is in the states",
+    "C3": "the residual stream is the other source of position",
+    "C4": "the state at position 0 follows from the first token alone",
+    "C5": "the first token supplies the residual: replacing its embedding removes it",
+    "C6": "heads that read position 0 pass it on",
+    "C7": "encodings differ in how position grows with depth",
+    "C8": "what a head takes from position 0 is one vector for every text",
+}
 
 
 def findings(results: Tables) -> list[str]:
@@ -106,19 +119,7 @@ def _write_claims(page: Page) -> None:
         "What the paper claims and what these texts and this model say of it. A claim that cannot be tested "
         "here says why; none is decided by a single head."
     )
-    several = table["model"].nunique() > 1 or table["step"].nunique() > 1
-    columns: dict[str, list[str]] = {}
-    if several:
-        columns["model"] = [f"{one.model} {one.revision}".strip() for one in table.itertuples()]
-    columns |= {
-        "claim": list(table["claim"]),
-        "verdict": list(table["verdict"]),
-        "value": [number(value) for value in table["value"]],
-        "null": [number(value) for value in table["null"]],
-        "of": list(table["statistic"]),
-        "reason": list(table["reason"]),
-    }
-    page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=2 if several else 1)
+    claims_frame(page, table, SENTENCES)
 
 
 def _write_split(page: Page) -> None:

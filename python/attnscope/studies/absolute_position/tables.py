@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
 
@@ -199,19 +200,5 @@ TABLES = (
         _interval("slope", "slope of log leakage share on log length", ""),
     ),
     Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
-    Table(
-        "claims",
-        (*CHECKPOINT_KEYS, "protocol", "claim"),
-        (
-            Column("statistic", "string", "text"),
-            Column("value"),
-            Column("low"),
-            Column("high"),
-            Column("null"),
-            Column("p_value", kind="ratio"),
-            Column("p_adjusted", kind="ratio"),
-            Column("verdict", "string", "text"),
-            Column("reason", "string", "text"),
-        ),
-    ),
+    Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
 )

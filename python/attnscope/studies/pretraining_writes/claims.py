@@ -5,23 +5,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from attnscope.inference import holm
-from attnscope.studies.pretraining_writes.arms import arm_claims
-from attnscope.studies.pretraining_writes.evidence import (
+from attnscope.engine.claims import (
     CONTRADICTED,
     NOT_TESTABLE,
     SUPPORTED,
     UNDECIDED,
     Claim,
-    Mean,
-    Pair,
-    pairs_of,
+    write_claims,
 )
+from attnscope.studies.pretraining_writes.arms import MATCHED, arm_claims
+from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -43,21 +41,13 @@ def write(run: StageRun, options: WeightsOptions) -> None:
         return
     pairs = pairs_of(tables)
     for pair in pairs:
-        _store(run, pair.keys, list(_of_pair(pair, tables, pairs, options)))
+        write_claims(run, _of_pair(pair, tables, pairs, options), **pair.keys)
     if options.arms:
         keys = {"model": "all arms", "revision": "", "step": -1, "reference": pairs[0].keys["reference"]}
-        _store(run, keys, list(arm_claims(pairs, options)))
-
-
-def _store(run: StageRun, keys: dict[str, Any], claims: list[Claim]) -> None:
-    """Rows of one pair, p-values by Holm over those that have one."""
-    tested = [at for at, one in enumerate(claims) if math.isfinite(one.p_value)]
-    adjusted = np.full(len(claims), np.nan)
-    if tested:
-        adjusted[tested] = holm(np.array([claims[at].p_value for at in tested]))
-    for one, value in zip(claims, adjusted, strict=True):
-        correction = "holm" if math.isfinite(value) else ""
-        run.write("claims", **keys, protocol="exact", **vars(one), p_adjusted=value, correction=correction)
+        write_claims(run, arm_claims(pairs, options), **keys)
+        if any(arm.endswith(MATCHED) for arm in options.arms.values()):
+            claims = arm_claims(pairs, options, matched=True)
+            write_claims(run, claims, **{**keys, "model": "all arms at equal ‖ΔW‖"})
 
 
 def _of_pair(

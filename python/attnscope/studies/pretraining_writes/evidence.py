@@ -5,32 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
 import pandas as pd
 
-from attnscope.studies.pretraining_writes.changes import jackknifed
+from attnscope.engine.claims import Claim
+from attnscope.studies.pretraining_writes.fractions import jackknifed
 from attnscope.studies.pretraining_writes.tables import PAIR
-
-SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
-NOT_TESTABLE = "not testable here"
-
-
-@dataclass(frozen=True)
-class Claim:
-    """One row of the table `claims`."""
-
-    claim: str
-    statistic: str
-    verdict: str
-    reason: str
-    value: float = math.nan
-    low: float = math.nan
-    high: float = math.nan
-    null: float = math.nan
-    p_value: float = math.nan
 
 
 class Mean(NamedTuple):

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.report.claims import claims_frame
 from attnscope.report.section import Page, Section
 
 #: Claims by name, in the words of the report.
@@ -45,18 +46,7 @@ def _claims(page: Page) -> None:
         "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
         "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
     )
-    several = table.groupby(["model", "revision", "reference"], dropna=False).ngroups > 1
-    names = (table["model"] + " " + table["revision"].fillna("")).str.strip()
-    columns = {"change of": names} if several else {}
-    columns |= {
-        "claim": table["claim"] + ": " + table["claim"].map(WORDS).fillna(""),
-        "value": table["value"].map(_number),
-        "95 % interval": table.apply(_interval, axis=1),
-        "null": table["null"].map(_number),
-        "verdict": table["verdict"],
-        "why": table["reason"].fillna(""),
-    }
-    page.frame("table", "Verdicts as computed.", pd.DataFrame(columns), names=len(columns) - 4)
+    claims_frame(page, table, WORDS)
     for name in ("asymmetry", "objectives", "graded"):
         page.figure(name)
 

@@ -1,0 +1,86 @@
+# SPDX-License-Identifier: MIT
+"""A study's claims: what was computed of each, beside its null, and a verdict.
+
+A verdict is one of four words: `supported`, `contradicted`, `undecided` (the interval crosses the border of
+the claim) and `not testable here`, which says why. p-values are adjusted by Holm over the claims that are
+written together.
+
+    Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS)
+    write_claims(run, [Claim("C1", "mean difference", SUPPORTED, "", 1.2, .8, 1.6, null=0.0, p_value=.001)])
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from attnscope.engine.tables import Column
+from attnscope.inference import holm
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+SUPPORTED, CONTRADICTED, UNDECIDED = "supported", "contradicted", "undecided"
+NOT_TESTABLE = "not testable here"
+
+CLAIM_COLUMNS = (
+    Column("statistic", "string", "text", meaning="What was computed."),
+    Column("value"),
+    Column("low"),
+    Column("high"),
+    Column("null", meaning="What no effect would give, or the border of the claim."),
+    Column("p_value", kind="ratio", low=0.0, high=1.0),
+    Column("p_adjusted", kind="ratio", low=0.0, high=1.0),
+    Column("correction", "string", "text", meaning="Over the claims that have a p-value."),
+    Column("verdict", "string", "text", meaning=f"{SUPPORTED}, {CONTRADICTED}, {UNDECIDED}, {NOT_TESTABLE}."),
+    Column("reason", "string", "text", meaning="In words."),
+)
+
+
+@dataclass(frozen=True)
+class Claim:
+    """One row of the table `claims`.
+
+    Attributes:
+        claim: its code, such as "C1".
+        statistic: what was computed, in words.
+        verdict: one of the four.
+        reason: in words; never empty where the verdict is `not testable here`.
+        value: of the statistic.
+        low: end of its interval.
+        high: likewise.
+        null: what no effect would give, or the border of the claim.
+        p_value: against the null.
+    """
+
+    claim: str
+    statistic: str
+    verdict: str
+    reason: str = ""
+    value: float = math.nan
+    low: float = math.nan
+    high: float = math.nan
+    null: float = math.nan
+    p_value: float = math.nan
+
+
+def write_claims(run: StageRun, claims: Iterable[Claim], **keys: Any) -> None:
+    """Writes the rows of one checkpoint or pair under its keys, p-values adjusted by Holm."""
+    rows = list(claims)
+    p_values = np.array([one.p_value for one in rows])
+    tested = np.isfinite(p_values)
+    adjusted = np.full(len(rows), np.nan)
+    adjusted[tested] = holm(p_values[tested])
+    for one, value, known in zip(rows, adjusted, tested, strict=True):
+        correction = "holm" if known else ""
+        run.write(
+            "claims",
+            **{"protocol": "exact", **keys},
+            **vars(one),
+            p_adjusted=value,
+            correction=correction,
+        )
