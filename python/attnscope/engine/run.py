@@ -309,9 +309,9 @@ class Engine:
 
     def hopeless(self, unit: Unit) -> bool:
         """Whether a unit cannot be done: its checkpoint, or all that it reads, was skipped."""
-        reads = self.plan.reads(unit)
         return self.skipped(unit) or (
-            bool(reads) and all(one.id not in self.store and self.hopeless(one) for one in reads)
+            bool(self.plan.stages[unit.stage].reads)
+            and all(one.id not in self.store and self.hopeless(one) for one in self.plan.reads(unit))
         )
 
     def skipped(self, unit: Unit) -> bool:

@@ -119,6 +119,25 @@ def test_a_cluster_makes_the_tables_of_one_process(nodes, inputs, whole, tmp_pat
 
 
 @pytest.mark.slow
+def test_a_driver_outside_of_the_cluster(nodes, inputs, whole, tmp_path):
+    pytest.importorskip("grpc", reason="ray:// needs the client of Ray: pip install 'attnscope[ray]'")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    server = subprocess.Popen(
+        [sys.executable, "-m", "ray.util.client.server", "--address", nodes.address, "--port", str(port)]
+    )
+    try:
+        until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
+        made = settings("moved_positions", inputs, tmp_path)
+        results = run(made, progress=False, executor=Cluster(f"ray://127.0.0.1:{port}"))
+        assert content(results.path) == content(whole("moved_positions"))
+    finally:
+        server.kill()
+        server.wait()
+
+
+@pytest.mark.slow
 def test_no_class_and_no_function_is_given_to_the_cluster(nodes, inputs, tmp_path, monkeypatch):
     from ray.experimental import internal_kv
 

@@ -11,7 +11,6 @@ import ray
 from attnscope.engine.executors.worker import Worker
 
 
-@ray.remote(max_restarts=0, max_task_retries=0)
 class RemoteWorker:
     """A worker whose reads come through the object store."""
 

@@ -88,8 +88,10 @@ class Cluster(Executor):
         if ray.is_initialized():
             return
         _knock(self.address)
-        # with a search path Ray has workers import what they run by its name, and exports no class
-        options: dict[str, Any] = {"job_config": JobConfig(code_search_path=[str(Path(__file__).parents[3])])}
+        options: dict[str, Any] = {}
+        if not self.address.startswith("ray://"):
+            # with a search path Ray has workers import what they run by its name, and exports no class
+            options["job_config"] = JobConfig(code_search_path=[str(Path(__file__).parents[3])])
         if self.address == "local":
             os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
             options["include_dashboard"] = False
@@ -203,7 +205,7 @@ class _Driver:
 
         needs = self._needs
         options = {"num_cpus": needs["CPU"], "num_gpus": needs.get("GPU", 0), "memory": int(needs["memory"])}
-        remote: Any = RemoteWorker
+        remote = self._ray.remote(max_restarts=0, max_task_retries=0)(RemoteWorker)
         actor = remote.options(**options, scheduling_strategy="SPREAD").remote(
             self._engine.settings.to_yaml(), as_text(self._engine.plan.found), _threads(self._engine.settings)
         )
