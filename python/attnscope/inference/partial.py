@@ -126,7 +126,7 @@ def within_correlation(
         >>> x, y = [1, 2, 3, 11, 12, 13], [21, 22, 23, 1, 2, 3]
         >>> found = inference.within_correlation(x, y, [0, 0, 0, 1, 1, 1])
         >>> found.r, found.n, round(inference.correlation(x, y).r, 2)
-        (1.0, 2, -0.99)
+        (1.0, 2, -0.97)
 
     References:
         Hotelling and Pabst, Rank correlation and tests of significance involving no assumption of normality,
@@ -163,7 +163,10 @@ def _columns(
         more = more[:, None] if len(more) else np.empty((len(first), 0))
     if more.ndim != 2:
         raise ValueError(f"{function}: covariates must have shape [n] or [n, c], got shape {more.shape}")
-    labels = np.arange(len(first)) if units is None else np.asarray(units)
+    try:
+        labels = np.arange(len(first)) if units is None else np.asarray(units)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{function}: units or texts must be labels: {error}") from None
     for name, values in (("y", second), ("covariates", more), ("units or texts", labels)):
         if values.ndim == 0 or len(values) != len(first):
             size = "one number" if values.ndim == 0 else str(len(values))

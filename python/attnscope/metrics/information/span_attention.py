@@ -87,36 +87,40 @@ def span_attention(
         checked.tensor,
         checked.lengths,
         _checks.support_argument(name, support, checked),
-        _spans_argument(name, spans, checked).flatten().tolist(),
+        _spans_argument(name, spans, checked),
         None if special is None else tokens_argument(name, "special", special, checked),
     )
     result = SpanAttention(*fields)
     return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
-def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> torch.Tensor:
-    """Spans [..., 2] int64, one for each map."""
+def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:
+    """Start and stop of each map's span, one after another, or of one span for all."""
     given = _checks.as_tensor(function, "spans", spans).detach()
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ValueError(f"{function}: spans must be integers, got {given.dtype}")
+    values = given.to(device="cpu", dtype=torch.int64)
     shape = (*attention.leading, 2)
     try:
-        values = given.to(device="cpu", dtype=torch.int64).expand(shape)
+        whole = values.expand(shape)
     except RuntimeError:
         raise ValueError(
             f"{function}: spans of shape {tuple(given.shape)} do not broadcast to {shape}"
         ) from None
+    if values.ndim > 1 or values.numel() != 2 or attention.lengths is not None:
+        values = whole
     start, stop = values.unbind(-1)
-    longest = torch.full_like(stop, attention.n) if attention.lengths is None else attention.lengths
+    longest = torch.tensor(attention.n) if attention.lengths is None else attention.lengths
     inside = (start >= 0) & (start < stop) & (stop <= longest)
     wrong = ~(inside | ((start == -1) & (stop == -1)))
     if bool(wrong.any()):
-        first = values[wrong][0].tolist()
+        first = values[wrong].flatten().tolist()
+        bound = int(longest.expand(start.shape)[wrong].flatten()[0])
         raise ValueError(
-            f"{function}: spans must hold 0 <= start < stop <= {int(longest[wrong][0])}, the tokens of their "
-            f"map, or (-1, -1), got ({first[0]}, {first[1]})"
+            f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
+            f"(-1, -1), got ({first[0]}, {first[1]})"
         )
-    return values
+    return values.flatten().tolist()
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.
