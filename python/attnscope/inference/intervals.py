@@ -80,11 +80,12 @@ def bootstrap(
     values: Any,
     statistic: Callable[[Vector], Any] | None = None,
     *,
+    clusters: Any = None,
     confidence: float = 0.95,
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """A bootstrap interval over samples.
+    """A bootstrap interval over samples, or over clusters of them.
 
     From 30 samples on the percentile interval. Below, that of a mean is studentised: each draw's mean less
     the mean, in units of its own standard error, because percentile intervals of few samples are too short.
@@ -119,11 +120,13 @@ def bootstrap(
         Efron, Bootstrap methods: another look at the jackknife, 1979. Hall, Theoretical comparison of
         bootstrap confidence intervals, 1988 (studentised).
     """
-    data = vector("bootstrap", "values", values)
-    data = data[~np.isnan(data)]
+    whole = vector("bootstrap", "values", values)
+    data = whole[~np.isnan(whole)]
     confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
     if statistic is not None and not callable(statistic):
         raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
+    if clusters is not None:
+        return _clustered(whole, clusters, statistic, confidence, draws, seed)
 
     def along_last(given: Vector, axis: int = -1) -> Vector:
         result = np.asarray(given.mean(-1) if statistic is None else statistic(given))
@@ -162,6 +165,64 @@ def _studentised(data: Vector, confidence: float, draws: int, seed: int) -> tupl
     below, above = np.quantile(t, [tail, 1 - tail])
     spread = values.std(ddof=1)
     return float(values.mean() - above * spread) * scale, float(values.mean() - below * spread) * scale
+
+
+def _clustered(
+    values: Vector,
+    clusters: Any,
+    statistic: Callable[[Vector], Any] | None,
+    confidence: float,
+    draws: int,
+    seed: int,
+) -> Interval:
+    """The same by drawing whole clusters."""
+    try:
+        ids = np.asarray(clusters)
+        _, own = np.unique(ids, return_inverse=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"bootstrap: clusters must be one id per sample: {error}") from None
+    if ids.shape != values.shape:
+        raise ValueError(
+            f"bootstrap: clusters must hold one id per sample, [{len(values)}], got shape {ids.shape}"
+        )
+    kept = ~np.isnan(values)
+    data = values[kept]
+    _, own = np.unique(own.reshape(-1)[kept], return_inverse=True)
+    count = int(own.max()) + 1 if len(own) else 0
+    if count == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
+
+    def of(given: Vector) -> float:
+        result = np.asarray(given.mean() if statistic is None else statistic(given), dtype=np.float64)
+        if result.shape != ():
+            raise ValueError(f"bootstrap: statistic must give a number, got shape {result.shape}")
+        return float(result)
+
+    estimate = of(data)
+    if count < FEWEST:
+        return Interval(estimate, math.nan, math.nan, count)
+    chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
+    if statistic is not None:
+        places = [np.flatnonzero(own == cluster) for cluster in range(count)]
+        drawn = np.array([of(data[np.concatenate([places[cluster] for cluster in row])]) for row in chosen])
+        return Interval(estimate, *_percentiles(drawn[~np.isnan(drawn)], confidence), count)
+    sums, sizes = (np.bincount(own, weight).astype(np.float64) for weight in (data, None))
+    drawn = sums[chosen].sum(1) / sizes[chosen].sum(1)
+    if count >= SMALL:
+        return Interval(estimate, *_percentiles(drawn, confidence), count)
+
+    def error_of(total: Vector, size: Vector, mean: Any) -> Vector:
+        """The standard error of a ratio of sums over clusters, by its linear part."""
+        rest = total - mean * size
+        result: Vector = np.sqrt((rest**2).sum(-1) * count / (count - 1)) / size.sum(-1)
+        return result
+
+    with np.errstate(invalid="ignore", divide="ignore"):
+        t = (drawn - estimate) / error_of(sums[chosen], sizes[chosen], drawn[:, None])
+    spread = float(error_of(sums, sizes, estimate))
+    # A draw that repeats one cluster only has no standard error.
+    low, high = _percentiles(t[np.isfinite(t)], confidence) if spread > 0 else (0.0, 0.0)
+    return Interval(estimate, estimate - high * spread, estimate - low * spread, count)
 
 
 class MedianInterval(NamedTuple):

@@ -34,7 +34,7 @@ MAPS = ("attention", "head_mean", "scores")
 OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 
 #: First arguments that are no maps: they are given as options, which stand for sites.
-_BY_OPTION = ("before", "matrix")
+_BY_OPTION = ("before", "matrix", "points")
 
 Name = tuple[str, str]
 # A call's options in words, by which equal calls are known.
