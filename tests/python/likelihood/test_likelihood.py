@@ -6,11 +6,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from vocabularies import word_pieces
 
 import attnscope as asc
 from attnscope.capture.likelihood import tokens as token_module
 from models import VOCABULARY, tiny
-from vocabularies import word_pieces
 
 DATA = Path(__file__).resolve().parents[4] / "shared/data"
 TOKENIZER = word_pieces("cat", "old", "sat", "dog")

@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from vocabularies import LETTERS, blanks, word_pieces
 
 import attnscope as asc
 from attnscope.capture.likelihood.vocabulary import forms, special_ids
 from attnscope.demo.tokenizer import byte_tokenizer
 from models import tiny
-from vocabularies import LETTERS, blanks, word_pieces
 
 DATA = Path(__file__).resolve().parents[4] / "shared/data"
 NAMED = ["lowest", "low", "mid", "high", "highest"]

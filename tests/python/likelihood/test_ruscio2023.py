@@ -6,12 +6,12 @@ import pytest
 import torch
 import transformers
 from scipy import stats
+from vocabularies import byte_letters, word_pieces
 
 import attnscope as asc
 from attnscope.protocols import ruscio2023 as protocol
 from attnscope.protocols.ruscio2023.likelihood import drawn_ranks
 from models import tiny
-from vocabularies import byte_letters, word_pieces
 
 
 @pytest.mark.parametrize(

@@ -5,13 +5,13 @@ import hashlib
 
 import pytest
 import torch
+from vocabularies import blanks, byte_letters, word_pieces
 
 import attnscope as asc
 from attnscope.capture.likelihood.draws import hashed_draw
 from attnscope.capture.likelihood.vocabulary import BEGINS, GOES_ON, NEITHER, blank_ids, forms, special_ids
 from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.models import Encoder
-from vocabularies import blanks, byte_letters, word_pieces
 
 TEXT = "one two six ten old cat sat on top"
 WORDS = ("one", "two", "six", "ten", "old", "cat", "sat", "on", "top")
@@ -110,6 +110,11 @@ def test_a_words_column_must_hold_it_once():
     assert spans.words == ["sat", "", ""]
     assert spans.reasons == ["", "not in the text", "more than once"]
     assert asc.word_spans(PIECES, [TEXT], [None]).reasons == ["not in the text"]
+    # a word in a longer one does not count, and one with a mark inside is found as it is written
+    texts = ["one two six ten tops on top old", "one two six ten cat's old on top"]
+    spans = asc.word_spans(PIECES, texts, ["top", "cat's"])
+    assert spans.words == ["top", ""]
+    assert spans.reasons == ["", "a piece is no text of letters"]
 
 
 def test_random_words_are_drawn_by_hash_and_depend_on_no_order():
