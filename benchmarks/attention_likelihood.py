@@ -182,7 +182,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--texts", type=int, default=128)
+    parser.add_argument("--texts", type=int, default=256)
     parser.add_argument("--quick", action="store_true", help="16 texts")
     parser.add_argument(
         "--seconds", type=float, help="accepted as by the other benchmarks; the work is fixed"
