@@ -196,8 +196,15 @@ def test_forms_of_the_three_kinds():
 
 def test_an_added_special_token_of_letters_is_no_text():
     tokenizer = word_pieces("cat")
+    of = tokenizer.convert_tokens_to_ids
+    before = forms(tokenizer)
+    assert before[of("cat")] == BEGINS
+    before[:] = NEITHER  # what is given belongs to the caller
     tokenizer.add_special_tokens({"additional_special_tokens": ["user"]})
-    assert forms(tokenizer)[tokenizer.convert_tokens_to_ids("user")] == NEITHER
+    assert forms(tokenizer)[of("user")] == NEITHER
+    assert forms(tokenizer)[of("cat")] == BEGINS
+    tokenizer.mask_token = "cat"
+    assert forms(tokenizer)[of("cat")] == NEITHER
 
 
 def test_bad_input_is_named():
