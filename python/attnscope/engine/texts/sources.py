@@ -19,6 +19,7 @@ import numpy as np
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.discovery import studies
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000
@@ -310,9 +311,15 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
-    """Sentences of the Python manual: text that every Python carries."""
-    if source.path != "builtin:pydoc":
-        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, ['builtin:pydoc'])}")
+    """Sentences of the Python manual, which every Python carries, or the prompts that a study comes with."""
+    name = source.path.removeprefix("builtin:")
+    own = {one.name: one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
+    if name in own and own[name].is_file():
+        yield from _read_csv(own[name], source)
+        return
+    if name != "pydoc":
+        known = [f"builtin:{one}" for one in ("pydoc", *(one for one, file in own.items() if file.is_file()))]
+        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, known)}")
     from pydoc_data.topics import topics
 
     number = 0
