@@ -18,7 +18,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
-WHOLES = ("measure", "study", "threads", "whole")
+WHOLES = ("measure", "second_moments", "study", "threads", "weight_deltas", "whole")
 LONG = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
 
 

@@ -67,6 +67,20 @@ def main() -> None:
             agree=nothing,
             facts={"n": n, "ours": "two threads of torch itself"},
         )
+    shape = (1024, 2752) if benchmark.quick else (4096, 11008)
+    draw = torch.Generator().manual_seed(0)
+    before, after = (torch.randn(shape, generator=draw).bfloat16() for _ in range(2))
+    statistics = lambda: torch.stack(list(asc.delta_statistics(before, after)))  # noqa: E731
+    benchmark.compare(
+        f"delta_statistics bfloat16 n={shape[0]}",
+        1,
+        with_threads(2, statistics),
+        {"one thread": with_threads(1, statistics)},
+        agree=equal,
+        target=1.8,
+        limit=2,
+        facts={"n": shape[0], "bytes": 4 * before.numel()},
+    )
     benchmark.finish()
 
 

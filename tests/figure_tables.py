@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnscope.engine.results import Results
 
-STEPS, SAMPLES, LAYERS, HEADS, N = (0, 2, 64), 4, 2, 2, 12
+STEPS, SAMPLES, LAYERS, HEADS, N = (0, 2, 64), 12, 2, 2, 12
 THRESHOLDS = (0.01, 0.02, 0.1)
 UNIFORM = float(np.mean(1 / np.arange(1, N + 1)))
 

@@ -36,7 +36,7 @@ def blanks(*words: str, first: str = "<s>") -> Any:
     from tokenizers import Tokenizer, models, normalizers, processors
     from transformers import PreTrainedTokenizerFast
 
-    entries = ["<unk>", first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", *LETTERS]
+    entries = ["<unk>", first, *(f"<0x{byte:02X}>" for byte in range(256)), "▁", ".", *LETTERS]
     merges = []
     for word in words:
         done = ""

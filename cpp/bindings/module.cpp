@@ -23,6 +23,7 @@ void bind_power_spectrum(py::module_&);
 void bind_reference_influence(py::module_&);
 void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
+void bind_span_attention(py::module_&);
 void bind_toeplitz(py::module_&);
 void bind_uncertainty(py::module_&);
 void bind_validity(py::module_&);
@@ -53,6 +54,7 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_reference_influence(module);
   attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
+  attnscope::bind_span_attention(module);
   attnscope::bind_toeplitz(module);
   attnscope::bind_uncertainty(module);
   attnscope::bind_validity(module);

@@ -86,6 +86,8 @@ from attnscope.metrics.information.sinks import sink_rate as sink_rate
 from attnscope.metrics.information.sinks import sink_share as sink_share
 from attnscope.metrics.information.sinks import sink_tokens as sink_tokens
 from attnscope.metrics.information.sinks import top_mass as top_mass
+from attnscope.metrics.information.span_attention import SpanAttention as SpanAttention
+from attnscope.metrics.information.span_attention import span_attention as span_attention
 from attnscope.metrics.measure import measure as measure
 from attnscope.metrics.positions.offset_fit import OffsetFit as OffsetFit
 from attnscope.metrics.positions.offset_fit import offset_fit as offset_fit

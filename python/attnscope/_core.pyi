@@ -140,6 +140,13 @@ def geometric_semantic_alignment(
 def reference_influence(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]: ...
+def span_attention(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    spans: list[int],
+    special: Tensor | None,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
 def toeplitz_split(
     scores: Tensor, lengths: Tensor | None, late: bool, weights: Tensor | None, weight_matrices: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...

@@ -27,6 +27,8 @@ from attnscope.inference.intervals import (
     median_interval,
     per_sample,
 )
+from attnscope.inference.mean_intervals import mean_intervals
+from attnscope.inference.partial import partial_correlation, within_correlation
 from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
@@ -52,9 +54,12 @@ __all__ = [
     "holm",
     "jackknife",
     "max_t",
+    "mean_intervals",
     "median_interval",
     "paired_test",
+    "partial_correlation",
     "per_sample",
     "sign_flips",
     "welch_test",
+    "within_correlation",
 ]

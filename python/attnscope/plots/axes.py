@@ -80,6 +80,12 @@ def layer_colors(count: int) -> list[str]:
     return [to_hex(color) for color in colormaps["viridis_r"](np.linspace(0.12, 1.0, count))]
 
 
+def logarithmic(ax: Axes, values: Sequence[Any]) -> None:
+    """A logarithmic vertical axis where any of the values can stand on one; a linear one else."""
+    if any((np.asarray(one, dtype=float) > 0).any() for one in values):
+        ax.set_yscale("log")
+
+
 def drawn_range(ax: Axes) -> tuple[float, float]:
     """The lowest and highest value that lines and intervals of some axes reach; NaN when there is none."""
     values = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines()]

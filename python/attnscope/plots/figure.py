@@ -6,6 +6,8 @@ A study declares its figures with `declared_in`; nothing here knows which studie
 
 from __future__ import annotations
 
+import re
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol
@@ -13,8 +15,11 @@ from typing import Any, NamedTuple, Protocol
 import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.patches import Rectangle
 
-from attnscope.plots.style import WIDTH, settled, styled
+from attnscope.engine.discovery import study_class, study_of
+from attnscope.plots.style import MUTED, WIDTH, settled, styled
 
 
 class Tables(Protocol):
@@ -78,8 +83,75 @@ class Figure:
         """
         for name in self.tables:
             stored(results, name)
-        drawn = styled(self.draw)(results, options or Options())
-        return drawn._replace(figure=settled(drawn.figure))
+        with warnings.catch_warnings():
+            # a mean of nothing is NaN, which is not drawn
+            warnings.simplefilter("ignore", RuntimeWarning)
+            try:
+                drawn = styled(self.draw)(results, options or Options())
+            except (KeyError, AttributeError) as error:
+                lacking = _lacking(results, str(error))
+                if not lacking:
+                    raise
+                raise NotDrawable(lacking) from error
+            _without_empty_panels(drawn.figure)
+            return drawn._replace(figure=settled(drawn.figure))
+
+
+def _lacking(results: Tables, error: str) -> str:
+    """Which declared columns that an error names the stored tables lack; "" when it names none."""
+    study = study_of(results)
+    words = set(re.findall(r"\w+", error))
+    there = results.tables()
+    for table in study_class(study.name).tables if study else ():
+        names = [*table.keys, *(one.name for one in table.columns or ())]
+        own = set(results.table(table.name)) if table.name in there else set(names)
+        if missing := [name for name in names if name in words and name not in own]:
+            return f"the {table.name} table has no {', '.join(missing)}"
+    return ""
+
+
+def _without_empty_panels(figure: mpl.Figure) -> None:
+    """Leaves out panels on which nothing has a finite place, and says so where they would stand.
+
+    Raises:
+        NotDrawable: when no panel has anything.
+    """
+    # the axes of a colour bar hold its colours, whatever the map holds
+    shown = [ax for ax in figure.axes if ax.axison and ax.get_visible() and not hasattr(ax, "_colorbar")]
+    empty = [ax for ax in shown if not _has_data(ax)]
+    if len(empty) == len(shown):
+        raise NotDrawable("nothing that it shows has a finite value")
+    for ax in empty:
+        title = ax.get_title() or ax.get_title(loc="left") or ax.get_ylabel()
+        ax.clear()
+        ax.set_axis_off()
+        words = f"{title}: no values" if title else "no values"
+        ax.text(
+            *(0.5, 0.5, words), transform=ax.transAxes, color=MUTED, ha="center", va="center", fontsize=6.5
+        )
+
+
+def _has_data(ax: Axes) -> bool:
+    """Whether a line, point, cell, area or bar has a finite place; lines across the axes do not count."""
+    places: list[Any] = [
+        np.asarray(line.get_xydata(), dtype=float)
+        for line in ax.get_lines()
+        if line.get_transform() is ax.transData
+    ]
+    for one in ax.collections:
+        offsets = np.asarray(np.ma.filled(one.get_offsets(), np.nan), dtype=float)
+        points = one.get_offset_transform() is ax.transData
+        areas = (np.asarray(area.vertices, dtype=float) for area in one.get_paths())
+        places += [offsets] if points else areas
+    for image in ax.images:
+        cells: Any = np.ma.asarray(image.get_array(), dtype=float)
+        places.append(np.ma.filled(cells, np.nan).reshape(-1, 1))
+    places += [
+        np.array([[patch.get_x(), patch.get_width(), patch.get_height()]], dtype=float)
+        for patch in ax.patches
+        if isinstance(patch, Rectangle)
+    ]
+    return any(np.isfinite(one).all(-1).any() for one in places)
 
 
 def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Draw]]:

@@ -83,6 +83,8 @@ def head_emergence(
 ) -> Axes:
     """A metric over training, one line per head: colours tell layers apart, the strongest heads are named.
 
+    Intervals hold at once for all heads and steps.
+
     Args:
         heads: rows of single heads of one series.
         metric: the column.
@@ -96,7 +98,8 @@ def head_emergence(
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
     """
     ax = axes_or_new(ax)
-    table = estimate(heads, metric, ["layer", "head", "step"])
+    # the highest of many heads are chosen by what is drawn, which their intervals allow for
+    table = estimate(heads, metric, ["layer", "head", "step"], together=True)
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
     top = list(zip(final["layer"], final["head"], strict=True))[:named]
     layers = sorted(table["layer"].unique())

@@ -9,6 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
+from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.plots.figure import Tables, optional, stored
 
 CHECKPOINT = ["model", "revision", "step"]
@@ -111,22 +112,25 @@ def estimate(
     confidence: float = 0.95,
     draws: int = 1000,
     seed: int = 0,
+    together: bool = False,
 ) -> pd.DataFrame:
     """Mean and bootstrap interval of a column over samples.
 
     The unit of replication is the sample: rows of one sample (its heads, its layers) are averaged first and
-    samples are drawn with replacement. Missing values are left out and counted.
+    samples are drawn with replacement, as `inference.mean_intervals` does. Missing values are left out and
+    counted.
 
     Args:
         frame: a table with `sample` and the metric.
         metric: the column.
         by: columns whose every combination gets an estimate.
-        confidence: of the percentile interval.
+        confidence: of the interval: studentised below 30 samples.
         draws: of the bootstrap.
         seed: of the draws.
+        together: whether all intervals are to hold at once, as where the largest of the means is chosen.
 
     Returns:
-        One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than two samples),
+        One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five samples),
         `samples` (used) and `missing`.
 
     Raises:
@@ -134,7 +138,7 @@ def estimate(
 
     >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
-    [3.5, 2.0, 5.0, 2.0]
+    [3.5, nan, nan, 2.0]
     """
     if metric not in frame:
         raise KeyError(f"estimate: no column {metric!r}; there are: {', '.join(map(str, frame.columns))}")
@@ -153,7 +157,7 @@ def estimate(
     values = wide.to_numpy(dtype=float)
     result = wide.index.to_frame(index=False)
     result["mean"] = _nan_mean(values)
-    low, high = _bootstrap(values, confidence, draws, seed)
+    low, high = mean_intervals(values, confidence=confidence, draws=draws, seed=seed, together=together)
     result["low"], result["high"] = low, high
     result["samples"] = np.isfinite(values).sum(axis=1)
     result["missing"] = asked.reindex(wide.index).to_numpy()
@@ -165,27 +169,6 @@ def _nan_mean(values: Any) -> Any:
     count = there.sum(axis=1)
     total = np.where(there, values, 0.0).sum(axis=1)
     return np.divide(total, count, out=np.full(len(values), np.nan), where=count > 0)
-
-
-def _bootstrap(values: Any, confidence: float, draws: int, seed: int) -> tuple[Any, Any]:
-    """Percentiles of the resampled means of each row; rows seen on the same samples share the draws."""
-    low, high = np.full(len(values), np.nan), np.full(len(values), np.nan)
-    there = np.isfinite(values)
-    tail = 100 * (1 - confidence) / 2
-    patterns, which = np.unique(there, axis=0, return_inverse=True)
-    for index, pattern in enumerate(patterns):
-        size = int(pattern.sum())
-        if size < 2:
-            continue
-        rows = np.flatnonzero(which.ravel() == index)
-        draw = np.random.default_rng(seed)
-        weights = draw.multinomial(size, np.full(size, 1 / size), size=draws) / size
-        # 256 rows at a time keep the resampled means of a large model in the cache's order of size.
-        for start in range(0, len(rows), 256):
-            block = rows[start : start + 256]
-            means = values[np.ix_(block, np.flatnonzero(pattern))] @ weights.T
-            low[block], high[block] = np.percentile(means, [tail, 100 - tail], axis=1)
-    return low, high
 
 
 def uniform_value(

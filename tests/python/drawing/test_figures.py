@@ -61,6 +61,10 @@ def artist(axes, gid: str):
     return next(one for one in axes.get_children() if one.get_gid() == gid)
 
 
+#: Samples of the two input sets.
+TEXT, COPYING = tuple(range(made.SAMPLES // 2)), tuple(range(made.SAMPLES // 2, made.SAMPLES))
+
+
 def expected(step: int, samples: tuple[int, ...], layers=(0, 1), heads=(0, 1)) -> float:
     return np.mean([made.value(step, s, lay, h) for s in samples for lay in layers for h in heads])
 
@@ -68,7 +72,7 @@ def expected(step: int, samples: tuple[int, ...], layers=(0, 1), heads=(0, 1)) -
 def test_emergence_lines_are_the_means_over_samples(heads, ax) -> None:
     baselines = RESULTS.table("baselines")
     assert emergence_curve(heads, "fiedler_value", baselines=baselines, ax=ax) is ax
-    for label, samples in (("text", (0, 1)), ("copying", (2, 3))):
+    for label, samples in (("text", TEXT), ("copying", COPYING)):
         drawn = line(ax, label)
         assert list(drawn.get_xdata()) == [0, 2, 64]
         means = [expected(step, samples) / 2 for step in made.STEPS]
@@ -91,7 +95,7 @@ def test_head_lines_carry_their_names_and_the_strongest_is_named(heads, ax) -> N
     head_emergence(rows, "sink_share", ax=ax, named=1)
     for layer in range(made.LAYERS):
         for head in range(made.HEADS):
-            means = [expected(step, (0, 1), (layer,), (head,)) for step in made.STEPS]
+            means = [expected(step, TEXT, (layer,), (head,)) for step in made.STEPS]
             np.testing.assert_allclose(line(ax, f"L{layer}H{head}").get_ydata(), means, rtol=1e-12)
     assert [text.get_text() for text in ax.texts] == ["L1H1"]
     assert artist(ax, "uniform").get_ydata()[0] == pytest.approx(made.UNIFORM)
@@ -101,9 +105,9 @@ def test_depth_profile_is_of_the_last_step_with_the_untrained_one_dotted(heads, 
     assert depth_profile(heads, "sink_share", ax=ax) is ax
     drawn = line(ax, "copying")
     assert list(drawn.get_xdata()) == [0, 1]
-    np.testing.assert_allclose(drawn.get_ydata(), [expected(64, (2, 3), (lay,)) for lay in (0, 1)])
+    np.testing.assert_allclose(drawn.get_ydata(), [expected(64, COPYING, (lay,)) for lay in (0, 1)])
     before = artist(ax, "untrained:copying")
-    np.testing.assert_allclose(before.get_ydata(), [expected(0, (2, 3), (lay,)) for lay in (0, 1)])
+    np.testing.assert_allclose(before.get_ydata(), [expected(0, COPYING, (lay,)) for lay in (0, 1)])
 
 
 def test_threshold_curve_has_a_baseline_per_threshold(ax) -> None:
@@ -111,9 +115,7 @@ def test_threshold_curve_has_a_baseline_per_threshold(ax) -> None:
     assert threshold_curve(graphs, "density", baselines=RESULTS.table("baselines"), ax=ax) is ax
     drawn = line(ax, "text")
     assert list(drawn.get_xdata()) == list(made.THRESHOLDS)
-    np.testing.assert_allclose(
-        drawn.get_ydata(), [1 - t - expected(64, (0, 1)) / 10 for t in made.THRESHOLDS]
-    )
+    np.testing.assert_allclose(drawn.get_ydata(), [1 - t - expected(64, TEXT) / 10 for t in made.THRESHOLDS])
     np.testing.assert_allclose(artist(ax, "uniform").get_ydata(), [1 - t for t in made.THRESHOLDS])
 
 
@@ -121,7 +123,7 @@ def test_layer_head_map_cells_are_means_with_layer_zero_on_top(heads, ax) -> Non
     rows = heads[(heads["series"] == "text") & (heads["step"] == 2)]
     assert layer_head_map(rows, "sink_share", ax=ax) is ax
     cells = np.asarray(ax.collections[0].get_array()).reshape(made.LAYERS, made.HEADS)
-    want = [[expected(2, (0, 1), (lay,), (h,)) for h in (0, 1)] for lay in (0, 1)]
+    want = [[expected(2, TEXT, (lay,), (h,)) for h in (0, 1)] for lay in (0, 1)]
     np.testing.assert_allclose(cells, want, rtol=1e-12)
     assert ax.yaxis_inverted()
     assert len(ax.texts) == 4
@@ -190,7 +192,9 @@ def test_estimate_averages_inside_a_sample_first_and_resamples_samples() -> None
     table = pd.DataFrame({"sample": [0, 0, 0, 1], "x": [0.0, 0.0, 0.0, 1.0], "k": 1})
     row = estimate(table, "x", ["k"]).iloc[0]
     assert row["mean"] == 0.5
-    assert (row["low"], row["high"]) == (0.0, 1.0)
+    assert np.isnan([row["low"], row["high"]]).all()
+    three = estimate(table.assign(sample=[0, 0, 1, 2]), "x", ["k"]).iloc[0]
+    assert (three["mean"], three["samples"]) == (pytest.approx(1 / 3), 3)
     gaps = pd.DataFrame({"sample": range(6), "x": [1.0, 2, 3, np.nan, 5, 6], "k": [0, 0, 0, 1, 1, 1]})
     both = estimate(gaps, "x", ["k"])
     assert both["mean"].tolist() == [2.0, 5.5]

@@ -101,6 +101,10 @@ def test_honest_statements_stand_beside_the_numbers(html: str) -> None:
     assert "torch · version" in text
 
 
+#: Samples of the first input set.
+TEXT = range(made.SAMPLES // 2)
+
+
 def test_numbers_are_those_of_the_tables() -> None:
     from attnscope.plots.selection import measured_heads
 
@@ -108,12 +112,12 @@ def test_numbers_are_those_of_the_tables() -> None:
     wanted = [("fiedler_value", None), ("betti_0", 0.02)]
     rows = number_rows(measured_heads(results, wanted), results.table("baselines"), wanted)
     first = rows[0]
-    values = [made.value(64, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
-    before = [made.value(0, s, lay, h) / 2 for s in (0, 1) for lay in (0, 1) for h in (0, 1)]
+    values = [made.value(64, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
+    before = [made.value(0, s, lay, h) / 2 for s in TEXT for lay in (0, 1) for h in (0, 1)]
     assert (first.series, first.mean, first.uniform) == ("text", number(np.mean(values)), "0.500")
     assert first.untrained == number(np.mean(before))
     assert first.strongest.endswith("(L1H1)")
-    assert first.samples == 2
+    assert first.samples == len(TEXT)
     assert rows[2].label == "components at 0.02"
     assert rows[2].uniform == "7.00"
 
@@ -137,7 +141,7 @@ def test_published_protocol_is_shown_with_its_artefacts(tmp_path: Path, monkeypa
         study=results.study,
     )
     means = every_mean({"heads": both.table("heads")}, "ruscio2025").to_numpy().tolist()
-    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", "4"] in means
+    assert ["heads", "betti_0", "12.0", "[12.0, 12.0]", str(made.SAMPLES)] in means
     text = "".join(Page(report(both, tmp_path / "r.html").read_text(encoding="utf-8")).text)
     assert "Published protocol" in text
     assert "for every causal model" in text
@@ -282,14 +286,18 @@ def test_fisher_traces_are_summed_over_blocks_and_averaged_over_sentences() -> N
             "protocol": protocol, "parameters": 100, "trace": trace * (sample + 1),
             "trace_sampled": np.nan if protocol == "ruscio2025" else trace,
         }
-        for sample in (0, 1)
+        for sample in range(5)
         for layer in (0, 1)
         for protocol, trace in (("exact", 2.0), ("ruscio2025", 3.0))
     ]  # fmt: skip
     table = fisher({"fisher": pd.DataFrame(rows)})
     assert table is not None
-    # Two blocks of 100 parameters; 4 and 8, so 6 in the mean and 6/200 a parameter.
-    assert table.to_numpy().tolist() == [["m", "mlp", "200", "6.00", "[4.00, 8.00]", "0.030", "4.00", "9.00"]]
+    # Two blocks of 100 parameters; 4, 8, ..., 20, so 12 in the mean and 12/200 a parameter.
+    (row,) = table.drop(columns="95 % interval").to_numpy().tolist()
+    assert row == ["m", "mlp", "200", "12.0", "0.060", "4.00", "18.0"]
+    known = attnscope.inference.bootstrap([4.0, 8.0, 12.0, 16.0, 20.0], draws=20_000)
+    low, high = (float(end) for end in table["95 % interval"].iloc[0].strip("[]").split(", "))
+    assert (low, high) == pytest.approx((known.low, known.high), rel=0.25)
     assert fisher({}) is None
 
 

@@ -163,15 +163,16 @@ def test_stored_maps_are_means_over_samples_at_their_checkpoint_and_input():
     assert contents["checkpoints"] == ["step 0", "step 2", "step 64"]
     assert contents["inputs"] == ["text", "copying"]
     names = [one["name"] for one in contents["metrics"]]
+    half = made.SAMPLES // 2
     for checkpoint, step in enumerate(made.STEPS):
-        for group, samples in enumerate([(0, 1), (2, 3)]):
+        for group, samples in enumerate([range(half), range(half, made.SAMPLES)]):
             grid = contents["values"][checkpoint][group][names.index("sink_share")]
             for layer in range(made.LAYERS):
                 for head in range(made.HEADS):
                     expected = np.mean([made.value(step, sample, layer, head) for sample in samples])
                     assert grid[layer][head] == pytest.approx(expected, rel=1e-5)
     at = names.index("density at 0.1")
-    expected = 1 - 0.1 - np.mean([made.value(2, sample, 1, 1) for sample in (0, 1)]) / 10
+    expected = 1 - 0.1 - np.mean([made.value(2, sample, 1, 1) for sample in range(half)]) / 10
     assert contents["values"][1][0][at][1][1] == pytest.approx(expected, rel=1e-5)
     assert contents["uniform"][0][at] == pytest.approx(0.9)
     assert contents["uniform"][0][names.index("fiedler_value")] == pytest.approx(0.5)
@@ -247,8 +248,8 @@ def test_one_matrix_is_one_head():
         (lambda: asc.view(attention(), tokens=["a"]), "12 tokens needs as many names, got 1"),
         (lambda: asc.view([attention()[0], attention()[0, :2]]), "one shape"),
         (lambda: asc.view([]), "got list"),
-        (lambda: asc.view(5), "want results, a tensor, or one tensor per layer, got int"),
-        (lambda: asc.view(made.make_results(), tokens=["a"]), "leave tokens out"),
+        (lambda: asc.view(5), "want a model and a text, results, a tensor, or one tensor per layer, got int"),
+        (lambda: asc.view(made.make_results(), tokens=["a"]), "tokens does not go with stored results"),
     ],
 )
 def test_what_is_not_one_sentence_is_refused_in_words(call, words):
@@ -296,7 +297,7 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
         assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
     with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
         asc.view(results, sample=7)
-    with pytest.raises(ValueError, match="tensors are one sentence already"):
+    with pytest.raises(ValueError, match="sample does not go with tensors"):
         asc.view(torch.eye(4), sample=0)
     shutil.rmtree(model)
     with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):

@@ -331,3 +331,54 @@ def test_one_column_is_no_table():
 def test_bad_arguments_are_named(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_intervals_of_many_means_are_those_of_each():
+    draw = np.random.default_rng(0)
+    values = draw.lognormal(size=(6, 12)) * 10.0 ** np.arange(-3, 3)[:, None]
+    values[1, 4] = np.nan
+    values[2] = 7.0
+    low, high = inference.mean_intervals(values, draws=20_000)
+    for row, *ends in zip(values, low, high, strict=True):
+        alone = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([alone.low, alone.high], rel=0.05)
+    many = draw.normal(size=(3, 40))
+    low, high = inference.mean_intervals(many, draws=20_000)
+    for row, *ends in zip(many, low, high, strict=True):
+        alone = inference.bootstrap(row, draws=20_000)
+        assert ends == pytest.approx([alone.low, alone.high], abs=0.02)
+
+
+def test_there_is_no_interval_of_four_samples():
+    low, high = inference.mean_intervals(np.ones((2, 4)))
+    assert np.isnan([*low, *high]).all()
+    with pytest.raises(ValueError, match=r"values must be \[means, samples\], got shape \(3,\)"):
+        inference.mean_intervals([1.0, 2.0, 3.0])
+
+
+@pytest.mark.parametrize("n", [5, 8, 20])
+def test_studentised_intervals_of_many_means_cover(n):
+    values = np.random.default_rng(n).normal(size=(800, n))
+    low, high = inference.mean_intervals(values, draws=1000)
+    assert 0.92 <= ((low <= 0) & (high >= 0)).mean() <= 0.97
+
+
+def test_the_interval_of_the_largest_of_many_allows_for_its_choice():
+    """Forty heads of true mean 0 on ten texts: the largest mean's own interval misses 0 much too often."""
+    draw = np.random.default_rng(5)
+    covered = {False: 0, True: 0}
+    for _ in range(100):
+        values = draw.normal(size=(40, 10))
+        top = int(values.mean(1).argmax())
+        for together in covered:
+            low, _ = inference.mean_intervals(values, draws=300, together=together)
+            covered[together] += low[top] <= 0
+    assert covered[True] / 100 >= 0.92
+    assert covered[False] / 100 < 0.7
+
+
+def test_a_head_without_values_does_not_take_the_intervals_of_the_others():
+    values = np.random.default_rng(0).normal(size=(3, 8))
+    values[1] = np.nan
+    low, _ = inference.mean_intervals(values, together=True)
+    assert np.isfinite(low).tolist() == [True, False, True]

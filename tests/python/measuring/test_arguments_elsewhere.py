@@ -83,6 +83,8 @@ CALLS = {
     "inference.paired_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
     "inference.welch_test": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
     "inference.correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0]),
+    "inference.partial_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [2.0, 1.0, 5.0]),
+    "inference.within_correlation": ([1.0, 2.0, 4.0], [1.0, 3.0, 4.0], [0, 0, 0]),
     "inference.holm": ([0.1, 0.2],),
     "inference.benjamini_hochberg": ([0.1, 0.2],),
 }

@@ -43,6 +43,8 @@ def layer(batch=3, heads=4, n=12, dtype=torch.float64):
         "attention": attention,
         "head_mean": attention.double().mean(1, keepdim=True),
         "value": torch.randn(batch, 2, n, 5, generator=draw).to(dtype),
+        "word_span": torch.tensor([[2, 4]]).expand(batch, 1, 2),
+        "special_keys": (torch.arange(n) == 0).expand(batch, 1, n),
         **states,
     }
 

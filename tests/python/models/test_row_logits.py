@@ -202,7 +202,7 @@ def test_what_it_cannot_do_is_refused_in_words():
             asc.row_logits(with_head("llama").train(), hidden, torch.arange(2))
         with pytest.raises(ValueError, match="rows must lie between 0 and n - 1 = 4, got 5"):
             asc.row_logits(model, hidden, torch.tensor([1, 5]))
-        with pytest.raises(ValueError, match="rows must be integers .* got torch.float32"):
+        with pytest.raises(ValueError, match=r"rows must be integers .* got torch.float32"):
             asc.row_logits(model, hidden, torch.tensor([1.0]))
         with pytest.raises(ValueError, match=r"rows must be those of 2 texts, got shape \(3, 1\)"):
             asc.row_logits(model, hidden, torch.zeros(3, 1, dtype=torch.int64))

@@ -56,21 +56,32 @@ def parts(result):
     }
 
 
+def answers(n, causal, dtype):
+    """The arrays of every metric of the maps of one size, by metric and part."""
+    attention, lengths, states = maps(n, causal, dtype)
+    head = -(-n // 2)
+    shared = states[:, None]
+    more = {
+        "geometric_semantic_alignment": {"states": shared},
+        "reference_influence": {"states": shared, "reference": torch.arange(n) % 3 == 0},
+        "entropy_magnitude_correlation": {"before": shared, "after": shared.flip(-1)},
+        "scale_sensitivity": {
+            "prefix": attention[..., :head, :head],
+            "prefix_lengths": lengths.clamp(max=head),
+        },
+    }
+    asked = {name: {**OPTIONS, **more}.get(name, {}) for name in metric_names()}
+    found = asc.measure(attention, asked, lengths=lengths)
+    return {f"{name}{part}": array for name, one in found.items() for part, array in parts(one).items()}
+
+
 def main(path):
     found = {}
     for n in SIZES:
         for causal in (False, True):
             for dtype in DTYPES:
-                attention, lengths, states = maps(n, causal, dtype)
-                more = {
-                    "geometric_semantic_alignment": {"states": states[:, None]},
-                    "reference_influence": {"states": states[:, None], "reference": torch.arange(n) % 3 == 0},
-                }
-                asked = {name: {**OPTIONS, **more}.get(name, {}) for name in metric_names()}
-                for name, result in asc.measure(attention, asked, lengths=lengths).items():
-                    for part, array in parts(result).items():
-                        kind = "causal" if causal else "full"
-                        found[f"{name}{part} {n} {kind} {str(dtype).removeprefix('torch.')}"] = array
+                kind = f"{'causal' if causal else 'full'} {str(dtype).removeprefix('torch.')}"
+                found |= {f"{name} {n} {kind}": array for name, array in answers(n, causal, dtype).items()}
     np.savez(path, **found)
 
 

@@ -7,10 +7,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import isa_answers
 import numpy as np
 import pytest
+import torch
 
 from attnscope import _build, _isa
+from attnscope.metrics.measure import metric_names
 
 
 def python(script, **environment):
@@ -44,6 +47,12 @@ def test_every_build_that_runs_here_gives_the_same_answers(isa):
     assert live == isa
     here = python(script).stdout.split()[1:]
     assert [float(x) for x in numbers] == pytest.approx([float(x) for x in here], rel=1e-9)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+def test_every_metric_is_asked_for():
+    found = {name.partition(".")[0] for name in isa_answers.answers(5, True, torch.float64)}
+    assert found == set(metric_names())
 
 
 def answers(isa, folder):

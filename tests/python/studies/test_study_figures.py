@@ -230,8 +230,8 @@ def test_models_of_different_depth_share_an_axis(ax) -> None:
 
 def test_the_axis_holds_intervals_whole(ax) -> None:
     rows = pd.DataFrame(
-        {"sample": range(4), "layer": [0, 0, 1, 1], "x": [0.0, 1.0, 2.0, 8.0], "series": "s", "step": -1}
-        | {"model": "m", "head": 0}
+        {"sample": [*range(5)] * 2, "layer": [0] * 5 + [1] * 5, "x": [0.0, 1, 0, 1, 0, 2, 8, 3, 2, 4]}
+        | {"series": "s", "step": -1, "model": "m", "head": 0}
     )
     depth_profile(rows, "x", ax=ax)
     band = with_gid(ax, "interval:s").get_paths()[0].vertices[:, 1]

@@ -127,8 +127,11 @@ def test_every_fraction_stands_beside_what_it_must_be_read_with(made):
     assert (rows["p_adjusted"] >= rows["p_value"]).all()
     assert rows[rows["subspace"] == "inputs"]["low"].notna().all()
     controls = of(made, "fractions_variants", "tuned")
-    assert set(controls["variant"]) == {"other_layer", "random_weights", "weights"}
-    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == {"random_weights", "weights"}
+    own = {"weights", "decay_removed", "random_weights"}
+    assert set(controls["variant"]) == {*own, "other_layer"}
+    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == own
+    drawn = controls[controls["variant"] == "random_weights"]
+    assert (drawn["low"] < drawn["relative"]).all()
     deltas = of(made, "deltas", "tuned")
     assert deltas[["unchanged_share", "step_ratio", "noise_share"]].notna().all().all()
     checks = made.table("checks")

@@ -124,7 +124,11 @@ def replacements(
     if len(numbers) != len(ids):
         raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
     pool = _Pool(tokenizer, candidates, head_plan(model, name).vocabulary)
-    chosen = [pool.of_word(ids[row][real[row]], *span[row].tolist()) for row in range(len(ids))]
+    first = 0 if mask_id >= 0 else 1
+    chosen = [
+        pool.of_word(row[keep], start, stop, first)
+        for row, keep, (start, stop) in zip(ids, real, span.tolist(), strict=True)
+    ]
     reasons = tuple(reason for _, reason in chosen)
     found = _Variants(ids, len(wanted))
     usable = torch.tensor([not reason for reason in reasons])
@@ -132,25 +136,19 @@ def replacements(
     for k in range(int(pieces.max())):
         texts = (pieces > k).nonzero()[:, 0]
         place = span[texts, :1] + k
-        logits: Tensor | None = None
-        for m, mode in enumerate(wanted):
-            if k == 0 and logits is not None:
-                pass  # the pieces placed so far are the same: none
-            else:
-                read = found.ids[texts, m]
-                if mask_id >= 0:
-                    columns = torch.arange(ids.shape[1])
-                    read = masked_from(read, place, span[texts, 1:], columns, mask_id)
-                states = LastStates(model, read, real[texts], name)
-                logits = states.logits(place - (mask_id < 0))[:, 0].double().cpu()
-                ranked = [
-                    _ranked(row, chosen[text][0][k]) for row, text in zip(logits, texts.tolist(), strict=True)
-                ]
-            for text, (order, log_q) in zip(texts.tolist(), ranked, strict=True):
-                rank = _rank(mode, log_q, (seed, numbers[text], mode, k))
-                found.set(
-                    text, m, int(span[text, 0]) + k, int(order[rank]), float(log_q[rank]), rank, len(order)
-                )
+        # before the first piece nothing tells the modes apart
+        for alike in [range(len(wanted))] if k == 0 else [range(m, m + 1) for m in range(len(wanted))]:
+            read = found.ids[texts, alike[0]]
+            if mask_id >= 0:
+                read = masked_from(read, place, span[texts, 1:], torch.arange(ids.shape[1]), mask_id)
+            rows = place if mask_id >= 0 else place - 1
+            logits = LastStates(model, read, real[texts], name).logits(rows)[:, 0].double().cpu()
+            for row, text in zip(logits, texts.tolist(), strict=True):
+                order, log_q = _ranked(row, chosen[text][0][k])
+                for m in alike:
+                    rank = _rank(wanted[m], log_q, (seed, numbers[text], wanted[m], k))
+                    token, column = int(order[rank]), int(span[text, 0]) + k
+                    found.set(text, m, column, token, float(log_q[rank]), rank / (len(order) - 1))
     undefined = ~usable[:, None]
     return Replacements(
         found.ids,
@@ -191,11 +189,11 @@ class _Variants:
         self.log_likelihood = torch.zeros(len(ids), modes, dtype=torch.float64)
         self.place = torch.zeros(len(ids), modes, dtype=torch.float64)
 
-    def set(self, text: int, mode: int, column: int, token: int, log_q: float, rank: int, count: int) -> None:
+    def set(self, text: int, mode: int, column: int, token: int, log_q: float, place: float) -> None:
         """Places one piece."""
         self.ids[text, mode, column] = token
         self.log_likelihood[text, mode] += log_q
-        self.place[text, mode] += rank / (count - 1)
+        self.place[text, mode] += place
 
 
 class _Pool:
@@ -210,10 +208,12 @@ class _Pool:
             self.forms = np.ones(size, np.int8)
             self.forms[[one for one in special_ids(tokenizer) if one < size]] = NEITHER
 
-    def of_word(self, ids: Tensor, start: int, stop: int) -> tuple[list[npt.NDArray[np.int64]], str]:
-        """Candidates of each piece of a text's word, or why there are none."""
-        if start < 0:
-            return [], "no word"
+    def of_word(
+        self, ids: Tensor, start: int, stop: int, first: int
+    ) -> tuple[list[npt.NDArray[np.int64]], str]:
+        """Candidates of each piece of a text's word, at `first` or later, or why there are none."""
+        if start < first:
+            return [], "no word" if start < 0 else "nothing before the word"
         word = ids[start:stop].tolist()
         outside = torch.cat([ids[:start], ids[stop:]]).numpy()
         found = []

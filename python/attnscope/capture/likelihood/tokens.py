@@ -67,10 +67,10 @@ def token_likelihood(
         >>> model = LlamaForCausalLM(config).eval()
         >>> _ = model.lm_head.weight.data.zero_()
         >>> found = asc.token_likelihood(model, {"input_ids": torch.tensor([[1, 5, 9]])})
-        >>> found.log_likelihood.exp(), found.entropy.exp(), found.rank
-        (tensor([[   nan, 0.0625, 0.0625]], dtype=torch.float64), tensor([[ nan, 16., 16.]],
-        dtype=torch.float64), \
-tensor([[-1,  5,  9]]))
+        >>> (found.log_likelihood.exp() * 16).round(decimals=9), found.rank
+        (tensor([[nan, 1., 1.]], dtype=torch.float64), tensor([[-1,  5,  9]]))
+        >>> (found.entropy.exp() / 16).round(decimals=9)
+        tensor([[nan, 1., 1.]], dtype=torch.float64)
 
     References:
         Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.

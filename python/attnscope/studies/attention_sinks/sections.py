@@ -46,15 +46,16 @@ def findings(results: Tables) -> list[str]:
     verdicts = optional(results, "frames")
     for series in dict.fromkeys(final["series"]):
         own = final[final["series"] == series]
-        table = estimate(own, "sink_share", ["layer", "head"])
+        table = estimate(own, "sink_share", ["layer", "head"], together=True)
         top = table.sort_values("mean", ascending=False).iloc[0]
         uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
         strong = int((table["mean"] > 0.3).sum())
-        # the largest of many is larger than it would be alone, so it has no interval here
+        # the largest of many is larger than it would be alone: its interval is one of all heads at once
+        certain = f" [{number(top['low'])}, {number(top['high'])}]" if top["low"] == top["low"] else ""
         lines.append(
             f"{series}: {_of_frame(own, verdicts)}{strong} of {len(table)} heads give the first key more "
             f"than 0.3 on average; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, gives it "
-            f"{number(top['mean'])}, uniform attention among the visible keys {number(uniform)}."
+            f"{number(top['mean'])}{certain}, uniform attention among the visible keys {number(uniform)}."
         )
         if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
             mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]

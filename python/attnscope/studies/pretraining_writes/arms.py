@@ -25,17 +25,28 @@ if TYPE_CHECKING:
 
 #: An arm that is a preference objective, in the order in which one is taken.
 PREFERENCE = ("dpo", "preference")
+#: What arms are called that were stopped where all have moved as far.
+MATCHED = "_matched"
+#: The change that made the start, which is no arm from it.
+PRETRAINING = "pretraining"
 _RUN = re.compile(r"(\d+)$")
 
 
-def arm_claims(pairs: list[Pair], options: WeightsOptions) -> Iterator[Claim]:
-    """C1b against continued pretraining, C2b, C3, C4 and C5; the training run is the unit."""
+def arm_claims(pairs: list[Pair], options: WeightsOptions, *, matched: bool = False) -> Iterator[Claim]:
+    """C1b against continued pretraining, C2b, C3, C4 and C5; the training run is the unit.
+
+    Args:
+        pairs: of the run.
+        options: of the study, with arms.
+        matched: of the arms that were stopped where all have moved as far, instead of the others.
+    """
     runs: dict[str, dict[str, Pair]] = defaultdict(dict)
     for pair in pairs:
         model = str(pair.keys["model"])
-        if model in options.arms:
+        arm = options.arms.get(model, PRETRAINING)
+        if arm != PRETRAINING and arm.endswith(MATCHED) == matched:
             found = _RUN.search(model)
-            runs[options.arms[model]][found[1] if found else model] = pair
+            runs[arm.removesuffix(MATCHED)][found[1] if found else model] = pair
     tuned = next((name for name in PREFERENCE if name in runs), None)
     yield _difference(
         "C1b", "D1 of the preference arm less D1 of ce (octaves)", runs, tuned, "ce",

@@ -18,7 +18,7 @@ from attnscope.engine.claims import (
     Claim,
     write_claims,
 )
-from attnscope.studies.pretraining_writes.arms import arm_claims
+from attnscope.studies.pretraining_writes.arms import MATCHED, arm_claims
 from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 
 if TYPE_CHECKING:
@@ -45,6 +45,9 @@ def write(run: StageRun, options: WeightsOptions) -> None:
     if options.arms:
         keys = {"model": "all arms", "revision": "", "step": -1, "reference": pairs[0].keys["reference"]}
         write_claims(run, arm_claims(pairs, options), **keys)
+        if any(arm.endswith(MATCHED) for arm in options.arms.values()):
+            claims = arm_claims(pairs, options, matched=True)
+            write_claims(run, claims, **{**keys, "model": "all arms at equal ‖ΔW‖"})
 
 
 def _of_pair(

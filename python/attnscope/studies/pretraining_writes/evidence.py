@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.engine.claims import Claim
-from attnscope.studies.pretraining_writes.changes import jackknifed
+from attnscope.studies.pretraining_writes.fractions import jackknifed
 from attnscope.studies.pretraining_writes.tables import PAIR
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
+from attnscope.plots.axes import logarithmic
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, with_values
 from attnscope.plots.style import INK, MUTED, PALETTE, panels
 from attnscope.studies.absolute_position.figures.declared import figure, first_model, layers_below
 
@@ -34,17 +35,19 @@ def trajectory(results: Tables, options: Options) -> Drawn:
         label="other positions, 5 to 95 %",
     )  # fmt: skip
     ax.plot(base["layer"], base["other_50"], color=MUTED, linewidth=1.0)
-    ax.set_yscale("log")
+    logarithmic(ax, [table["norm"], base[["other_05", "other_50", "other_95"]]])
     ax.set_ylabel("norm of the state")
     ax.legend(fontsize=6.5)
     ax = axes[0][1]
-    rounding = float(base["tolerance"].iloc[0]) * 1e-4
+    rounding = float(base["tolerance"].max()) * 1e-4
+    if not rounding > 0:
+        raise NotDrawable("no gap to the first token alone has a tolerance")
     for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):
         ax.plot(
             own["layer"], own["gap"].clip(lower=rounding), marker="o", markersize=3, color=PALETTE[at],
             label=READING.get(str(arm), str(arm)),
         )  # fmt: skip
-    ax.axhline(float(base["tolerance"].iloc[0]), color=INK, linewidth=0.9, linestyle="--", label="tolerance")
+    ax.axhline(1e4 * rounding, color=INK, linewidth=0.9, linestyle="--", label="tolerance")
     ax.set_yscale("log")
     ax.set_ylim(bottom=rounding / 2)
     ax.set_ylabel("relative gap to the first token alone")
@@ -185,6 +188,7 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
 def clock(results: Tables, options: Options) -> Drawn:
     """What the strongest readers of position 0 receive along the text, beside what the mask alone gives."""
     table, more = first_model(results, "clocks", "a0", "a0_mask")
+    with_values(table, "clocks", ("a0", "a0_mask"))
     heads, _ = first_model(results, "fingerprints", "a0", "clock")
     heads = heads[heads["arm"] == "base"].sort_values("a0", ascending=False).head(4)
     figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.6))

@@ -10,7 +10,16 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, TwoSlopeNorm
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    optional,
+    stored,
+    with_values,
+)
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, panels
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure, first_model, layers_below
@@ -116,6 +125,7 @@ def residual_maps(results: Tables, options: Options) -> Drawn:
     """Residual and advantage of key 0 of every head."""
     table, more = first_model(results, "position", "residual", "sink_advantage")
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    with_values(table, "position", ("residual", "sink_advantage"))
     layers, heads = table["layer"].nunique(), table["head"].nunique()
     height = min(6.5, 1.3 + 0.24 * layers)
     figure_, axes = panels(1, 2, height=height, width=min(options.width, 2.4 + 0.5 * heads))
@@ -126,6 +136,8 @@ def residual_maps(results: Tables, options: Options) -> Drawn:
         strict=True,
     ):
         grid = table.pivot_table(index="layer", columns="head", values=column)
+        if grid.empty:
+            continue
         largest = float(np.nanmax(np.abs(grid.to_numpy()))) or 1.0
         if column == "residual":
             norm: Any = LogNorm(largest / 1000, largest)

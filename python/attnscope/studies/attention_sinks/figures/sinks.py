@@ -52,7 +52,7 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     baselines = optional(results, "baselines")
     names = list(dict.fromkeys(heads["series"]))
     figure_, axes = panels(1, len(names), height=2.5, width=options.width)
-    means = estimate(heads, "sink_share", ["series", "layer", "head", "step"])
+    means = estimate(heads, "sink_share", ["series", "layer", "head", "step"], together=True)
     strongest = means.groupby(["series", "layer", "head"])["mean"].transform("max") == means["mean"].max()
     top = float(np.nanmax([means["mean"].max(), means.loc[strongest, "high"].max()]))
     top = top if top > 0 else 1.0
@@ -81,7 +81,7 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     return captioned(
         figure_,
         "Attention to the first key over training, one line per head, coloured by layer; the strongest heads "
-        "are bold.",
+        "are bold, with intervals that hold at once for all heads and steps.",
         compared_with(figure_),
     )
 
