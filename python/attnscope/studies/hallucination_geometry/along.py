@@ -56,7 +56,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             continue
         good.append(layer)
         for contrast in every:
-            own = states[table["sample"].isin(contrast.table["sample"]).to_numpy()]
+            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
             labels = torch.from_numpy(contrast.labels == 1)
             means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
             nulls[contrast.name, layer] = {
