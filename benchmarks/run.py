@@ -18,8 +18,8 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
-WHOLES = ("measure", "second_moments", "study", "threads", "weight_deltas", "whole")
-LONG = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
+WHOLES = ("measure", "second_moments", "study", "sweep", "threads", "weight_deltas", "whole")
+LONG = {"study", "sweep", "whole"}  # models and whole analyses, which a quick run is too short for
 
 
 def names() -> list[str]:
