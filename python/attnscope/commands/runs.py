@@ -211,7 +211,7 @@ def demo(
 def _plan(study: Study, as_json: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    estimate = dry_run(study)
+    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo)
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
