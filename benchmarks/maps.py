@@ -66,6 +66,38 @@ def all_maps(
     return inputs
 
 
+def model_states(n: int, model: str = "stories260K") -> torch.Tensor | None:
+    """States of the middle block at the last token of `n` different lines, [n, d] float64, or None."""
+    folder = DATA / model / "hf"
+    if not folder.is_dir():
+        return None
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    network = AutoModelForCausalLM.from_pretrained(folder).eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    lines = (DATA / "text" / "tinyshakespeare.txt").read_text("ascii").splitlines()
+    chosen = [line for line in dict.fromkeys(lines) if len(line) > 30][:n]
+    states = []
+    with torch.no_grad():
+        for line in chosen:
+            tokens = tokenizer(line, return_tensors="pt").input_ids
+            hidden = network(tokens, output_hidden_states=True).hidden_states
+            states.append(hidden[len(hidden) // 2][0, -1].double())
+    return torch.stack(states)
+
+
+def point_clouds(n: int, widths: Sequence[int] = (64, 512)) -> dict[str, torch.Tensor]:
+    """Gaussian clouds of several widths and states of a trained model where it is at hand, by name."""
+    clouds = {
+        f"gaussian d={d} n={n}": torch.from_numpy(np.random.default_rng([n, d]).standard_normal((n, d)))
+        for d in widths
+    }
+    for model in MODELS:
+        if (states := model_states(n, model)) is not None and len(states) == n:
+            clouds[f"{model} states n={n}"] = states
+    return clouds
+
+
 def gpt2_maps() -> torch.Tensor | None:
     """The published maps of GPT-2 on prompts of six tokens, [maps, 6, 6] float32, or None."""
     files = sorted((DATA / "gpt2_attention_maps").glob("*.npz"))

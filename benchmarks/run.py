@@ -18,13 +18,14 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
-WHOLES = ("measure", "study", "threads", "whole")
+WHOLES = ("measure", "second_moments", "study", "threads", "weight_deltas", "whole")
 LONG = {"study", "whole"}  # models and whole analyses, which a quick run is too short for
 
 
 def names() -> list[str]:
     """Every benchmark: a kernel each, then those of several."""
-    return [*sorted(path.stem for path in (HERE / "kernels").glob("*.py")), *WHOLES]
+    folders = ("clouds", "kernels")
+    return [*sorted(path.stem for folder in folders for path in (HERE / folder).glob("*.py")), *WHOLES]
 
 
 def main() -> int:

@@ -42,10 +42,13 @@ def main() -> None:
     for n in sizes(benchmark, (32, 64, 128), (64,)):
         attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
+        scores = attention.clamp_min(torch.finfo(attention.dtype).tiny).log()
         calls: dict[str, Callable[[], Any]] = {
             "fiedler_value": lambda attention=attention: asc.fiedler_value(attention),
             "graph_statistics": lambda attention=attention: asc.graph_statistics(attention, 0.05).density,
             "attention_entropy": lambda attention=attention: asc.attention_entropy(attention),
+            "toeplitz_split": lambda scores=scores: asc.toeplitz_split(scores).variance.nan_to_num(),
+            "mask_only": lambda scores=scores: asc.mask_only(scores).attention,
         }
         for name, call in calls.items():
             benchmark.compare(
@@ -67,6 +70,20 @@ def main() -> None:
             agree=nothing,
             facts={"n": n, "ours": "two threads of torch itself"},
         )
+    shape = (1024, 2752) if benchmark.quick else (4096, 11008)
+    draw = torch.Generator().manual_seed(0)
+    before, after = (torch.randn(shape, generator=draw).bfloat16() for _ in range(2))
+    statistics = lambda: torch.stack(list(asc.delta_statistics(before, after)))  # noqa: E731
+    benchmark.compare(
+        f"delta_statistics bfloat16 n={shape[0]}",
+        1,
+        with_threads(2, statistics),
+        {"one thread": with_threads(1, statistics)},
+        agree=equal,
+        target=1.8,
+        limit=2,
+        facts={"n": shape[0], "bytes": 4 * before.numel()},
+    )
     benchmark.finish()
 
 

@@ -288,3 +288,13 @@ def text(
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = torch.randint(3, VOCABULARY, (batch, 11), generator=generator)
     return inputs
+
+
+def tiny_llama() -> nn.Module:
+    """Two layers of four heads, 40 tokens of vocabulary."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
+    model: nn.Module = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=40)).eval()
+    return model

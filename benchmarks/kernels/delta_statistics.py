@@ -58,8 +58,11 @@ def main() -> None:
                 {"torch": lambda a=before, b=after: vectorised(a, b)},
                 agree=agree,
                 target=TARGET,
-                facts={"n": rows, "bytes": 2 * before.numel() * before.element_size()},
+                facts={"n": rows, "bytes": (size := 2 * before.numel() * before.element_size())},
             )
+            row = benchmark.rows[-1]
+            row["gigabytes_per_second"] = round(size / row["best_ms"]["attnscope"] / 1e6, 2)
+            print(f"{name:<28} {row['gigabytes_per_second']} GB/s read")
     benchmark.finish()
 
 

@@ -6,12 +6,15 @@ namespace py = pybind11;
 namespace attnscope {
 void bind_alignment(py::module_&);
 void bind_betti(py::module_&);
+void bind_cloud_distances(py::module_&);
 void bind_delta_statistics(py::module_&);
 void bind_divergence(py::module_&);
 void bind_entropy(py::module_&);
 void bind_fiedler(py::module_&);
+void bind_fragmentation(py::module_&);
 void bind_graph_statistics(py::module_&);
 void bind_laplacian(py::module_&);
+void bind_local_dimension(py::module_&);
 void bind_locality(py::module_&);
 void bind_marchenko_pastur(py::module_&);
 void bind_participation_ratio(py::module_&);
@@ -20,6 +23,7 @@ void bind_power_spectrum(py::module_&);
 void bind_reference_influence(py::module_&);
 void bind_singular_values(py::module_&);
 void bind_sinks(py::module_&);
+void bind_span_attention(py::module_&);
 void bind_toeplitz(py::module_&);
 void bind_uncertainty(py::module_&);
 void bind_validity(py::module_&);
@@ -33,12 +37,15 @@ PYBIND11_MODULE(_core, module) {
   // one concept a line, in alphabetical order
   attnscope::bind_alignment(module);
   attnscope::bind_betti(module);
+  attnscope::bind_cloud_distances(module);
   attnscope::bind_delta_statistics(module);
   attnscope::bind_divergence(module);
   attnscope::bind_entropy(module);
   attnscope::bind_fiedler(module);
+  attnscope::bind_fragmentation(module);
   attnscope::bind_graph_statistics(module);
   attnscope::bind_laplacian(module);
+  attnscope::bind_local_dimension(module);
   attnscope::bind_locality(module);
   attnscope::bind_marchenko_pastur(module);
   attnscope::bind_participation_ratio(module);
@@ -47,6 +54,7 @@ PYBIND11_MODULE(_core, module) {
   attnscope::bind_reference_influence(module);
   attnscope::bind_singular_values(module);
   attnscope::bind_sinks(module);
+  attnscope::bind_span_attention(module);
   attnscope::bind_toeplitz(module);
   attnscope::bind_uncertainty(module);
   attnscope::bind_validity(module);

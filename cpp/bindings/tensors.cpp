@@ -278,6 +278,16 @@ const double* numbers_of(const py::object& object, Index size) {
   return tensor.const_data_ptr<double>();
 }
 
+const std::int64_t* integers_of(const py::object& object, Index size) {
+  if (object.is_none()) return nullptr;
+  const at::Tensor& tensor = unwrap(object, "integers");
+  if (tensor.scalar_type() != at::kLong || !tensor.is_contiguous() || !tensor.device().is_cpu() ||
+      tensor.numel() != size) {
+    throw py::value_error("integers must be a contiguous int64 CPU tensor with one for every item");
+  }
+  return tensor.const_data_ptr<std::int64_t>();
+}
+
 void* entries_of(const py::object& object, Dtype dtype, Index size) {
   const at::Tensor& tensor = unwrap(object, "entries");
   if (dtype_of(tensor) != dtype || !tensor.is_contiguous() || !tensor.device().is_cpu() ||

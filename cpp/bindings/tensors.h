@@ -141,6 +141,9 @@ StateBatch make_states(const Batch& batch, const py::object& states);
 // The memory of a contiguous float64 CPU tensor of `size` numbers.
 const double* numbers_of(const py::object& tensor, Index size);
 
+// The memory of a contiguous int64 CPU tensor of `size` numbers, null where it is None.
+const std::int64_t* integers_of(const py::object& tensor, Index size);
+
 // The memory of a contiguous CPU tensor of `size` numbers of that type, to be written to.
 void* entries_of(const py::object& tensor, Dtype dtype, Index size);
 

@@ -18,6 +18,9 @@ namespace {
 template <class Key>
 using FloatOf = std::conditional_t<std::is_same_v<Key, std::uint64_t>, double, float>;
 
+template <class Float>
+using KeyFor = std::conditional_t<std::is_same_v<Float, double>, std::uint64_t, std::uint32_t>;
+
 template <class Key>
 inline constexpr Key kOne = std::bit_cast<Key>(FloatOf<Key>(1));
 
@@ -37,6 +40,12 @@ template <class Key>
 FloatOf<Key> weight_of_key(Key key) {
   if (key <= kOne<Key>) return std::bit_cast<FloatOf<Key>>(static_cast<Key>(kOne<Key> - key));
   return -std::bit_cast<FloatOf<Key>>(static_cast<Key>(key - kOne<Key>));
+}
+
+// Bits of distances, which are not negative, are in their order already; −0 counts as 0.
+template <class Key>
+Key key_of_distance(FloatOf<Key> distance) {
+  return std::bit_cast<Key>(distance) & static_cast<Key>(std::numeric_limits<std::make_signed_t<Key>>::max());
 }
 
 // True when everything above the diagonal is a zero of either sign; columns are contiguous in a row.
@@ -100,8 +109,8 @@ void EdgeOrder::take_row(S& sorter, Index row, const Key* __restrict__ row_keys)
   remoteness[row] = sum;
 }
 
-template <class S, class Scalar, class Combine>
-void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine) {
+template <class S, class Scalar, class KeyOf>
+void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of) {
   using Key = typename decltype(sorter.triangle)::value_type;
   using Float = FloatOf<Key>;
   // A symmetric function of A and its transpose: the walk may follow whichever is contiguous.
@@ -115,7 +124,7 @@ void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine com
     for (Index i = 1; i < n_; ++i) {
       const Scalar* source = data + i * outer;
       for (Index j = 0; j < i; ++j) {
-        row[j] = key_of_weight<Key>(combine(static_cast<Float>(source[j]), Float(0)));
+        row[j] = key_of(static_cast<Float>(source[j]), Float(0));
       }
       take_row(sorter, i, row);
     }
@@ -136,7 +145,7 @@ void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, Combine com
       const Key* column = sorter.columns.data() + (i - first) * n_;
       for (Index j = 0; j < i; ++j) {
         const Float a = static_cast<Float>(source[j * inner]);
-        row[j] = key_of_weight<Key>(combine(a, std::bit_cast<Float>(column[j])));
+        row[j] = key_of(a, std::bit_cast<Float>(column[j]));
       }
       take_row(sorter, i, row);
     }
@@ -240,8 +249,8 @@ template <class Scalar>
 void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetrize, Metric metric) {
   n_ = attention.rows();
   metric_ = metric;
-  wide_ = std::is_same_v<Scalar, double> || symmetrize == Symmetrize::mean ||
-          metric == Metric::hellinger;
+  wide_ = std::is_same_v<Scalar, double> || metric == Metric::hellinger ||
+          (metric == Metric::attention && symmetrize == Symmetrize::mean);
   remoteness_.assign(static_cast<std::size_t>(n_), 0);
   edges_.clear();
   radius_begin_ = 0;
@@ -258,15 +267,19 @@ void EdgeOrder::assign(const MatrixView<Scalar>& attention, Symmetrize symmetriz
   } else {
     ready(narrow_);
   }
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
-  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+  const auto larger = [](auto a, auto b) { return key_of_weight<KeyFor<decltype(a)>>(a > b ? a : b); };
+  const auto smaller = [](auto a, auto b) { return key_of_weight<KeyFor<decltype(a)>>(a < b ? a : b); };
+  const auto farther = [](auto a, auto b) { return key_of_distance<KeyFor<decltype(a)>>(a > b ? a : b); };
   if (metric == Metric::hellinger) {
     fill_hellinger(attention);
-  } else if (symmetrize == Symmetrize::mean) {
-    fill(broad_, attention, [](double a, double b) { return 0.5 * (a + b); });
+  } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
+    fill(broad_, attention,
+         [](double a, double b) { return key_of_weight<std::uint64_t>(0.5 * (a + b)); });
   } else {
     const auto fill_one = [&](auto& sorter) {
-      if (symmetrize == Symmetrize::max) {
+      if (metric == Metric::distance) {
+        fill(sorter, attention, farther);
+      } else if (symmetrize == Symmetrize::max) {
         fill(sorter, attention, larger);
       } else {
         fill(sorter, attention, smaller);
@@ -312,11 +325,13 @@ bool EdgeOrder::enters_with_triangle(Edge edge) const {
 }
 
 double EdgeOrder::dissimilarity(std::uint32_t index) const {
+  const bool weights = metric_ == Metric::attention;
   if (!wide_) {
-    return 1.0 - static_cast<double>(weight_of_key(key_of(narrow_.sorted[index])));
+    const std::uint32_t key = key_of(narrow_.sorted[index]);
+    return weights ? 1.0 - static_cast<double>(weight_of_key(key)) : std::bit_cast<float>(key);
   }
   const std::uint64_t key = broad_.sorted[index].key;
-  return metric_ == Metric::hellinger ? std::bit_cast<double>(key) : 1.0 - weight_of_key(key);
+  return weights ? 1.0 - weight_of_key(key) : std::bit_cast<double>(key);
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar) \

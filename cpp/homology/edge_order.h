@@ -13,8 +13,9 @@
 namespace attnscope {
 
 // What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never above
-// 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0.
-enum class Metric { attention, hellinger };
+// 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0; `distance`: w itself, the
+// matrix holding distances of points, none below 0.
+enum class Metric { attention, hellinger, distance };
 
 struct WideEntry {
   std::uint64_t key;
@@ -23,7 +24,7 @@ struct WideEntry {
 
 // The edges of one matrix up to its enclosing radius r = min_i max_j d_ij, from near to far, ties by
 // (row, column). From r on one vertex is joined to all others, so no later edge can matter. The order is
-// that of the weights in the input's own precision (1 − w in float32 would lose most of it); means and
+// that of the weights or distances in the input's own precision (1 − w in float32 would lose most of it); means and
 // Hellinger distances are formed in float64.
 //
 // Edges come in batches, each sorted when it is asked for, because most filtrations have nothing left to
@@ -44,7 +45,7 @@ class EdgeOrder {
   const std::vector<Edge>& edges() const { return edges_; }
   // Index of the first edge at the enclosing radius itself, as far as it is there, else edges().size().
   std::uint32_t radius_begin() const { return radius_begin_; }
-  // The dissimilarity of edge `index` of edges(), 1.0 − double(w) or the Hellinger distance.
+  // The dissimilarity of edge `index` of edges(): 1.0 − double(w), or the distance.
   double dissimilarity(std::uint32_t index) const;
   // After start(): all vertices, the best connected first.
   const std::vector<std::uint16_t>& vertices() const { return vertices_; }
@@ -71,8 +72,8 @@ class EdgeOrder {
   using Narrow = Sorter<std::uint32_t, std::uint64_t>;  // entry: key << 32 | edge
   using Broad = Sorter<std::uint64_t, WideEntry>;
 
-  template <class S, class Scalar, class Combine>
-  void fill(S& sorter, const MatrixView<Scalar>& attention, Combine combine);
+  template <class S, class Scalar, class KeyOf>
+  void fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_of);
   template <class Scalar>
   void fill_hellinger(const MatrixView<Scalar>& attention);
   template <class S, class Key>

@@ -220,7 +220,7 @@ void SpanningTree::grow(Growth<Float, Number>& growth) {
       const auto weight = std::bit_cast<float>(
           value < 0 ? value & std::numeric_limits<std::int32_t>::max() : ~value);
       edges_[k] = static_cast<Edge>(keys_[k]);
-      lengths_[k] = 1.0 - static_cast<double>(weight);
+      lengths_[k] = static_cast<double>(weight);
     }
   } else {
     order_.resize(count);
@@ -244,28 +244,33 @@ void SpanningTree::assign(const MatrixView<Scalar>& attention, Symmetrize symmet
   // sets.
   constexpr std::size_t kLine = 16;
   stride_ = ((n_ + kLine - 1) / kLine | 1) * kLine;
+  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
+  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
+  // The farther two points are, the less similar.
+  const auto nearer = [](auto a, auto b) { return -(a > b ? a : b); };
+  const auto grow_one = [&](auto& growth) {
+    if (metric == Metric::distance) {
+      fill(growth, attention, nearer);
+    } else if (symmetrize == Symmetrize::max) {
+      fill(growth, attention, larger);
+    } else {
+      fill(growth, attention, smaller);
+    }
+    grow(growth);
+  };
   if (metric == Metric::hellinger) {
     fill_hellinger(attention);
     grow(wide_);
-    for (double& length : lengths_) length = -length;
-    return;
-  }
-  const auto larger = [](auto a, auto b) { return a > b ? a : b; };
-  const auto smaller = [](auto a, auto b) { return a < b ? a : b; };
-  if (symmetrize == Symmetrize::mean) {
+  } else if (metric == Metric::attention && symmetrize == Symmetrize::mean) {
     fill(wide_, attention, [](double a, double b) { return 0.5 * (a + b); });
     grow(wide_);
   } else if constexpr (std::is_same_v<Scalar, double>) {
-    symmetrize == Symmetrize::max ? fill(wide_, attention, larger)
-                                  : fill(wide_, attention, smaller);
-    grow(wide_);
+    grow_one(wide_);
   } else {
-    symmetrize == Symmetrize::max ? fill(narrow_, attention, larger)
-                                  : fill(narrow_, attention, smaller);
-    grow(narrow_);
-    return;
+    grow_one(narrow_);
   }
-  for (double& length : lengths_) length = 1.0 - length;
+  const double least = metric == Metric::attention ? 1.0 : 0.0;
+  for (double& length : lengths_) length = least - length;
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar) \

@@ -19,7 +19,7 @@ class SpanningTree {
 
   // The n − 1 edges, from near to far.
   const std::vector<Edge>& edges() const { return edges_; }
-  // The dissimilarity of edge `index` of edges(), 1.0 − double(w) or the Hellinger distance.
+  // The dissimilarity of edge `index` of edges(): 1.0 − double(w), or the distance.
   double dissimilarity(std::uint32_t index) const { return lengths_[index]; }
 
  private:

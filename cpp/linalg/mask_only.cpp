@@ -86,11 +86,14 @@ void add_abreast(const LateBlock& block, Index first, LateSums& sums) {
     total[r] = broadcast(block.sinks[first + r]);
   }
   for (Index k = size - kPackWidth; k >= 0; k -= kPackWidth) {
+    Lanes e[kAbreast];
+#pragma GCC unroll 4
+    for (Index r = 0; r < kAbreast; ++r) e[r] = load(scores + r * size + k) - top[r];
+    bounded_exps(e);
 #pragma GCC unroll 4
     for (Index r = 0; r < kAbreast; ++r) {
-      const Lanes e = bounded_exp(load(scores + r * size + k) - top[r]);
-      store(scores + r * size + k, e);
-      const Lanes so_far = sums_from_behind(e) + total[r];
+      store(scores + r * size + k, e[r]);
+      const Lanes so_far = sums_from_behind(e[r]) + total[r];
       store(totals + r * size + k, so_far);
       total[r] = broadcast(so_far[0]);
     }

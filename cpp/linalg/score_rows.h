@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <algorithm>
 #include <limits>
 
 #include "linalg/panels.h"
@@ -17,36 +18,16 @@ inline constexpr Support kCausal{.kind = Support::Kind::causal};
 // `size` rounded up to whole vectors.
 inline Index whole_vectors(Index size) { return (size + kPackWidth - 1) / kPackWidth * kPackWidth; }
 
-// Whether test(entries, limit) holds for all of the first `count` entries of a row; the test compares vectors.
-template <class WideType, class Test>
-bool all_of(const WideType* row, Index count, double limit, Test test) {
-  using Floats = typename VectorOf<WideType>::Floats;
-  constexpr Index kWidth = static_cast<Index>(kLanes<WideType>);
-  Floats compared{};
-  compared += static_cast<WideType>(limit);
-  if (count < kWidth) {
-    for (Index j = 0; j < count; ++j) {
-      Floats entry{};
-      entry += row[j];
-      if (lane_bits(test(entry, compared)) == 0) return false;
-    }
-    return true;
-  }
-  auto good = test(vector_at<Floats>(row + count - kWidth), compared);
-  for (Index j = 0; j + kWidth < count; j += kWidth) good &= test(vector_at<Floats>(row + j), compared);
-  return lane_bits(good) == (1u << kWidth) - 1;
-}
-
 // Whether all of a row's first entries are numbers or -infinity.
 template <class WideType>
 bool is_readable(const WideType* row, Index count) {
-  return all_of(row, count, kInfinity, [](auto entries, auto limit) { return entries < limit; });
-}
-
-// Whether none of a readable row's first entries is -infinity.
-template <class WideType>
-bool is_visible(const WideType* row, Index count) {
-  return all_of(row, count, -kInfinity, [](auto entries, auto limit) { return entries > limit; });
+  using Floats = typename VectorOf<WideType>::Floats;
+  constexpr Index kWidth = static_cast<Index>(kLanes<WideType>);
+  constexpr auto kTop = std::numeric_limits<WideType>::infinity();
+  if (count < kWidth) return std::all_of(row, row + std::max<Index>(count, 0), [](WideType x) { return x < kTop; });
+  auto good = vector_at<Floats>(row + count - kWidth) < kTop;
+  for (Index j = 0; j + kWidth < count; j += kWidth) good &= vector_at<Floats>(row + j) < kTop;
+  return lane_bits(good) == (1u << kWidth) - 1;
 }
 
 // Asks for the first `count` entries of row `i`, where there is one, ahead of their use: rows that end at the

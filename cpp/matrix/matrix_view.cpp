@@ -6,6 +6,8 @@
 #include <limits>
 #include <type_traits>
 
+#include "matrix/matrix_reading.h"
+
 namespace attnscope {
 namespace {
 
@@ -129,10 +131,33 @@ bool is_causal(const MatrixView<Scalar>& matrix) {
   return true;
 }
 
+template <class Scalar>
+MatrixReading read_once(const MatrixView<Scalar>& matrix) {
+  const Index n = matrix.rows();
+  const Index row_stride = matrix.outerStride();
+  const Index column_stride = matrix.innerStride();
+  const bool by_rows = column_stride <= row_stride;
+  const Index outer = by_rows ? row_stride : column_stride;
+  const Index inner = by_rows ? column_stride : row_stride;
+  bool causal = n >= 2;
+  for (Index k = 0; k < n; ++k) {
+    const Scalar* run = matrix.data() + k * outer;
+    // Above the diagonal lies the end of a row and the head of a column.
+    const Index hidden = by_rows ? k + 1 : 0;
+    const Index hidden_count = by_rows ? n - k - 1 : k;
+    causal = causal && !any_nonzero(run + hidden * inner, hidden_count, inner);
+    const Index seen = causal && !by_rows ? k : 0;
+    const Index seen_count = causal ? n - hidden_count : n;
+    if (!run_is_finite(run + seen * inner, seen_count, inner)) return {false, false};
+  }
+  return {true, causal};
+}
+
 #define ATTNSCOPE_INSTANTIATE(Scalar)                          \
   template bool any_nonzero<Scalar>(const Scalar*, Index, Index); \
   template bool all_finite<Scalar>(const MatrixView<Scalar>&); \
-  template bool is_causal<Scalar>(const MatrixView<Scalar>&);
+  template bool is_causal<Scalar>(const MatrixView<Scalar>&);  \
+  template MatrixReading read_once<Scalar>(const MatrixView<Scalar>&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -16,6 +16,7 @@ import torch
 
 from attnscope import _core, _device
 from attnscope._memory import announce
+from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -42,9 +43,15 @@ class Attention:
 
 
 def attention_argument(
-    function: str, attention: Any, lengths: Lengths = None, *, validate: bool = False, name: str = "attention"
+    function: str,
+    attention: Any,
+    lengths: Lengths = None,
+    *,
+    validate: bool = False,
+    name: str = "attention",
+    rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy.
+    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where its `rows` do not sum to 1.
 
     Raises:
         TypeError: `attention` is not an array.
@@ -60,6 +67,8 @@ def attention_argument(
     announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
+    if rows and name == "attention":
+        judge_rows(function, tensor, given)
     return checked
 
 
@@ -81,6 +90,7 @@ def heads_argument(
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
+    judge_rows(function, checked.tensor, each)
     return checked, layers
 
 

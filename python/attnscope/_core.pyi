@@ -140,6 +140,13 @@ def geometric_semantic_alignment(
 def reference_influence(
     attention: Tensor, lengths: Tensor | None, support: str | Tensor, states: Tensor, reference: Tensor
 ) -> tuple[Tensor, Tensor, Tensor, int]: ...
+def span_attention(
+    attention: Tensor,
+    lengths: Tensor | None,
+    support: str | Tensor,
+    spans: list[int],
+    special: Tensor | None,
+) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
 def toeplitz_split(
     scores: Tensor, lengths: Tensor | None, late: bool, weights: Tensor | None, weight_matrices: int
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], int]: ...
@@ -152,4 +159,27 @@ def mask_only(
     body: bool,
 ) -> tuple[tuple[Tensor, Tensor, Tensor, Tensor], int]: ...
 def offset_variance(values: Tensor, lengths: Tensor | None) -> tuple[tuple[Tensor, Tensor, Tensor], int]: ...
+def cloud_distances(points: Tensor, lengths: Tensor | None, metric: str) -> tuple[Tensor, int]: ...
+def cloud_components(
+    distances: Tensor, lengths: Tensor | None, scales: Tensor, scale_count: int, min_size: int
+) -> tuple[Tensor, Tensor, Tensor, Tensor, int]: ...
+def fragmentation(
+    distances: Tensor, lengths: Tensor | None, subsets: Tensor | None, subset_count: int
+) -> tuple[Tensor, int]: ...
+def local_dimension(
+    distances: Tensor,
+    lengths: Tensor | None,
+    groups: Tensor | None,
+    one_group_for_all: bool,
+    subsets: Tensor | None,
+    subset_count: int,
+    k: list[int],
+) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, int]: ...
+def two_nn(
+    distances: Tensor,
+    lengths: Tensor | None,
+    subsets: Tensor | None,
+    subset_count: int,
+    discard: float,
+) -> tuple[Tensor, int]: ...
 def delta_statistics(before: Tensor, after: Tensor, delta: Tensor | None) -> tuple[Tensor, int]: ...

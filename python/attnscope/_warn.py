@@ -6,6 +6,8 @@ from __future__ import annotations
 import contextlib
 import sys
 import warnings
+from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 
 # Frames of a `with` statement's machinery stand between a context manager and its user.
@@ -33,9 +35,50 @@ class UndefinedWarning(CountedWarning):
     """They are finite, but too small or too even for the question."""
 
 
+class NotAttentionWarning(CountedWarning):
+    """Rows of maps do not sum to 1."""
+
+
 def warn(message: str | CountedWarning, category: type[Warning] = RuntimeWarning) -> None:
     """Warns at the first line outside of this package."""
     frame, level = sys._getframe(1), 2
     while frame.f_back is not None and frame.f_code.co_filename.startswith(_INSIDE):
         frame, level = frame.f_back, level + 1
     warnings.warn(message, category, stacklevel=level)
+
+
+def called_from_outside() -> bool:
+    """Whether the function that asks was called by a line outside of this package."""
+    frame = sys._getframe(2)
+    return not frame.f_code.co_filename.startswith(_INSIDE)
+
+
+@contextlib.contextmanager
+def warned_once(unit: str, *, rows: bool = False) -> Iterator[None]:
+    """Gathers counted warnings and gives one for all of them; others pass as they are.
+
+    Args:
+        unit: what is counted, in the plural.
+        rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.
+    """
+    tallies: dict[type[CountedWarning], tuple[Counter[str], str]] = {
+        NonFiniteWarning: (Counter(), "hold NaN or infinite entries"),
+        UndefinedWarning: (Counter(), "have no value"),
+    }
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        yield
+    for one in caught:
+        message = one.message
+        if not isinstance(message, CountedWarning):
+            warnings.warn_explicit(message, one.category, one.filename, one.lineno)
+        elif isinstance(message, NotAttentionWarning):
+            if rows:
+                warn(message, NotAttentionWarning)
+                rows = False
+        else:
+            tallies[type(message)][0][message.function] += message.count
+    for category, (counts, words) in tallies.items():
+        if counts:
+            each = ", ".join(f"{function} {count}" for function, count in counts.items())
+            warn(category(f"{unit} that {words}: {each}", next(iter(counts)), counts.total()))

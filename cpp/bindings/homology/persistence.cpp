@@ -22,7 +22,8 @@ struct Slice {
 Metric metric_from(const std::string& name) {
   if (name == "attention") return Metric::attention;
   if (name == "hellinger") return Metric::hellinger;
-  throw py::value_error("metric must be 'attention' or 'hellinger', got '" + name + "'");
+  if (name == "distance") return Metric::distance;
+  throw py::value_error("metric must be 'attention', 'hellinger' or 'distance', got '" + name + "'");
 }
 
 py::tuple bars(const py::object& attention, const py::object& lengths, int max_dimension,

@@ -14,28 +14,52 @@ namespace {
 // How many rows ahead memory is asked for.
 constexpr Index kAhead = 4;
 
-// Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D, and the number of its entries there to
-// `counts` or, where all are visible, one to `full` at the first of them. Vectors are written behind the m-th sum.
-template <class WideType>
-void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, double* counts, double* full) {
+// Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D. Vectors are written behind the m-th sum.
+// With `counts`, -infinity is left out and every other entry is counted there.
+template <bool counting, class WideType>
+void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, double* counts) {
   const Index first = std::max<Index>(i - m + 1, 0);
   const Index size = i + 1 - first;
   const WideType* from = row + first;
   const Index to = m - size;
-  const auto scores = [&](Index k) {
-    return size - k >= kPackWidth ? load(from + k) : load_head(from + k, size - k, n - first - k);
-  };
-  if (is_visible(from, size)) {
-    full[to] += 1.0;
-    for (Index k = 0; k < size; k += kPackWidth) store(sums + to + k, load(sums + to + k) + scores(k));
-    return;
-  }
   for (Index k = 0; k < size; k += kPackWidth) {
-    const Lanes s = scores(k);
-    const LaneMask visible = first_lanes(size - k) & (s > -kInfinity);
-    store(sums + to + k, load(sums + to + k) + (visible ? s : Lanes{}));
-    store(counts + to + k, load(counts + to + k) + (visible ? broadcast(1.0) : Lanes{}));
+    Lanes s = size - k >= kPackWidth ? load(from + k) : load_head(from + k, size - k, n - first - k);
+    if constexpr (counting) {
+      const LaneMask visible = first_lanes(size - k) & (s > -kInfinity);
+      store(counts + to + k, load(counts + to + k) + (visible ? broadcast(1.0) : Lanes{}));
+      s = visible ? s : Lanes{};
+    }
+    store(sums + to + k, load(sums + to + k) + s);
   }
+}
+
+// The profile of rows `begin` to `end` by m − 1 − D. Where every sum is finite, so is every entry, and none needs to
+// be looked at; elsewhere rows are added once more. Returns whether they are readable.
+template <class Scalar>
+bool fill_profile(RowReader<Scalar>& reader, const MatrixView<Scalar>& scores, Index begin, Index end, Index m,
+                  double* profile, double* counts) {
+  const Index n = scores.rows();
+  std::fill(profile, profile + m + kPackWidth, 0.0);
+  for (Index i = begin; i < end; ++i) {
+    prefetch_row(scores, i + kAhead, i + kAhead);
+    const auto* row = reader.row(i);
+    if (!is_readable(row, i - m + 1)) return false;  // what lies farther than every offset
+    add_offsets<false>(row, i, m, n, profile, counts);
+  }
+  const auto whole = [&](Index k) { return begin > 0 ? static_cast<double>(m) : static_cast<double>(k + 1); };
+  if (std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); })) {
+    for (Index k = 0; k < m; ++k) profile[k] /= whole(k);
+    return true;
+  }
+  std::fill(profile, profile + m + kPackWidth, 0.0);
+  std::fill(counts, counts + m + kPackWidth, 0.0);
+  for (Index i = begin; i < end; ++i) {
+    const auto* row = reader.row(i);
+    if (!is_readable(row, i + 1)) return false;
+    add_offsets<true>(row, i, m, n, profile, counts);
+  }
+  for (Index k = 0; k < m; ++k) profile[k] = counts[k] > 0.0 ? profile[k] / counts[k] : kMissing;
+  return true;
 }
 
 void fill_split(const ToeplitzOutputs& out, Index m, double value) {
@@ -50,6 +74,11 @@ void store_head(double* to, Lanes lanes, Index count) {
   for (Index k = 0; k < count; ++k) to[k] = lanes[k];
 }
 
+void fill_missing(double* from, const double* end) {
+  for (; end - from >= kPackWidth; from += kPackWidth) store(from, broadcast(kMissing));
+  for (; from < end; ++from) *from = kMissing;
+}
+
 // An early row, of which vectors are read behind its end where the matrix has entries there.
 template <class WideType>
 struct EarlyRow {
@@ -58,16 +87,16 @@ struct EarlyRow {
   Index i;
   Index n;
 
-  // kPackWidth keys from `j` on: their scores, which of them exist, residuals and which of these exist.
+  // kPackWidth keys from `j` on: their scores, -infinity behind the diagonal, residuals and which of these exist.
   struct Keys {
     Lanes scores, residuals;
-    LaneMask inside, counted;
+    LaneMask counted;
   };
   [[gnu::always_inline]] Keys keys(Index j) const {
-    const Lanes s = n - j >= kPackWidth ? load(scores + j) : load_head(scores + j, i + 1 - j, n - j);
+    Lanes s = n - j >= kPackWidth ? load(scores + j) : load_head(scores + j, i + 1 - j, n - j);
+    if (i + 1 - j < kPackWidth) s = first_lanes(i + 1 - j) ? s : broadcast(-kInfinity);
     const Lanes r = s - load(expected + j);
-    const LaneMask inside = first_lanes(i + 1 - j);
-    return {s, r, inside, inside & (r > -kInfinity)};
+    return {s, r, r > -kInfinity};
   }
 };
 
@@ -91,6 +120,7 @@ template <bool weighing, class Scalar>
 bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const double* profile,
                 const double* weights, Index weight_ld, const ToeplitzOutputs& out) {
   BodySums sums{};
+  LaneMask readable = Lanes{} == 0.0;
   Lanes tops = broadcast(-kInfinity), sinks{};
   const Index rows = std::min(kPackWidth, m - first);
   const auto early_row = [&](Index i) {
@@ -103,13 +133,13 @@ bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const 
   for (Index r = 0; r < rows; ++r) {
     const Index i = first + r;
     const auto row = early_row(i);
-    if (!is_readable(row.scores, i + 1)) return false;
     double* residual = out.residual + i * out.ld;
     Lanes top = broadcast(-kInfinity);
     for (Index j = 0; j <= i; j += kPackWidth) {
       const auto keys = row.keys(j);
       store_head(residual + j, keys.counted ? keys.residuals : broadcast(kMissing), m - j);
-      top = larger(keys.inside ? keys.scores : broadcast(-kInfinity), top);
+      readable &= keys.scores < kInfinity;
+      top = larger(keys.scores, top);
       const LaneMask body = body_of(keys.counted, j);
       const Lanes rest = body ? keys.residuals : Lanes{};
       sums.keys[r] += body ? broadcast(1.0) : Lanes{};
@@ -121,11 +151,11 @@ bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const 
         sums.weighted[r] += w * rest;
       }
     }
-    const Index written = std::min(m, whole_vectors(i + 1));
-    std::fill(residual + written, residual + m, kMissing);
+    fill_missing(residual + std::min(m, whole_vectors(i + 1)), residual + m);
     tops[r] = largest(top);
     sinks[r] = residual[0];
   }
+  if (any(~readable)) return false;
   const Lanes keys = row_sums(sums.keys);
   const Lanes mean = row_sums(sums.residuals) / keys;
   const Lanes mass = weighing ? row_sums(sums.mass) : keys;
@@ -134,17 +164,30 @@ bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const 
   for (Index r = 0; r < rows; ++r) {
     const Index i = first + r;
     const auto row = early_row(i);
-    for (Index j = 0; j <= i; j += kPackWidth) {
-      const auto keys_here = row.keys(j);
-      const LaneMask body = body_of(keys_here.counted, j);
-      const Lanes rest = body ? keys_here.residuals - centre[r] : Lanes{};
-      if constexpr (weighing) {
-        sums.squares[r] += weight(i, j, body) * rest * rest;
-      } else {
-        sums.squares[r] += rest * rest;
+    const auto add = [&]<Index kVectors>(Index j) {
+      Lanes below[kVectors];
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) {
+        const Index at = j + v * kPackWidth;
+        const auto keys_here = row.keys(at);
+        const LaneMask body = body_of(keys_here.counted, at);
+        const Lanes rest = body ? keys_here.residuals - centre[r] : Lanes{};
+        if constexpr (weighing) {
+          sums.squares[r] += weight(i, at, body) * rest * rest;
+        } else {
+          sums.squares[r] += rest * rest;
+        }
+        below[v] = keys_here.scores - tops[r];
       }
-      sums.exponentials[r] += bounded_exp(keys_here.inside ? keys_here.scores - tops[r] : broadcast(-kInfinity));
-    }
+      bounded_exps(below);
+#pragma GCC unroll 4
+      for (Index v = 0; v < kVectors; ++v) sums.exponentials[r] += below[v];
+      return j + kVectors * kPackWidth;
+    };
+    Index j = 0;
+    while (j + 3 * kPackWidth <= i) j = add.template operator()<4>(j);
+    if (j + kPackWidth <= i) j = add.template operator()<2>(j);
+    if (j <= i) add.template operator()<1>(j);
   }
   const Lanes missing = broadcast(kMissing);
   const Lanes lse = tops + bounded_log(row_sums(sums.exponentials));
@@ -160,35 +203,20 @@ bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const 
 template <class Scalar>
 bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* weights, Index weight_ld,
                     const ToeplitzOutputs& out, ToeplitzWorkspace& workspace) {
-  const Index n = scores.rows();
-  const Index m = split_rows(n, late);
+  const Index m = split_rows(scores.rows(), late);
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
   // Vectors are read and written behind the ends.
   const Index size = m + kPackWidth;
-  double* profile = workspace.offsets.resize(3 * size);
-  double* counts = profile + size;
-  double* full = counts + size;
-  std::fill(profile, profile + 3 * size, 0.0);
-  for (Index i = late ? m : 0; i < (late ? 2 * m : m); ++i) {
-    prefetch_row(scores, i + kAhead, i + kAhead);
-    const auto* row = reader.row(i);
-    if (!is_readable(row, i + 1)) {
-      fill_split(out, m, kMissing);
-      return false;
-    }
-    add_offsets(row, i, m, n, profile, counts, full);
+  double* profile = workspace.offsets.resize(2 * size);
+  if (!fill_profile(reader, scores, late ? m : 0, late ? 2 * m : m, m, profile, profile + size)) {
+    fill_split(out, m, kMissing);
+    return false;
   }
-  double rows = 0.0;  // with every entry visible that reach so far
-  for (Index k = 0; k < m; ++k) {
-    rows += full[k];
-    const double count = counts[k] + rows;
-    profile[k] = count > 0.0 ? profile[k] / count : kMissing;
-    out.profile[m - 1 - k] = profile[k];
-  }
+  std::reverse_copy(profile, profile + m, out.profile);
   for (Index first = 0; first < m; first += kPackWidth) {
     const bool readable =
-        weights == nullptr ? split_rows<false>(reader, first, m, n, profile, weights, weight_ld, out)
-                           : split_rows<true>(reader, first, m, n, profile, weights, weight_ld, out);
+        weights == nullptr ? split_rows<false>(reader, first, m, scores.rows(), profile, weights, weight_ld, out)
+                           : split_rows<true>(reader, first, m, scores.rows(), profile, weights, weight_ld, out);
     if (!readable) {
       fill_split(out, m, kMissing);
       return false;

@@ -12,7 +12,7 @@ namespace attnscope {
 
 // Scores s_ij of query i and key j <= i: the argument of the softmax, -infinity where the key is invisible.
 // Entries above the diagonal play no part. D = i − j is the offset of a pair. Both functions read the
-// matrix once and return whether every entry at j <= i, in the rows that they take, is a number or -infinity;
+// matrix once, the split those rows twice that give the profile of a matrix with invisible keys, and return whether every entry at j <= i, in the rows that they take, is a number or -infinity;
 // where not, the results are NaN.
 
 struct ToeplitzWorkspace {

@@ -3,13 +3,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
+from attnscope._warn import called_from_outside, warn, warned_once
 from attnscope.capture.sites import PER_HEAD, SITES, TABLE
 from attnscope.capture.visibility import UNKNOWN, Visibility, visibility_of
+from attnscope.metrics.measure import measure, options_taken
 
 __all__ = ["PER_HEAD", "SITES", "Layer"]
 
@@ -105,7 +108,54 @@ class Layer:
     def __getattr__(self, name: str) -> Tensor:
         if name not in TABLE or "tensors" not in self.__dict__:
             raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}")
+        if name in SQUARE and called_from_outside() and not bool(self.valid.all()):
+            warn(
+                f"layer {self.index}: {name} holds padding; layer.measure([...]) leaves it out, as do "
+                "layer.matrices() with lengths=layer.lengths[:, None]",
+                UserWarning,
+            )
         return self._site(name)
+
+    def measure(
+        self, metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]], **options: Any
+    ) -> dict[str, Any]:
+        """Metrics of every head's map of every sample, padding on either side left out.
+
+        As `attnscope.measure` of `matrices()` with their lengths; metrics that ask who sees whom, or what a
+        learned sink takes, get it from the layer.
+
+        Args:
+            metrics: a name, names, or a mapping from the key wanted in the result to a metric's own options.
+            options: given to every metric that takes an option of that name.
+
+        Returns:
+            A dict in the order asked for, of what the metrics return: leading axes ``[B, h]``.
+
+        Raises:
+            ValueError: for cross attention and decoding steps, which are not square, and as the metrics.
+            TypeError: an option that none of the metrics takes, or a missing one.
+
+        Example:
+            Uniform attention of two texts, the shorter one with padding in front:
+
+            >>> import torch
+            >>> from attnscope.capture import Layer
+            >>> maps = torch.zeros(2, 1, 4, 4)
+            >>> maps[0, 0], maps[1, 0, 2:, 2:] = 0.25, 0.5
+            >>> layer = Layer(
+            ...     0, "attention", 0, step=0, cross=False, heads=(0,), kv_heads=(0,), key_offset=0,
+            ...     valid=torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]]).bool(), tensors={"attention": maps})
+            >>> layer.measure("sink_share")["sink_share"].share.tolist()
+            [[0.25], [0.5]]
+        """
+        maps, lengths = self.matrices(), self.lengths[:, None]
+        own: dict[str, Any] = {"support": self.visibility.support}
+        if self.sink_logits is not None:
+            own["sink_mass"] = self.states("sink_mass")
+        taken = options_taken(metrics)
+        own = {name: value for name, value in own.items() if name in taken and name not in options}
+        with warned_once("maps"):
+            return measure(maps, metrics, lengths=lengths, **own, **options)
 
     @property
     def sink_mass(self) -> Tensor:

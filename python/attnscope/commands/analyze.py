@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from attnscope._warn import warned_once
 from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
 from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
@@ -92,15 +94,18 @@ def analyze(
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = Tables({"model": name or label, "revision": "", "step": -1})
     unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
-    for group in batches(unit, heads):
-        batch = batch_of(group, encoder)
-        tensors = padded(batch, encoder.pad_id, loaded.device)
-        for number, layer in self_attention(
-            loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
-        ):
-            recipe.measure(layer, number, batch, rows)
+    with warned_once("maps"):
+        for group in batches(unit, heads):
+            batch = batch_of(group, encoder)
+            tensors = padded(batch, encoder.pad_id, loaded.device)
+            for number, layer in self_attention(
+                loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
+            ):
+                recipe.measure(layer, number, batch, rows)
     tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
-    return Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+    results = Results(tables, provenance={"model": name or label, "architecture": type(loaded).__name__})
+    results.model = weakref.ref(loaded)
+    return results
 
 
 def spaces() -> dict[str, list[str]]:
@@ -283,17 +288,23 @@ def _has_text(inputs: Any) -> bool:
     )
 
 
+def _rows_of(encoded: Mapping[str, Any]) -> list[list[int]]:
+    """The token ids of what a tokenizer gives, padding left out."""
+    ids = torch.as_tensor(encoded["input_ids"])
+    ids = ids if ids.ndim > 1 else ids[None]
+    keep = torch.as_tensor(encoded["attention_mask"]).bool() if "attention_mask" in encoded else ids >= 0
+    return [row[own].tolist() for row, own in zip(ids, keep.expand_as(ids), strict=True)]
+
+
 def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
     if isinstance(inputs, str):
         inputs = [inputs]
     if isinstance(inputs, Mapping):
-        ids = torch.as_tensor(inputs["input_ids"])
-        mask = torch.as_tensor(inputs["attention_mask"]).bool() if "attention_mask" in inputs else ids >= 0
-        lines: Iterable[Any] = [row[keep].tolist() for row, keep in zip(ids, mask, strict=True)]
+        lines: Iterable[Any] = _rows_of(inputs)
     elif isinstance(inputs, Tensor):
         lines = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
     elif isinstance(inputs, Iterable):
-        lines = list(inputs)
+        lines = [row for one in inputs for row in (_rows_of(one) if isinstance(one, Mapping) else [one])]
     else:
         raise ValueError(
             "analyze: inputs must be sentences, token ids or what a tokenizer gives, "

@@ -38,8 +38,6 @@ def describe(name: str) -> str:
 def _public() -> dict[str, Callable[..., Any]]:
     import attnscope
     from attnscope.metrics.discovery import found
-    from attnscope.metrics.measure import metric_names
 
-    of_weights = {one.metric for one in found().quantities if one.scope == "weights"}
-    names = [name for name in sorted({*metric_names(), *of_weights}) if hasattr(attnscope, name)]
+    names = [name for name in found().names() if not name.startswith("_") and hasattr(attnscope, name)]
     return {name: getattr(attnscope, name) for name in names}

@@ -4,8 +4,9 @@
 from __future__ import annotations
 
 import json
+import shutil
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -43,16 +44,33 @@ def figures(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
     ] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
+    ] = None,
+    width: Annotated[str, typer.Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
+    font: Annotated[str, typer.Option(help="A family of letters, such as serif.")] = "",
+    font_size: Annotated[float, typer.Option(help="Points, of labels.")] = 8.0,
+    palette: Annotated[str, typer.Option(help="Colours in the place of the style's, comma separated.")] = "",
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", help="OLD=NEW words; may be repeated.")
+    ] = None,
+    letters: Annotated[bool, typer.Option("--letters", help="Letter the panels a, b, c.")] = False,
+    dpi: Annotated[float | None, typer.Option(help="Of PNG; 200.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only say what figures there are.")] = False,
 ) -> None:
-    """Draw the figures of a run as PDF and PNG.
+    """Draw the figures of a run, with their captions for LaTeX.
 
-    Example: attnscope figures runs/demo
+    Example: attnscope figures runs/demo depth sink_maps --width single --font serif --format pdf
     """
     from attnscope._nearest import nearest
     from attnscope.engine.results import load
     from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
+    if listed:
+        for name, figure in figures_of(load(folder)).items():
+            typer.echo(f"{name:<22} {figure.caption}")
+        return
     results = load(folder)
     left_out: list[LeftOut] = []
     own = figures_of(results)
@@ -60,7 +78,21 @@ def figures(
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
     try:
-        files = results.figures(output, names or None, left_out=left_out)
+        files = results.figures(
+            output,
+            names or None,
+            left_out=left_out,
+            formats=formats or ("pdf", "png"),
+            dpi=dpi,
+            width=width,
+            font=font,
+            font_size=font_size,
+            palette=[color.strip() for color in palette.split(",") if color.strip()],
+            labels=dict(one.partition("=")[::2] for one in labels or ()),
+            letters=letters,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
         raise ResultsError(str(error)) from error
     for file in files:
@@ -74,17 +106,24 @@ def figures(
 def tables(
     folder: Folder,
     table: Annotated[str, typer.Option(help="Which table; heads.")] = "",
-    by: Annotated[str, typer.Option(help="Key columns that stay apart, comma separated; model,layer.")] = "",
+    by: Annotated[
+        str,
+        typer.Option(help="Key columns that stay apart; model,layer where there are such."),
+    ] = "",
+    columns: Annotated[
+        str, typer.Option(help='These columns, comma separated, or "all"; as many as fit.')
+    ] = "",
     latex: Annotated[
         bool, typer.Option("--latex", help="As LaTeX; without --table and --by all tables of the report.")
     ] = False,
     csv: Annotated[Path | None, typer.Option(help="Write every table as CSV into this folder.")] = None,
     as_json: Json = False,
 ) -> None:
-    """Print the means of a stored table, the report's tables as LaTeX, or export all tables.
+    """Print a stored table's means (medians of counts), the report's tables as LaTeX, or export all tables.
 
-    Example: attnscope tables runs/demo --by step,layer --latex
+    Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
+    from attnscope.engine.reading.statistics import kinds_of
     from attnscope.engine.results import load
     from attnscope.engine.schema import ResultsError
 
@@ -102,12 +141,19 @@ def tables(
         except NotDrawable as error:
             raise ResultsError(f"tables: {error}") from error
         return
-    by = by or "model,layer"
-    frame = means(results, table or "heads", [key.strip() for key in by.split(",") if key.strip()])
+    table = table or "heads"
+    keys = [key.strip() for key in by.split(",") if key.strip()]
+    keys = keys or [key for key in ("model", "layer") if key in results.keys(table)]
+    frame = statistics(results, table, keys, "" if columns == "all" else columns)
     if as_json:
         typer.echo(frame.to_json(orient="records"))
+    elif latex:
+        typer.echo(latex_table(frame))
     else:
-        typer.echo(latex_table(frame) if latex else frame.to_string(index=False, float_format="%.6g"))
+        text, hidden = narrow(frame, kinds_of(results, table), 10_000 if columns else terminal_width())
+        typer.echo(text)
+        if hidden:
+            say(f"{hidden} more columns: --columns all, or names such as --columns {frame.columns[-1]}")
 
 
 def compare(
@@ -136,7 +182,7 @@ def compare(
             frame = load(first).compare(load(second), table)
         for warning in caught:
             say(f"warning: {warning.message}")
-        text = frame.to_string(index=False, float_format="%.6g")
+        text = frame.to_string(index=False, float_format="{:.6g}".format)
     else:
         from attnscope.published import compare_published
 
@@ -159,29 +205,43 @@ def view(
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/view.html.")
     ] = None,
     sample: Annotated[
-        int | None, typer.Option(min=0, help="Capture this sentence again and show its matrices.")
+        int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
-    """Write a page to look at heads with: maps of every metric, and the matrices of a sentence.
+    """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.
 
     Example: attnscope view runs/demo --sample 0
     """
     from attnscope.engine.results import load
+    from attnscope.engine.schema import ResultsError
     from attnscope.view import view as look_at
 
-    typer.echo(look_at(load(folder), sample=sample).save(output or folder / "view.html"))
+    results = load(folder)
+    try:
+        page = look_at(results, sample=0 if sample is None else sample)
+    except ResultsError as error:
+        if sample is not None:
+            raise
+        say(f"without matrices of sentence 0: {error}")
+        page = look_at(results)
+    typer.echo(page.save(output or folder / "view.html"))
 
 
-def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
-    """Means of the numeric columns: first within each sentence, then over sentences.
+def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
+    """What stands for the numeric columns by their kind: first within each sentence, then over sentences.
+
+    Args:
+        results: of the run.
+        table: which one.
+        by: key columns that stay apart.
+        columns: comma separated; "" takes all that have a value.
 
     Raises:
-        MissingError: an unknown table or key column.
+        MissingError: an unknown table, key or column.
     """
-    import pandas as pd
-
     from attnscope._nearest import nearest
-    from attnscope.engine.schema import MissingError
+    from attnscope.engine.reading.statistics import grouped, kinds_of
+    from attnscope.engine.schema import MissingError, check_columns
 
     frame = results.table(table)
     keys = results.keys(table)
@@ -190,14 +250,41 @@ def means(results: Results, table: str, by: Sequence[str]) -> pd.DataFrame:
             raise MissingError(f"{key!r} is no key of table {table!r}{nearest(key, keys)}")
     if "protocol" in frame and "protocol" not in by and frame["protocol"].nunique() > 1:
         by = [*by, "protocol"]
-    values = [
-        name
-        for name in frame.columns
-        if name not in keys and pd.api.types.is_numeric_dtype(frame[name]) and frame[name].notna().any()
-    ]
+    kinds = kinds_of(results, table)
+    names = [name.strip() for name in columns.split(",") if name.strip()]
+    check_columns(table, names, kinds)
+    kinds = {name: kinds[name] for name in names or kinds if frame[name].notna().any()}
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
-    whole: pd.DataFrame = frame.groupby(inner, sort=True)[values].mean().reset_index()
-    return whole if inner == list(by) else whole.groupby(list(by), sort=True)[values].mean().reset_index()
+    whole = grouped(frame, inner, kinds)
+    return whole if inner == list(by) else grouped(whole, list(by), kinds)
+
+
+def terminal_width() -> int:
+    """Columns of the terminal; 100 where there is none."""
+    return shutil.get_terminal_size((100, 24)).columns
+
+
+def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
+    """The leading columns that fit into a width, each under its statistic where that is no mean.
+
+    Returns:
+        the text, and how many columns found no room.
+    """
+    from attnscope.engine.reading.statistics import STATISTIC
+
+    def text(columns: Sequence[str]) -> str:
+        titles = {
+            name: f"{name} ({STATISTIC[kinds[name]]})" for name in columns if kinds.get(name) in STATISTIC
+        }
+        shown = frame[list(columns)].rename(columns=titles)
+        return str(shown.to_string(index=False, float_format="{:.4g}".format))
+
+    names = [str(name) for name in frame.columns]
+    keys = sum(name not in kinds for name in names)
+    room = len(names)
+    while room > keys + 1 and max(map(len, text(names[:room]).splitlines()), default=0) > width:
+        room -= 1
+    return text(names[:room]), len(names) - room
 
 
 def latex_table(frame: pd.DataFrame) -> str:

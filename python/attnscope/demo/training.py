@@ -200,7 +200,7 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
         saved = torch.load(path, weights_only=True)
         folder = root / "checkpoints" / f"step{saved['step']}"
         if folder.is_dir():
-            with _without_progress_bars():
+            with without_progress_bars():
                 model = type(recipe.build()).from_pretrained(folder, dtype=torch.float32)
             return model.train(), int(saved["step"]), saved["optimizer"]
     (root / "training.jsonl").unlink(missing_ok=True)
@@ -208,7 +208,7 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
 
 
 @contextmanager
-def _without_progress_bars() -> Iterator[None]:
+def without_progress_bars() -> Iterator[None]:
     """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
     from transformers.utils import logging
 
@@ -232,7 +232,7 @@ def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -
 
     folder = root / "checkpoints" / f"step{step}"
     remove(folder)
-    with atomic_folder(folder) as temporary, _without_progress_bars():
+    with atomic_folder(folder) as temporary, without_progress_bars():
         model.save_pretrained(temporary)
         byte_tokenizer(WINDOW + 2).save_pretrained(temporary)
     with atomic_file(root / _OPTIMIZER) as file:

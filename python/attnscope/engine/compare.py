@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, cast
 
 from attnscope._warn import warn
+from attnscope.engine.reading.statistics import STATISTIC, kinds_of, typical
 from attnscope.engine.schema import ResultsError
 
 if TYPE_CHECKING:
@@ -26,8 +27,9 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
         table: which table.
 
     Returns:
-        one row per numeric metric: rows matched, rows only here, rows only there, both means, the mean and
-        the largest absolute difference, the correlation, and whether all matched values are equal.
+        one row per numeric metric: rows matched, rows only here, rows only there, which statistic its kind
+        allows (mean, median, most frequent), that of both runs, the mean and the largest absolute difference,
+        the correlation, and whether all matched values are equal.
 
     Raises:
         ResultsError: no rows match.
@@ -50,8 +52,8 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
             UserWarning,
         )
     rows = []
-    for name in mine.columns:
-        if name in keys or f"{name}\0other" not in both or not pd.api.types.is_numeric_dtype(mine[name]):
+    for name, kind in kinds_of(results, table).items():
+        if f"{name}\0other" not in both:
             continue
         a, b = (both[one].to_numpy(float, na_value=np.nan) for one in (name, f"{name}\0other"))
         good = np.isfinite(a) & np.isfinite(b)
@@ -64,11 +66,12 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
                 "only_here": len(mine) - len(both),
                 "only_there": len(theirs) - len(both),
                 "finite": int(good.sum()),
-                "mean_here": float(x.mean()) if len(x) else np.nan,
-                "mean_there": float(y.mean()) if len(y) else np.nan,
-                "mean_difference": float((y - x).mean()) if len(x) else np.nan,
+                "statistic": STATISTIC.get(kind, "mean"),
+                "here": typical(x, kind),
+                "there": typical(y, kind),
+                "mean_difference": float((y - x).mean()) if len(x) and kind != "position" else np.nan,
                 "max_difference": float(np.abs(y - x).max()) if len(x) else np.nan,
-                "correlation": float(np.corrcoef(x, y)[0, 1]) if varies else np.nan,
+                "correlation": float(np.corrcoef(x, y)[0, 1]) if varies and kind != "position" else np.nan,
                 "equal": bool(np.array_equal(a, b, equal_nan=True)),
             }
         )

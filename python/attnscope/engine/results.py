@@ -6,9 +6,10 @@ This module needs neither torch nor transformers: a run folder can be read where
 
 from __future__ import annotations
 
+import html
 import json
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -73,12 +74,31 @@ class Results:
         self.study: dict[str, Any] = dict(study or {})
         self.provenance: dict[str, Any] = dict(provenance or {})
         self.path = None if path is None else Path(path)
+        self.model: Callable[[], Any] | None = None  # a weak reference, of results made in memory
         self._tables: dict[str, Any] = dict(tables or {})
         self.files = {name: list(some) for name, some in (files or {}).items()}
 
     def __repr__(self) -> str:
         rows = ", ".join(f"{name} {self._rows(name):,}" for name in self.tables())
         return f"Results({str(self.path) if self.path else 'in memory'}: {rows or 'no tables'} rows)"
+
+    def __getitem__(self, name: str) -> pd.DataFrame:
+        """The table of that name."""
+        return self.table(name)
+
+    def _repr_html_(self) -> str:
+        """Tables with their rows and keys, and the folder."""
+        import pandas as pd
+
+        shown = pd.DataFrame(
+            {
+                "rows": [f"{self._rows(name):,}" for name in self.tables()],
+                "told apart by": [", ".join(self.keys(name)) for name in self.tables()],
+            },
+            index=self.tables(),
+        )
+        where = html.escape(str(self.path) if self.path else "in memory")
+        return f"<p>Results, {where}; <code>results[name]</code> is a DataFrame</p>{shown.to_html()}"
 
     def tables(self) -> list[str]:
         """Names of the tables: `samples`, then the others by name."""

@@ -61,6 +61,11 @@ class StageRun:
         """Title and reason of the checkpoints that could not be used."""
         return list(self._engine.plan.skipped)
 
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Every checkpoint of the run, in the order of the plan."""
+        return self._engine.plan.checkpoints
+
     def model(self, checkpoint: Checkpoint | None = None) -> LoadedModel:
         """A checkpoint in memory, loaded when it is asked for; one at a time is held.
 

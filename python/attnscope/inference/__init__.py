@@ -15,6 +15,7 @@ from attnscope.inference.comparisons import (
 )
 from attnscope.inference.controls import ControlTest, control_test
 from attnscope.inference.emergence import emergence_splits, emergence_step
+from attnscope.inference.exchange import Exchange, MaxT, exchange_labels, max_t
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.groups import jackknife, sign_flips
 from attnscope.inference.intervals import (
@@ -23,18 +24,21 @@ from attnscope.inference.intervals import (
     MedianInterval,
     bootstrap,
     correlation,
-    mean_intervals,
     median_interval,
     per_sample,
 )
+from attnscope.inference.mean_intervals import mean_intervals
+from attnscope.inference.partial import partial_correlation, within_correlation
 from attnscope.inference.sink_heads import SinkFrames, frames_of_sinks, heads_with_sinks
 
 __all__ = [
     "Comparison",
     "ControlTest",
     "Correlation",
+    "Exchange",
     "Frames",
     "Interval",
+    "MaxT",
     "MedianInterval",
     "SinkFrames",
     "benjamini_hochberg",
@@ -44,14 +48,18 @@ __all__ = [
     "correlation",
     "emergence_splits",
     "emergence_step",
+    "exchange_labels",
     "frames_of_sinks",
     "heads_with_sinks",
     "holm",
     "jackknife",
+    "max_t",
     "mean_intervals",
     "median_interval",
     "paired_test",
+    "partial_correlation",
     "per_sample",
     "sign_flips",
     "welch_test",
+    "within_correlation",
 ]

@@ -80,11 +80,12 @@ def bootstrap(
     values: Any,
     statistic: Callable[[Vector], Any] | None = None,
     *,
+    clusters: Any = None,
     confidence: float = 0.95,
     draws: int = 2000,
     seed: int = 0,
 ) -> Interval:
-    """A bootstrap interval over samples.
+    """A bootstrap interval over samples, or over clusters of them.
 
     From 30 samples on the percentile interval. Below, that of a mean is studentised: each draw's mean less
     the mean, in units of its own standard error, because percentile intervals of few samples are too short.
@@ -119,11 +120,13 @@ def bootstrap(
         Efron, Bootstrap methods: another look at the jackknife, 1979. Hall, Theoretical comparison of
         bootstrap confidence intervals, 1988 (studentised).
     """
-    data = vector("bootstrap", "values", values)
-    data = data[~np.isnan(data)]
+    whole = vector("bootstrap", "values", values)
+    data = whole[~np.isnan(whole)]
     confidence, draws, seed = check_draws("bootstrap", confidence, draws, seed)
     if statistic is not None and not callable(statistic):
         raise TypeError(f"bootstrap: statistic must be a function, got {type(statistic).__name__}")
+    if clusters is not None:
+        return _clustered(whole, clusters, statistic, confidence, draws, seed)
 
     def along_last(given: Vector, axis: int = -1) -> Vector:
         result = np.asarray(given.mean(-1) if statistic is None else statistic(given))
@@ -164,88 +167,62 @@ def _studentised(data: Vector, confidence: float, draws: int, seed: int) -> tupl
     return float(values.mean() - above * spread) * scale, float(values.mean() - below * spread) * scale
 
 
-def mean_intervals(
-    values: Any, *, confidence: float = 0.95, draws: int = 2000, seed: int = 0, together: bool = False
-) -> tuple[Vector, Vector]:
-    """Bootstrap intervals of many means over the same samples, which all are drawn from the same draws.
+def _clustered(
+    values: Vector,
+    clusters: Any,
+    statistic: Callable[[Vector], Any] | None,
+    confidence: float,
+    draws: int,
+    seed: int,
+) -> Interval:
+    """The same by drawing whole clusters."""
+    try:
+        ids = np.asarray(clusters)
+        _, own = np.unique(ids, return_inverse=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"bootstrap: clusters must be one id per sample: {error}") from None
+    if ids.shape != values.shape:
+        raise ValueError(
+            f"bootstrap: clusters must hold one id per sample, [{len(values)}], got shape {ids.shape}"
+        )
+    kept = ~np.isnan(values)
+    data = values[kept]
+    _, own = np.unique(own.reshape(-1)[kept], return_inverse=True)
+    count = int(own.max()) + 1 if len(own) else 0
+    if count == 0:
+        return Interval(math.nan, math.nan, math.nan, 0)
 
-    Each is as `bootstrap` gives it: studentised below 30 samples, percentile from there on, none below five.
-    With `together` the chance that all of them cover is the asked one (max-T: the largest deviation of any
-    mean in units of its standard error), so that the interval of the largest mean allows for its choice.
+    def of(given: Vector) -> float:
+        result = np.asarray(given.mean() if statistic is None else statistic(given), dtype=np.float64)
+        if result.shape != ():
+            raise ValueError(f"bootstrap: statistic must give a number, got shape {result.shape}")
+        return float(result)
 
-    Args:
-        values: [means, samples]; NaN is left out, with `together` the sample is left out everywhere.
-        confidence: in (0, 1).
-        draws: drawings of samples with replacement.
-        seed: of the draws.
-        together: whether the intervals are to hold at once.
+    estimate = of(data)
+    if count < FEWEST:
+        return Interval(estimate, math.nan, math.nan, count)
+    chosen = np.random.default_rng(seed).integers(0, count, (draws, count))
+    if statistic is not None:
+        places = [np.flatnonzero(own == cluster) for cluster in range(count)]
+        drawn = np.array([of(data[np.concatenate([places[cluster] for cluster in row])]) for row in chosen])
+        return Interval(estimate, *_percentiles(drawn[~np.isnan(drawn)], confidence), count)
+    sums, sizes = (np.bincount(own, weight).astype(np.float64) for weight in (data, None))
+    drawn = sums[chosen].sum(1) / sizes[chosen].sum(1)
+    if count >= SMALL:
+        return Interval(estimate, *_percentiles(drawn, confidence), count)
 
-    Returns:
-        Lower and upper ends, float64 [means]; NaN below five samples, and where all samples are equal they
-        are the mean.
+    def error_of(total: Vector, size: Vector, mean: Any) -> Vector:
+        """The standard error of a ratio of sums over clusters, by its linear part."""
+        rest = total - mean * size
+        result: Vector = np.sqrt((rest**2).sum(-1) * count / (count - 1)) / size.sum(-1)
+        return result
 
-    Raises:
-        ValueError: values that are no matrix, confidence outside (0, 1), draws below 1.
-
-    Example:
-        >>> from attnscope import inference
-        >>> low, high = inference.mean_intervals([[2.0] * 5, [1.0, 2.0, float("nan"), 3.0, 4.0]])
-        >>> low.tolist(), high.tolist()
-        ([2.0, nan], [2.0, nan])
-
-    References:
-        Hall, Theoretical comparison of bootstrap confidence intervals, 1988. Westfall and Young,
-        Resampling-based multiple testing, 1993 (max-T).
-    """
-    data = np.asarray(values, dtype=np.float64)
-    if data.ndim != 2:
-        raise ValueError(f"mean_intervals: values must be [means, samples], got shape {data.shape}")
-    confidence, draws, seed = check_draws("mean_intervals", confidence, draws, seed)
-    low, high = np.full(len(data), math.nan), np.full(len(data), math.nan)
-    there: Any = np.isfinite(data)
-    if together:
-        some = there.any(axis=1, keepdims=True)
-        there = np.logical_and(some, (there | ~some).all(axis=0))
-    patterns, which = np.unique(there, axis=0, return_inverse=True)
-    for index, pattern in enumerate(patterns):
-        n = int(pattern.sum())
-        if n < FEWEST:
-            continue
-        rows = np.flatnonzero(which.ravel() == index)
-        own = data[np.ix_(rows, np.flatnonzero(pattern))]
-        weights = np.random.default_rng(seed).multinomial(n, np.full(n, 1 / n), size=draws) / n
-        # as many rows at a time as the processor's cache holds
-        parts = [slice(None)] if together else [slice(at, at + 256) for at in range(0, len(rows), 256)]
-        for part in parts:
-            low[rows[part]], high[rows[part]] = _of_means(own[part], weights, confidence, together)
-    return low, high
-
-
-def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) -> tuple[Vector, Vector]:
-    """Ends of the intervals of rows that have all their samples, from the shares of the drawn samples."""
-    n = data.shape[1]
-    tail = (1 - confidence) / 2
-    mean = data.mean(axis=1, keepdims=True)
-    rest = data - mean
-    if n >= SMALL and not together:
-        ends = mean + np.quantile(rest @ weights.T, [tail, 1 - tail], axis=1)[..., None]
-        return ends[0, :, 0], ends[1, :, 0]
-    scale = np.abs(rest).max(axis=1, keepdims=True)
-    fixed = np.ptp(data, axis=1) == 0
-    rest = np.where(fixed[:, None], 0.0, rest / np.where(scale > 0, scale, 1.0))
-    drawn = rest @ weights.T
-    variance = np.maximum((rest**2) @ weights.T - drawn**2, 0.0) * n / (n - 1)
-    # a draw that repeats one sample only has no standard error
-    t = np.where(variance > 1e-20, drawn / np.sqrt(np.where(variance > 1e-20, variance, 1.0)), math.nan)
-    spread = rest.std(axis=1, ddof=1) * scale[:, 0]
-    if together:
-        largest = np.nanmax(np.abs(t[~fixed]), axis=0, initial=0.0)
-        above = np.full(len(data), np.quantile(largest, confidence))
-        below = -above
-    else:
-        t[fixed] = 0.0
-        below, above = np.nanquantile(t, [tail, 1 - tail], axis=1)
-    return mean[:, 0] - above * spread, mean[:, 0] - below * spread
+    with np.errstate(invalid="ignore", divide="ignore"):
+        t = (drawn - estimate) / error_of(sums[chosen], sizes[chosen], drawn[:, None])
+    spread = float(error_of(sums, sizes, estimate))
+    # A draw that repeats one cluster only has no standard error.
+    low, high = _percentiles(t[np.isfinite(t)], confidence) if spread > 0 else (0.0, 0.0)
+    return Interval(estimate, estimate - high * spread, estimate - low * spread, count)
 
 
 class MedianInterval(NamedTuple):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""How named results print: their fields with dtype and shape, never pages of numbers."""
+"""How named results print: a single number as it is, of several their dtype and shape."""
 
 from __future__ import annotations
 
@@ -22,6 +22,8 @@ def shown_by_shape(result: type[Named]) -> type[Named]:
         ...     count: torch.Tensor
         >>> Pair(torch.zeros(2, 3), torch.zeros(2, dtype=torch.int64))
         Pair(value=float32[2, 3], count=int64[2])
+        >>> Pair(torch.tensor(1 / 3), torch.tensor(2))
+        Pair(value=0.3333, count=2)
     """
 
     def shapes(self: Named) -> str:
@@ -35,4 +37,6 @@ def shown_by_shape(result: type[Named]) -> type[Named]:
 def _shape(value: Any) -> str:
     if not isinstance(value, torch.Tensor):
         return repr(value)
+    if not value.ndim and value.device.type != "meta":
+        return f"{value.item():.4g}" if value.is_floating_point() else str(value.item())
     return f"{str(value.dtype).removeprefix('torch.')}{list(value.shape)}"

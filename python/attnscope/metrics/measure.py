@@ -388,6 +388,19 @@ def requests_of(
     return requests
 
 
+def options_taken(metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]]) -> set[str]:
+    """The options that some of the metrics take and that are not given to them already."""
+    names = metric_names()
+    asked = [metrics] if isinstance(metrics, str) else metrics
+    own = asked if isinstance(asked, Mapping) else {name: {} for name in asked}
+    return {
+        option
+        for key, given in own.items()
+        if (metric := str(given.get("metric", key))) in names
+        for option in _accepted(metric).keys() - given.keys()
+    }
+
+
 def _accepted(metric: str) -> dict[str, Any]:
     """A metric's options with their defaults."""
     derived = found().derived.get(("exact", metric))

@@ -31,10 +31,10 @@ THRESHOLDS = (0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2)
 #: Sites that hold maps.
 MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
-OF_ROWS = ("support", "sink_mass")
+OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 
 #: First arguments that are no maps: they are given as options, which stand for sites.
-_BY_OPTION = ("before", "matrix")
+_BY_OPTION = ("before", "matrix", "points")
 
 Name = tuple[str, str]
 # A call's options in words, by which equal calls are known.

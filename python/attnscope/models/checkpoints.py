@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from attnscope.models.hub import hub_answers
+
 _STEP = re.compile(r"(?:step|checkpoint|ckpt|iter)[-_]?(\d+)", re.IGNORECASE)
 _HUB_ID = re.compile(r"[\w][\w.-]*(/[\w][\w.-]*)?")
 #: Folder names that say nothing about the model: the label then comes from the folder above.
@@ -115,10 +117,13 @@ def folder_of(checkpoint: Checkpoint) -> Path:
         return Path(checkpoint.path)
     from huggingface_hub import snapshot_download
 
-    patterns = ["*.json", "*.safetensors"]
-    return Path(
-        snapshot_download(checkpoint.path, revision=checkpoint.revision or None, allow_patterns=patterns)
+    found = snapshot_download(
+        checkpoint.path,
+        revision=checkpoint.revision or None,
+        allow_patterns=["*.json", "*.safetensors"],
+        local_files_only=not hub_answers(),
     )
+    return Path(found)
 
 
 def _models(folders: object) -> list[Path]:

@@ -7,7 +7,7 @@ is the gain of the final norm, and C = I − 11ᵀ/d where that norm is a LayerN
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.architecture import weight_map
 from attnscope.models.families import OUTSIDE
+from attnscope.models.head_rows import row_logits as row_logits
+from attnscope.models.readout import Readout
 from attnscope.models.weight_entries import WeightEntry, WeightMap
 from attnscope.models.weights import WeightFolder
 
@@ -182,14 +184,15 @@ def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
     )
 
 
-def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
+def readout(model: nn.Module) -> Readout:
     """The model's own way from the last block's output [..., d] to logits [..., V].
 
     Args:
         model: of transformers.
 
     Returns:
-        The function; its factors and bounds of logits are the configuration's.
+        `Readout`: called with states it gives logits (factors and bounds are the configuration's); its
+        `gain` and `share` say how much of what the logits read a direction is.
 
     Raises:
         NotImplementedError: a non-linear transform before the unembedding, or no unembedding.
@@ -201,8 +204,9 @@ def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
         >>> from transformers import LlamaConfig, LlamaForCausalLM
         >>> config = LlamaConfig(vocab_size=3, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
         ...                      num_attention_heads=1)
-        >>> asc.readout(LlamaForCausalLM(config))(torch.zeros(1, 4)).tolist()
-        [[0.0, 0.0, 0.0]]
+        >>> read = asc.readout(LlamaForCausalLM(config))
+        >>> read(torch.zeros(1, 4)).tolist(), round(read.share(torch.ones(4), 4).share, 6)
+        ([[0.0, 0.0, 0.0]], 1.0)
     """
     reader = _Model(model)
     _unembedding(reader)
@@ -219,7 +223,7 @@ def readout(model: nn.Module) -> Callable[[Tensor], Tensor]:
         logits: Tensor = head(hidden) * scale / divisor
         return logits if cap is None else float(cap) * torch.tanh(logits / float(cap))
 
-    return logits_of
+    return Readout(model, logits_of)
 
 
 def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:

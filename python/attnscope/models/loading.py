@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from attnscope.models.checkpoints import Checkpoint
+from attnscope.models.hub import hub_answers
 
 #: Architectures that this package defines: model type -> module whose import makes it known.
 OWN_ARCHITECTURES = {"attnscope_positions": "attnscope.demo.encodings"}
@@ -209,9 +210,9 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
         "pretrained_model_name_or_path": checkpoint.path,
         "trust_remote_code": trust_remote_code,
     }
-    if checkpoint.local:
+    if checkpoint.local or not hub_answers():
         place["local_files_only"] = True
-    elif checkpoint.revision:
+    if checkpoint.revision and not checkpoint.local:
         place["revision"] = checkpoint.revision
     return place
 

@@ -12,6 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
 from matplotlib.ticker import FixedLocator, MaxNLocator
 
+from attnscope._tokens import readable
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
 
@@ -183,7 +184,7 @@ def printable(token: str) -> str:
     >>> printable("\u0120the"), printable("a\nb"), printable("$x$")
     ('␣the', 'a↵b', '\\$x\\$')
     """
-    text = token.replace("Ġ", "␣").replace("▁", "␣").replace("Ċ", "↵").replace("\n", "↵").replace("\t", "⇥")
+    text = readable(token).replace(" ", "␣").replace("\n", "↵").replace("\t", "⇥")
     text = "".join(letter if letter.isprintable() else "·" for letter in text)
     text = text if len(text) <= 12 else text[:11] + "…"
     return text.replace("$", r"\$")

@@ -9,7 +9,7 @@ from typing import Any, cast
 import numpy as np
 import pandas as pd
 
-from attnscope.inference.intervals import mean_intervals
+from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.plots.figure import Tables, optional, stored
 
 CHECKPOINT = ["model", "revision", "step"]

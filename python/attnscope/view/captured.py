@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The attention of one stored sentence, captured again from the run's own model and token ids."""
+"""The attention of one sentence: of a model and a text, or of a stored sentence captured again."""
 
 from __future__ import annotations
 
@@ -7,13 +7,75 @@ from typing import TYPE_CHECKING, Any
 
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
+from attnscope.view.measured import Stack
 
 if TYPE_CHECKING:
     import pandas as pd
+    import torch
+
+    from attnscope.engine.config import Settings
 
 
-def captured_sentence(results: Results, sample: int) -> pd.DataFrame:
+def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
+    """Every layer's attention of one sentence; of an encoder-decoder its three kinds.
+
+    Raises:
+        ValueError: no text, a sentence without a tokenizer, more than one sentence.
+    """
+    import torch
+
+    from attnscope.capture import capture
+
+    config = getattr(model, "config", None)
+    if text is None:
+        raise ValueError('view: a model needs a text: view(model, "a sentence", tokenizer=tokenizer)')
+    both = bool(getattr(config, "is_encoder_decoder", False))
+    texts = text if both and isinstance(text, (tuple, list)) and len(text) == 2 else [text]
+    if both and len(texts) != 2:
+        raise ValueError("view: an encoder-decoder needs two texts: (for the encoder, for the decoder)")
+    ids = [_ids(one, tokenizer).to(getattr(model, "device", None)) for one in texts]
+    inputs = {"input_ids": ids[0]} | ({"decoder_input_ids": ids[1]} if both else {})
+    names = [_names(one[0].tolist(), tokenizer) for one in ids]
+    kinds: dict[str, list[torch.Tensor]] = {}
+    with capture(model) as recording, torch.no_grad():
+        for layer in recording.run(**inputs):
+            kind = "cross" if layer.cross else "decoder" if both and "decoder" in layer.stack else "encoder"
+            kinds.setdefault(kind if both else "", []).append(layer.attention[0].float().cpu())
+    if not kinds:
+        raise ValueError(f"view: {type(model).__name__} gave no attention")
+    own = {"decoder": names[-1], "cross": names[0], "encoder": names[0], "": names[0]}
+    return [
+        Stack(kind, maps, own[kind], names[-1] if kind == "cross" else None) for kind, maps in kinds.items()
+    ]
+
+
+def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
+    """Token ids [1, n] of one sentence."""
+    import torch
+
+    if isinstance(text, str):
+        if tokenizer is None:
+            raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
+        text = tokenizer(text)
+    ids = torch.as_tensor(text["input_ids"] if hasattr(text, "keys") else text)
+    if ids.is_floating_point() or not 1 <= ids.ndim <= 2 or (ids.ndim == 2 and len(ids) != 1):
+        raise ValueError(f"view: want token ids of one sentence, got shape {tuple(ids.shape)} of {ids.dtype}")
+    return ids.reshape(1, -1)
+
+
+def _names(ids: list[int], tokenizer: Any) -> list[str]:
+    if tokenizer is None:
+        return [str(one) for one in ids]
+    return [str(one) for one in tokenizer.convert_ids_to_tokens(ids)]
+
+
+def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.DataFrame:
     """Every head's matrix of one sentence, at the last checkpoint that read it.
+
+    Args:
+        results: of a run, or of `analyze`, which remembers its model while that is alive.
+        sample: which sentence.
+        model: to capture it with; None takes the run's own.
 
     Raises:
         ResultsError: the run has no such sentence, or its model is not where the study says.
@@ -23,32 +85,25 @@ def captured_sentence(results: Results, sample: int) -> pd.DataFrame:
 
     from attnscope.engine.config import Study
     from attnscope.engine.forward import self_attention
-    from attnscope.models import LoadError, find_checkpoints, load_model
 
     samples = results.table("samples")
     rows = samples[samples["sample"] == sample]
     if rows.empty:
         raise ResultsError(f"view: the run has no sample {sample}, only 0 to {samples['sample'].max()}")
-    if not results.study:
-        raise ResultsError("view: these results name no study, so the attention cannot be captured again")
+    model = results.model() if model is None and results.model is not None else model
+    if not results.study and model is None:
+        raise ResultsError(
+            "view: these results name no study and their model is gone: view(results, sample=0, model=model)"
+        )
     row = rows.sort_values(["model", "step", "revision"], kind="stable").iloc[-1]
     wanted = (row["model"], row["revision"], row["step"])
-    study = Study(**results.study)
-    try:
-        source, checkpoint = next(
-            (source, one)
-            for source in study.models
-            for one in find_checkpoints(source.path, source.revisions, source.label)
-            if (one.model, one.revision, one.step) == wanted
-        )
-        loaded = load_model(checkpoint, dtype=source.dtype, trust_remote_code=source.trust_remote_code)
-    except (StopIteration, FileNotFoundError, LoadError) as error:
-        raise ResultsError(
-            f"view: the model {wanted[0]} of the run cannot be loaded again: {error}"
-        ) from error
-    ids = torch.tensor([list(row["token_ids"])], device=loaded.device)
+    layers = None
+    if model is None:
+        study = Study(**results.study)
+        model, layers = _loaded(study, wanted), study.layers or None
+    ids = torch.tensor([list(row["token_ids"])], device=model.device)
     found: list[dict[str, Any]] = []
-    for number, layer in self_attention(loaded.model, {"input_ids": ids}, layers=study.layers or None):
+    for number, layer in self_attention(model, {"input_ids": ids}, layers=layers):
         for head, matrix in zip(layer.heads, layer.attention[0].float().cpu(), strict=True):
             found.append(
                 {
@@ -62,3 +117,21 @@ def captured_sentence(results: Results, sample: int) -> pd.DataFrame:
             )
     frame: pd.DataFrame = pd.DataFrame(found)
     return frame
+
+
+def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:
+    """The model of a checkpoint of a run."""
+    from attnscope.models import LoadError, find_checkpoints, load_model
+
+    try:
+        source, checkpoint = next(
+            (source, one)
+            for source in study.models
+            for one in find_checkpoints(source.path, source.revisions, source.label)
+            if (one.model, one.revision, one.step) == wanted
+        )
+        return load_model(checkpoint, dtype=source.dtype, trust_remote_code=source.trust_remote_code).model
+    except (StopIteration, FileNotFoundError, LoadError) as error:
+        raise ResultsError(
+            f"view: the model {wanted[0]} of the run cannot be loaded again: {error}"
+        ) from error

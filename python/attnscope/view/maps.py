@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from attnscope._tokens import readable
 from attnscope.metrics.homology.barcodes import Barcodes, betti_curve
 from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.spectra.null_law import null_spectrum, undefined_because
@@ -58,11 +59,12 @@ class Maps:
         self,
         attention: torch.Tensor,
         tokens: Sequence[str],
+        queries: Sequence[str] | None = None,
         **place: Any,
     ) -> None:
-        """Adds a matrix, unless the page is full."""
-        n = len(attention)
-        causal = bool((attention.triu(1) == 0).all()) and n > 1
+        """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
+        n = attention.shape[-1]
+        causal = queries is None and n > 1 and bool((attention.triu(1) == 0).all())
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
         entries = attention.to(torch.float32).numpy()
         flat = entries[np.tril_indices(n)] if causal else entries.ravel()
@@ -70,14 +72,21 @@ class Maps:
             self.refused += 1
             return
         self._room -= len(flat) * 16 // 3
-        barcodes = persistence(attention)
         self.stored.append(
             {
                 **place,
                 "n": n,
-                "tokens": list(tokens),
+                "tokens": [readable(token) for token in tokens],
                 "causal": causal,
                 "entries": base64.b64encode(flat.astype("<f4").tobytes()).decode("ascii"),
+            }
+        )
+        if queries is not None:
+            self.stored[-1]["queries"] = [readable(token) for token in queries]
+            return
+        barcodes = persistence(attention)
+        self.stored[-1].update(
+            {
                 "bars": [
                     [dimension, number(birth), number(death)]
                     for dimension, rows in enumerate(barcodes[()])

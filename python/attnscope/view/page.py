@@ -6,18 +6,25 @@ from __future__ import annotations
 import html
 import json
 import os
+import uuid
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
+from attnscope._warn import warned_once
 from attnscope.engine.disk.files import write_bytes
 
-if TYPE_CHECKING:
-    from attnscope.engine.results import Results
-
 _HOME = Path(__file__).parent
+_SCRIPTS = ("matrix.js", "view.js")
+#: Makes a frame as high as the page in it says; 940 pixels until then.
+_FRAME = """<iframe id="{name}" srcdoc="{page}" sandbox="allow-scripts"
+style="width:100%;height:940px;border:0" title="attnscope view"></iframe><script>
+addEventListener("message", (event) => {{
+  const frame = document.getElementById("{name}"), height = event.data && event.data.attnscopeHeight;
+  if (frame && event.source === frame.contentWindow && height) frame.style.height = height + 2 + "px";
+}});</script>"""
 
 
 class View:
@@ -47,7 +54,7 @@ class View:
         page: str = environment.get_template("template.html").render(
             title=self.title,
             style=Markup((_HOME / "view.css").read_text(encoding="utf-8")),
-            script=Markup((_HOME / "view.js").read_text(encoding="utf-8")),
+            script=Markup("".join((_HOME / name).read_text(encoding="utf-8") for name in _SCRIPTS)),
             data=Markup(data),
         )
         return page
@@ -76,42 +83,50 @@ class View:
 
     def _repr_html_(self) -> str:
         # A frame of its own keeps the page's names and style apart from the notebook's.
-        return (
-            f'<iframe srcdoc="{html.escape(self.html(), quote=True)}" sandbox="allow-scripts" '
-            'style="width:100%;height:940px;border:0" title="attnscope view"></iframe>'
-        )
+        page = html.escape(self.html(), quote=True)
+        return _FRAME.format(name=f"attnscope-{uuid.uuid4().hex[:12]}", page=page)
 
 
 def view(
-    results_or_tensors: Results | torch.Tensor | Sequence[torch.Tensor],
+    shown: Any,
+    text: Any = None,
     *,
+    tokenizer: Any = None,
+    model: Any = None,
     tokens: Sequence[str] | None = None,
     title: str | None = None,
     sample: int | None = None,
+    head: tuple[int, int] | None = None,
     max_bytes: int = 48_000_000,
 ) -> View:
     """A page to look at heads with: maps of every metric, and behind a head its attention matrix.
 
     Click a head of the layer × head map: its matrix with tokens, its graph at a threshold of your choice, its
     persistence diagram and its spectrum against the null law. The page is one file, works without a network,
-    and shows itself in a notebook.
+    shows itself in a notebook, and opens on the strongest head of its first metric.
 
     Args:
-        results_or_tensors: stored results (maps of the measured columns; matrices where the run kept some),
-            or attention [layers, heads, n, n], [heads, n, n] or [n, n], or one tensor per layer, as
-            `outputs.attentions` of a Hugging Face model with a batch of one.
+        shown: a transformers model, with a `text` for it; stored results (maps of the measured columns;
+            matrices where the run kept some); or attention [layers, heads, n, n], [heads, n, n] or [n, n], or
+            one tensor per layer, as `outputs.attentions` of a Hugging Face model with a batch of one.
+        text: for a model: a sentence, a list of token ids, or what a tokenizer gives for one sentence. Of an
+            encoder-decoder a pair, for the encoder and for the decoder: the page then holds the encoder's
+            attention, the decoder's, and that of the decoder to the encoder.
+        tokenizer: of the model, for sentences and readable tokens.
+        model: of results whose attention is captured again, where it is not the run's own or not on disk.
         tokens: the n tokens as text, for tensors; None numbers them.
-        title: the heading; None names the run.
+        title: the heading; None names the run or the model.
         sample: of results, a sentence whose attention is captured again with the run's model, at the last
             checkpoint that read it: its matrices are shown for every head.
+        head: (layer, head) that the page opens on.
         max_bytes: how much room the matrices may take in the page; those of the first layers are kept.
 
     Returns:
         View: `.save(path)` writes it.
 
     Raises:
-        ValueError: tensors that are not attention of one sentence, tokens that do not match n, tokens given
-            with results, or a sample with tensors.
+        ValueError: tensors that are not attention of one sentence, tokens that do not match n, a head that
+            is not there, or an argument that belongs to another kind of input.
         ResultsError: no such sample, or the run's model cannot be loaded again.
 
     Example:
@@ -121,16 +136,53 @@ def view(
     """
     from attnscope.engine.results import Results
 
-    if isinstance(results_or_tensors, Results):
-        if tokens is not None:
-            raise ValueError("view: stored results bring their own tokens; leave tokens out")
+    results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
+    _refuse("stored results", {"text": text, "tokens": tokens, "tokenizer": tokenizer} if results else {})
+    _refuse("a model", {"sample": sample, "tokens": tokens, "model": model} if network else {})
+    if not results and not network:
+        _refuse("tensors", {"text": text, "sample": sample, "model": model, "tokenizer": tokenizer})
+    if results:
         from attnscope.view.stored import contents_of_results
 
-        path = results_or_tensors.path
-        name = title or (path.resolve().name if path else "results in memory")
-        return View(name, contents_of_results(results_or_tensors, max_bytes, sample))
-    if sample is not None:
-        raise ValueError("view: sample chooses among stored results; tensors are one sentence already")
-    from attnscope.view.measured import contents_of_tensors
+        name = shown.path.resolve().name if shown.path else "results in memory"
+        with warned_once("maps"):
+            contents = contents_of_results(shown, max_bytes, sample, model)
+    elif network:
+        from attnscope.view.captured import stacks_of_model
+        from attnscope.view.measured import contents_of_stacks
 
-    return View(title or "attention", contents_of_tensors(results_or_tensors, tokens, max_bytes))
+        path = Path(str(getattr(shown.config, "_name_or_path", "") or type(shown).__name__))
+        name = "/".join(path.parts[-2:])
+        with warned_once("maps"):
+            contents = contents_of_stacks(stacks_of_model(shown, text, tokenizer), max_bytes)
+    else:
+        from attnscope.view.measured import contents_of_tensors
+
+        name = "attention"
+        with warned_once("maps", rows=True):
+            contents = contents_of_tensors(shown, tokens, max_bytes)
+    if head is not None:
+        layer, number = (int(one) for one in head)
+        if layer not in contents["layers"] or number not in contents["heads"]:
+            raise ValueError(
+                f"view: there is no head {number} in layer {layer}; layers {contents['layers'][0]} to "
+                f"{contents['layers'][-1]}, heads {contents['heads'][0]} to {contents['heads'][-1]}"
+            )
+        contents["open"] = [layer, number]
+    return View(title or name, contents)
+
+
+def _refuse(what: str, given: dict[str, Any]) -> None:
+    """Raises ValueError where an argument is given that this kind of input does not take."""
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"view: {name} does not go with {what}, {_INSTEAD[name]}")
+
+
+_INSTEAD = {
+    "text": "only with a model",
+    "tokens": "which bring their own tokens",
+    "tokenizer": "only with a model and a text",
+    "sample": "it chooses among stored results",
+    "model": "only with results whose attention is captured again",
+}

@@ -19,7 +19,9 @@ _LARGEST = 1_200_000
 _CHECKPOINT = ["model", "revision", "step"]
 
 
-def contents_of_results(results: Results, max_bytes: int, sample: int | None = None) -> dict[str, Any]:
+def contents_of_results(
+    results: Results, max_bytes: int, sample: int | None = None, model: Any = None
+) -> dict[str, Any]:
     """Reads the tables.
 
     Raises:
@@ -71,7 +73,7 @@ def contents_of_results(results: Results, max_bytes: int, sample: int | None = N
     if sample is not None:
         from attnscope.view.captured import captured_sentence
 
-        _add_examples(maps, captured_sentence(results, sample), samples, checkpoints, inputs)
+        _add_examples(maps, captured_sentence(results, sample, model), samples, checkpoints, inputs)
     elif "examples" in names:
         _add_examples(maps, results.table("examples"), samples, checkpoints, inputs)
     return {

@@ -6,8 +6,8 @@ const at = (id) => document.getElementById(id);
 const state = { metric: 0, checkpoint: data.checkpoints.length - 1, input: 0, layer: null, head: null, map: null, query: null };
 
 // --- small tools
-const STOPS = [[68, 1, 84], [72, 40, 120], [62, 74, 137], [49, 104, 142], [38, 130, 142], [31, 158, 137], [53, 183, 121], [109, 205, 89], [180, 222, 44], [253, 231, 37]];
-function color(share) {  // viridis
+const STOPS = [[0, 34, 78], [18, 53, 112], [59, 73, 108], [87, 93, 109], [112, 113, 115], [138, 134, 120], [165, 156, 116], [195, 179, 105], [225, 204, 85], [254, 232, 56]];
+function color(share) {  // cividis
   const place = Math.min(1, Math.max(0, share)) * (STOPS.length - 1), low = Math.min(STOPS.length - 2, Math.floor(place));
   const mix = STOPS[low].map((c, i) => Math.round(c + (STOPS[low + 1][i] - c) * (place - low)));
   return `rgb(${mix.join(",")})`;
@@ -38,15 +38,16 @@ function element(parent, tag, text = null, className = "") {
   return node;
 }
 const short = (text, length = 10) => (text.length > length ? text.slice(0, length - 1) + "…" : text);
-const visible = (token) => (token === "" ? "∅" : token.replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
+const visible = (token) => (token === "" ? "∅" : token.trim() === "" ? token.replace(/ /g, "␣").replace(/\n/g, "⏎").replace(/\t/g, "⇥") : token.trim().replace(/\n/g, "⏎").replace(/\t/g, "⇥"));
 const cells = (metric) => data.values[state.checkpoint][state.input][metric];
 const valueOf = (metric, layer, head) => cells(metric)[data.layers.indexOf(layer)][data.heads.indexOf(head)];
+
+function ends(values) { return values.reduce(([low, high], v) => [Math.min(low, v), Math.max(high, v)], [Infinity, -Infinity]); }
 
 // --- the layer × head map
 function drawHeads() {
   const grid = cells(state.metric), metric = data.metrics[state.metric];
-  const finite = grid.flat().filter((v) => v !== null);
-  const low = Math.min(...finite), high = Math.max(...finite);
+  const finite = grid.flat().filter((v) => v !== null), [low, high] = ends(finite);
   const share = (v) => (high > low ? (v - low) / (high - low) : 0.5);
   at("meaning").textContent = metric.meaning || metric.label;
   const room = at("heads");
@@ -80,7 +81,7 @@ function drawHeads() {
 function drawScale(metric, low, high, count) {
   const room = at("scale");
   room.replaceChildren();
-  const picture = svg(room, "svg", { viewBox: "0 0 400 52" });
+  const picture = svg(room, "svg", { viewBox: "0 0 400 52", style: "max-width:440px" });
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
   const left = 34, width = 330, uniform = data.uniform[state.input][state.metric];
   for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
@@ -112,118 +113,6 @@ function drawNumbers() {
   });
 }
 
-// --- one matrix
-function decoded(map) {
-  if (map.matrix) return map;
-  const bytes = Uint8Array.from(atob(map.entries), (letter) => letter.charCodeAt(0)), flat = new Float32Array(bytes.buffer), n = map.n;
-  map.matrix = new Float32Array(n * n);
-  if (map.causal) for (let i = 0, k = 0; i < n; i++) for (let j = 0; j <= i; j++) map.matrix[i * n + j] = flat[k++];
-  else map.matrix.set(flat);
-  map.pairs = [];
-  for (let i = 0; i < n; i++) for (let j = 0; j < i; j++) map.pairs.push([i, j, Math.max(map.matrix[i * n + j], map.matrix[j * n + i])]);
-  return map;
-}
-
-function choose(layer, head) {
-  Object.assign(state, { layer, head, query: null });
-  const own = data.maps.filter((map) => map.layer === layer && map.head === head);
-  const near = own.find((map) => map.checkpoint === state.checkpoint && map.input === state.input);
-  state.map = own.length ? decoded(near || own[0]) : null;
-  const menu = at("map");
-  menu.replaceChildren();
-  own.forEach((map, index) => {
-    const words = [data.checkpoints[map.checkpoint], data.inputs[map.input], map.sample === undefined ? "" : `sample ${map.sample}`];
-    const option = element(menu, "option", words.filter((word) => word).join(", ") || "the sentence");
-    option.value = index;
-    option.selected = map === state.map;
-  });
-  menu.onchange = () => { state.map = decoded(own[Number(menu.value)]); state.query = null; drawMap(); };
-  at("of-map").hidden = !own.length || (own.length === 1 && own[0].sample === undefined);
-  at("head-title").textContent = `Layer ${layer}, head ${head}`;
-  drawHeads();
-  drawNumbers();
-  drawMap();
-  remember();
-}
-
-function drawMap() {
-  const map = state.map;
-  at("matrix-room").hidden = !map;
-  at("why").textContent = map ? "" : data.without;
-  if (!map) return;
-  if (state.query === null) state.query = map.n - 1;
-  drawMatrix();
-  drawTokens();
-  drawGraph();
-  drawSpectrum();
-}
-
-const MARGIN = 74;
-function drawMatrix() {
-  const { n, matrix, tokens } = state.map, canvas = at("matrix"), context = canvas.getContext("2d"), size = 480, inner = size - MARGIN - 4, side = inner / n;
-  canvas.width = canvas.height = size * 2;
-  context.scale(2, 2);
-  context.clearRect(0, 0, size, size);
-  let top = 0;
-  for (const value of matrix) if (value > top) top = value;
-  const log = at("log").checked, share = (v) => (log ? 1 + Math.log10(Math.max(v, 1e-4) / top) / Math.log10(top / 1e-4) : v / top);
-  context.fillStyle = "rgba(128,128,128,0.16)";  // what stays of it is hidden from the query, or no number
-  context.fillRect(MARGIN, MARGIN, inner, inner);
-  for (let i = 0; i < n; i++) for (let j = 0; j < (state.map.causal ? i + 1 : n); j++) {
-    const value = matrix[i * n + j];
-    if (Number.isNaN(value)) continue;
-    context.fillStyle = color(top > 0 ? share(value) : 0);
-    context.fillRect(MARGIN + j * side, MARGIN + i * side, side + 0.25, side + 0.25);
-  }
-  context.strokeStyle = getComputedStyle(document.body).getPropertyValue("--accent");
-  context.lineWidth = 1;
-  context.strokeRect(MARGIN, MARGIN + state.query * side, inner, side);
-  context.fillStyle = getComputedStyle(document.body).getPropertyValue("--soft");
-  context.font = `${Math.max(8, Math.min(11, side))}px system-ui, "DejaVu Sans", sans-serif`;
-  context.textBaseline = "middle";
-  const every = Math.max(1, Math.ceil(11 / side));
-  for (let k = 0; k < n; k += every) {
-    const label = short(visible(tokens[k])), middle = MARGIN + (k + 0.5) * side;
-    context.textAlign = "right";
-    context.fillText(label, MARGIN - 5, middle);
-    context.save();
-    context.translate(middle, MARGIN - 5);
-    context.rotate(-Math.PI / 2);
-    context.textAlign = "left";
-    context.fillText(label, 0, 0);
-    context.restore();
-  }
-  context.textAlign = "left";
-  context.fillText("query ↓  key →", 2, 8);
-  let best = 0;
-  matrix.forEach((value, place) => { if (value > matrix[best]) best = place; });
-  say(Math.floor(best / n), best % n, "largest: ");
-}
-function say(i, j, lead = "") {
-  const { n, matrix, tokens } = state.map, value = matrix[i * n + j];
-  at("cell").textContent = `${lead}${visible(tokens[i])} (${i}) → ${visible(tokens[j])} (${j}): ${state.map.causal && j > i ? "not visible" : shown(value)}`;
-}
-function under(event) {
-  const box = at("matrix").getBoundingClientRect(), n = state.map.n, inner = (480 - MARGIN - 4) / 480;
-  const place = (position, start, length) => Math.floor(((position - start) / length - MARGIN / 480) / inner * n);
-  const i = place(event.clientY, box.top, box.height), j = place(event.clientX, box.left, box.width);
-  return i >= 0 && j >= 0 && i < n && j < n ? [i, j] : null;
-}
-
-function drawTokens() {
-  const { n, matrix, tokens, causal } = state.map, room = at("tokens"), row = matrix.subarray(state.query * n, state.query * n + n), top = Math.max(...row);
-  room.replaceChildren();
-  element(room, "div", `What the query ${visible(tokens[state.query])} (${state.query}) attends to. Click a token to make it the query.`, "lead");
-  tokens.forEach((token, key) => {
-    const node = element(room, "span", visible(token), "token");
-    if (causal && key > state.query) node.classList.add("hidden-key");
-    else if (row[key] > 0 && top > 0) node.style.background = `rgba(200, 80, 10, ${(0.75 * row[key] / top).toFixed(3)})`;
-    if (key === state.query) node.classList.add("chosen");
-    node.title = `key ${key}: ${shown(row[key])}`;
-    node.addEventListener("click", () => { state.query = key; drawMatrix(); drawTokens(); drawGraph(); });
-  });
-}
-
 // --- the graph of pairs at or above a threshold, and the bars it belongs to
 const threshold = () => Number((10 ** (-4 + 4 * Number(at("threshold").value) / 1000)).toPrecision(3));
 function drawGraph() {
@@ -246,7 +135,7 @@ function drawGraph() {
     const [x, y] = spot(k), node = svg(picture, "circle", { cx: x, cy: y, r: 3 + 7 * degree[k] / most });
     if (k === state.query) node.classList.add("chosen");
     svg(node, "title", {}, `${visible(tokens[k])} (${k}), ${degree[k]} neighbours`);
-    node.addEventListener("click", () => { state.query = k; drawMatrix(); drawTokens(); drawGraph(); });
+    node.addEventListener("click", () => { query(k); });
     if (step !== 1) continue;
     const angle = 360 * k / n, flip = angle > 180, [u, v] = spot(k, radius + 13);
     svg(picture, "text", { x: u, y: v, "text-anchor": flip ? "end" : "start", "dominant-baseline": "middle", transform: `rotate(${angle - 90 + (flip ? 180 : 0)} ${u} ${v})` }, short(visible(tokens[k])));
@@ -324,7 +213,11 @@ function recall() {
   at("threshold").value = t > 0 && t <= 1 ? Math.round(250 * (Math.log10(t) + 4)) : 500;
   const layer = Number(words.get("layer")), head = Number(words.get("head"));
   if (words.has("layer") && data.layers.includes(layer) && data.heads.includes(head)) return [layer, head];
-  return data.maps.length ? [data.maps[0].layer, data.maps[0].head] : null;
+  if (data.open) return data.open;
+  const kept = data.maps.filter((map) => map.checkpoint === state.checkpoint && map.input === state.input);
+  const shownHeads = kept.length ? kept : data.maps;  // the strongest head of the metric among those with a matrix
+  const value = (map) => valueOf(state.metric, map.layer, map.head) ?? -Infinity;
+  return shownHeads.length ? shownHeads.map((map) => [map.layer, map.head, value(map)]).reduce((a, b) => (b[2] > a[2] ? b : a)).slice(0, 2) : null;
 }
 function menu(id, names, key, always = false) {
   const select = at(id);
@@ -348,8 +241,10 @@ at("metric").addEventListener("change", () => { state.metric = Number(at("metric
 menu("checkpoint", data.checkpoints, "checkpoint");
 menu("input", data.inputs, "input");
 data.notes.forEach((note) => element(at("notes"), "p", note));
-at("log").addEventListener("change", drawMatrix);
+at("log").addEventListener("change", () => { drawMatrix(); drawThumbnails(); });
+at("of-thumbnails").addEventListener("toggle", drawThumbnails);
+if (window.parent !== window) new ResizeObserver(() => window.parent.postMessage({ attnscopeHeight: document.documentElement.offsetHeight }, "*")).observe(document.documentElement);
 at("threshold").addEventListener("input", () => { drawGraph(); remember(); });
 at("matrix").addEventListener("mousemove", (event) => { const cell = under(event); if (cell) say(...cell); });
-at("matrix").addEventListener("click", (event) => { const cell = under(event); if (cell) { state.query = cell[0]; drawMatrix(); drawTokens(); drawGraph(); } });
+at("matrix").addEventListener("click", (event) => { const cell = under(event); if (cell) query(cell[0]); });
 if (first) choose(...first); else { at("matrix-room").hidden = true; at("why").textContent = data.without; redraw(); }

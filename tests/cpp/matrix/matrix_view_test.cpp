@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "matrices.h"
+#include "matrix/matrix_reading.h"
 #include "matrix/support.h"
 
 namespace attnscope {
@@ -41,6 +42,36 @@ TEST(MatrixView, FindsEveryKindOfNonFiniteEntryAnywhere) {
   expect_every_bad_entry_found<float>();
   expect_every_bad_entry_found<Eigen::half>();
   expect_every_bad_entry_found<Eigen::bfloat16>();
+}
+
+template <class Scalar>
+void expect_one_read_to_say_both() {
+  for (const Index n : {1, 2, 5, 16, 17, 40}) {
+    for (const bool causal : {false, true}) {
+      const testing::RowMatrix<Scalar> good =
+          testing::random_attention(n, causal, static_cast<unsigned>(n)).template cast<Scalar>();
+      for (Index place = -1; place < n * n; ++place) {
+        for (const double bad : {1e-3, -0.0, std::numeric_limits<double>::quiet_NaN(),
+                                 -std::numeric_limits<double>::infinity()}) {
+          testing::RowMatrix<Scalar> a = good;
+          if (place >= 0) a.data()[place] = static_cast<Scalar>(bad);
+          for (const bool turned : {false, true}) {
+            const auto matrix = matrix_view(a.data(), n, turned ? 1 : n, turned ? n : 1);
+            const MatrixReading found = read_once(matrix);
+            ASSERT_EQ(found.finite, all_finite(matrix)) << "n = " << n << ", entry " << place;
+            ASSERT_EQ(found.causal, found.finite && is_causal(matrix)) << "n = " << n << ", entry " << place;
+          }
+        }
+      }
+    }
+  }
+}
+
+TEST(MatrixView, OneReadSaysWhatTwoSay) {
+  expect_one_read_to_say_both<double>();
+  expect_one_read_to_say_both<float>();
+  expect_one_read_to_say_both<Eigen::half>();
+  expect_one_read_to_say_both<Eigen::bfloat16>();
 }
 
 TEST(MatrixView, LargestFiniteValuesAreFinite) {

@@ -248,8 +248,8 @@ def test_one_matrix_is_one_head():
         (lambda: asc.view(attention(), tokens=["a"]), "12 tokens needs as many names, got 1"),
         (lambda: asc.view([attention()[0], attention()[0, :2]]), "one shape"),
         (lambda: asc.view([]), "got list"),
-        (lambda: asc.view(5), "want results, a tensor, or one tensor per layer, got int"),
-        (lambda: asc.view(made.make_results(), tokens=["a"]), "leave tokens out"),
+        (lambda: asc.view(5), "want a model and a text, results, a tensor, or one tensor per layer, got int"),
+        (lambda: asc.view(made.make_results(), tokens=["a"]), "tokens does not go with stored results"),
     ],
 )
 def test_what_is_not_one_sentence_is_refused_in_words(call, words):
@@ -297,7 +297,7 @@ def test_a_sentence_of_a_run_is_captured_again(tmp_path):
         assert np.allclose(np.array(found.probe), maps[1][2].numpy().ravel(), atol=1e-6)
     with pytest.raises(ResultsError, match="no sample 7, only 0 to 2"):
         asc.view(results, sample=7)
-    with pytest.raises(ValueError, match="tensors are one sentence already"):
+    with pytest.raises(ValueError, match="sample does not go with tensors"):
         asc.view(torch.eye(4), sample=0)
     shutil.rmtree(model)
     with pytest.raises(ResultsError, match="the model tiny of the run cannot be loaded again"):

@@ -12,6 +12,7 @@ import torch
 
 import attnscope as asc
 from attnscope import _checks, _memory
+from attnscope._warn import NotAttentionWarning
 from attnscope.metrics.measure import metric_names
 
 #: Workspaces are reused over a batch: of the peak memory of many maps and of few.
@@ -145,6 +146,7 @@ def test_a_call_that_exceeds_the_machine_is_announced(monkeypatch):
     def announced(name, **options):
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
+            warnings.simplefilter("ignore", NotAttentionWarning)
             _checks.attention_argument(name, attention, **options)
         return [(str(one.message), one.filename) for one in caught]
 

@@ -57,6 +57,7 @@ def said(name, value, **options):
         "before": torch.ones(n, 2),
         "after": torch.zeros(n, 2),
         "keys": [0],
+        "spans": [0, 1],
         "reference": torch.arange(n) < 1,
         "scales": [1.0, 4.0],
     }

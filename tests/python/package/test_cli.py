@@ -14,7 +14,6 @@ import pytest
 import attnscope
 from attnscope.commands import cli
 from attnscope.metrics.discovery import found
-from attnscope.metrics.measure import metric_names
 from attnscope.metrics.quantity import Quantity
 from folders import model_folder, sentences, series
 
@@ -293,12 +292,16 @@ def test_metrics_prints_definition_and_reference(call):
     assert "Fiedler, Algebraic connectivity of graphs, 1973" in out
     code, out, _ = call("metrics", "--json")
     names = json.loads(out)
-    assert set(names) - {one.metric for one in found().quantities} <= set(metric_names())
+    assert set(names) <= set(found().names())
+    assert {"fiedler_value", "delta_statistics", "cloud_persistence", "boundary"} <= set(names)
     assert all(names.values())
     code, out, _ = call("metrics", "subspace_fraction")
     assert code == 0
     assert out.startswith("attnscope.subspace_fraction(matrix, basis, *, side='in', k=None)")
     assert "([1.0, 1.0], [4.0, 2.0], [1.0, 1.0])" in out
+    code, out, _ = call("metrics", "cloud_persistence")
+    assert code == 0
+    assert out.startswith("attnscope.cloud_persistence(points, *, metric='cosine', max_dimension=1")
 
 
 def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):

@@ -127,8 +127,11 @@ def test_every_fraction_stands_beside_what_it_must_be_read_with(made):
     assert (rows["p_adjusted"] >= rows["p_value"]).all()
     assert rows[rows["subspace"] == "inputs"]["low"].notna().all()
     controls = of(made, "fractions_variants", "tuned")
-    assert set(controls["variant"]) == {"other_layer", "random_weights", "weights"}
-    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == {"random_weights", "weights"}
+    own = {"weights", "decay_removed", "random_weights"}
+    assert set(controls["variant"]) == {*own, "other_layer"}
+    assert set(controls[controls["subspace"] == "prediction"]["variant"]) == own
+    drawn = controls[controls["variant"] == "random_weights"]
+    assert (drawn["low"] < drawn["relative"]).all()
     deltas = of(made, "deltas", "tuned")
     assert deltas[["unchanged_share", "step_ratio", "noise_share"]].notna().all().all()
     checks = made.table("checks")
@@ -155,7 +158,7 @@ def test_training_is_concentrated_and_noise_is_not(made):
 def test_changes_of_rank_one_are_as_the_closed_form_says(made):
     rows = made.table("rank_one")
     down = rows[rows["role"] == "down"]
-    assert set(rows["direction"]) == {"prediction", "complement", "haar", "gradients"}
+    assert set(down["direction"]) == {"prediction", "complement", "haar", "gradients"}
     assert set(rows["sample"]) == {0, 1, 2}
     np.testing.assert_allclose(down["kl"], down["predicted_kl"], rtol=0.25)
     assert rows[rows["role"] == "o"]["predicted_kl"].isna().all()

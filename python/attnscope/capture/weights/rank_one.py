@@ -56,7 +56,7 @@ def rank_one_effect(
         layer: of the matrix; negative ones count from the end.
         role: of the matrix, as "down".
         directions: u, [directions, out]; lengths do not matter.
-        v: [in]; likewise.
+        v: [in], or one for each direction [directions, in]; likewise.
         size: of the change, relative to the matrix.
 
     Returns:
@@ -88,12 +88,12 @@ def rank_one_effect(
     batch.setdefault("attention_mask", mask.long())
     found = weight_map(model)
     number = layer % found.layers if -found.layers <= layer < found.layers else layer
-    us = directions.double().reshape(-1, directions.shape[-1])
+    us, vs = _paired(name, directions, v)
     with torch.no_grad():
         base = model(**batch).logits.double().log_softmax(-1)
         rows = []
-        for u in us:
-            with edit(model, ReplaceWeight(layer, role, u, v, size)):
+        for u, own in zip(us, vs, strict=True):
+            with edit(model, ReplaceWeight(layer, role, u, own, size)):
                 changed = model(**batch).logits.double().log_softmax(-1)
             rows.append(_effect(base, changed, ids, mask))
     kl, shift = (torch.stack(values) for values in zip(*rows, strict=True))
@@ -104,8 +104,57 @@ def rank_one_effect(
     predicted = torch.full_like(kl, torch.nan)
     if role == "down" and number == found.layers - 1 and entry.out_gain is None:
         length = size * float(entry.of(model.get_parameter(entry.tensor).detach()).double().norm())
-        predicted = _predicted(model, batch, number, us, v.double(), length, mask)
+        predicted = _predicted(model, batch, number, us, vs, length, mask)
     return RankOneEffect(kl, predicted, shift, -shift)
+
+
+def attention_change(
+    model: nn.Module,
+    ids: Tensor,
+    layer: int,
+    role: str,
+    directions: Tensor,
+    v: Tensor,
+    *,
+    size: float = 0.05,
+) -> Tensor:
+    """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
+
+    Args:
+        model: whose attention can be captured.
+        ids: of one text, [n].
+        layer: of the matrix and of the maps.
+        role: of the matrix.
+        directions: as in `rank_one_effect`.
+        v: likewise.
+        size: of the change, relative to the matrix.
+
+    Returns:
+        [directions] float64, in [0, 1].
+    """
+    from attnscope.capture.recording import capture
+
+    def maps() -> Tensor:
+        with capture(model, layers=[layer]) as recording:
+            (found,) = (one.attention[0].double().clone() for one in recording.run(input_ids=ids[None]))
+        return found
+
+    us, vs = _paired("attention_change", directions, v)
+    with torch.no_grad():
+        base, changes = maps(), []
+        for u, own in zip(us, vs, strict=True):
+            with edit(model, ReplaceWeight(layer, role, u, own, size)):
+                changes.append((maps() - base).abs().sum(-1).mean() / 2)
+    return torch.stack(changes)
+
+
+def _paired(function: str, directions: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
+    """Both vectors of every change, [directions, ·]."""
+    us = directions.double().reshape(-1, directions.shape[-1])
+    vs = v.double().expand(len(us), -1) if v.ndim == 1 else v.double()
+    if len(vs) != len(us):
+        raise ValueError(f"{function}: {len(us)} directions need one v or as many, got {len(vs)}")
+    return us, vs
 
 
 def _effect(base: Tensor, changed: Tensor, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
@@ -126,22 +175,22 @@ def _predicted(
     batch: Mapping[str, Any],
     layer: int,
     us: Tensor,
-    v: Tensor,
+    vs: Tensor,
     length: float,
     mask: Tensor,
 ) -> Tensor:
     """½c²·mean of (v·x)²·uᵀFu from captured x and h."""
     tracer = Tracer(model, layers=[layer])
     logits_of = readout(model)
-    unit_v = v / v.norm()
+    unit_vs = vs / vs.norm(dim=1, keepdim=True)
     found = []
     for row, ids in enumerate(batch["input_ids"]):
         own = mask[row]
         trace = next(one for one in tracer.run(ids[own]) if one.role == "down")
         hidden = final_state(model, tracer, ids[own])
-        strength = (trace.x.double() @ unit_v).square()
+        strengths = (trace.x.double() @ unit_vs.mT).square().mT
         values = []
-        for u in us:
+        for u, strength in zip(us, strengths, strict=True):
             direction = (u / u.norm()).to(hidden).expand_as(hidden)
             logits, moved = torch.func.jvp(logits_of, (hidden,), (direction,))[:2]
             p, moved = logits.detach().double().softmax(-1), moved.detach().double()

@@ -194,10 +194,13 @@ class Tracer:
         names = list(dict.fromkeys(entry.tensor for entry in self.entries)) if parameters else []
         wanted = {name: self.model.get_parameter(name) for name in names}
         with self._hooked() as (traces, outputs), frozen(self.model, {id(one) for one in wanted.values()}):
-            with torch.set_grad_enabled(self.gradients):
-                result = self.model(**inputs, attention_mask=torch.ones_like(inputs["input_ids"]))
+            inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
             if not self.gradients:
+                with torch.no_grad():  # no logits are needed
+                    getattr(self.model, "base_model", self.model)(**inputs)
                 return list(traces.values()), {}
+            with torch.enable_grad():
+                result = self.model(**inputs)
             loss = _loss(result.logits[0], inputs["input_ids"][0], labels, generator)
             sources = [*outputs.values(), *wanted.values()]
             found = torch.autograd.grad(loss, sources, allow_unused=True)

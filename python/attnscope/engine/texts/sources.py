@@ -19,6 +19,7 @@ import numpy as np
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.texts.wordnet import wordnet_rows
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000
@@ -310,9 +311,17 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
+    readers: dict[str, Callable[[], Iterator[Row]]] = {
+        "builtin:pydoc": _read_pydoc,
+        "builtin:wordnet": wordnet_rows,
+    }
+    if source.path not in readers:
+        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, readers)}")
+    return readers[source.path]()
+
+
+def _read_pydoc() -> Iterator[Row]:
     """Sentences of the Python manual: text that every Python carries."""
-    if source.path != "builtin:pydoc":
-        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, ['builtin:pydoc'])}")
     from pydoc_data.topics import topics
 
     number = 0

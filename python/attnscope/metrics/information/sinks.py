@@ -251,9 +251,9 @@ def sink_share(
         >>> import torch, attnscope as asc
         >>> star = torch.zeros(4, 4, dtype=torch.float64); star[:, 0] = 1
         >>> asc.sink_share(star)
-        SinkShare(share=float64[], uniform=float64[], boost=float64[], learned=float64[])
-        >>> round(asc.sink_share(star).uniform.item(), 6)  # (1 + 1/2 + 1/3 + 1/4)/4
-        0.520833
+        SinkShare(share=1, uniform=0.5208, boost=1.92, learned=0)
+        >>> (1 + 1 / 2 + 1 / 3 + 1 / 4) / 4
+        0.5208333333333333
 
     References:
         Xiao et al., Efficient streaming language models with attention sinks, arXiv 2309.17453, 2023.

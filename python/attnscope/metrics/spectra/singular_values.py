@@ -184,7 +184,8 @@ def spectral_ratio_of(sigma: torch.Tensor) -> torch.Tensor:
 
 
 def _values(function: str, attention: torch.Tensor, lengths: _checks.Lengths, validate: bool) -> torch.Tensor:
-    checked = _checks.attention_argument(function, attention, lengths, validate=validate)
+    rows = function != "singular_values"  # those of any matrix are asked for
+    checked = _checks.attention_argument(function, attention, lengths, validate=validate, rows=rows)
     result, non_finite = _core.singular_values(checked.tensor, checked.lengths)
     return _checks.finished(function, checked, result, non_finite)  # type: ignore[no-any-return]
 

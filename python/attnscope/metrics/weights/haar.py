@@ -54,6 +54,45 @@ def haar_deviation(pr: Tensor | float, other_pr: Tensor | float, d: int | Tensor
     return torch.where(size < 2, torch.nan, (2 * spread / ((size - 1) * (size + 2))).sqrt())
 
 
+def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
+    """An orthonormal basis of a k-dimensional subspace of d dimensions, uniform over all of them.
+
+    Args:
+        d: dimension of the space, at least 1.
+        k: of the subspace, in 1..d.
+        seed: the same seed gives the same basis.
+
+    Returns:
+        [d, k] float64 with orthonormal columns.
+
+    Raises:
+        ValueError: k outside 1..d, a negative seed.
+        TypeError: no whole numbers.
+
+    Example:
+        >>> import torch, attnscope as asc
+        >>> basis = asc.haar_basis(5, 2)
+        >>> basis.shape, torch.allclose(basis.T @ basis, torch.eye(2, dtype=torch.float64))
+        (torch.Size([5, 2]), True)
+
+    References:
+        Mezzadri, How to generate random matrices from the classical compact groups, 2007.
+    """
+    name = "haar_basis"
+    size, width, start = (
+        _checks.whole(name, what, value) for what, value in (("d", d), ("k", k), ("seed", seed))
+    )
+    if not 1 <= width <= size:
+        raise ValueError(f"{name}: k must lie in 1..d = {size}, got {k!r}")
+    if start < 0:
+        raise ValueError(f"{name}: seed must be at least 0, got {seed!r}")
+    draw = torch.Generator().manual_seed(start)
+    q, r = torch.linalg.qr(torch.randn(size, width, generator=draw, dtype=torch.float64))
+    # QR chooses signs; those of a positive diagonal make the law uniform.
+    basis: Tensor = q * r.diagonal().sign()
+    return basis
+
+
 def upper_tail(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """P(X >= value) of the Beta law on [0, 1] with this mean and deviation; NaN where it does not vary.
 

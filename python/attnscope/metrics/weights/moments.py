@@ -11,7 +11,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -19,6 +18,7 @@ from torch import Tensor
 
 from attnscope._nearest import nearest
 from attnscope.metrics.weights.jackknife import JackknifeInterval, jackknife_interval
+from attnscope.metrics.weights.moment_sums import MomentBatch, MomentSums
 
 #: What matrices of one site read: site -> roles.
 READERS: Mapping[str, tuple[str, ...]] = {
@@ -48,44 +48,6 @@ def site_of(role: str, side: str) -> str:
     return _SITE_OF.get(role, role) if side == "in" else role
 
 
-@dataclass
-class MomentSums:
-    """Sums over tokens of one site and one group.
-
-    Attributes:
-        total: Σ x [d].
-        second: Σ x xᵀ [d, d], or that times the sketch's directions [d, p].
-        centred: the same of x less the mean of its text.
-        counts: tokens, Σ‖x‖², Σ‖x − mean‖², max ‖x‖², [4].
-    """
-
-    total: Tensor
-    second: Tensor
-    centred: Tensor
-    counts: Tensor
-
-    def add(self, other: MomentSums) -> MomentSums:
-        """The sums of both."""
-        counts = self.counts + other.counts
-        counts[3] = torch.maximum(self.counts[3], other.counts[3])
-        return MomentSums(
-            self.total + other.total, self.second + other.second, self.centred + other.centred, counts
-        )
-
-    def packed(self) -> Tensor:
-        """All of it in one vector."""
-        parts = (self.counts, self.total, self.second.flatten(), self.centred.flatten())
-        return torch.cat(parts)
-
-    @classmethod
-    def unpacked(cls, packed: Tensor, d: int) -> MomentSums:
-        """What `packed` made of sums of d numbers."""
-        columns = (len(packed) - 4 - d) // (2 * d)
-        counts, total, products = packed[:4], packed[4 : 4 + d], packed[4 + d :]
-        second, centred = products[: d * columns], products[d * columns :]
-        return cls(total, second.view(d, columns), centred.view(d, columns), counts.clone())
-
-
 class Moments:
     """Streaming second moments of many sites; made by `second_moments`, or filled by `add`.
 
@@ -111,6 +73,8 @@ class Moments:
             raise ValueError(f"Moments: rank must be at least 1, got {rank}")
         self.rank, self.seed = rank, seed
         self._sums: dict[Key, dict[int, MomentSums]] = {}
+        self._batches: dict[tuple[Key, int], MomentBatch] = {}
+        self._widths: dict[Key, int] = {}
         self._directions: dict[int, Tensor] = {}
 
     def add(self, x: Tensor, *, layer: int, role: str, side: str = "in", group: int = 0) -> None:
@@ -124,34 +88,33 @@ class Moments:
             group: of the text.
         """
         key = (layer, site_of(role, side), side)
-        one = self._of_text(x.detach())
-        groups = self._sums.setdefault(key, {})
-        if groups and next(iter(groups.values())).total.shape != one.total.shape:
-            raise ValueError(
-                f"Moments: layer {layer} {role} has {len(next(iter(groups.values())).total)} inputs, "
-                f"got {len(one.total)}"
-            )
-        groups[group] = groups[group].add(one) if group in groups else one
-
-    def _of_text(self, x: Tensor) -> MomentSums:
+        x = x.detach()
         x = x if x.dtype == torch.float64 else x.float()
-        count = float(len(x))
-        squares = x.square().sum(1, dtype=torch.float64)
-        total = x.sum(0, dtype=torch.float64)
-        second = self._product(x)
-        energy, largest = (float(squares.sum()), float(squares.max())) if count else (0.0, 0.0)
-        # about the mean of the text: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n
-        shared = total / max(1.0, count)
-        across = total if self.rank is None else self._sketch(len(total)).to(total).mT @ total
-        centred = second - torch.outer(shared, across).cpu()
-        less = float(shared @ total)
-        counts = torch.tensor([count, energy, max(0.0, energy - less), largest], dtype=torch.float64)
-        return MomentSums(total.cpu(), second, centred, counts)
+        width = self._widths.setdefault(key, x.shape[1])
+        if width != x.shape[1]:
+            raise ValueError(f"Moments: layer {layer} {role} has {width} inputs, got {x.shape[1]}")
+        batch = self._batches.get((key, group))
+        if batch is None or not batch.takes(x):
+            self._close(key, group)
+            directions = None if self.rank is None else self._sketch(width)
+            batch = self._batches[key, group] = MomentBatch(x, directions)
+        batch.add(x)
 
-    def _product(self, x: Tensor) -> Tensor:
-        if self.rank is None:
-            return (x.mT @ x).double().cpu()
-        return (x.mT @ (x @ self._sketch(x.shape[1]).to(x))).double().cpu()
+    def _close(self, key: Key, group: int) -> None:
+        """Adds what was summed in the dtype of the inputs to the sums in float64."""
+        batch = self._batches.pop((key, group), None)
+        if batch is not None:
+            self._keep(key, group, batch.sums())
+
+    def _keep(self, key: Key, group: int, sums: MomentSums) -> None:
+        groups = self._sums.setdefault(key, {})
+        groups[group] = groups[group].add(sums) if group in groups else sums
+
+    def _closed(self) -> dict[Key, dict[int, MomentSums]]:
+        """All sums, brought up to date."""
+        for key, group in list(self._batches):
+            self._close(key, group)
+        return self._sums
 
     def _sketch(self, d: int) -> Tensor:
         """Orthonormal directions [d, min(rank, d)], the same for every site of this width."""
@@ -170,19 +133,21 @@ class Moments:
         """
         if (self.rank, self.seed) != (other.rank, other.seed):
             raise ValueError(f"merge: sketches differ: rank {self.rank} and {other.rank}")
-        for key, groups in other._sums.items():
-            own = self._sums.setdefault(key, {})
-            for group, sums in groups.items():
-                own[group] = own[group].add(sums) if group in own else sums
+        self._closed()
+        for key, group, sums in other.items():
+            self._keep(key, group, sums)
+            self._widths.setdefault(key, len(sums.total))
 
     def items(self) -> Iterator[tuple[Key, int, MomentSums]]:
         """(layer, site, side), group and sums of everything."""
-        for key, groups in self._sums.items():
+        for key, groups in self._closed().items():
             for group, sums in groups.items():
                 yield key, group, sums
 
     def put(self, key: Key, group: int, sums: MomentSums) -> None:
         """Takes sums as they are, as `items` gives them."""
+        self._batches.pop((key, group), None)
+        self._widths.setdefault(key, len(sums.total))
         self._sums.setdefault(key, {})[group] = sums
 
     def state(self) -> dict[str, Tensor]:
@@ -220,7 +185,7 @@ class Moments:
 
     def has(self, layer: int, role: str, side: str = "in") -> bool:
         """Whether there are sums of that site."""
-        return (layer, site_of(role, side), side) in self._sums
+        return (layer, site_of(role, side), side) in self._closed()
 
     @property
     def groups(self) -> list[int]:
@@ -251,7 +216,7 @@ class Moments:
         Raises:
             ValueError: there are none of that site.
         """
-        groups = self._sums.get((layer, site_of(role, side), side))
+        groups = self._closed().get((layer, site_of(role, side), side))
         if not groups:
             known = sorted({site for _, site, _ in self._sums})
             raise ValueError(

@@ -19,23 +19,35 @@ from attnscope.engine.claims import (
     Claim,
 )
 from attnscope.studies.pretraining_writes.evidence import Pair
+from attnscope.studies.pretraining_writes.fractions import spread_over
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
 
 #: An arm that is a preference objective, in the order in which one is taken.
 PREFERENCE = ("dpo", "preference")
+#: What arms are called that were stopped where all have moved as far.
+MATCHED = "_matched"
+#: The change that made the start, which is no arm from it.
+PRETRAINING = "pretraining"
 _RUN = re.compile(r"(\d+)$")
 
 
-def arm_claims(pairs: list[Pair], options: WeightsOptions) -> Iterator[Claim]:
-    """C1b against continued pretraining, C2b, C3, C4 and C5; the training run is the unit."""
+def arm_claims(pairs: list[Pair], options: WeightsOptions, *, matched: bool = False) -> Iterator[Claim]:
+    """C1b against continued pretraining, C2b, C3, C4 and C5; the training run is the unit.
+
+    Args:
+        pairs: of the run.
+        options: of the study, with arms.
+        matched: of the arms that were stopped where all have moved as far, instead of the others.
+    """
     runs: dict[str, dict[str, Pair]] = defaultdict(dict)
     for pair in pairs:
         model = str(pair.keys["model"])
-        if model in options.arms:
+        arm = options.arms.get(model, PRETRAINING)
+        if arm != PRETRAINING and arm.endswith(MATCHED) == matched:
             found = _RUN.search(model)
-            runs[options.arms[model]][found[1] if found else model] = pair
+            runs[arm.removesuffix(MATCHED)][found[1] if found else model] = pair
     tuned = next((name for name in PREFERENCE if name in runs), None)
     yield _difference(
         "C1b", "D1 of the preference arm less D1 of ce (octaves)", runs, tuned, "ce",
@@ -62,14 +74,8 @@ def _contrast(pair: Pair) -> float:
 
 def _interval(values: list[float]) -> tuple[float, float, float]:
     """Mean and 95 % t interval over training runs."""
-    from scipy import stats
-
-    own = np.array([value for value in values if math.isfinite(value)])
-    mean = float(own.mean()) if len(own) else math.nan
-    if len(own) < 2:
-        return mean, math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(own) - 1) * own.std(ddof=1) / math.sqrt(len(own)))
-    return mean, mean - half, mean + half
+    own = [value for value in values if math.isfinite(value)]
+    return (float(np.mean(own)) if own else math.nan, *spread_over(own))
 
 
 def _verdict(low: float, high: float) -> str:

@@ -30,6 +30,8 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     found = weight_map(run.folder())
     sums = Sums(run, of, rank_of(options, found))
     subspaces = Subspaces(run, sums, run.folder(), options)
+    errors = energies.groupby(["layer", "role"])["identity_error"].max()
+    energies = energies[energies["side"] == "in"]
     largest = energies.groupby(["layer", "role"])["largest_token_share"].max().reset_index()
     first = {
         (int(row["layer"]), site_of(row["role"], "in")): row["largest_token_share"]
@@ -64,6 +66,7 @@ def describe(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
                 mean_input_share=float(mean.square().sum()) / moments.trace(entry.layer, entry.role, side),
                 stability=_stability(moments, entry.layer, entry.role, side, k),
                 prediction_overlap=shared,
+                identity_error=float(errors.get((entry.layer, entry.role), math.nan)),
             )
 
 

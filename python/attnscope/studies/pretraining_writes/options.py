@@ -13,7 +13,7 @@ from attnscope.engine.study import Names, Options
 
 #: Matrices that every claim is about, in the order of a block.
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
-NULLS = ("other_layer", "random_weights", "weights")
+NULLS = ("other_layer", "random_weights", "weights", "foreign")
 
 
 class RankOneOptions(Options):
@@ -24,12 +24,21 @@ class RankOneOptions(Options):
         size: of the change, relative to the matrix.
         directions: drawn of each class.
         texts: that are read, the first ones.
+        tokens: two ids whose difference in the unembedding is a further direction to write.
     """
 
     layers: list[int] = Field(default=[-1], min_length=1)
     size: float = Field(default=0.05, gt=0.0)
     directions: int = Field(default=16, ge=1)
     texts: int = Field(default=16, ge=2)
+    tokens: tuple[int, int] | None = None
+
+    @field_validator("tokens")
+    @classmethod
+    def _tokens(cls, pair: tuple[int, int] | None) -> tuple[int, int] | None:
+        if pair is not None and (pair[0] == pair[1] or min(pair) < 0):
+            raise ValueError(f"expected two different token ids, got {pair[0]} and {pair[1]}")
+        return pair
 
 
 class WeightsOptions(Options):
@@ -40,6 +49,8 @@ class WeightsOptions(Options):
             series, a revision, or a model's label.
         roles: as "q" or "down"; empty takes all.
         k: directions of the tested subspace; "d/16" takes a sixteenth of the width of each side.
+        moments_of: whose inputs, gradients and unembedding changes are measured in: "before", "after", or
+            "both": the base's, and beside them those of the tuned checkpoint and of the last of its series.
         curve: largest k of the curve over powers of 2; 0 leaves it out.
         skip_first: position 0 is left out of moments.
         groups: of texts, for the jackknife.
@@ -49,13 +60,15 @@ class WeightsOptions(Options):
         gradients: also of the loss at the output of every matrix.
         nulls: further ones beside random subspaces: "other_layer" (inputs of the layer half the depth away),
             "random_weights" (inputs and unembedding of a model of the same configuration), "weights" (the
-            base's own matrices on the same subspaces).
+            base's own matrices on the same subspaces), "foreign" (inputs on texts of other groups than the
+            first; what is measured are then the inputs on the first group's).
         random_weights: how many such models.
         rank_one: changes of rank one in the base; false leaves them out.
         rounded: which sides were rounded when they were stored: "after", "both", or "auto": both within a
             series.
         arms: model -> what was done to the base to make it, as {"tuned-0": "dpo"}; models of one arm are
-            training runs of it. "ce" is continued pretraining, "contrastive_K" has K negatives.
+            training runs of it. "ce" is continued pretraining, "contrastive_K" has K negatives, and
+            "NAME_matched" is NAME after so many steps that all arms have moved as far.
         alpha: of tests.
     """
 
@@ -69,7 +82,8 @@ class WeightsOptions(Options):
     fold_norm: bool = True
     center: bool = True
     gradients: bool = True
-    nulls: Names = Field(default=list(NULLS))
+    moments_of: Literal["before", "after", "both"] = "before"
+    nulls: Names = Field(default=list(NULLS[:3]))
     random_weights: int = Field(default=8, ge=1)
     rank_one: RankOneOptions | Literal[False] = Field(default=RankOneOptions())
     rounded: Literal["auto", "after", "both"] = "auto"

@@ -1,25 +1,30 @@
 # SPDX-License-Identifier: MIT
-"""Changes of rank one in the matrices that write: directions of the predictions against others."""
+"""Changes of rank one in the base: directions of its predictions and inputs against others of equal size."""
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from attnscope.capture.weights.rank_one import rank_one_effect
+from attnscope.capture.weights.rank_one import attention_change, rank_one_effect
 from attnscope.models.architecture import weight_map
-from attnscope.studies.pretraining_writes.subspaces import Subspaces
+from attnscope.models.head import effective_unembedding
+from attnscope.models.weight_entries import WeightMap
+from attnscope.models.weights import WeightFolder
+from attnscope.studies.pretraining_writes.subspaces import Directions, Subspaces
 from attnscope.studies.pretraining_writes.sums import Sums, rank_of, title_of
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.engine.units import Unit
-    from attnscope.studies.pretraining_writes.options import WeightsOptions
+    from attnscope.studies.pretraining_writes.options import RankOneOptions, WeightsOptions
 
-ROLES = ("o", "down")
+WRITING, READING = ("o", "down"), ("q", "k")
+#: Class of directions -> u [directions, out] and v [directions, in].
+Classes = dict[str, tuple[Tensor, Tensor]]
 
 
 def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
@@ -35,55 +40,112 @@ def measure(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     subspaces = Subspaces(
         run, Sums(run, title_of(unit.checkpoint), rank_of(options, found)), run.folder(), options
     )
-    if subspaces.prediction() is None:
+    prediction = subspaces.prediction()
+    if prediction is None:
         return
     for layer in sorted({number % found.layers for number in chosen.layers}):
-        for role in ROLES:
+        for role in (*WRITING, *READING):
             inputs = subspaces.of_moment(layer, role, "in")
-            if inputs is None:
+            if inputs is None or (layer, role, None) not in {entry.key for entry in found}:
                 continue
-            classes = _classes(subspaces, layer, role, run, options)
-            stacked = torch.cat(list(classes.values()))
+            draw = _Draw(run, layer, role, chosen)
+            if role in WRITING:
+                gradients = subspaces.of_moment(layer, role, "out")
+                classes = _writing(draw, inputs, prediction, gradients, options)
+                if chosen.tokens is not None:
+                    classes["tokens"] = _tokens(run, found, chosen.tokens, inputs)
+            else:
+                classes = _reading(draw, inputs, found[layer, role].shape[0], options)
             for batch in run.batches():
                 for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-                    if sample >= chosen.texts:
-                        continue
-                    effect = rank_one_effect(
-                        model,
-                        torch.as_tensor(ids)[None].long(),
-                        layer,
-                        role,
-                        stacked,
-                        inputs.basis[:, 0],
-                        size=chosen.size,
-                    )
-                    for at, name in enumerate(classes):
-                        own = slice(at * chosen.directions, (at + 1) * chosen.directions)
-                        values = {
-                            field: float(value[own].mean()) for field, value in effect._asdict().items()
-                        }
-                        keys = {"sample": sample, "layer": layer, "role": role, "direction": name}
-                        run.write("rank_one", **keys, **values)
+                    if sample < chosen.texts:
+                        keys = {"sample": sample, "layer": layer, "role": role}
+                        _one_text(run, model, torch.as_tensor(ids).long(), keys, classes, chosen.size)
 
 
-def _classes(
-    subspaces: Subspaces, layer: int, role: str, run: StageRun, options: WeightsOptions
-) -> dict[str, Tensor]:
-    """Class -> unit directions [directions, d]."""
-    prediction = subspaces.prediction()
-    assert prediction is not None
-    assert options.rank_one
-    d = len(prediction.basis)
-    basis = prediction.basis[:, : options.directions(d)]
-    drawn = run.rng("rank_one", layer, role).standard_normal((3, options.rank_one.directions, d))
-    gaussian = torch.as_tensor(drawn)
-    inside = gaussian[0] @ basis @ basis.mT
-    outside = gaussian[1] - gaussian[1] @ basis @ basis.mT
-    classes = {"prediction": inside, "complement": outside, "haar": gaussian[2]}
-    gradients = subspaces.of_moment(layer, role, "out")
+def _one_text(
+    run: StageRun, model: Any, ids: Tensor, keys: dict[str, Any], classes: Classes, size: float
+) -> None:
+    us, vs = (torch.cat(parts) for parts in zip(*classes.values(), strict=True))
+    place = keys["layer"], keys["role"]
+    effect = rank_one_effect(model, ids[None], *place, us, vs, size=size)
+    fields = {name: value[:, 0] for name, value in effect._asdict().items()}
+    if keys["role"] in READING:
+        try:
+            fields["attention_change"] = attention_change(model, ids, *place, us, vs, size=size)
+        except NotImplementedError as reason:
+            run.note(str(reason))
+    first = 0
+    for name, (own, _) in classes.items():
+        means = {field: float(value[first : first + len(own)].mean()) for field, value in fields.items()}
+        first += len(own)
+        run.write("rank_one", **keys, direction=name, **{"attention_change": math.nan, **means})
+
+
+class _Draw:
+    """Seeded unit directions of one matrix."""
+
+    def __init__(self, run: StageRun, layer: int, role: str, chosen: RankOneOptions) -> None:
+        self._generator = run.rng("rank_one", layer, role)
+        self.count = chosen.directions
+
+    def gaussian(self, d: int) -> Tensor:
+        """[directions, d], any length."""
+        return torch.as_tensor(self._generator.standard_normal((self.count, d)))
+
+    def classes(self, basis: Tensor) -> dict[str, Tensor]:
+        """Unit directions inside a subspace [d, k], orthogonal to it, and anywhere."""
+        inside, outside, anywhere = (self.gaussian(len(basis)) for _ in range(3))
+        found = {
+            "inside": inside @ basis @ basis.mT,
+            "complement": outside - outside @ basis @ basis.mT,
+            "haar": anywhere,
+        }
+        return {name: _unit(one) for name, one in found.items()}
+
+
+def _unit(directions: Tensor) -> Tensor:
+    lengths: Tensor = directions.norm(dim=1, keepdim=True)
+    return directions / lengths.clamp_min(math.ulp(0.0))
+
+
+def _writing(
+    draw: _Draw,
+    inputs: Directions,
+    prediction: Directions,
+    gradients: Directions | None,
+    options: WeightsOptions,
+) -> Classes:
+    """The first input direction is read, and directions of each class are written."""
+    k = options.directions(len(prediction.basis))
+    found = draw.classes(prediction.basis[:, :k])
+    found = {("prediction" if name == "inside" else name): one for name, one in found.items()}
     if gradients is not None:
-        own = gradients.basis[:, : options.directions(d)]
-        classes["gradients"] = gaussian[0] @ own @ own.mT
-    return {
-        name: one / one.norm(dim=1, keepdim=True).clamp_min(math.ulp(0.0)) for name, one in classes.items()
-    }
+        found["gradients"] = draw.classes(gradients.basis[:, :k])["inside"]
+    v = inputs.basis[:, 0].expand(draw.count, -1)
+    return {name: (u, v) for name, u in found.items()}
+
+
+def _reading(draw: _Draw, inputs: Directions, out: int, options: WeightsOptions) -> Classes:
+    """Directions of each class are read, and what is written is drawn in all rows of the heads."""
+    found = draw.classes(inputs.basis[:, : options.directions(len(inputs.basis))])
+    u = _unit(draw.gaussian(out))
+    return {("inputs" if name == "inside" else name): (u, v) for name, v in found.items()}
+
+
+def _tokens(
+    run: StageRun, found: WeightMap, tokens: tuple[int, int], inputs: Directions
+) -> tuple[Tensor, Tensor]:
+    """The direction W̃_y − W̃_x that tells two tokens apart."""
+    folder = WeightFolder(run.folder())
+    entry = found[-1, "embed" if found.tied else "unembed"]
+    if max(tokens) >= entry.shape[0]:
+        raise ValueError(f"rank_one.tokens: the model has {entry.shape[0]} tokens, got {max(tokens)}")
+    x, y = (next(folder.blocks(entry.tensor, None, one, one + 1))[1][0].double() for one in tokens)
+    difference = y - x
+    if found.project_out is not None:
+        difference = difference @ folder.read(found.project_out).double()
+    difference = difference * effective_unembedding(run.folder()).gain
+    if found.layer_norm:
+        difference = difference - difference.mean()
+    return _unit(difference[None]), inputs.basis[:, :1].mT

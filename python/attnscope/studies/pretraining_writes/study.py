@@ -34,7 +34,8 @@ class PretrainingWrites(Study):
         """Texts through the base; pairs without any text."""
         options: WeightsOptions = self.options
         controls = ("random_weights",) if "random_weights" in options.nulls else ()
-        texts = units.texts(variants=controls, seeds=options.random_weights, base=options.base)
+        read = options.base if options.moments_of == "before" else ""
+        texts = units.texts(variants=controls, seeds=options.random_weights, base=read)
         stages = [
             Stage(
                 "moments", texts, self._moments, writes=("sums", "unembeddings", "token_energies", "checks")
@@ -51,7 +52,15 @@ class PretrainingWrites(Study):
                 units.checkpoint_pairs(options.base),
                 self._deltas,
                 reads=("sums", "unembeddings"),
-                writes=("deltas", "fractions", "fractions_variants", "gains", "mechanism", "left_out"),
+                writes=(
+                    "deltas",
+                    "fractions",
+                    "fractions_variants",
+                    "expert_means",
+                    "gains",
+                    "mechanism",
+                    "left_out",
+                ),
             ),
         ]
         reads: tuple[str, ...] = (

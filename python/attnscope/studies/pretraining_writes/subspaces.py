@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from attnscope.metrics.weights.matrix_spectrum import EXACT
 from attnscope.metrics.weights.moments import Moments, site_of
+from attnscope.metrics.weights.subspace_fraction import Side
 from attnscope.models.head import effective_unembedding, subspace_of
 
 if TYPE_CHECKING:
@@ -42,6 +44,12 @@ class Directions:
     trace: float
     whole: Tensor = field(default_factory=lambda: torch.empty(0, 0))
     left_out: dict[int, Tensor] = field(default_factory=dict)
+
+    @property
+    def moment(self) -> Tensor:
+        """The moment [d, d] that all directions and energies are of."""
+        found = (self.whole * self.energies) @ self.whole.mT
+        return (found + found.mT) / 2
 
     def share(self, k: int) -> float:
         """Energy of the first k as a share of all."""
@@ -150,3 +158,15 @@ class Subspaces:
             found = self.prediction()
             if found is not None:
                 yield RESIDUAL[role], "prediction", found
+
+
+def own_directions(matrix: Tensor, options: WeightsOptions) -> Iterator[tuple[Side, Directions]]:
+    """Main singular directions of a matrix [out, in] on both sides; none of matrices that are too wide."""
+    if max(matrix.shape) > EXACT:
+        return
+    wide = matrix.double()
+    for side, gram in (("in", wide.mT @ wide), ("out", wide @ wide.mT)):
+        values, vectors = torch.linalg.eigh(gram)
+        values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+        keep = max(options.curve, options.directions(len(gram)))
+        yield side, Directions(vectors[:, :keep], values, float(values.sum()))  # type: ignore[misc]

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from attnscope.capture.weights.second_moments import Tracer, identity_errors
-from attnscope.metrics.weights.moments import Moments, MomentSums, sketch_rank
+from attnscope.metrics.weights.moment_sums import MomentSums
+from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
 from attnscope.models.head import effective_unembedding
 
@@ -35,8 +36,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     first = int(unit.inputs[0].sentence.sample)
     gradients = options.gradients and not unit.variant
     if gradients and next(model.parameters()).dtype.itemsize < 4:
-        model = model.float()
-        run.note(f"{unit.title}: gradients are taken in float32, the weights are stored in {loaded.dtype}")
+        model = upcast(model, run, unit.title, str(loaded.dtype))
     if not unit.variant:
         try:
             verify_weight_map(model)
@@ -46,7 +46,8 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     tracer = Tracer(model, gradients=gradients, layers=run.settings.layers or None)
     tracer.map.select(options.roles or None, run.settings.layers or None)  # says what the model does not have
     rank = rank_of(options, tracer.map)
-    moments = Moments(rank)
+    foreign = _foreign(unit, run, options)
+    summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
             if len(ids) < 2:
@@ -56,24 +57,55 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
             tokens = torch.as_tensor(ids)
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
+            moments = summed["foreign" if sample in foreign else unit.variant]
+            group = min(options.groups - 1, int(sample) * options.groups // max(1, run.samples))
             for trace in tracer.run(tokens):
-                trace.add_to(moments, int(sample) % options.groups, skip_first=options.skip_first)
+                trace.add_to(moments, group, skip_first=options.skip_first)
                 if not unit.variant:
                     squares = trace.x[int(options.skip_first) :].double().square().sum(1)
                     share = float(squares.max() / squares.sum())
                     keys = {"sample": sample, "layer": trace.layer, "role": trace.role, "side": "in"}
                     run.write("token_energies", **keys, tokens=len(squares), largest_token_share=share)
     of = title_of(unit.checkpoint) if unit.checkpoint else ""
-    for (layer, site, side), group, sums in moments.items():
-        keys = {"of": of, "control": unit.variant, "draw": unit.seed, "layer": layer, "site": site}
-        sums.counts[3] = 0  # a maximum, which no sum over units gives
-        run.reduce("sums", sums.packed(), **keys, side=side, group=group, width=len(sums.total))
+    for control, moments in summed.items():
+        for (layer, site, side), group, sums in moments.items():
+            keys = {"of": of, "control": control, "draw": unit.seed, "layer": layer, "site": site}
+            sums.counts[3] = 0  # a maximum, which no sum over units gives
+            run.reduce("sums", sums.packed(), **keys, side=side, group=group, width=len(sums.total))
     if unit.variant:
         keys = {"of": of, "draw": unit.seed}
         try:
             run.reduce("unembeddings", effective_unembedding(model, **_folding(options)).gram, **keys)
         except NotImplementedError:
             run.note(f"{unit.title}: no prediction subspace")
+
+
+def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:
+    """The model in float32, where the run's memory allows it.
+
+    Raises:
+        LoadError: it does not.
+    """
+    need = 4 * sum(parameter.numel() for parameter in model.parameters())
+    most = run.settings.max_memory
+    if most is not None and need > int(most):
+        raise LoadError(
+            f"{title}: gradients need float32, in which the weights take {need / 1e6:.3g} MB, and max_memory "
+            f"is {int(most) / 1e6:.3g} MB; set options.gradients=false"
+        )
+    run.note(f"{title}: gradients are taken in float32, the weights are stored in {stored}")
+    return model.float()
+
+
+def _foreign(unit: Unit, run: StageRun, options: WeightsOptions) -> set[int]:
+    """Texts of other groups than the first, where their inputs are a null."""
+    if "foreign" not in options.nulls or unit.variant:
+        return set()
+    groups = list(dict.fromkeys(text.group for text in run.settings.texts))
+    if len(groups) < 2:
+        run.note("nulls: foreign needs texts of two groups, and the run has one")
+        return set()
+    return {int(one.sentence.sample) for one in unit.inputs if one.sentence.group != groups[0]}
 
 
 def _folding(options: WeightsOptions) -> dict[str, bool]:
@@ -90,6 +122,9 @@ def rank_of(options: WeightsOptions, found: WeightMap) -> int | None:
 
 def _check_identity(tracer: Tracer, tokens: torch.Tensor, run: StageRun, sample: int) -> None:
     errors = identity_errors(tracer, tokens)
+    for (layer, role), error in errors.items():
+        own = {"sample": sample, "layer": layer, "role": role, "side": "out"}
+        run.write("token_energies", **own, tokens=len(tokens), identity_error=error)
     worst = max(errors, key=errors.__getitem__)
     holds = errors[worst] <= TOLERANCE
     reason = "" if holds else f"layer {worst[0]} {worst[1]}"

@@ -30,6 +30,7 @@ DELTAS = Table(
         Column("noise_share", kind="ratio", label="rounding noise in ΔW", low=0.0),
         Column("decay_share", kind="ratio", label="ΔW along W"),
         Column("largest_change", label="largest change", low=0.0),
+        Column("bias_change", label="size of the bias's change", symbol="‖Δb‖", low=0.0),
         Column("delta_participation_ratio", label="directions of ΔW", low=1.0),
         Column("delta_stable_rank", label="stable rank of ΔW", low=1.0),
         Column("exact_spectrum", kind="flag", meaning="Ratios come from a decomposition, not from probes."),
@@ -62,6 +63,15 @@ FRACTIONS = Table(
     ),
     variants="full",
 )
+EXPERT_MEANS = Table(
+    "expert_means",
+    (*PAIR, "layer", "role", "side", "subspace", "k"),
+    (
+        Column("experts", kind="count"),
+        Column("fraction", label="fraction in the subspace", meaning="Over all experts: ΣE·f/ΣE.", low=0.0),
+        Column("relative", kind="ratio", label="fraction / isotropic", low=0.0),
+    ),
+)
 GAINS = Table(
     "gains",
     (*PAIR, *MATRIX, "side", "moment"),
@@ -84,6 +94,7 @@ MOMENTS = Table(
         Column("mean_input_share", label="share of the mean input", low=0.0, high=1.0),
         Column("stability", label="overlap of halves of the texts", low=0.0, high=1.0),
         Column("prediction_overlap", label="overlap with the prediction subspace", low=0.0, high=1.0),
+        Column("identity_error", label="gradient less Σ δ aᵀ", low=0.0),
     ),
 )
 MECHANISM = Table(
@@ -108,12 +119,17 @@ RANK_ONE = Table(
         Column("predicted_kl", label="KL, second order (nats)", low=0.0),
         Column("target_shift", label="log-probability of the next token (nats)"),
         Column("loss_change", label="change of the loss (nats)"),
+        Column("attention_change", label="change of the layer's attention", low=0.0, high=1.0),
     ),
 )
 TOKENS = Table(
     "token_energies",
     (*CHECKPOINT, "sample", "layer", "role", "side"),
-    (Column("tokens", kind="count"), Column("largest_token_share", low=0.0, high=1.0)),
+    (
+        Column("tokens", kind="count"),
+        Column("largest_token_share", low=0.0, high=1.0),
+        Column("identity_error", low=0.0),
+    ),
 )
 CLAIMS = Table("claims", (*PAIR, "protocol", "claim"), CLAIM_COLUMNS)
 CHECKS = Table(
@@ -122,5 +138,5 @@ CHECKS = Table(
     (Column("value"), Column("tolerance"), Column("holds", kind="flag"), _text("reason", "In words.")),
 )
 TABLES = (
-    DELTAS, FRACTIONS, GAINS, MOMENTS, MECHANISM, LEFT_OUT, RANK_ONE, TOKENS, CLAIMS, CHECKS,
+    DELTAS, FRACTIONS, EXPERT_MEANS, GAINS, MOMENTS, MECHANISM, LEFT_OUT, RANK_ONE, TOKENS, CLAIMS, CHECKS,
 )  # fmt: skip

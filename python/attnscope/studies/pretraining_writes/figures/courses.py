@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.style import INK, MUTED, PALETTE
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -31,6 +31,11 @@ _SIDES = (
 )
 
 
+#: Subspaces of the trajectory and whose they are, by how names begin and end.
+_KINDS = {"inputs": "inputs", "prediction": "predictions"}
+_REFERENCES = {"": "the base", "_after": "the current step", "_last": "the last step"}
+
+
 def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[Axes]]:
     drawn = mpl.Figure(figsize=(options.width, 2.6), layout="constrained")
     return drawn, drawn.subplots(1, columns, squeeze=False).ravel().tolist()
@@ -46,25 +51,29 @@ def trajectory(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("the run has no series of checkpoints with steps")
     model = table["model"].iloc[0]
     table = table[table["model"] == model]
-    drawn, axes = _canvas(options, 2)
-    for ax, subspace, title in zip(
-        axes, ("inputs", "prediction"), ("own inputs", "prediction subspace"), strict=True
-    ):
-        own = table[table["subspace"] == subspace]
-        for role in ROLES:
-            rows = own[own["role"] == role]
-            if len(rows):
-                course = rows.groupby("step")["relative"].apply(mean_log2)
-                ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
-        isotropic(ax, spread_of(own) if len(own) else 0.0)
-        octaves(ax)
-        ax.set_xscale("symlog", linthresh=1)
-        ax.set_title(title)
+    shown = [one for one in _REFERENCES if any(f"{kind}{one}" in set(table["subspace"]) for kind in _KINDS)]
+    drawn = mpl.Figure(figsize=(options.width, 2.4 * len(_KINDS)), layout="constrained")
+    grid = drawn.subplots(len(_KINDS), len(shown), squeeze=False, sharex=True, sharey=True)
+    for row, (kind, words) in zip(grid, _KINDS.items(), strict=True):
+        for ax, reference in zip(row, shown, strict=True):
+            own = table[table["subspace"] == f"{kind}{reference}"]
+            for role in ROLES:
+                rows = own[own["role"] == role]
+                if len(rows):
+                    course = rows.groupby("step")["relative"].apply(mean_log2)
+                    ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
+            isotropic(ax, spread_of(own) if len(own) else 0.0)
+            octaves(ax)
+            ax.set_xscale("symlog", linthresh=1)
+            ax.set_title(f"{words} of {_REFERENCES[reference]}")
+        row[0].set_ylabel("fraction / isotropic")
+    for ax in grid[-1]:
         ax.set_xlabel("step")
-    axes[0].set_ylabel("fraction / isotropic")
-    axes[0].legend(ncols=2)
+    drawn.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
+    missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(
-        drawn, f"Changes of {model} over training, 2^mean log2 over layers; band: random subspaces."
+        drawn,
+        f"Changes of {model} over training, 2^mean log2 over layers; band: random subspaces.{missing}",
     )
 
 
@@ -132,22 +141,34 @@ def graded(results: Tables, options: Options) -> Drawn:
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    return captioned(drawn, f"Slope {slope:.2f} octaves for each doubling of K; dots are training runs.")
+    claims = optional(results, "claims")
+    interval = ""
+    if claims is not None:
+        rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
+        for _, row in rows.iterrows():
+            interval = f" [{row['low']:.2f}, {row['high']:.2f}] over runs"
+    return captioned(
+        drawn,
+        f"Slope {slope:.2f}{interval} octaves for each doubling of K; dots are training runs; band: random "
+        "subspaces.",
+    )
+
+
+#: Classes of directions in the order of the axis; the last is the null.
+_CLASSES = ("prediction", "inputs", "gradients", "tokens", "complement", "haar")
 
 
 @figure("rank_one")
 def rank_one(results: Tables, options: Options) -> Drawn:
     """What changes of rank one in the base do, class by class of directions."""
     table = stored(results, "rank_one", "kl", "predicted_kl")
-    order = [
-        name for name in ("prediction", "complement", "haar", "gradients") if name in set(table["direction"])
-    ]
     places = sorted(
         {(int(layer), str(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
     )
     drawn, axes = _canvas(options, len(places))
     for ax, (layer, role) in zip(axes, places, strict=True):
         own = table[(table["layer"] == layer) & (table["role"] == role)]
+        order = [name for name in _CLASSES if name in set(own["direction"])]
         for place, name in enumerate(order):
             rows = own[own["direction"] == name]
             color = MUTED if name == "haar" else PALETTE[place]
@@ -157,11 +178,12 @@ def rank_one(results: Tables, options: Options) -> Drawn:
                 mean = rows["predicted_kl"].mean()
                 ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
         logarithmic(ax, [own["kl"], own["predicted_kl"]])
-        ax.set_xticks(range(len(order)), order)
+        ax.set_xticks(range(len(order)), order, rotation=30, ha="right")
         ax.set_title(f"layer {layer}, {role}")
     axes[0].set_ylabel("KL of the predictions (nats)")
     return captioned(
         drawn,
-        "A change of rank one writes a direction of each class where the first input direction is read: dots "
-        "are texts, circles their mean, open squares the second-order closed form; the null is Haar.",
+        "Changes of rank one. In o and down a direction of each class is written where the first input "
+        "direction is read; in q and k one of each class is read. Dots are texts, circles their mean, open "
+        "squares the second-order closed form; grey, the null: directions drawn anywhere.",
     )

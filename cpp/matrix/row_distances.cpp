@@ -1,0 +1,80 @@
+// SPDX-License-Identifier: MIT
+#include "matrix/row_distances.h"
+
+#include <algorithm>
+#include <cassert>
+#include <cmath>
+
+#include "matrix/rows.h"
+
+namespace attnscope {
+namespace {
+
+// Points whose differences are summed side by side: kAcross rows with kDown earlier ones.
+constexpr Index kAcross = 4;
+constexpr Index kDown = 2;
+// Numbers of a point that are summed before the next point's, so that all stay in the cache.
+constexpr Index kChunk = 512;
+constexpr Index kLine = 8;
+
+static_assert(kDistanceRows % kAcross == 0 && kAcross % kDown == 0 && kLine % kPackWidth == 0);
+
+// Adds Σ (a_k − b_k)² over k < count of kAcross x kDown pairs to `sums`.
+void add_tile(const double* rows, const double* others, Index stride, Index count,
+              double sums[kAcross][kDown]) {
+  Lanes lanes[kAcross][kDown] = {};
+  for (Index k = 0; k < count; k += kPackWidth) {
+    Lanes other[kDown];
+    for (Index c = 0; c < kDown; ++c) other[c] = load(others + c * stride + k);
+    for (Index r = 0; r < kAcross; ++r) {
+      const Lanes row = load(rows + r * stride + k);
+      for (Index c = 0; c < kDown; ++c) {
+        const Lanes difference = row - other[c];
+        lanes[r][c] = multiply_add(difference, difference, lanes[r][c]);
+      }
+    }
+  }
+  for (Index r = 0; r < kAcross; ++r) {
+    for (Index c = 0; c < kDown; ++c) sums[r][c] += sum(lanes[r][c]);
+  }
+}
+
+}  // namespace
+
+Index point_stride(Index width) { return (width + kLine - 1) / kLine * kLine; }
+
+Index point_rows(Index n) { return (n + kAcross - 1) / kAcross * kAcross; }
+
+void row_distances(const double* points, Index n, Index width, PointMetric metric, Index begin,
+                   Index end, double* distances, Index row_stride) {
+  assert(begin % kDistanceRows == 0 && end <= n);
+  const Index stride = point_stride(width);
+  // The lower half holds sums of squares until all chunks are in.
+  for (Index i = begin; i < end; ++i) {
+    std::fill_n(distances + i * row_stride, i + 1, 0.0);
+  }
+  for (Index from = 0; from < width; from += kChunk) {
+    const Index count = std::min(kChunk, stride - from);
+    for (Index i = begin; i < end; i += kAcross) {
+      const Index last = std::min(i + kAcross, end);
+      for (Index j = 0; j < last; j += kDown) {
+        double sums[kAcross][kDown] = {};
+        add_tile(points + i * stride + from, points + j * stride + from, stride, count, sums);
+        for (Index r = i; r < last; ++r) {
+          for (Index c = j; c < std::min(j + kDown, r); ++c) {
+            distances[r * row_stride + c] += sums[r - i][c - j];
+          }
+        }
+      }
+    }
+  }
+  for (Index i = begin; i < end; ++i) {
+    for (Index j = 0; j < i; ++j) {
+      double& squares = distances[i * row_stride + j];
+      squares = metric == PointMetric::euclidean ? std::sqrt(squares) : 0.5 * squares;
+      distances[j * row_stride + i] = squares;
+    }
+  }
+}
+
+}  // namespace attnscope

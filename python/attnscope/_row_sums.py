@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: MIT
+"""Whether what a metric was given is attention: each query's row sums to 1.
+
+A metric of logits, of percent or of a transposed map is a number like any other, so the sum of one row of
+each map is looked at, the last token's, which sees most keys. Where it is not 1, a warning names the likely
+cause. Rows of a model with a learned sink rightly sum to less: `sink_mass` of the layer holds the rest.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from attnscope._warn import NotAttentionWarning, warn
+
+#: Of a row's sum: above what rounding to half precision leaves of it, far below what other data give.
+TOLERANCE = 2e-2
+#: Maps along an axis that are looked at.
+_MOST = 64
+
+
+def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
+    """Row of each map's last token [..., n], zero behind its keys."""
+    if lengths is None:
+        return maps[..., -1, :]
+    n = maps.shape[-1]
+    at = (lengths - 1)[..., None, None].expand(*maps.shape[:-2], 1, n)
+    return maps.gather(-2, at).squeeze(-2) * (torch.arange(n) < lengths[..., None])
+
+
+def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | None:
+    """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
+
+    Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
+    """
+    if not maps.numel():
+        return None
+    for axis in range(maps.ndim - 2):
+        maps = maps.narrow(axis, 0, min(maps.shape[axis], _MOST))
+        lengths = lengths if lengths is None else lengths.narrow(axis, 0, maps.shape[axis])
+    rows = last_rows(maps, lengths)
+    sums = rows.sum(-1, dtype=torch.float64)
+    off = (sums - 1).abs() > TOLERANCE
+    if not bool(off.any()):
+        return None
+    masked = (rows == -torch.inf).any(-1) & (rows < torch.inf).all(-1)
+    off = (off & (sums != 0) & sums.isfinite()) | masked
+    count = int(off.sum())
+    if not count:
+        return None
+    first = float(sums[off].reshape(-1)[0])
+    likely = _cause(maps, rows[off], sums[off], lengths)
+    some = f"{count} of {sums.numel()} maps"
+    message = f"{function}: rows of {some} do not sum to 1 (the first: {first:.4g}): {likely}"
+    warn(NotAttentionWarning(message, function, count))
+    return message
+
+
+def _cause(maps: Tensor, rows: Tensor, sums: Tensor, lengths: Tensor | None) -> str:
+    if bool((rows < 0).any()):
+        return "with negative entries they look like logits, which softmax(-1) turns into attention"
+    if lengths is None:
+        columns = maps[(0,) * (maps.ndim - 2)].sum(-2)  # in its own type: a large map is not copied
+        if bool(((columns - 1).abs() <= TOLERANCE).all()):
+            return "columns do, so the maps look transposed; rows are queries, columns keys"
+    if bool(((sums - 100).abs() <= 100 * TOLERANCE).all()):
+        return "they look like percent, to be divided by 100"
+    if bool((sums < 1).all()):
+        return (
+            "queries of padding or keys that were cut off (give lengths), or a learned sink, whose rows "
+            "rightly sum to less"
+        )
+    return "divide each row by its sum"

@@ -1,0 +1,295 @@
+# SPDX-License-Identifier: MIT
+"""What the next token's distribution does when the last token's state moves along directions.
+
+Derivatives are forward-mode: exact, one pass for all directions, no step to choose. Only the second
+derivative takes a step, between two exact first ones.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.autograd import forward_ad
+
+from attnscope.capture import anatomy
+from attnscope.capture.directions.steps import PromptSteps, prompts_of
+from attnscope.capture.edits.states import TANGENT, AddDirection
+from attnscope.capture.gradient import FORWARD, Gradient
+from attnscope.capture.structure import structure_of
+from attnscope.metrics._named import shown_by_shape
+
+
+@shown_by_shape
+class Sensitivity(NamedTuple):
+    """Of each prompt and direction u, [B, m] float64.
+
+    Attributes:
+        directional_fisher: uᵀFu = Var_p(Ju), the curvature of the KL divergence along u: half the symmetric
+            KL between h and h + εu is ½ε²uᵀFu.
+        curvature: d²/dε² of −log p_y, y the likeliest token at ε = 0.
+        entropy_slope: d/dε of the entropy of the next token, nats.
+        refusal_slope: d/dε of the logit of the probability of the refusal tokens; NaN without such.
+        amplification: ‖J_{l+1} u‖/‖u‖, what block l + 1 makes of the direction; 1 is the identity path
+            alone. NaN at the last block.
+    """
+
+    directional_fisher: Tensor
+    curvature: Tensor
+    entropy_slope: Tensor
+    refusal_slope: Tensor
+    amplification: Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class _Along(AddDirection):
+    """A tangent along the value, at states that are moved by a shift first."""
+
+    shift: Tensor | None = None
+
+    def new(self, states: Tensor, value: Tensor) -> Tensor:
+        """See `AddDirection`."""
+        moved = states if self.shift is None else states + self.shift.to(states)[:, None]
+        if not TANGENT.get():
+            return moved
+        make: Any = forward_ad.make_dual
+        dual: Tensor = make(moved, value.expand_as(moved).clone())
+        return dual
+
+
+def sensitivity(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    layer: int,
+    directions: Tensor,
+    *,
+    refusal: Sequence[int] | None = None,
+    method: Literal["jvp", "difference"] = "jvp",
+    relative_step: float = 1e-2,
+) -> Sensitivity:
+    """How the next token's distribution p answers when the last token's state h moves along directions.
+
+    Var_p(Ju) with J the Jacobian of the logits in the output of block `layer` is the Fisher information of
+    the next token along u: ½[KL(p‖q) + KL(q‖p)] → ½ε²·uᵀFu as q belongs to h + εu. Directions are the batch
+    of one single-token step on the prompt's cache.
+
+    Args:
+        model: a decoder of transformers in evaluation mode, float32 or float64.
+        inputs: `input_ids` [B, n] and `attention_mask`, padding on either side.
+        layer: number of the block after which h stands; negative ones count from the end.
+        directions: [m, D], or [B, m, D] for directions of each prompt's own; taken at the length they have.
+        refusal: ids of tokens whose total probability is followed.
+        method: "jvp" differentiates; "difference" takes a central difference of logits with the relative
+            step, for models that forward-mode derivatives do not pass.
+        relative_step: of second derivatives and of "difference", as a share of ‖h‖.
+
+    Returns:
+        `Sensitivity`. uᵀFu >= 0 in nats; it grows with ‖u‖², slopes with ‖u‖. A prompt whose state is not
+        finite gets NaN.
+
+    Raises:
+        ValueError: a model in half precision, directions of another width, of norm 0 or not finite, a layer
+            or a token that the model does not have, a step outside (0, 1).
+        NotImplementedError: an encoder, whose last token is not what its output depends on.
+
+    Example:
+        With one block, an unembedding of one row (10, 0) and a norm that leaves the plane alone, moving
+        along the second axis moves no logit.
+
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=3, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        ...                      num_attention_heads=1)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> _ = model.lm_head.weight.data.zero_()
+        >>> asc.sensitivity(model, {"input_ids": torch.tensor([[0, 1]])}, 0,
+        ...                 torch.eye(4)[:2]).directional_fisher.tolist()
+        [[0.0, 0.0]]
+
+    References:
+        Amari, Information geometry and its applications, 2016, for the Fisher metric of a softmax; Ruscio and
+        Thompson, arXiv 2603.13911, 2026, for its use along a boundary.
+    """
+    name = "sensitivity"
+    check_model(name, model)
+    if method not in ("jvp", "difference"):
+        raise ValueError(f"{name}: method must be 'jvp' or 'difference', got {method!r}")
+    if not 0 < relative_step < 1:
+        raise ValueError(f"{name}: relative_step must lie in (0, 1), got {relative_step}")
+    prompts = prompts_of(name, inputs)
+    along = _directions(name, directions, len(prompts), _width(model))
+    depth = structure_of(model, dict(inputs)).depth
+    if not -depth <= layer < depth:
+        raise ValueError(f"{name}: layer {layer} of {type(model).__name__}, which has {depth} layers")
+    found = [
+        sensitivity_of(
+            PromptSteps(model, ids), layer % depth, own, depth=depth, refusal=refusal, method=method,
+            relative_step=relative_step,
+        )
+        for ids, own in zip(prompts, along, strict=True)
+    ]  # fmt: skip
+    return Sensitivity(*(torch.stack(parts) for parts in zip(*found, strict=True)))
+
+
+def sensitivity_of(
+    steps: PromptSteps,
+    layer: int,
+    directions: Tensor,
+    *,
+    depth: int,
+    refusal: Sequence[int] | None = None,
+    method: str = "jvp",
+    relative_step: float = 1e-2,
+) -> Sensitivity:
+    """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
+
+    Args:
+        steps: of the prompt.
+        layer: number of the block.
+        directions: [m, D].
+        depth: number of blocks.
+        refusal, method, relative_step: as for `sensitivity`.
+    """
+    m = len(directions)
+    device = steps.ids.device
+    directions = directions.to(device)
+    sites = ("block_output", "logits")
+    layers, _ = steps.step(1, sites=sites, layers=[layer])
+    state = layers[0].block_output[0, -1].double()
+    lengths = directions.double().norm(dim=-1)
+    shift = (relative_step * state.norm() / lengths)[:, None] * directions.double()
+    slopes = _exact if method == "jvp" else _difference
+    z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
+    tokens = _refusal(refusal, z.shape[-1])
+    p = z.softmax(-1)
+    mean = (p * dz).sum(-1, keepdim=True)
+    fisher = (p * (dz - mean).square()).sum(-1)
+    entropy = -(p * (dz - mean) * z.log_softmax(-1)).sum(-1)
+    likeliest = z[0].argmax()
+    sides = []
+    for sign in (1.0, -1.0):
+        moved, moves, _ = slopes(steps, layer, directions, sign * shift, depth, shift)
+        q = moved.softmax(-1)
+        sides.append((q * moves).sum(-1) - moves[:, likeliest])
+    step = relative_step * state.norm() / lengths
+    refused = torch.full((m,), math.nan, dtype=torch.float64, device=device)
+    if tokens is not None:
+        inside = torch.zeros(z.shape[-1], dtype=torch.bool, device=device)
+        inside[tokens.to(device)] = True
+        refused = (z[:, inside].softmax(-1) * dz[:, inside]).sum(-1)
+        refused = refused - (z[:, ~inside].softmax(-1) * dz[:, ~inside]).sum(-1)
+    values = (fisher, (sides[0] - sides[1]) / (2 * step), entropy, refused, amplification / lengths)
+    return Sensitivity(*(value.cpu() for value in values))
+
+
+def _exact(
+    steps: PromptSteps, layer: int, directions: Tensor, at: Tensor | None, depth: int, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Logits, their derivatives, and the length that the next block gives the direction."""
+    edit = _Along(layer, directions[:, None], "last", steps="all", shift=at)
+    following = [layer + 1] if layer + 1 < depth else []
+    layers, outputs = steps.step(
+        len(directions), (edit,),
+        sites=("block_output", "logits") if following else ("logits",), layers=following or None,
+        gradient=Gradient(
+            lambda out: out.logits[:, -1], ("block_output",) if following else (), mode=FORWARD
+        ),
+    )  # fmt: skip
+    assert outputs.value is not None
+    assert outputs.derivative is not None
+    grown = torch.full((len(directions),), math.nan, dtype=torch.float64, device=directions.device)
+    if following:
+        grown = layers[0].gradients["block_output"][:, -1].double().norm(dim=-1)
+    return outputs.value.double(), outputs.derivative.double(), grown
+
+
+def _difference(
+    steps: PromptSteps, layer: int, directions: Tensor, at: Tensor | None, depth: int, shift: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The same by a central difference."""
+    m = len(directions)
+    centre = torch.zeros_like(shift) if at is None else at
+    size = shift.norm(dim=-1) / directions.double().norm(dim=-1)
+    following = [layer + 1] if layer + 1 < depth else []
+    logits, states = [], []
+    for move in (centre, centre + shift, centre - shift):
+        edit = AddDirection(layer, move[:, None], "last", steps="all")
+        layers, outputs = steps.step(
+            m, (edit,), sites=("block_output", "logits") if following else ("logits",),
+            layers=following or None,
+        )  # fmt: skip
+        logits.append(outputs.logits[:, -1].double())
+        states.append(layers[0].block_output[:, -1].double() if following else logits[-1][:, :1])
+    grown = (states[1] - states[2]).norm(dim=-1) / (2 * size)
+    grown = grown if following else torch.full_like(grown, math.nan)
+    return logits[0], (logits[1] - logits[2]) / (2 * size[:, None]), grown
+
+
+def check_model(function: str, model: nn.Module) -> None:
+    """Refuses what has no exact derivatives or no next token.
+
+    Raises:
+        ValueError: half precision.
+        NotImplementedError: an encoder.
+    """
+    half = sorted(
+        {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
+    )
+    if half:
+        raise ValueError(
+            f"{function}: {type(model).__name__} is in {', '.join(half)}, where small steps are lost; "
+            "load it in float32"
+        )
+    config: Any = getattr(model, "config", None)
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None or not anatomy.takes(model, "use_cache") or getattr(config, "is_encoder_decoder", False):
+        raise NotImplementedError(
+            f"{function}: {type(model).__name__} has no next token; take a decoder with its vocabulary head"
+        )
+
+
+def _width(model: nn.Module) -> int:
+    config: Any = model.config
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(text.hidden_size)
+
+
+def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:
+    """Directions [B, m, D].
+
+    Raises:
+        ValueError: see `sensitivity`.
+    """
+    along = torch.as_tensor(directions)
+    along = along.expand(prompts, *along.shape) if along.ndim == 2 else along
+    if along.ndim != 3 or len(along) != prompts or along.shape[-1] != width or not along.shape[1]:
+        raise ValueError(
+            f"{function}: directions must be [m, {width}] or [{prompts}, m, {width}], got shape "
+            f"{tuple(torch.as_tensor(directions).shape)}"
+        )
+    lengths = along.double().norm(dim=-1)
+    if not bool(lengths.isfinite().all()) or bool((lengths == 0).any()):
+        bad = lengths[(lengths == 0) | ~lengths.isfinite()]
+        raise ValueError(f"{function}: directions must be finite and not 0, got one of norm {float(bad[0])}")
+    return along
+
+
+def _refusal(tokens: Sequence[int] | None, vocabulary: int) -> Tensor | None:
+    """Ids of the refusal tokens.
+
+    Raises:
+        ValueError: none, all, or one that the model does not have.
+    """
+    if tokens is None:
+        return None
+    ids = torch.as_tensor(list(tokens), dtype=torch.long)
+    outside = ids[(ids < 0) | (ids >= vocabulary)]
+    if not len(ids) or len(outside) or len(set(ids.tolist())) >= vocabulary:
+        raise ValueError(
+            f"sensitivity: refusal must name some, not all, of {vocabulary} tokens, got {ids.tolist()}"
+        )
+    return ids

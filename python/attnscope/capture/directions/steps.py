@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""One prompt whose last token is run again and again, each time with other states.
+
+An edit of the last token's state leaves every earlier position as it is. So the prompt's other tokens run
+once, and each set of edits is a single-token step on their cache, the edits as its batch. What a step adds to
+the cache is taken out again by putting the former tensors back, which copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.edits.edit import Edit
+from attnscope.capture.forward import Forward, forward
+from attnscope.capture.gradient import Gradient
+from attnscope.capture.layer import Layer
+from attnscope.capture.outputs import Outputs
+
+
+class PromptSteps:
+    """The last token of a prompt, as often as asked.
+
+    Args:
+        model: of transformers, in evaluation mode, with causal attention.
+        ids: [n], the prompt's tokens without padding.
+        cached: keep the prompt's other tokens in a cache; False runs the whole prompt each time.
+    """
+
+    def __init__(self, model: nn.Module, ids: Tensor, *, cached: bool = True) -> None:
+        self.model = model
+        self.ids = ids.reshape(1, -1)
+        self._caches: dict[int, Any] = {}
+        self._cached = cached and self.ids.shape[1] > 1
+
+    def step(
+        self,
+        size: int,
+        edits: Sequence[Edit] = (),
+        *,
+        sites: Sequence[str] = ("logits",),
+        layers: Sequence[int] | None = None,
+        gradient: Gradient | None = None,
+    ) -> tuple[list[Layer], Outputs]:
+        """The last token in `size` copies.
+
+        Args:
+            size: copies, the batch that the edits' values are for.
+            edits: with ``steps="all"``: a step on a cache is no first step.
+            sites: what is kept; tensors are of the last token where the prompt is cached.
+            layers: those whose sites are kept.
+            gradient: what is differentiated.
+
+        Returns:
+            The layers and the outputs; logits are those of the last token [size, 1, V].
+        """
+        what = Forward(
+            sites=tuple(sites), layers=layers, edits=tuple(edits), gradient=gradient,
+            rows=torch.tensor([-1 if self._cached else self.ids.shape[1] - 1]).clamp_min(0),
+        )  # fmt: skip
+        with self._inputs(size) as inputs, forward(self.model, inputs, what) as run:
+            return list(run), run.outputs
+
+    @contextmanager
+    def _inputs(self, size: int) -> Iterator[dict[str, Any]]:
+        n = self.ids.shape[1]
+        mask = torch.ones(size, n, dtype=torch.long, device=self.ids.device)
+        if not self._cached:
+            yield {"input_ids": self.ids.expand(size, -1), "attention_mask": mask}
+            return
+        cache = self._cache(size)
+        before = [vars(layer).copy() for layer in cache.layers]
+        try:
+            last = self.ids[:, -1:].expand(size, -1)
+            yield {"input_ids": last, "attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        finally:
+            for layer, kept in zip(cache.layers, before, strict=True):
+                vars(layer).clear()
+                vars(layer).update(kept)
+
+    def _cache(self, size: int) -> Any:
+        if size not in self._caches:
+            ids = self.ids[:, :-1].expand(size, -1)
+            with torch.no_grad():
+                made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
+            cache = getattr(made, "past_key_values", None)
+            if cache is None or not hasattr(cache, "layers"):
+                raise NotImplementedError(
+                    f"sensitivity: {type(self.model).__name__} keeps no cache of layers"
+                )
+            self._caches = {size: cache}
+        return self._caches[size]
+
+
+def prompts_of(function: str, inputs: Any) -> list[Tensor]:
+    """The prompts of a batch without their padding, on whichever side it stands.
+
+    Args:
+        function: whose argument the inputs are.
+        inputs: `input_ids` [B, n], and `attention_mask` where there is padding.
+
+    Raises:
+        ValueError: no ids, or a prompt without a token.
+    """
+    ids = inputs.get("input_ids")
+    if not torch.is_tensor(ids) or ids.ndim != 2:
+        got = tuple(ids.shape) if torch.is_tensor(ids) else type(ids).__name__
+        raise ValueError(f"{function}: inputs must hold input_ids [B, n], got {got}")
+    mask = inputs.get("attention_mask")
+    mask = torch.ones_like(ids) if mask is None else mask
+    prompts = [row[keep.bool()] for row, keep in zip(ids, mask, strict=True)]
+    for place, one in enumerate(prompts):
+        if not len(one):
+            raise ValueError(f"{function}: prompt {place} has no token")
+    return prompts

@@ -1,0 +1,134 @@
+# SPDX-License-Identifier: MIT
+"""The likelihood of words of several pieces, by the chain rule."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
+from attnscope.capture.likelihood.tokens import log_likelihood, row_blocks
+from attnscope.metrics._named import shown_by_shape
+from attnscope.models.head_rows import LastStates
+
+
+@shown_by_shape
+class WordLikelihood(NamedTuple):
+    """How likely a model finds a word where it stands.
+
+    Attributes:
+        log_likelihood: L = Σ_k log q_k of its pieces [B] float64, nats; NaN for a text without a word.
+        per_piece: L over the number of pieces [B].
+        two_sided: L from the left and the log-likelihood of all that follows the word [B]; its differences
+            between words in one place are log odds given both sides. NaN for masked-language models.
+    """
+
+    log_likelihood: Tensor
+    per_piece: Tensor
+    two_sided: Tensor
+
+
+def word_likelihood(
+    model: nn.Module, inputs: Mapping[str, Any], spans: Any, *, tokenizer: Any = None, context: str = "auto"
+) -> WordLikelihood:
+    """Log-likelihood of one word a text, piece by piece.
+
+    Args:
+        model: of transformers with a vocabulary head; run in evaluation mode.
+        inputs: input_ids [B, n] and attention_mask, padded on the right.
+        spans: first piece and one past the last of each text's word [B, 2]; (−1, −1) where there is none.
+        tokenizer: names the mask token of a masked-language model.
+        context: "left" for causal models; "masked": the pieces k and later are masked while piece k is
+            predicted, those before it stand; "own": nothing is masked. "auto": "left" or "masked".
+
+    Returns:
+        `WordLikelihood`. From the left, a word at position 0 has none.
+
+    Raises:
+        TypeError: inputs without input_ids.
+        ValueError: as `token_likelihood`; spans of another shape or dtype, or outside their text.
+        NotImplementedError: an encoder-decoder, a model without a vocabulary head.
+
+    Example:
+        Two pieces of 16 equally likely tokens.
+
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        ...                      num_attention_heads=1)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> _ = model.lm_head.weight.data.zero_()
+        >>> inputs = {"input_ids": torch.tensor([[1, 5, 9, 2]])}
+        >>> found = asc.word_likelihood(model, inputs, torch.tensor([[1, 3]]))
+        >>> [round(field.exp().item() * 16**power, 9) for field, power in zip(found, (2, 1, 3))]
+        [1.0, 1.0, 1.0]
+
+    References:
+        Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
+    """
+    name = "word_likelihood"
+    ids, real = texts_argument(name, inputs)
+    span = spans_argument(name, spans, real)
+    kind, mask_id = context_argument(name, context, model, tokenizer)
+    pieces = (span[:, 1] - span[:, 0]).double()
+    nothing = torch.full((len(ids),), torch.nan, dtype=torch.float64)
+    if kind == "left":
+        total, rest = _left(model, ids, real, span, name)
+        return WordLikelihood(total, total / pieces, total + rest)
+    total = nothing.clone()
+    some = span[:, 0] >= 0
+    if bool(some.any()):
+        read = _masked if kind == "masked" else _own
+        total[some] = read(model, ids[some], real[some], span[some], mask_id, name)
+    return WordLikelihood(total, total / pieces, nothing)
+
+
+def _left(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str) -> tuple[Tensor, Tensor]:
+    """L of the word and of what follows it [B]."""
+    columns = torch.arange(ids.shape[1])
+    start, stop = span[:, :1], span[:, 1:]
+    inside = (columns >= start) & (columns < stop)
+    behind = (columns >= stop) & (start >= 0) & real
+    scored = torch.zeros(ids.shape, dtype=torch.float64)
+    wanted = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
+    if len(wanted):
+        states = LastStates(model, ids, real, function)
+        for block in row_blocks(len(wanted), len(ids), states.plan.vocabulary):
+            rows = wanted[block]
+            scored[:, rows + 1] = log_likelihood(states.logits(rows), ids[:, rows + 1])
+    none = span[:, 0] <= 0
+    word = torch.where(inside, scored, 0.0).sum(1).masked_fill(none, torch.nan)
+    return word, torch.where(behind, scored, 0.0).sum(1)
+
+
+def _masked(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, mask_id: int, function: str) -> Tensor:
+    total = torch.zeros(len(ids), dtype=torch.float64)
+    columns = torch.arange(ids.shape[1])
+    pieces = span[:, 1] - span[:, 0]
+    for k in range(int(pieces.max())):
+        text = (pieces > k).nonzero()[:, 0]
+        place = span[text, :1] + k
+        masked = masked_from(ids[text], place, span[text, 1:], columns, mask_id)
+        logits = LastStates(model, masked, real[text], function).logits(place)
+        total[text] += log_likelihood(logits, ids[text].gather(1, place))[:, 0]
+    return total
+
+
+def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_id: int) -> Tensor:
+    """Texts [B, n] with the tokens from `place` [B, 1] to before `stop` [B, 1] masked."""
+    return torch.where((columns >= place) & (columns < stop), mask_id, ids)
+
+
+def _own(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, _mask_id: int, function: str) -> Tensor:
+    states = LastStates(model, ids, real, function)
+    total = torch.zeros(len(ids), dtype=torch.float64)
+    pieces = span[:, 1] - span[:, 0]
+    for k in range(int(pieces.max())):
+        inside = pieces > k
+        place = torch.where(inside, span[:, 0] + k, span[:, 0])[:, None]
+        scored = log_likelihood(states.logits(place), ids.gather(1, place))[:, 0]
+        total += torch.where(inside, scored, 0.0)
+    return total

@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: MIT
+"""Other words in a word's place: likely ones, unlikely ones, of the same number and kinds of pieces."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor, nn
+
+from attnscope._nearest import nearest
+from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
+from attnscope.capture.likelihood.chain import masked_from
+from attnscope.capture.likelihood.draws import hashed_draw
+from attnscope.capture.likelihood.vocabulary import NEITHER, forms, special_ids
+from attnscope.metrics._named import shown_by_shape
+from attnscope.models.head_rows import LastStates, head_plan
+
+#: Modes that are a place, or a range of places, among the candidates.
+MODES = ("lowest", "low", "mid", "high", "highest")
+#: Fewest candidates of a piece.
+FEWEST = 8
+_NATS = "nats:"
+
+
+@shown_by_shape
+class Replacements(NamedTuple):
+    """Texts with one word replaced, one variant a mode.
+
+    Attributes:
+        input_ids: the variants [B, M, n] int64; a text that cannot have them stands as it was.
+        log_likelihood: L of the new word [B, M] float64, nats, by the chain rule; NaN where there is none.
+        place: mean place of its pieces among their candidates [B, M], 0 the least likely, 1 the likeliest.
+        modes: their names.
+        reasons: for each text why it has no variants; "" where it has.
+    """
+
+    input_ids: Tensor
+    log_likelihood: Tensor
+    place: Tensor
+    modes: tuple[str, ...]
+    reasons: tuple[str, ...]
+
+
+def replacements(
+    model: nn.Module,
+    inputs: Mapping[str, Any],
+    spans: Any,
+    modes: Iterable[str],
+    *,
+    tokenizer: Any,
+    candidates: str = "same_form",
+    context: str = "auto",
+    seed: int = 0,
+    samples: Sequence[int] | None = None,
+) -> Replacements:
+    """Replaces one word a text piece by piece with what the model finds likely or unlikely there.
+
+    The candidates of piece k are sorted by their likelihood q_k, ties by id, given the pieces placed before
+    it; V of them. A mode takes a place: ``lowest`` 0, ``low`` one of [1, ⌊V/3⌋), ``mid`` of [⌊V/3⌋, ⌊2V/3⌋),
+    ``high`` of [⌊2V/3⌋, V − 1), ``highest`` V − 1, ``nats:X`` the one whose −log q_k is nearest X. Places in
+    a range are drawn by SHA-256 of "seed:sample:mode:k", so they depend on no order. Length never changes.
+
+    Args:
+        model: of transformers with a vocabulary head; run in evaluation mode.
+        inputs: input_ids [B, n] and attention_mask, padded on the right.
+        spans: first piece and one past the last of each text's word [B, 2]; (−1, −1) where there is none.
+        modes: names, each once.
+        tokenizer: says which ids begin a word, go on, or are special, and which masks.
+        candidates: "same_form": ids that begin a word as the real piece does, or go on as it does, of letters
+            alone. "all": any id below `len(tokenizer)` that is not special. Never one that stands outside
+            the word.
+        context: what q_k conditions on: "left" (causal), "masked" (masked-language models), or "auto".
+        seed: of the draws.
+        samples: numbers of the texts in the draws; None counts them.
+
+    Returns:
+        `Replacements`. A piece with fewer than 8 candidates, or of no form, leaves its text out with a
+        reason.
+
+    Raises:
+        TypeError: inputs without input_ids.
+        ValueError: an unknown mode, ``nats:`` without a positive number, a mode given twice; spans outside
+            their text; as `token_likelihood`.
+        NotImplementedError: an encoder-decoder, a model without a vocabulary head.
+
+    Example:
+        Where all tokens are equally likely ties go by id: ``lowest`` is the first letter that is not in the
+        text.
+
+        >>> import torch, attnscope as asc
+        >>> from attnscope.demo.tokenizer import byte_tokenizer
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=257, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        ...                      num_attention_heads=1)
+        >>> model, tokenizer = LlamaForCausalLM(config).eval(), byte_tokenizer()
+        >>> _ = model.lm_head.weight.data.zero_()
+        >>> inputs = tokenizer("A cat sat", return_tensors="pt")
+        >>> found = asc.replacements(model, inputs, [[3, 6]], ["lowest"], tokenizer=tokenizer)
+        >>> tokenizer.decode(found.input_ids[0, 0], skip_special_tokens=True), found.place.tolist()
+        ('A BBB sat', [[0.0]])
+
+    References:
+        Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
+    """
+    name = "replacements"
+    ids, real = texts_argument(name, inputs)
+    span = spans_argument(name, spans, real)
+    wanted = modes_argument(name, modes)
+    if candidates not in ("same_form", "all"):
+        raise ValueError(
+            f"{name}: unknown candidates {candidates!r}{nearest(str(candidates), ('same_form', 'all'))}"
+        )
+    if context == "own":
+        raise ValueError(
+            f"{name}: context must be 'left' or 'masked', got 'own', which says nothing of other words"
+        )
+    _, mask_id = context_argument(name, context, model, tokenizer)
+    numbers = list(range(len(ids))) if samples is None else [int(one) for one in samples]
+    if len(numbers) != len(ids):
+        raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
+    pool = _Pool(tokenizer, candidates, head_plan(model, name).vocabulary)
+    first = 0 if mask_id >= 0 else 1
+    chosen = [
+        pool.of_word(row[keep], start, stop, first)
+        for row, keep, (start, stop) in zip(ids, real, span.tolist(), strict=True)
+    ]
+    reasons = tuple(reason for _, reason in chosen)
+    found = _Variants(ids, len(wanted))
+    usable = torch.tensor([not reason for reason in reasons])
+    pieces = torch.where(usable, span[:, 1] - span[:, 0], 0)
+    for k in range(int(pieces.max())):
+        texts = (pieces > k).nonzero()[:, 0]
+        place = span[texts, :1] + k
+        # before the first piece nothing tells the modes apart
+        for alike in [range(len(wanted))] if k == 0 else [range(m, m + 1) for m in range(len(wanted))]:
+            read = found.ids[texts, alike[0]]
+            if mask_id >= 0:
+                read = masked_from(read, place, span[texts, 1:], torch.arange(ids.shape[1]), mask_id)
+            rows = place if mask_id >= 0 else place - 1
+            logits = LastStates(model, read, real[texts], name).logits(rows)[:, 0].double().cpu()
+            for row, text in zip(logits, texts.tolist(), strict=True):
+                order, log_q = _ranked(row, chosen[text][0][k])
+                for m in alike:
+                    rank = _rank(wanted[m], log_q, (seed, numbers[text], wanted[m], k))
+                    token, column = int(order[rank]), int(span[text, 0]) + k
+                    found.set(text, m, column, token, float(log_q[rank]), rank / (len(order) - 1))
+    undefined = ~usable[:, None]
+    return Replacements(
+        found.ids,
+        found.log_likelihood.masked_fill(undefined, torch.nan),
+        (found.place / pieces[:, None]).masked_fill(undefined, torch.nan),
+        wanted,
+        reasons,
+    )
+
+
+def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
+    """Names of modes, checked.
+
+    Raises:
+        ValueError: an unknown one, ``nats:`` without a positive number, one given twice, none.
+    """
+    given = tuple(modes) if not isinstance(modes, str) else (modes,)
+    for mode in given:
+        if isinstance(mode, str) and mode.startswith(_NATS):
+            try:
+                nats = float(mode.removeprefix(_NATS))
+            except ValueError:
+                nats = math.nan
+            if not (nats > 0 and math.isfinite(nats)):
+                raise ValueError(f"{function}: mode nats:X needs a positive number X, got {mode!r}")
+        elif mode not in MODES:
+            raise ValueError(f"{function}: unknown mode {mode!r}{nearest(str(mode), (*MODES, 'nats:3'))}")
+    if len(set(given)) != len(given) or not given:
+        raise ValueError(f"{function}: modes must be names, each once, got {list(given)}")
+    return given
+
+
+class _Variants:
+    """What is placed so far."""
+
+    def __init__(self, ids: Tensor, modes: int) -> None:
+        self.ids = ids[:, None].repeat(1, modes, 1)
+        self.log_likelihood = torch.zeros(len(ids), modes, dtype=torch.float64)
+        self.place = torch.zeros(len(ids), modes, dtype=torch.float64)
+
+    def set(self, text: int, mode: int, column: int, token: int, log_q: float, place: float) -> None:
+        """Places one piece."""
+        self.ids[text, mode, column] = token
+        self.log_likelihood[text, mode] += log_q
+        self.place[text, mode] += place
+
+
+class _Pool:
+    """Which ids may stand for a piece."""
+
+    def __init__(self, tokenizer: Any, candidates: str, vocabulary: int) -> None:
+        size = min(len(tokenizer), vocabulary)
+        self.same_form = candidates == "same_form"
+        if self.same_form:
+            self.forms = forms(tokenizer)[:size]
+        else:
+            self.forms = np.ones(size, np.int8)
+            self.forms[[one for one in special_ids(tokenizer) if one < size]] = NEITHER
+
+    def of_word(
+        self, ids: Tensor, start: int, stop: int, first: int
+    ) -> tuple[list[npt.NDArray[np.int64]], str]:
+        """Candidates of each piece of a text's word, at `first` or later, or why there are none."""
+        if start < first:
+            return [], "no word" if start < 0 else "nothing before the word"
+        word = ids[start:stop].tolist()
+        outside = torch.cat([ids[:start], ids[stop:]]).numpy()
+        found = []
+        for piece in word:
+            form = self.forms[piece] if piece < len(self.forms) else NEITHER
+            if self.same_form and form == NEITHER:
+                return [], "a piece is no text of letters"
+            allowed = self.forms == (form if self.same_form else 1)
+            allowed[outside[outside < len(allowed)]] = False
+            found.append(np.flatnonzero(allowed))
+        return ([], "few candidates") if min(map(len, found)) < FEWEST else (found, "")
+
+
+def _ranked(logits: Tensor, candidates: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
+    """Candidates from the least to the most likely, ties by id, and their log q."""
+    ids = torch.from_numpy(candidates)
+    values, order = logits[ids].sort(stable=True)
+    return ids[order], values - logits.logsumexp(-1)
+
+
+def _rank(mode: str, log_q: Tensor, key: tuple[object, ...]) -> int:
+    """The place of a mode among sorted candidates."""
+    count = len(log_q)
+    if mode.startswith(_NATS):
+        return int((-log_q - float(mode.removeprefix(_NATS))).abs().argmin())
+    bounds = {
+        "lowest": (0, 1),
+        "low": (1, count // 3),
+        "mid": (count // 3, 2 * count // 3),
+        "high": (2 * count // 3, count - 1),
+        "highest": (count - 1, count),
+    }
+    return hashed_draw(*bounds[mode], *key)

@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""Every token of a text: its log-likelihood, its place among the model's guesses, and their entropy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.capture.likelihood.arguments import context_argument, texts_argument
+from attnscope.metrics._named import shown_by_shape
+from attnscope.models.head_rows import LastStates
+
+#: Bytes of float64 logits that are alive at a time.
+_LOGIT_BYTES = 2**26
+#: Padded tokens in one pass that masks a token each.
+_MASKED_TOKENS = 2048
+
+
+@shown_by_shape
+class TokenLikelihood(NamedTuple):
+    """What a model expects where each token stands.
+
+    Attributes:
+        log_likelihood: log q of the token [B, n] float64, nats; NaN on padding and where nothing predicts it.
+        entropy: of q [B, n] float64, nats, 0 … log V; NaN likewise.
+        rank: ids that the model finds likelier [B, n] int64, 0 for its first guess; −1 where undefined.
+    """
+
+    log_likelihood: Tensor
+    entropy: Tensor
+    rank: Tensor
+
+
+def token_likelihood(
+    model: nn.Module, inputs: Mapping[str, Any], *, tokenizer: Any = None, context: str = "auto"
+) -> TokenLikelihood:
+    """Log-likelihood log q_t(x_t) of every token, q_t the softmax over the whole vocabulary, in float64.
+
+    Args:
+        model: of transformers with a vocabulary head; run in evaluation mode.
+        inputs: input_ids [B, n] and, where texts differ in length, attention_mask, padded on the right.
+        tokenizer: names the mask token of a masked-language model.
+        context: what q_t conditions on. "left": the tokens before t, from the logits at t − 1 (causal
+            models). "masked": the text with t masked (masked-language models, n passes a text). "own": the
+            whole text, nothing masked: how well a token is kept, not how well it is expected. "auto": "left"
+            or "masked".
+
+    Returns:
+        `TokenLikelihood`. Position 0 has no likelihood from the left. Ties of logits go to the smaller id.
+
+    Raises:
+        TypeError: inputs without input_ids.
+        ValueError: padding on the left, an unknown context or one that this kind of model does not have, a
+            masked context without a mask token.
+        NotImplementedError: an encoder-decoder, a model without a vocabulary head.
+
+    Example:
+        A model whose unembedding is 0 finds all of 16 tokens equally likely: −log 16, entropy log 16.
+
+        >>> import torch, attnscope as asc
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> config = LlamaConfig(vocab_size=16, hidden_size=4, intermediate_size=4, num_hidden_layers=1,
+        ...                      num_attention_heads=1)
+        >>> model = LlamaForCausalLM(config).eval()
+        >>> _ = model.lm_head.weight.data.zero_()
+        >>> found = asc.token_likelihood(model, {"input_ids": torch.tensor([[1, 5, 9]])})
+        >>> (found.log_likelihood.exp() * 16).round(decimals=9), found.rank
+        (tensor([[nan, 1., 1.]], dtype=torch.float64), tensor([[-1,  5,  9]]))
+        >>> (found.entropy.exp() / 16).round(decimals=9)
+        tensor([[nan, 1., 1.]], dtype=torch.float64)
+
+    References:
+        Kauf and Ivanova, A better way to do masked language model scoring, arXiv 2305.10588, 2023.
+    """
+    name = "token_likelihood"
+    ids, real = texts_argument(name, inputs)
+    kind, mask_id = context_argument(name, context, model, tokenizer)
+    shape = tuple(ids.shape)
+    found = TokenLikelihood(
+        torch.full(shape, torch.nan, dtype=torch.float64),
+        torch.full(shape, torch.nan, dtype=torch.float64),
+        torch.full(shape, -1, dtype=torch.int64),
+    )
+    if kind == "masked":
+        _fill_masked(found, model, ids, real, mask_id, name)
+        return found
+    states = LastStates(model, ids, real, name)
+    shift = int(kind == "left")
+    for rows in row_blocks(shape[1] - shift, len(ids), states.plan.vocabulary):
+        columns = rows + shift
+        values = statistics(states.logits(rows), ids[:, columns])
+        wanted = real[:, columns]
+        for whole, part in zip(found, values, strict=True):
+            whole[:, columns] = torch.where(wanted, part, whole[:, columns])
+    return found
+
+
+def _fill_masked(
+    found: TokenLikelihood, model: nn.Module, ids: Tensor, real: Tensor, mask_id: int, function: str
+) -> None:
+    texts, columns = real.nonzero(as_tuple=True)
+    size = max(1, _MASKED_TOKENS // ids.shape[1])
+    for start in range(0, len(texts), size):
+        text, column = texts[start : start + size], columns[start : start + size]
+        masked = ids[text]
+        masked[torch.arange(len(text)), column] = mask_id
+        logits = LastStates(model, masked, real[text], function).logits(column[:, None])
+        for whole, part in zip(found, statistics(logits, ids[text, column][:, None]), strict=True):
+            whole[text, column] = part[:, 0]
+
+
+def row_blocks(rows: int, texts: int, vocabulary: int) -> Iterator[Tensor]:
+    """The rows 0 … rows − 1 in blocks whose logits fit in memory."""
+    size = max(1, _LOGIT_BYTES // (8 * texts * vocabulary))
+    for start in range(0, rows, size):
+        yield torch.arange(start, min(rows, start + size))
+
+
+def log_likelihood(logits: Tensor, ids: Tensor) -> Tensor:
+    """Log softmax [...] float64 on the CPU of ids [...] under logits [..., V]."""
+    wide = logits.double().cpu()
+    return wide.gather(-1, ids[..., None]).squeeze(-1) - wide.logsumexp(-1)
+
+
+def entropy(logits: Tensor) -> Tensor:
+    """Entropy [...] float64 on the CPU, in nats, of the softmax of logits [..., V]."""
+    log_q = logits.double().cpu().log_softmax(-1)
+    return -(log_q.exp() * log_q.clamp_min(torch.finfo(torch.float64).min)).sum(-1)
+
+
+def statistics(logits: Tensor, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Log-likelihood, entropy and rank [...] of ids [...] under logits [..., V]."""
+    wide = logits.double().cpu()
+    own = wide.gather(-1, ids[..., None])
+    before = torch.arange(wide.shape[-1]) < ids[..., None]
+    rank = ((wide > own) | ((wide == own) & before)).sum(-1)
+    return log_likelihood(wide, ids), entropy(wide), rank

@@ -1,0 +1,247 @@
+# SPDX-License-Identifier: MIT
+"""One word a text, and the tokens that hold it."""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from attnscope._nearest import nearest
+from attnscope.capture.likelihood.draws import hashed_draw
+from attnscope.capture.likelihood.vocabulary import NEITHER, blank_ids, forms, special_ids
+
+#: A maximal run of Unicode letters.
+_RUN = re.compile(r"[^\W\d_]+")
+
+#: Why a text has no word, or a word of it cannot be used; of several, the commonest stands for the text.
+REASONS = (
+    "token ids",
+    "ids differ",
+    "no word",
+    "not in the text",
+    "more than once",
+    "cut off",
+    "shared token",
+    "too many pieces",
+    "too early",
+    "too late",
+    "a piece is no text of letters",
+)
+
+
+class WordSpans(NamedTuple):
+    """One word of each text.
+
+    Attributes:
+        spans: its first token and one past its last [B, 2] int64; (−1, −1) where no word was found.
+        words: the words; "" where none was found.
+        reasons: why none was found, of `REASONS`; "" where one was.
+    """
+
+    spans: Tensor
+    words: list[str]
+    reasons: list[str]
+
+
+def word_spans(
+    tokenizer: Any,
+    texts: Sequence[str | None],
+    words: str | Sequence[str | None] = "middle",
+    *,
+    inputs: Any = None,
+    max_pieces: int = 4,
+    min_letters: int = 3,
+    min_left: int = 4,
+    seed: int = 0,
+    samples: Sequence[int] | None = None,
+) -> WordSpans:
+    """Finds one word a text and the tokens that share a character with it.
+
+    A candidate is a maximal run of letters that stands exactly once in the text and is neither its first nor
+    its last run. Its tokens must be contiguous, hold nothing but letters and blanks of its own, and have
+    four tokens before them and one behind that are not special.
+
+    Args:
+        tokenizer: a fast one, which knows the characters of each token.
+        texts: as they are written; None for one that came as token ids, which has no word.
+        words: "middle": the usable candidate nearest the middle, ties to the left; "random": one of them by
+            hashed draw; or a word for each text, of which only the rules on tokens are asked and that it
+            stands once.
+        inputs: what the model reads, input_ids with attention_mask or a list of ids each; None encodes the
+            texts. They may be cut, and lack BOS or hold another token in its place.
+        max_pieces: most tokens of a word.
+        min_letters: fewest letters of a candidate.
+        min_left: fewest tokens before it.
+        seed: of the draw.
+        samples: numbers of the texts in the draw; None counts them.
+
+    Returns:
+        `WordSpans`, as ids of `inputs`.
+
+    Raises:
+        ValueError: a tokenizer without offsets, an unknown way to choose, other numbers of texts, words,
+            inputs.
+
+    Example:
+        Every byte is a token behind BOS: "sat" begins at token 7.
+
+        >>> import attnscope as asc
+        >>> from attnscope.demo.tokenizer import byte_tokenizer
+        >>> found = asc.word_spans(byte_tokenizer(), ["A cat sat on it"])
+        >>> found.spans.tolist(), found.words
+        ([[7, 10]], ['sat'])
+    """
+    name = "word_spans"
+    if not getattr(tokenizer, "is_fast", False):
+        raise ValueError(
+            f"{name}: tokenizer must know the characters of its tokens (a fast one), got "
+            f"{type(tokenizer).__name__}"
+        )
+    if isinstance(words, str) and words not in ("middle", "random"):
+        raise ValueError(f"{name}: unknown words {words!r}{nearest(words, ('middle', 'random'))}")
+    given = _ids(inputs, len(texts))
+    for label, values in (("words", words), ("inputs", given), ("samples", samples)):
+        if values is not None and not isinstance(values, str) and len(values) != len(texts):
+            raise ValueError(f"{name}: {label} must be one for each of {len(texts)} texts, got {len(values)}")
+    chooser = _Chooser(tokenizer, max_pieces, min_left)
+    spans, found, reasons = [], [], []
+    for row, text in enumerate(texts):
+        own = None if isinstance(words, str) else (words[row] or "")
+        if text is None:
+            span, word, reason = _NONE, "", "token ids"
+        else:
+            number = row if samples is None else int(samples[row])
+            key = (seed, number, "word", 0) if words == "random" else None
+            span, word, reason = chooser.choose(
+                text, None if given is None else given[row], own, min_letters, key
+            )
+        spans.append(span)
+        found.append(word)
+        reasons.append(reason)
+    return WordSpans(torch.tensor(spans, dtype=torch.int64).reshape(-1, 2), found, reasons)
+
+
+_NONE = (-1, -1)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """The tokens of one text: ids, the characters of each, and whether it is special."""
+
+    ids: list[int]
+    offsets: list[tuple[int, int]]
+    special: list[bool]
+
+
+def _ids(inputs: Any, count: int) -> list[list[int]] | None:
+    """Lists of ids, without padding."""
+    if inputs is None:
+        return None
+    if isinstance(inputs, Mapping):
+        ids = torch.as_tensor(inputs["input_ids"])
+        mask = inputs.get("attention_mask")
+        real = torch.ones_like(ids) if mask is None else torch.as_tensor(mask)
+        return [row[keep.bool()].tolist() for row, keep in zip(ids, real, strict=True)]
+    return [[int(one) for one in row] for row in inputs]
+
+
+def _alone(word: str) -> re.Pattern[str]:
+    """The word where no letter stands before or behind it; nothing for an empty one."""
+    return re.compile(rf"(?<![^\W\d_]){re.escape(word)}(?![^\W\d_])" if word else r"(?!)")
+
+
+class _Chooser:
+    """Chooses words for one tokenizer."""
+
+    def __init__(self, tokenizer: Any, max_pieces: int, min_left: int) -> None:
+        self.tokenizer, self.max_pieces, self.min_left = tokenizer, max_pieces, min_left
+        self.special, self.blank = special_ids(tokenizer), blank_ids(tokenizer)
+        self.forms = forms(tokenizer)
+
+    def choose(
+        self,
+        text: str,
+        given: list[int] | None,
+        word: str | None,
+        min_letters: int,
+        key: tuple[object, ...] | None,
+    ) -> tuple[tuple[int, int], str, str]:
+        """Span, word and reason of one text."""
+        tokens = self.tokens(text, given)
+        if tokens is None:
+            return _NONE, "", "ids differ"
+        pattern = _RUN if word is None else _alone(word)
+        runs = [(one.group(), one.start(), one.end()) for one in pattern.finditer(text)]
+        if word is not None:
+            if len(runs) != 1:
+                return _NONE, "", "more than once" if runs else "not in the text"
+        else:
+            counts = Counter(run for run, _, _ in runs)
+            runs = [run for run in runs[1:-1] if counts[run[0]] == 1 and len(run[0]) >= min_letters]
+        usable, refused = [], Counter[str]()
+        for run, start, stop in runs:
+            span, reason = self.span(text, tokens, start, stop)
+            if reason:
+                refused[reason] += 1
+            else:
+                usable.append((span, run))
+        if not usable:
+            return _NONE, "", refused.most_common(1)[0][0] if refused else "no word"
+        if key is not None:
+            return *usable[hashed_draw(0, len(usable), *key)], ""
+        return *min(usable, key=lambda one: (abs(sum(one[0]) - len(tokens.ids)), one[0])), ""
+
+    def tokens(self, text: str, given: list[int] | None) -> _Tokens | None:
+        """The tokens of a text as the model reads them; None where the tokenizer makes others."""
+        if given is None:
+            return self._encoded(text, 0, None)
+        for dropped in (0, 1):
+            found = self._encoded(text, dropped, len(given))
+            if found.ids == given:
+                return found
+            if not dropped and found.special[:1] == [True] and found.ids[1:] == given[1:]:
+                return _Tokens(given, found.offsets, found.special)
+        return None
+
+    def _encoded(self, text: str, dropped: int, length: int | None) -> _Tokens:
+        cut = {} if length is None else {"truncation": True, "max_length": length + dropped}
+        found = self.tokenizer(text, return_offsets_mapping=True, verbose=False, **cut)
+        ids, offsets = list(found["input_ids"]), [tuple(one) for one in found["offset_mapping"]]
+        special = [one in self.special for one in ids]
+        if dropped and special[:1] != [True]:
+            dropped = 0
+        return _Tokens(ids[dropped:], offsets[dropped:], special[dropped:])
+
+    def span(self, text: str, tokens: _Tokens, start: int, stop: int) -> tuple[tuple[int, int], str]:
+        """The tokens of the characters [start, stop), or why they make no word."""
+        own = [
+            place
+            for place, (low, high) in enumerate(tokens.offsets)
+            if low < stop and high > start and tokens.ids[place] not in self.blank
+        ]
+        if not own or tokens.offsets[own[-1]][1] < stop or tokens.offsets[own[0]][0] > start:
+            return _NONE, "cut off"
+        for place in own:
+            low, high = tokens.offsets[place]
+            if (text[low:start] + text[stop:high]).strip():
+                return _NONE, "shared token"
+        first, last = own[0], own[-1] + 1
+        if own != list(range(first, last)):
+            return _NONE, "shared token"
+        if last - first > self.max_pieces:
+            return _NONE, "too many pieces"
+        if sum(not one for one in tokens.special[:first]) < self.min_left:
+            return _NONE, "too early"
+        if all(tokens.special[last:]):
+            return _NONE, "too late"
+        if any(
+            tokens.ids[place] >= len(self.forms) or self.forms[tokens.ids[place]] == NEITHER for place in own
+        ):
+            return _NONE, "a piece is no text of letters"
+        return (first, last), ""

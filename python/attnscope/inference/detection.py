@@ -1,0 +1,287 @@
+# SPDX-License-Identifier: MIT
+"""Whether states tell two kinds of texts apart, on texts of templates that were not fitted.
+
+Everything is scored on held-out folds: a probe of more dimensions than texts fits any labels, random ones
+included. What words, lengths or other features tell apart stands beside it, on the same folds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Vector = npt.NDArray[Any]
+
+#: Ridge penalties in units of the mean squared length of the centred features.
+PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
+_STEPS, _INNER = 30, 3
+#: Dimensions from which a Hessian costs more than it saves.
+WIDE = 128
+
+
+def detection(
+    states: Any,
+    labels: Any,
+    *,
+    folds: Any,
+    baselines: Mapping[str, Any] | Iterable[tuple[str, Any]] = (),
+    clusters: Any = None,
+    draws: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Area under the ROC curve of probes fitted on all folds but one and scored on it, pooled over folds.
+
+    A ridge-penalised logistic probe, its penalty chosen on folds of the training part, and the projection on
+    the training part's difference of means. `auc_excess` is the probe's area minus that of the best baseline.
+
+    Args:
+        states: [n, D]; or [n] for scores that need no fit.
+        labels: [n] of 0 and 1.
+        folds: [n], which rows are held out together; rows that share words, templates or pairs belong to one.
+        baselines: name -> features [n, f] of something else; each gets the same probe on the same folds.
+        clusters: [n], what intervals draw whole (templates); None takes the folds.
+        draws: of the bootstrap over clusters, studentised below 30 of them.
+        confidence: of the intervals.
+        seed: of the draws.
+
+    Returns:
+        A row for each score: `auc`, `auc_direction`, the baselines by their names, and with baselines
+        `auc_excess`; columns score, auc (in [0, 1]; the excess in [-1, 1]), low, high, n. NaN for one fold
+        only, for one label only, and for states that are not finite.
+
+    Raises:
+        ValueError: lengths that differ, other labels than 0 and 1.
+
+    Example:
+        A feature that is the label, held out by halves.
+
+        >>> import numpy as np, attnscope as asc
+        >>> labels = np.arange(40) % 2
+        >>> found = asc.detection(labels[:, None], labels, folds=np.arange(40) // 10)
+        >>> dict(zip(found["score"], found["auc"]))
+        {'auc': 1.0, 'auc_direction': 1.0}
+
+    References:
+        Belinkov, Probing classifiers, 2022, for what a probe shows only beside controls.
+    """
+    import pandas as pd
+
+    name = "detection"
+    features = _features(name, "states", states)
+    target = np.asarray(labels)
+    if set(target.tolist()) - {0, 1}:
+        raise ValueError(f"{name}: labels must be 0 and 1, got {sorted(set(target.tolist()))[:5]}")
+    held = np.unique(np.asarray(folds), return_inverse=True)[1]
+    units = held if clusters is None else np.unique(np.asarray(clusters), return_inverse=True)[1]
+    for what, value in (("labels", target), ("folds", held), ("clusters", units)):
+        if len(value) != len(features):
+            raise ValueError(f"{name}: {what} must have {len(features)} entries, got {len(value)}")
+    scores = {
+        "auc": probe_scores(features, target, held),
+        "auc_direction": direction_scores(features, target, held),
+    }
+    others = [*dict(baselines)]
+    for other, given in dict(baselines).items():
+        own = _features(name, other, given)
+        if len(own) != len(features):
+            raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(own)}")
+        scores[other] = probe_scores(own, target, held)
+    parts = {score: cluster_wins(value, target, units) for score, value in scores.items()}
+    rng = np.random.default_rng(seed)
+    drawn = rng.multinomial(units.max() + 1, np.full(units.max() + 1, 1 / (units.max() + 1)), draws).astype(
+        float
+    )
+    rows = [(score, *_interval([part], drawn, confidence)) for score, part in parts.items()]
+    if others:
+        best = max(others, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
+        rows.append(("auc_excess", *_interval([parts["auc"], parts[best]], drawn, confidence)))
+    found: pd.DataFrame = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
+    found["n"] = len(features)
+    return found
+
+
+def auc(scores: Any, labels: Any) -> Any:
+    """Share of pairs of a 1 and a 0 in which the 1 scores higher, ties half; by the last axis.
+
+    Args:
+        scores: [..., n].
+        labels: [..., n] of 0 and 1, broadcast.
+    """
+    from scipy.stats import rankdata
+
+    values, target = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(labels))
+    ranks = rankdata(values, axis=-1, nan_policy="propagate")
+    ones = target.sum(-1)
+    zeros = target.shape[-1] - ones
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return ((ranks * target).sum(-1) - ones * (ones + 1) / 2) / (ones * zeros)
+
+
+def probe_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
+    """Log-odds of held-out rows by a ridge logistic probe of the others; NaN where nothing can be fitted."""
+    return _held_out(features, labels, folds, _fitted)
+
+
+def direction_scores(features: Vector, labels: Vector, folds: Vector) -> Vector:
+    """Projections of held-out rows on the others' difference of means, from the middle between these."""
+    return _held_out(features, labels, folds, _difference)
+
+
+def cluster_wins(scores: Vector, labels: Vector, clusters: Vector) -> tuple[Vector, Vector]:
+    """Of two clusters [G, G]: how often a 1 of the one beats a 0 of the other, and the pairs compared."""
+    ones, zeros = labels == 1, labels == 0
+    if not np.isfinite(scores).all():
+        count = int(clusters.max()) + 1
+        return np.full((count, count), np.nan), np.ones((count, count))
+    wins = (scores[ones][:, None] > scores[zeros]) + 0.5 * (scores[ones][:, None] == scores[zeros])
+    member = np.eye(int(clusters.max()) + 1)[clusters]
+    return member[ones].T @ wins @ member[zeros], np.outer(member[ones].sum(0), member[zeros].sum(0))
+
+
+def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
+    """The area under the curve when clusters count as often as the weights [..., G] say."""
+    wins, pairs = part
+    w = np.ones(len(wins)) if weights is None else weights
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.einsum("...a,ab,...b->...", w, wins, w) / np.einsum("...a,ab,...b->...", w, pairs, w)
+
+
+def _interval(
+    parts: Sequence[tuple[Vector, Vector]], drawn: Vector, confidence: float
+) -> tuple[float, float, float]:
+    """Area, or difference of two areas, with its bootstrap interval over clusters."""
+
+    def value(weights: Vector) -> Any:
+        found = [area(part, weights) for part in parts]
+        return found[0] if len(found) == 1 else found[0] - found[1]
+
+    count = drawn.shape[-1]
+    whole = float(value(np.ones(count)))
+    if not np.isfinite(whole) or count < 5:
+        return whole, np.nan, np.nan
+    # Jackknife errors of the sample and of each draw, one of a cluster's copies left out at a time.
+    fewer = np.maximum(drawn[:, None, :] - np.eye(count), 0)
+    values, without = value(drawn), value(fewer)
+    centre = np.average(np.nan_to_num(without), axis=1, weights=drawn)
+    errors = np.sqrt(np.maximum((drawn * np.nan_to_num(without - centre[:, None]) ** 2).sum(1), 0))
+    errors *= np.sqrt((count - 1) / count)
+    own = value(1 - np.eye(count))
+    error = float(np.sqrt((count - 1) / count * ((own - own.mean()) ** 2).sum()))
+    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    usable = np.isfinite(values) & (errors > 0)
+    low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
+    if count >= 30 or error == 0 or usable.mean() < 0.9:
+        bounds = np.quantile(values[np.isfinite(values)], tails)
+    else:
+        ratios = (values[usable] - whole) / errors[usable]
+        bounds = whole - error * np.quantile(ratios, tails)[::-1]
+    return whole, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
+
+
+def _features(function: str, what: str, given: Any) -> Vector:
+    data = given.detach().cpu().double().numpy() if torch.is_tensor(given) else np.asarray(given, float)
+    data = data[:, None] if data.ndim == 1 else data
+    if data.ndim != 2 or not len(data):
+        raise ValueError(f"{function}: {what} must be [n, D], got shape {data.shape}")
+    return _narrow(data)
+
+
+def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vector:
+    scores = np.full(len(labels), np.nan)
+    if not np.isfinite(features).all():
+        return scores
+    for fold in np.unique(folds):
+        test = folds == fold
+        if len(set(labels[~test].tolist())) == 2:
+            # rows that differ in rounding alone are ties
+            scores[test] = np.round(fit(features[~test], labels[~test], folds[~test], features[test]), 9)
+    return scores
+
+
+def _difference(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
+    one, zero = train[labels == 1].mean(0), train[labels == 0].mean(0)
+    length = np.linalg.norm(one - zero)
+    scores: Vector = (test - (one + zero) / 2) @ (one - zero) / max(length, 1e-300)
+    return scores
+
+
+def _fitted(train: Vector, labels: Vector, folds: Vector, test: Vector) -> Vector:
+    """The probe with the penalty that scores best on inner folds."""
+    inner = np.unique(folds, return_inverse=True)[1] % _INNER
+    losses = np.zeros(len(PENALTIES))
+    for one in np.unique(inner) if len(np.unique(inner)) > 1 else ():
+        held = inner == one
+        if len(set(labels[~held].tolist())) == 2:
+            logits = _paths(train[~held], labels[~held], train[held])
+            signed = np.where(labels[held] == 1, logits, -logits)
+            losses += np.logaddexp(0, -signed).sum(1)
+    # of equal losses the strongest penalty
+    best = len(PENALTIES) - 1 - int(np.argmin(np.round(losses[::-1], 12)))
+    scores: Vector = _paths(train, labels, test, PENALTIES[best : best + 1])[0]
+    return scores
+
+
+def _paths(train: Vector, labels: Vector, test: Vector, penalties: Sequence[float] = PENALTIES) -> Any:
+    """Log-odds [penalties, test rows] of ridge logistic probes."""
+    centre = train.mean(0)
+    own, held = train - centre, test - centre
+    size = np.sqrt((own**2).sum(1).mean())
+    if not size > 0:
+        return np.zeros((len(penalties), len(test)))
+    own, held = own / size, held / size
+    theta = np.zeros(own.shape[1] + 1)
+    found = np.empty((len(penalties), len(test)))
+    # from the strongest penalty on, each starting where the one before it ended
+    for place in np.argsort(penalties)[::-1]:
+        theta = _minimum(own, labels, penalties[place] * len(own) / 100, theta)
+        found[place] = held @ theta[:-1] + theta[-1]
+    return found
+
+
+def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
+    """Weights and bias of least Σ log-loss + penalty·‖w‖²/2: Newton's method, L-BFGS where it is wide."""
+    from scipy.optimize import minimize
+    from scipy.special import expit
+
+    signs = np.where(y == 1, 1.0, -1.0)
+    ridge = np.append(np.full(x.shape[1], penalty), 1e-9)
+    theta = start
+
+    def loss(at: Vector) -> tuple[float, Vector]:
+        margin = signs * (x @ at[:-1] + at[-1])
+        pull = -signs * expit(-margin)
+        slope = np.append(x.T @ pull, pull.sum()) + ridge * at
+        return float(np.logaddexp(0, -margin).sum() + (ridge * at**2).sum() / 2), slope
+
+    if x.shape[1] > WIDE:
+        wide: Vector = minimize(loss, theta, jac=True, method="L-BFGS-B", options={"gtol": 1e-6}).x
+        return wide
+    whole = np.column_stack([x, np.ones(len(x))])
+    for _ in range(_STEPS):
+        p = expit(whole @ theta)
+        hessian = whole.T @ (whole * np.maximum(p * (1 - p), 1e-12)[:, None]) + np.diag(ridge)
+        move = np.linalg.solve(hessian, loss(theta)[1])
+        theta = theta - move / (1 + np.linalg.norm(move) / 10)
+        if np.linalg.norm(move) < 1e-9 * (1 + np.linalg.norm(theta)):
+            break
+    return theta
+
+
+def _narrow(data: Vector) -> Vector:
+    """The same distances in as many dimensions as there are rows."""
+    n, d = data.shape
+    if d <= n or not np.isfinite(data).all():
+        return data
+    centred = data - data.mean(0)
+    values, vectors = np.linalg.eigh(centred @ centred.T)
+    keep = values > 1e-12 * max(values[-1], 1e-300)
+    turned: Vector = vectors[:, keep] * np.sqrt(values[keep])
+    return turned if keep.any() else np.zeros((n, 1))

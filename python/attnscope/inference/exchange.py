@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: MIT
+"""Tests that exchange the labels of items, and what the largest of many statistics is compared with."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from attnscope.inference._arguments import check_draws
+
+Array = npt.NDArray[np.float64]
+Labels = npt.NDArray[np.bool_]
+#: Fewer labellings than this have no p-value worth printing.
+FEWEST = 20
+
+
+class Exchange(NamedTuple):
+    """A statistic of labelled items, and what other labellings make of it.
+
+    Attributes:
+        observed: of the labels as they are, [...].
+        drawn: of the drawn labellings, [draws, ...]; `max_t` takes both.
+        p_value: (1 + #{drawn >= observed})/(1 + draws), [...]; NaN where the observed one is, or where fewer
+            than 20 labellings can be had.
+        permutations: labellings that can be had, infinite beyond 1e308.
+        labels: the drawn labellings, [draws, n]; True is the second label.
+    """
+
+    observed: Array
+    drawn: Array
+    p_value: Array
+    permutations: float
+    labels: Labels
+
+
+class MaxT(NamedTuple):
+    """Statistics of one family in units of their own spread, and what their largest says.
+
+    Attributes:
+        statistic: (observed − mean)/deviation over all labellings, [m]; NaN where nothing varies.
+        p_adjusted: (1 + #{largest drawn >= own})/(1 + draws), [m].
+        p_value: the smallest of them, of the family as a whole.
+    """
+
+    statistic: Array
+    p_adjusted: Array
+    p_value: float
+
+
+def exchange_labels(
+    statistic: Callable[[Labels], Any],
+    labels: Any,
+    *,
+    pairs: Any = None,
+    clusters: Any = None,
+    draws: int = 999,
+    seed: int = 0,
+) -> Exchange:
+    """A test of two labels that would be exchangeable if they made no difference.
+
+    With `pairs` the two items of a pair exchange labels by a fair coin. With `clusters` (templates) labels
+    are permuted inside each cluster that holds both; where every cluster holds one label alone, whole
+    clusters are permuted. Otherwise all labels are.
+
+    Args:
+        statistic: of several labellings at once, boolean [m, n] -> [m, ...]; larger is further from what no
+            difference would give, so a two-sided test gives absolute values.
+        labels: one of two values per item, [n]; the larger one is True.
+        pairs: one id per item; two items of different labels share each.
+        clusters: one id per item.
+        draws: labellings that are drawn, at least 999 where a p-value is printed.
+        seed: the same seed draws the same labellings.
+
+    Returns:
+        Exchange. A drawn statistic that is NaN counts as reached.
+
+    Raises:
+        ValueError: other than two labels, pairs that do not hold one item of each, another number of ids,
+            pairs and clusters at once, draws below 1, a statistic of another shape.
+        TypeError: what is no label or no function.
+
+    Example:
+        Ten pairs that all differ in the same direction.
+
+        >>> import numpy as np
+        >>> from attnscope import inference
+        >>> values = np.arange(20.0)
+        >>> found = inference.exchange_labels(
+        ...     lambda drawn: abs((np.where(drawn, 1, -1) * values).sum(-1)),
+        ...     [0, 1] * 10,
+        ...     pairs=np.arange(20) // 2,
+        ... )
+        >>> found.observed.item(), found.permutations, found.p_value.item() < 0.01
+        (10.0, 1024.0, True)
+
+    References:
+        Fisher, The design of experiments, 1935. Phipson and Smyth, Permutation p-values should never be zero,
+        2010.
+    """
+    name = "exchange_labels"
+    draws, seed = check_draws(name, 0.5, draws, seed)[1:]
+    if not callable(statistic):
+        raise TypeError(f"{name}: statistic must be a function, got {type(statistic).__name__}")
+    values, own = _ids(name, "labels", labels)
+    if len(values) != 2:
+        raise ValueError(f"{name}: labels must have two values, got {len(values)}")
+    if pairs is not None and clusters is not None:
+        raise ValueError(f"{name}: pairs or clusters, got both")
+    draw = np.random.default_rng(seed)
+    if pairs is not None:
+        drawn, ways = _within_pairs(name, own == 1, _of_items(name, "pairs", pairs, len(own)), draws, draw)
+    else:
+        groups = (
+            np.zeros(len(own), dtype=int)
+            if clusters is None
+            else _of_items(name, "clusters", clusters, len(own))
+        )
+        drawn, ways = _within_clusters(own == 1, groups, draws, draw)
+    every = np.concatenate([own[None] == 1, drawn])
+    result = np.asarray(statistic(every), dtype=np.float64)
+    if result.shape[:1] != (len(every),):
+        raise ValueError(
+            f"{name}: statistic must give a row per labelling, [{len(every)}, ...], got shape {result.shape}"
+        )
+    observed, rest = result[0], result[1:]
+    # A labelling that gives the same groups may round otherwise.
+    reached = ~(rest < observed - 1e-12 * np.abs(observed))
+    p = (1 + reached.sum(0)) / (1 + draws)
+    defined = np.isfinite(observed) & (ways >= FEWEST)
+    return Exchange(observed, rest, np.where(defined, p, math.nan), ways, drawn)
+
+
+def max_t(observed: Any, drawn: Any) -> MaxT:
+    """Adjusts many statistics of the same drawn labellings by the law of their largest.
+
+    Each is taken in units of its own spread over all labellings, the observed one among them, so that no one
+    of them decides alone what the largest is.
+
+    Args:
+        observed: statistics of a family, [m]; larger is further from the null.
+        drawn: the same of every drawn labelling, [draws, m].
+
+    Returns:
+        MaxT; a statistic that is undefined or does not vary is NaN and in no family.
+
+    Raises:
+        ValueError: shapes that do not fit, no draw.
+        TypeError: no numbers.
+
+    Example:
+        Two statistics alike are one.
+
+        >>> import numpy as np
+        >>> from attnscope import inference
+        >>> drawn = np.linspace(-1, 1, 99)[:, None].repeat(2, 1)
+        >>> inference.max_t([2.0, 2.0], drawn).p_adjusted.tolist()
+        [0.01, 0.01]
+
+    References:
+        Westfall and Young, Resampling-based multiple testing, 1993.
+    """
+    name = "max_t"
+    try:
+        own, others = np.asarray(observed, dtype=np.float64), np.asarray(drawn, dtype=np.float64)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{name}: observed and drawn must be numbers: {error}") from None
+    if own.ndim != 1 or others.ndim != 2 or others.shape[1] != len(own) or len(others) == 0:
+        raise ValueError(
+            f"{name}: observed must be [m] and drawn [draws, m], got shapes {own.shape} and {others.shape}"
+        )
+    every = np.concatenate([own[None], others])
+    if len(own) == 0:
+        return MaxT(own, own, math.nan)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        spread = every.std(0)
+        t = (every - every.mean(0)) / np.where(spread > 1e-12 * np.abs(every).max(0), spread, math.nan)
+    defined = ~np.isnan(t).any(0)
+    p = np.full(len(own), math.nan)
+    if defined.any():
+        largest = t[1:, defined].max(1)
+        reached = largest[:, None] >= t[0, defined] - 1e-12 * np.abs(t[0, defined])
+        p[defined] = (1 + reached.sum(0)) / (1 + len(others))
+    smallest = float(p[defined].min()) if defined.any() else math.nan
+    return MaxT(np.where(defined, t[0], math.nan), p, smallest)
+
+
+def _within_pairs(
+    function: str, labels: Labels, pairs: npt.NDArray[np.int64], draws: int, draw: np.random.Generator
+) -> tuple[Labels, float]:
+    count = int(pairs.max()) + 1
+    both = np.bincount(pairs, minlength=count), np.bincount(pairs[labels], minlength=count)
+    if (both[0] != 2).any() or (both[1] != 1).any():
+        first = int(np.flatnonzero((both[0] != 2) | (both[1] != 1))[0])
+        raise ValueError(
+            f"{function}: every pair must hold one item of each label, got {both[0][first]} items in the "
+            f"pair of item {int(np.flatnonzero(pairs == first)[0])}"
+        )
+    coins = draw.integers(0, 2, (draws, count)).astype(bool)
+    return labels ^ coins[:, pairs], float(2.0**count) if count < 1024 else math.inf
+
+
+def _within_clusters(
+    labels: Labels, clusters: npt.NDArray[np.int64], draws: int, draw: np.random.Generator
+) -> tuple[Labels, float]:
+    sizes = np.bincount(clusters)
+    marked = np.bincount(clusters[labels], minlength=len(sizes))
+    crossed = np.flatnonzero((marked > 0) & (marked < sizes))
+    if len(crossed) == 0:
+        own = marked > 0
+        drawn = np.stack([draw.permutation(own)[clusters] for _ in range(draws)])
+        return drawn, _ways([(len(sizes), int(own.sum()))])
+    drawn = np.repeat(labels[None], draws, 0)
+    for cluster in crossed:
+        places = np.flatnonzero(clusters == cluster)
+        drawn[:, places] = draw.permuted(drawn[:, places], axis=1)
+    return drawn, _ways([(int(sizes[one]), int(marked[one])) for one in crossed])
+
+
+def _ways(chosen: list[tuple[int, int]]) -> float:
+    logarithm = math.fsum(math.lgamma(n + 1) - math.lgamma(k + 1) - math.lgamma(n - k + 1) for n, k in chosen)
+    if logarithm < 30:
+        return float(math.prod(math.comb(n, k) for n, k in chosen))
+    return math.exp(logarithm) if logarithm < 709 else math.inf
+
+
+def _ids(function: str, name: str, values: Any) -> tuple[npt.NDArray[Any], npt.NDArray[np.int64]]:
+    """The different values, ascending, and which of them each item has."""
+    try:
+        found = np.asarray(values)
+        unique, inverse = np.unique(found, return_inverse=True)
+    except (TypeError, ValueError, RuntimeError) as error:
+        raise TypeError(f"{function}: {name} must be one value per item: {error}") from None
+    if found.ndim != 1 or len(found) == 0:
+        raise ValueError(f"{function}: {name} must hold one value per item, [n], got shape {found.shape}")
+    return unique, inverse.reshape(-1).astype(np.int64)
+
+
+def _of_items(function: str, name: str, values: Any, items: int) -> npt.NDArray[np.int64]:
+    own = _ids(function, name, values)[1]
+    if len(own) != items:
+        raise ValueError(f"{function}: {name} must hold one value for each of {items} items, got {len(own)}")
+    return own

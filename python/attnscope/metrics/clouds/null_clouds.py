@@ -1,0 +1,188 @@
+# SPDX-License-Identifier: MIT
+"""Clouds and directions drawn to have some properties of given points and no others."""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from attnscope import _checks
+from attnscope.metrics.clouds._clouds import (
+    Cloud,
+    draws_argument,
+    inside,
+    labels_argument,
+    points_argument,
+)
+
+CloudKind = Literal["gaussian", "covariance", "template"]
+DirectionKind = Literal["isotropic", "covariance", "labels"]
+
+
+def null_clouds(
+    points: Tensor,
+    kind: CloudKind,
+    *,
+    groups: Any = None,
+    draws: int = 20,
+    seed: int = 0,
+    lengths: _checks.Lengths = None,
+) -> Tensor:
+    """Gaussian clouds with the mean and some of the spread of given ones, as many points each.
+
+    "gaussian" keeps the mean and the total variance, the same in every direction; "covariance" the mean and
+    the covariance (of rank n − 1); "template" the means of `groups` and the covariance within them, pooled.
+    The expectation is kept, a draw varies. Relabelled clouds are subsets (`inference.exchange_labels`), and
+    clouds of random weights come from a model.
+
+    Args:
+        points: clouds [..., n, d], four float types, any strides, CPU or CUDA; n >= 2.
+        kind: what is kept.
+        groups: one label per point, [n] or [..., n]; for "template".
+        draws: clouds for each that is given.
+        seed: the same seed gives the same clouds, the first of them whatever the number of draws.
+        lengths: points per cloud, broadcast against the leading axes; each cloud is its first points, and
+            points behind them are NaN.
+
+    Returns:
+        [draws, ..., n, d] float64; NaN for a cloud with NaN or infinite coordinates, with one warning, for
+        one point, and for "template" with as many groups as points.
+
+    Raises:
+        ValueError: an unknown kind, "template" without groups, no draw, wrong dtype or rank, lengths outside
+            1..n.
+        TypeError: no array, no whole number.
+
+    Example:
+        Points on a line keep to it, and so do clouds with their covariance.
+
+        >>> import torch, attnscope as asc
+        >>> line = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
+        >>> drawn = asc.null_clouds(line, "covariance", draws=5)
+        >>> drawn.shape, drawn[..., 1].unique().tolist()
+        (torch.Size([5, 3, 2]), [1.0])
+
+    References:
+        Efron and Tibshirani, An introduction to the bootstrap, 1993, for the parametric bootstrap.
+    """
+    name = "null_clouds"
+    chosen = _checks.choice_argument(name, "kind", kind, ("gaussian", "covariance", "template"))
+    number, draw = draws_argument(name, draws, seed)
+    cloud = points_argument(name, points, lengths)
+    if chosen == "template":
+        if groups is None:
+            raise ValueError(f"{name}: kind 'template' needs groups, got None")
+        labels = labels_argument(name, "groups", groups, cloud).expand(*cloud.leading, cloud.n)
+    else:
+        labels = torch.zeros(*cloud.leading, cloud.n, dtype=torch.int64)
+    wide, sees, bad = _finite_points(cloud)
+    n = sees.sum(-1)
+    means, number_of_groups = _group_means(wide, labels, sees)
+    rest = torch.where(sees[..., None], wide - means, 0)
+    freedom = (n - number_of_groups)[..., None, None]
+    result = torch.empty(number, *wide.shape, dtype=torch.float64)
+    if chosen == "gaussian":
+        deviation = (rest.square().sum((-2, -1), keepdim=True) / freedom / wide.shape[-1]).sqrt()
+    for own in result:
+        if chosen == "gaussian":
+            spread = torch.randn(wide.shape, generator=draw, dtype=torch.float64) * deviation
+        else:
+            weights = torch.randn(*wide.shape[:-1], cloud.n, generator=draw, dtype=torch.float64)
+            spread = (weights @ rest) / freedom.sqrt()
+        own.copy_(means + spread)
+    outside = ~sees[..., None] | (freedom < 1)
+    result = result.masked_fill(outside, torch.nan)
+    return _checks.finished(name, cloud, result, bad, "clouds")  # type: ignore[no-any-return]
+
+
+def null_directions(
+    states: Tensor,
+    kind: DirectionKind = "isotropic",
+    *,
+    labels: Any = None,
+    draws: int = 20,
+    seed: int = 0,
+) -> Tensor:
+    """Unit vectors that a direction found in states is compared with.
+
+    "isotropic": uniform on the sphere. "covariance": Σ_i g_i (h_i − μ) with independent normal g, so that
+    directions in which the states spread are drawn more often. "labels": the difference of means of a random
+    relabelling, as many states of each label as there are.
+
+    Args:
+        states: [n, d], four float types, any strides, CPU or CUDA; of "isotropic" only d is read.
+        kind: which law.
+        labels: for "labels", two different values, one per state.
+        draws: number of directions.
+        seed: the same seed gives the same directions, the first of them whatever the number of draws.
+
+    Returns:
+        [draws, d] float64 of norm 1; NaN where the states do not spread or are not finite.
+
+    Raises:
+        ValueError: an unknown kind, "labels" without labels or with other than two values, no draw, states
+            that are no matrix.
+        TypeError: no array, no whole number.
+
+    Example:
+        States on a line spread along it alone.
+
+        >>> import torch, attnscope as asc
+        >>> line = torch.tensor([[0.0, 1.0], [2.0, 1.0], [4.0, 1.0]])
+        >>> asc.null_directions(line, "covariance", draws=4).abs().tolist()
+        [[1.0, 0.0], [1.0, 0.0], [1.0, 0.0], [1.0, 0.0]]
+
+    References:
+        Muller, A note on a method for generating points uniformly on n-dimensional spheres, 1959.
+    """
+    name = "null_directions"
+    chosen = _checks.choice_argument(name, "kind", kind, ("isotropic", "covariance", "labels"))
+    number, draw = draws_argument(name, draws, seed)
+    cloud = points_argument(name, states, None, "states")
+    if cloud.tensor.ndim != 2:
+        raise ValueError(f"{name}: states must be [n, d], got shape {tuple(cloud.tensor.shape)}")
+    wide = cloud.tensor.double()
+    n, d = wide.shape
+    if chosen == "isotropic":
+        drawn = torch.stack([torch.randn(d, generator=draw, dtype=torch.float64) for _ in range(number)])
+        unit: Tensor = drawn / drawn.norm(dim=-1, keepdim=True)
+        return unit
+    rest = wide - wide[:1]
+    rest = rest - rest.mean(0)
+    if chosen == "covariance":
+        weights = torch.stack([torch.randn(n, generator=draw, dtype=torch.float64) for _ in range(number)])
+    else:
+        if labels is None:
+            raise ValueError(f"{name}: kind 'labels' needs labels, got None")
+        own = labels_argument(name, "labels", labels, cloud).double()
+        if float(own.max()) != 1:
+            raise ValueError(f"{name}: labels must have two values, got {int(own.max()) + 1}")
+        signed = own / own.sum() - (1 - own) / (1 - own).sum()
+        weights = torch.stack([signed[torch.randperm(n, generator=draw)] for _ in range(number)])
+    directions = weights @ rest
+    norms = directions.norm(dim=-1, keepdim=True)
+    return torch.where(norms > 0, directions / norms, torch.nan)
+
+
+def _finite_points(cloud: Cloud) -> tuple[Tensor, Tensor, int]:
+    """Points in float64, zeros outside; which are inside a cloud that is finite; how many clouds are not."""
+    wide, sees = cloud.tensor.double(), inside(cloud)
+    finite = (wide.isfinite() | ~sees[..., None]).all((-2, -1))
+    sees = sees & finite[..., None]
+    return torch.where(sees[..., None], wide, 0), sees, int((~finite).sum())
+
+
+def _group_means(wide: Tensor, labels: Tensor, sees: Tensor) -> tuple[Tensor, Tensor]:
+    """The mean of each point's group, [..., n, d], and the number of groups, [...]."""
+    first = wide[..., :1, :]
+    moved = torch.where(sees[..., None], wide - first, 0)
+    number = int(labels.max()) + 1 if labels.numel() else 1
+    one_hot = torch.nn.functional.one_hot(labels, number).double() * sees[..., None]
+    sizes = one_hot.sum(-2)
+    means = (one_hot.mT @ moved) / sizes.clamp_min(1)[..., None]
+    return first + one_hot @ means, (sizes > 0).sum(-1)
+
+
+SOURCES = (null_clouds, null_directions)

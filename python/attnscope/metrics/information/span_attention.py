@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: MIT
+"""Where a word's attention goes: to itself, to special tokens, to the rest; and what others give to it."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import torch
+
+from attnscope import _checks, _core
+from attnscope.metrics._closed_forms import causal
+from attnscope.metrics._named import shown_by_shape
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
+from attnscope.metrics.states._states import tokens_argument
+
+
+@shown_by_shape
+class SpanAttention(NamedTuple):
+    """Attention of a word, the tokens S = [a, b), m of them; query i sees v_i keys. Each [...] float64.
+
+    Attributes:
+        share: (1/m) Σ_{i∈S} Σ_{j∈S} A_ij, how much the word attends to itself, 0 … 1.
+        uniform: (1/m) Σ_{i∈S} |S ∩ seen by i|/v_i, the same under uniform attention.
+        boost: share/uniform.
+        diagonal: (1/m) Σ_{i∈S} A_ii.
+        special: the rows' mean attention to special keys outside S, 0 … 1.
+        context: the same to all other keys outside S. share + special + context is the mean row sum.
+        received: mean of Σ_{j∈S} A_ij over the queries outside S that see one of S; NaN without one.
+        received_uniform: the same under uniform attention.
+    """
+
+    share: torch.Tensor
+    uniform: torch.Tensor
+    boost: torch.Tensor
+    diagonal: torch.Tensor
+    special: torch.Tensor
+    context: torch.Tensor
+    received: torch.Tensor
+    received_uniform: torch.Tensor
+
+
+def span_attention(
+    attention: torch.Tensor,
+    spans: Any,
+    *,
+    special: Any = None,
+    support: Any = "auto",
+    lengths: _checks.Lengths = None,
+    validate: bool = False,
+) -> SpanAttention:
+    """How much the tokens of a span attend to each other and to the rest, and how much they receive.
+
+    Args:
+        attention: attention maps [..., n, n], any strides, CPU or CUDA; rows are queries.
+        spans: first token and one past the last of each map's span, int64 [..., 2], broadcast against the
+            leading axes; (−1, −1) where a map has none.
+        special: keys that are special tokens, boolean [..., n], broadcast likewise; None for none.
+        support: which keys a query sees: "auto", "causal", "full", or a boolean tensor.
+        lengths: tokens per map, broadcast against the leading axes.
+        validate: refuse NaN, infinite, negative and > 1.01 entries instead of returning NaN for that map.
+
+    Returns:
+        SpanAttention. All fields lie in [0, 1] but the boost, which is at least 0. NaN for a map without a
+        span and for one that is not finite. Rows are not normalised.
+
+    Raises:
+        ValueError: not square, empty, wrong dtype, lengths outside 1..n; spans that are no integers, do not
+            broadcast, or lie outside their map's tokens; special that is not boolean or does not broadcast.
+
+    Example:
+        Uniform causal attention among nine tokens: query 3 gives 1/4 to tokens 3 and 4, query 4 gives 2/5.
+
+        >>> import torch, attnscope as asc
+        >>> attention = torch.ones(9, 9, dtype=torch.float64).tril()
+        >>> attention /= attention.sum(-1, keepdim=True)
+        >>> found = asc.span_attention(attention, [3, 5], special=torch.arange(9) == 0)
+        >>> [round(found.share.item(), 9), found.boost.item(), round(found.special.item(), 9)]
+        [0.325, 1.0, 0.225]
+
+    References:
+        Ruscio et al., Attention-likelihood relationship in transformers, arXiv 2303.08288, 2023, whose mean
+        of A[a:b, a:b] is share/m.
+    """
+    name = "span_attention"
+    checked = _checks.attention_argument(name, attention, lengths, validate=validate)
+    fields, non_finite = _core.span_attention(
+        checked.tensor,
+        checked.lengths,
+        _checks.support_argument(name, support, checked),
+        _spans_argument(name, spans, checked),
+        None if special is None else tokens_argument(name, "special", special, checked),
+    )
+    result = SpanAttention(*fields)
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
+
+
+def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> list[int]:
+    """Start and stop of each map's span, one after another, or of one span for all."""
+    given = _checks.as_tensor(function, "spans", spans).detach()
+    if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
+        raise ValueError(f"{function}: spans must be integers, got {given.dtype}")
+    values = given.to(device="cpu", dtype=torch.int64)
+    shape = (*attention.leading, 2)
+    try:
+        whole = values.expand(shape)
+    except RuntimeError:
+        raise ValueError(
+            f"{function}: spans of shape {tuple(given.shape)} do not broadcast to {shape}"
+        ) from None
+    if values.ndim > 1 or values.numel() != 2 or attention.lengths is not None:
+        values = whole
+    start, stop = values.unbind(-1)
+    longest = torch.tensor(attention.n) if attention.lengths is None else attention.lengths
+    inside = (start >= 0) & (start < stop) & (stop <= longest)
+    wrong = ~(inside | ((start == -1) & (stop == -1)))
+    if bool(wrong.any()):
+        first = values[wrong].flatten().tolist()
+        bound = int(longest.expand(start.shape)[wrong].flatten()[0])
+        raise ValueError(
+            f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
+            f"(-1, -1), got ({first[0]}, {first[1]})"
+        )
+    return values.flatten().tolist()
+
+
+#: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.
+_SITES = {"word_span": torch.tensor([[3, 5]]), "special_keys": (torch.arange(9) == 0)[None]}
+
+
+def _field(name: str, label: str, meaning: str, expected: float, high: float | None = 1) -> Quantity:
+    return Quantity(
+        f"span_{name}",
+        "span_attention",
+        label,
+        meaning,
+        Known(expected, causal(9), _SITES),
+        kind="ratio" if name == "boost" else "value",
+        low=0,
+        high=high,
+        options={"spans": Site("word_span"), "special": Site("special_keys")},
+        read=field_of(name),
+        needs=("attention", "word_span", "special_keys"),
+    )
+
+
+QUANTITIES = (
+    _field("share", "attention of the word to itself", "Mean over the rows of a word's tokens.", 0.325),
+    _field(
+        "uniform",
+        "the same under uniform attention",
+        "Mean over rows of the word's part of what is seen.",
+        0.325,
+    ),
+    _field(
+        "boost",
+        "attention to itself / uniform",
+        "Attention of a word to itself over the uniform one.",
+        1.0,
+        None,
+    ),
+    _field(
+        "diagonal", "attention of each token to itself", "Mean over the word's tokens of the diagonal.", 0.225
+    ),
+    _field("special", "attention to special tokens", "Mean over the word's rows, outside the word.", 0.225),
+    _field(
+        "context",
+        "attention to the rest",
+        "Mean over the word's rows, outside word and special tokens.",
+        0.45,
+    ),
+    _field(
+        "received",
+        "attention received",
+        "Mean attention to the word of the other queries that see it.",
+        sum(2 / n for n in (6, 7, 8, 9)) / 4,
+    ),
+    _field(
+        "received_uniform",
+        "the same under uniform attention",
+        "Mean over the other queries that see the word of its part of what they see.",
+        sum(2 / n for n in (6, 7, 8, 9)) / 4,
+    ),
+)

@@ -1,0 +1,50 @@
+# SPDX-License-Identifier: MIT
+"""Whether the model hub can be reached, found out within seconds instead of through every retry."""
+
+from __future__ import annotations
+
+import socket
+import threading
+import time
+import urllib.request
+from urllib.parse import urlsplit
+
+#: Seconds that the hub has to answer in.
+PATIENCE = 4.0
+#: Seconds for which a silent hub is not asked again.
+_FORGET = 60.0
+
+_silent_since: float | None = None
+
+
+def hub_answers() -> bool:
+    """Whether the hub takes a connection; True where a proxy stands between, which the hub's client knows."""
+    global _silent_since
+    from huggingface_hub import constants
+
+    if urllib.request.getproxies() or constants.HF_HUB_OFFLINE:
+        return not constants.HF_HUB_OFFLINE
+    if _silent_since is not None and time.monotonic() - _silent_since < _FORGET:
+        return False
+    answers = _connects(constants.ENDPOINT)
+    _silent_since = None if answers else time.monotonic()
+    return answers
+
+
+def _connects(endpoint: str) -> bool:
+    """Whether an address takes a connection; asking for a name's address knows no time limit of its own."""
+    parts = urlsplit(endpoint)
+    found: list[bool] = []
+
+    def ask() -> None:
+        port = parts.port or (80 if parts.scheme == "http" else 443)
+        try:
+            socket.create_connection((parts.hostname or "", port), timeout=PATIENCE).close()
+            found.append(True)
+        except OSError:
+            pass
+
+    asking = threading.Thread(target=ask, daemon=True)
+    asking.start()
+    asking.join(PATIENCE)
+    return bool(found)

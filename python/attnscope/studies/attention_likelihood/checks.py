@@ -1,0 +1,191 @@
+# SPDX-License-Identifier: MIT
+"""Identities that hold for any model, tried on the first batch of a run before anything is measured."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnscope.capture import Forward, forward
+from attnscope.capture.likelihood.chain import masked_from
+from attnscope.capture.likelihood.tokens import log_likelihood
+from attnscope.engine.forward import Batch, head_mean, padded
+from attnscope.models import LoadError
+from attnscope.models.head_rows import LastStates
+from attnscope.studies.attention_likelihood.measure import of_span, special_keys
+from attnscope.studies.attention_likelihood.options import REAL
+from attnscope.studies.attention_likelihood.versions import chosen_rows, kind_of, replaced, source, with_words
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+
+#: Largest departure of a row's sum from 1, by the precision of the maps.
+ROW_SUMS = {"float64": 1e-4, "float32": 1e-4, "bfloat16": 4e-3, "float16": 4e-3}
+TEXTS = 8
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found; `value` is None where it does not apply, and the reason says why."""
+
+    name: str
+    value: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does, as far as it applies."""
+        return self.value is None or self.value <= self.tolerance
+
+
+@dataclass(frozen=True)
+class Version:
+    """The texts of the first batch with one kind of replacement."""
+
+    mode: str
+    batch: Batch
+    log_likelihood: Tensor
+
+
+def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """Tries every identity on a few texts and stores what was found.
+
+    Raises:
+        LoadError: one does not hold, so the numbers of this checkpoint would not be what they are called.
+    """
+    versions = run.read("versions")
+    versions = versions[versions["protocol"] == "exact"]
+    real = versions[versions["mode"] == REAL].set_index("sample")
+    batch, spans, _ = next(with_words(run, targets[targets.index.isin(real.index)]))
+    batch, spans = chosen_rows(batch, range(min(TEXTS, len(batch.samples)))), spans[:TEXTS]
+    found = []
+    for mode in [REAL, *options.modes]:
+        own = versions[versions["mode"] == mode].set_index("sample").loc[list(batch.samples)]
+        log_likelihood = torch.tensor(own["log_likelihood"].to_numpy(dtype=float))
+        found.append(Version(mode, replaced(batch, spans, list(own["replacement_ids"])), log_likelihood))
+    loaded = source(run, options)
+    kind, mask_id = kind_of(loaded, run.encoder.tokenizer, options)
+    checks = _attention(run, found, spans)
+    if kind == "left":
+        checks.append(_chain(run, loaded, found, spans))
+    else:
+        checks.append(_first_piece(run, loaded, found, spans, mask_id))
+    for one in checks:
+        run.write(
+            "checks", check=one.name, value=np.nan if one.value is None else one.value,
+            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
+        )  # fmt: skip
+    for one in checks:
+        if not one.holds:
+            raise LoadError(
+                f"the check {one.name} does not hold: {one.value:.3g}, where at most {one.tolerance:.3g} is "
+                "rounding"
+            )
+
+
+def _chain(run: StageRun, loaded: Any, versions: list[Version], spans: Tensor) -> Check:
+    """The likelihood of a word is the sum of the whole pass's next-token terms."""
+    worst = 0.0
+    for one in versions:
+        inputs = padded(one.batch, run.encoder.pad_id, "cpu")
+        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+        states = LastStates(loaded.model, ids, mask)
+        total = torch.zeros(len(ids), dtype=torch.float64)
+        for k in range(int((spans[:, 1] - spans[:, 0]).max())):
+            place = torch.minimum(spans[:, 0] + k, spans[:, 1] - 1)[:, None]
+            terms = log_likelihood(states.logits(place - 1), ids.gather(1, place))[:, 0]
+            total += torch.where(spans[:, 0] + k < spans[:, 1], terms, 0.0)
+        gap = (total - one.log_likelihood).abs() / one.log_likelihood.abs().clamp_min(1.0)
+        worst = max(worst, float(gap.max()))
+    tolerance = 1e-4 if loaded.dtype in ("float32", "float64") else 2e-2
+    return Check("chain_of_likelihoods", worst, tolerance)
+
+
+def _first_piece(run: StageRun, loaded: Any, versions: list[Version], spans: Tensor, mask_id: int) -> Check:
+    """Under the mask of the whole word the first piece's logits are the same whatever was there."""
+    logits = []
+    for one in versions:
+        inputs = padded(one.batch, run.encoder.pad_id, "cpu")
+        ids, mask = inputs["input_ids"], inputs["attention_mask"].bool()
+        ids = masked_from(ids, spans[:, :1], spans[:, 1:], torch.arange(ids.shape[1]), mask_id)
+        logits.append(LastStates(loaded.model, ids, mask).logits(spans[:, :1]).double())
+    return Check("masked_first_piece", max(float((one - logits[0]).abs().max()) for one in logits), 0.0)
+
+
+def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Check]:
+    """Embeddings change where the word stands and nowhere else, earlier rows stay, rows add up to 1."""
+    dtype = str(run.model().dtype)
+    rows, sums, sinks = [], 0.0, False
+    for one in versions:
+        maps = []
+        for _, layer in run.layers(one.batch):
+            own = layer.matrices()
+            mean = head_mean(own)
+            maps.append(mean[:, 0].cpu())
+            sinks |= layer.sink_logits is not None
+            found = of_span(
+                mean, spans, special_keys(run, one.batch, own.shape[-1]), layer.visibility.support,
+                torch.tensor(one.batch.lengths),
+            )  # fmt: skip
+            gap = (found.share + found.special + found.context - 1).abs()
+            sums = max(sums, float(gap.nan_to_num(0.0).max()))
+        rows.append(torch.stack(maps))
+    checks = [_placed(run, versions, spans)]
+    causal = not any(bool((one.triu(1) != 0).any()) for one in rows)
+    if causal:
+        before = torch.arange(rows[0].shape[-1]) < spans[:, :1]
+        moved = max(float(((one - rows[0]).abs().amax(-1) * before).max()) for one in rows)
+        checks.append(Check("rows_before_the_word", moved, 0.0 if not _experts(run) else 1e-5))
+    else:
+        checks.append(Check("rows_before_the_word", None, 0.0, "the model attends to later tokens"))
+    tolerance = ROW_SUMS.get(dtype.removeprefix("torch."), 1e-4)
+    if sinks:
+        checks.append(Check("row_sums", None, tolerance, "the model has learned sinks"))
+    else:
+        checks.append(Check("row_sums", sums, tolerance))
+    return checks
+
+
+def _placed(run: StageRun, versions: list[Version], spans: Tensor) -> Check:
+    """Number of positions where a version's embedding is not that of its token."""
+    try:
+        embedded = [_embedded(run, one.batch) for one in versions]
+    except RuntimeError as error:
+        return Check("replaced_tokens", None, 0.0, str(error))
+    wrong = max(_misplaced(embedded, versions, at, spans) for at in range(len(versions)))
+    return Check("replaced_tokens", float(wrong), 0.0)
+
+
+def _embedded(run: StageRun, batch: Batch) -> Tensor:
+    """What enters the first layer [B, n, D]."""
+    model = run.model().model
+    with forward(model, run.inputs(batch), Forward(sites=("hidden",), layers=[0])) as layers:
+        found: Tensor = next(iter(layers)).hidden.detach().cpu().clone()
+    return found
+
+
+def _misplaced(embedded: list[Tensor], versions: list[Version], at: int, spans: Tensor) -> int:
+    """Positions whose embedding changed although their token did not, or the other way round."""
+    changed = (embedded[at] != embedded[0]).any(-1)
+    wanted = torch.zeros_like(changed)
+    for row, (own, real) in enumerate(
+        zip(versions[at].batch.token_ids, versions[0].batch.token_ids, strict=True)
+    ):
+        for place in range(*spans[row].tolist()):
+            wanted[row, place] = own[place] != real[place]
+    real_tokens = torch.arange(changed.shape[1]) < torch.tensor(versions[0].batch.lengths)[:, None]
+    return int(((changed != wanted) & real_tokens).sum())
+
+
+def _experts(run: StageRun) -> bool:
+    """Whether tokens are sent to experts in groups, whose sizes change the last bits."""
+    config = run.model().model.config
+    names = ("num_experts", "num_local_experts", "n_routed_experts")
+    return any(getattr(config, name, None) for name in names)

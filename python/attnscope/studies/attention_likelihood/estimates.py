@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: MIT
+"""From the stored attention of words to the tables of estimates, of a checkpoint and of its controls."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.inference import bootstrap
+from attnscope.studies.attention_likelihood import associations, shifts
+from attnscope.studies.attention_likelihood.associations import Row
+from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.studies.attention_likelihood.panel import Panel, by_unit, correlations, panel_of, slope
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+
+EXACT = "exact"
+
+
+def estimate(run: StageRun, options: LikelihoodOptions) -> None:
+    """Tables of associations, shifts and best layers of one checkpoint."""
+    words, means = with_units(run), run.read("head_mean_spans")
+    panel = panel_of(of_protocol(words, EXACT), of_protocol(means, EXACT))
+    if panel is None:
+        return
+    seed = run.settings.seed
+    rows = [*associations.within(panel, options, seed), *associations.given(panel, options, seed)]
+    rows += associations.between(panel, options, seed)
+    rows += associations.exchanged(panel, options, seed)
+    rows += _surveys(run, options, seed)
+    put(run, "head_mean_associations", rows)
+    overall = [{"statistic": "depth", **associations.depth(panel, options, seed)}]
+    if (nats := associations.manipulation(panel, options, seed)) is not None:
+        overall.append({"statistic": "swap_nats", **nats})
+        overall.append({"statistic": "swap", **associations.exchanged_overall(panel, options, seed)})
+    overall += shifts.overall(panel, options, seed)
+    put(run, "overall", overall)
+    put(run, "shifts", shifts.shifts(panel, options))
+    put(run, "best_layers", [shifts.best_layer(panel)])
+    _heads(run, panel)
+
+
+def of_protocol(table: pd.DataFrame, name: str) -> pd.DataFrame:
+    """Rows of one protocol."""
+    rows: pd.DataFrame = table[table["protocol"] == name]
+    return rows
+
+
+def with_units(run: StageRun) -> pd.DataFrame:
+    """The table `words` with the first text of equal ones."""
+    targets = run.read("targets", ["sample", "text_unit", "model", "revision", "step"])
+    keys = ["model", "revision", "step", "sample"]
+    words: pd.DataFrame = run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
+    return words
+
+
+def put(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:
+    """Writes rows that may have different columns."""
+    for row in rows:
+        run.write(table, **{"protocol": EXACT, **keys, **row})
+
+
+def _heads(run: StageRun, panel: Panel) -> None:
+    """Correlations of single heads."""
+    table = run.read("spans", ["sample", "mode", "layer", "head", "protocol", "span_share"])
+    table = of_protocol(table, EXACT)
+    whole = table.pivot_table(index=["layer", "head"], columns=["sample", "mode"], values="span_share")
+    columns = pd.MultiIndex.from_product([panel.samples, panel.modes])
+    shares = whole.reindex(columns=columns).to_numpy().reshape(len(whole), len(panel.samples), -1)
+    layers, heads = ([int(one) for one in whole.index.get_level_values(name)] for name in ("layer", "head"))
+    put(run, "associations", associations.of_heads(panel, shares, layers, heads))
+
+
+def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
+    """Means over texts of what every token of a text says."""
+    if "surveys" not in run.stored.tables():
+        return []
+    rows = []
+    surveys = run.read("surveys")
+    for layer in sorted(set(surveys["layer"])):
+        own = surveys[surveys["layer"] == layer]
+        for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
+            found = bootstrap(own[column].to_numpy(), draws=options.bootstrap, seed=seed)
+            rows.append(
+                {
+                    "layer": int(layer),
+                    "design": design,
+                    "mode": REAL,
+                    "predictor": "log_likelihood",
+                    "measure": "token_boost",
+                    "estimate": found.estimate,
+                    "low": found.low,
+                    "high": found.high,
+                    "n": found.n,
+                }
+            )
+    return rows
+
+
+def controls(run: StageRun, options: LikelihoodOptions) -> None:
+    """The table `controls`: every initialisation's own estimates on the trained model's versions."""
+    if "head_mean_spans_variants" not in run.stored.tables():
+        return
+    words = with_units(run)
+    table = run.stored.table("head_mean_spans_variants")
+    keys = ["model", "variant", "seed"]
+    for model, variant, draw in table[keys].drop_duplicates().to_numpy().tolist():
+        own = table[(table[keys] == [model, variant, draw]).all(axis=1)]
+        first = words[words["model"] == model]
+        first = first[first["step"] == first["step"].iloc[0]]
+        panel = panel_of(of_protocol(first, EXACT), own)
+        if panel is not None:
+            put(run, "controls", points(panel), model=model, control=variant, draw=int(draw))
+
+
+def points(panel: Panel) -> list[Row]:
+    """The estimates alone: within texts, between texts, and what words gain at home.
+
+    Args:
+        panel: of one initialisation.
+    """
+    there, share = panel.distinct, panel.measures["share"]
+    r, slopes = correlations(panel.x, share, there), slope(panel.x, share, there)
+    rows: list[Row] = []
+    pairs = panel.pairs()
+    real = panel.at(REAL)
+    for at, layer in enumerate(panel.layers):
+        means = by_unit(r[at], panel.units)
+        known = means[np.isfinite(means)]
+        row = {"layer": layer, "mode": "", "predictor": "log_likelihood", "measure": "share"}
+        mean = known.mean() if len(known) else np.nan
+        rows.append({**row, "design": "within", "estimate": mean, "slope": slopes[at], "n": len(known)})
+        if SWAP in panel.modes and len(pairs):
+            gain = associations.unit_gain(panel, share[at], pairs)
+            row |= {"mode": SWAP, "predictor": "at home"}
+            rows.append({**row, "design": "swap", "estimate": np.nanmean(gain), "n": len(gain)})
+        for predictor, measure in associations.BETWEEN:
+            x, y = panel.words[predictor][:, real], panel.measures[measure][at][:, real]
+            for design, more in associations.designs(panel):
+                found = associations.over_texts(x, y, more, panel.units)
+                rows.append(
+                    {
+                        "layer": layer,
+                        "design": design,
+                        "mode": REAL,
+                        "predictor": predictor,
+                        "measure": measure,
+                        "estimate": found.r,
+                        "slope": associations.straight(x, y, more),
+                        "n": found.n,
+                    }
+                )
+    return rows

@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""The study's figures by name, and what several of them share: a panel for each model."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
+
+from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
+from attnscope.plots.selection import last_step
+from attnscope.plots.style import MUTED
+
+FIGURES: dict[str, Figure] = {}
+figure = declared_in(FIGURES)
+
+#: Panels beside each other.
+MOST = 3
+ZERO: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "linestyle": (0, (5, 2)), "zorder": 1.0}
+
+
+def exact(results: Tables, name: str, *columns: str) -> pd.DataFrame:
+    """Rows of the exact protocol at each model's last checkpoint."""
+    table = last_step(stored(results, name, *columns))
+    rows: pd.DataFrame = table[table["protocol"] == "exact"]
+    return rows
+
+
+def models_of(table: pd.DataFrame) -> tuple[list[str], list[str]]:
+    """Models that have a panel, and those that have none."""
+    models = [str(one) for one in dict.fromkeys(table["model"])]
+    return models[:MOST], [f"model {one}" for one in models[MOST:]]
+
+
+def by_model(table: pd.DataFrame, axes: list[Axes]) -> Iterator[tuple[Axes, pd.DataFrame]]:
+    """Each model's panel with its rows; panels are named where there are several."""
+    models, _ = models_of(table)
+    for ax, model in zip(axes, models, strict=True):
+        if len(models) > 1:
+            ax.set_title(model)
+        yield ax, table[table["model"] == model]
+
+
+def layers_below(ax: Axes) -> None:
+    """Whole numbers of layers on the horizontal axis."""
+    ax.set_xlabel("layer")
+    ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
+    """One legend for all panels, above them."""
+    handles, labels = ax.get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
+
+
+def width_of(options: Options, count: int) -> float:
+    """Inches of a row of panels."""
+    return min(options.width, 1.2 + (2.2 if count > 1 else 3.2) * count)

@@ -1,0 +1,198 @@
+# SPDX-License-Identifier: MIT
+"""Over depth: where attention follows likelihood, what is left of it without the token's identity."""
+
+from __future__ import annotations
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.colors import TwoSlopeNorm
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
+from attnscope.plots.selection import last_step
+from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
+from attnscope.studies.attention_likelihood.figures.declared import (
+    ZERO,
+    by_model,
+    exact,
+    figure,
+    layers_below,
+    legend_of,
+    models_of,
+    width_of,
+)
+
+#: What the map shows: title, protocol, design, predictor, measure.
+MAPS = (
+    ("within texts", "exact", "within", "log_likelihood", "share"),
+    ("between texts, boost", "exact", "between", "per_piece", "boost"),
+    ("as published", "ruscio2023", "between", "own_probability", "inner"),
+)
+
+
+@figure("head_mean_associations")
+def likelihood_map(results: Tables, options: Options) -> Drawn:
+    """Correlation of likelihood and attention of a word to itself, models by layers."""
+    table = last_step(stored(results, "head_mean_associations", "estimate"))
+    grids, modes = [], []
+    for title, protocol, design, predictor, measure in MAPS:
+        own = table[
+            (table["protocol"] == protocol) & (table["design"] == design)
+            & (table["predictor"] == predictor) & (table["measure"] == measure)
+        ]  # fmt: skip
+        if own["estimate"].notna().any():
+            grids.append((title, own))
+    if not grids:
+        raise NotDrawable("no layer has a correlation")
+    models = list(dict.fromkeys(table["model"]))
+    largest = max(float(own["estimate"].abs().max()) for _, own in grids)
+    norm = TwoSlopeNorm(0.0, -max(largest, 0.1), max(largest, 0.1))
+    figure_, axes = panels(1, len(grids), height=1.2 + 0.26 * len(models), width=options.width)
+    for ax, (title, own) in zip(axes[0], grids, strict=True):
+        best = _best_modes(own)
+        modes += [f"{model} {mode} ({title})" for model, mode in best.items() if mode]
+        chosen = pd.concat([own[(own["model"] == model) & (own["mode"] == best[model])] for model in best])
+        grid = chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models)
+        image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
+        ax.set_title(title)
+        ax.set_xlabel("layer")
+        step = max(1, len(grid.columns) // 8)
+        ax.set_xticks(range(0, len(grid.columns), step), list(grid.columns)[::step])
+        ax.set_yticks(range(len(models)), models if ax is axes[0][0] else [""] * len(models))
+    figure_.colorbar(image, ax=axes[0], shrink=0.9, label="Spearman's ρ")
+    return captioned(
+        figure_,
+        "White is 0. Between texts: the mode with the largest correlation of any layer, chosen and shown on "
+        f"the same texts ({'; '.join(modes)})."
+        if modes
+        else "White is 0.",
+        "Correlations between texts follow length and number of pieces too.",
+    )
+
+
+def _best_modes(rows: pd.DataFrame) -> dict[str, str]:
+    """Of each model the mode whose best layer is largest."""
+    found = {}
+    for model, own in rows.groupby("model", sort=False):
+        most = own.groupby("mode")["estimate"].max()
+        found[str(model)] = str(most.idxmax()) if most.notna().any() else str(own["mode"].iloc[0])
+    return found
+
+
+@figure("head_mean_associations")
+def likelihood_depth(results: Tables, options: Options) -> Drawn:
+    """Correlation within texts over depth, beside that between texts given their length."""
+    table = exact(results, "head_mean_associations", "estimate", "z")
+    models, left_out = models_of(table)
+    control = optional(results, "controls")
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
+    for ax, own in by_model(table, axes[0]):
+        rows = own[(own["design"] == "within") & (own["predictor"] == "log_likelihood")].sort_values("layer")
+        reach = 1.96 * (rows["estimate"] / rows["z"]).abs()
+        ax.fill_between(
+            rows["layer"], -reach, reach, color=MUTED, alpha=0.25, linewidth=0, label="chance (permutations)"
+        )
+        _line(ax, rows, "within texts", PALETTE[0], "-")
+        ax.fill_between(rows["layer"], rows["low"], rows["high"], color=PALETTE[0], alpha=0.18, linewidth=0)
+        partial = own[
+            (own["design"] == "between_partial") & (own["mode"] == "real") & (own["measure"] == "boost")
+        ].sort_values("layer")
+        _line(ax, partial, "between texts, given length and place", PALETTE[1], "--")
+        if control is not None:
+            mine = control[(control["model"] == own["model"].iloc[0]) & (control["design"] == "within")]
+            if len(mine):
+                mean = mine.groupby("layer")["estimate"].mean()
+                ax.plot(mean.index, mean, label="within, random weights", **NULL_LINES["random_weights"])
+        ax.axhline(0, **ZERO)
+        layers_below(ax)
+    axes[0][0].set_ylabel("Spearman's ρ of L and share")
+    legend_of(figure_, axes[0][0], 2)
+    return captioned(
+        figure_,
+        "Mean over texts with its 95 % interval; grey: 95 % of permutations of a text's versions. Within a "
+        "text every version is another token: the line says that attention follows what stands there, not "
+        "that the model expects it. How large the changes are is in the figures dose and swap_depth.",
+        left_out=left_out,
+    )
+
+
+def _line(ax: Axes, rows: pd.DataFrame, label: str, color: str, dash: str) -> None:
+    ax.plot(rows["layer"], rows["estimate"], dash, color=color, marker="o", markersize=3, label=label)
+
+
+@figure("head_mean_associations", "shifts")
+def swap_depth(results: Tables, options: Options) -> Drawn:
+    """What a word's share gains at home, beside what the least likely word does to it."""
+    table = exact(results, "head_mean_associations", "estimate")
+    table = table[(table["design"] == "swap") & (table["measure"] == "share")]
+    if table["estimate"].isna().all():
+        raise NotDrawable("no two texts exchange words")
+    shifts = exact(results, "shifts", "difference")
+    shifts = shifts[shifts["measure"] == "share"]
+    overall = optional(results, "overall")
+    models, left_out = models_of(table)
+    figure_, axes = panels(len(models), 2, height=0.6 + 1.9 * len(models), width=options.width)
+    words = []
+    for (first, second), model in zip(axes, models, strict=True):
+        mine = shifts[shifts["model"] == model]
+        mode = str(mine.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        own = table[table["model"] == model].sort_values("layer")
+        _points(first, own, "estimate", PALETTE[0])
+        _points(second, mine[mine["mode"] == mode].sort_values("layer"), "difference", PALETTE[1])
+        name = f"{model}: " if len(models) > 1 else ""
+        first.set_title(f"{name}at home − away")
+        second.set_title(f"{name}{mode} − real word")
+        first.set_ylabel("change of the share")
+        if overall is not None:
+            nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
+            words += [f"{model} {value:.1f} nats" for value in nats["estimate"].tail(1)]
+    return captioned(
+        figure_,
+        "Left: two texts exchange words; every token and every text stands once at home and once away, so "
+        "effects of either cancel and what is left is expectation. Right: the whole effect of the least "
+        "likely words, that of the token included; the scales differ. 95 % intervals.",
+        f"An exchanged word costs {', '.join(words)}; below 2 nats the exchange tests nothing."
+        if words
+        else "",
+        left_out=left_out,
+    )
+
+
+def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
+    """Estimates with their intervals over layers, beside 0."""
+    middle = rows[column]
+    ax.errorbar(
+        rows["layer"], middle, yerr=[middle - rows["low"], rows["high"] - middle], color=color, marker="o",
+        markersize=3.5, linewidth=1.0, capsize=2,
+    )  # fmt: skip
+    ax.axhline(0, **ZERO)
+    layers_below(ax)
+
+
+@figure("head_mean_associations")
+def copy_or_context(results: Tables, options: Options) -> Drawn:
+    """Of encoders: likelihood under the mask given the probability at the own position, and the reverse."""
+    table = exact(results, "head_mean_associations", "estimate")
+    table = table[table["design"] == "within_given"]
+    if table["estimate"].isna().all():
+        raise NotDrawable("no encoder with a vocabulary head was measured")
+    models, left_out = models_of(table)
+    figure_, axes = panels(1, len(models), height=2.5, width=width_of(options, len(models)), sharey=True)
+    lines = (
+        ("masked given own", "expected (masked), given kept", PALETTE[0], "-"),
+        ("own given masked", "kept (own position), given expected", PALETTE[1], "--"),
+    )
+    for ax, own in by_model(table, axes[0]):
+        for name, label, color, dash in lines:
+            rows = own[own["predictor"] == name].sort_values("layer")
+            _line(ax, rows, label, color, dash)
+            ax.fill_between(rows["layer"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
+        ax.axhline(0, **ZERO)
+        layers_below(ax)
+    axes[0][0].set_ylabel("partial correlation with share")
+    legend_of(figure_, axes[0][0], 2)
+    return captioned(
+        figure_,
+        "The probability of a word at its own, unmasked position says whether the model kept the token, not "
+        "whether it expects it. Each is shown with the other held; bands are 95 % intervals over texts.",
+        left_out=left_out,
+    )

@@ -1,0 +1,149 @@
+# SPDX-License-Identifier: MIT
+"""What replacements do: by how unlikely they are, where the attention goes, and in which heads."""
+
+from __future__ import annotations
+
+import numpy as np
+from matplotlib.colors import TwoSlopeNorm
+from matplotlib.patches import Patch
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
+from attnscope.plots.style import INK, PALETTE, panels
+from attnscope.studies.attention_likelihood.figures.declared import (
+    ZERO,
+    by_model,
+    exact,
+    figure,
+    layers_below,
+    legend_of,
+    models_of,
+    width_of,
+)
+
+THIRDS = ("first third", "middle third", "last third")
+#: Parts of a row's attention, in the order in which they are stacked.
+PARTS = {"share": "the word itself", "special": "special tokens", "context": "the rest"}
+
+
+@figure("shifts")
+def dose(results: Tables, options: Options) -> Drawn:
+    """How much the share changes by how much likelihood is lost, a line for each third of the depth."""
+    table = exact(results, "shifts", "difference", "log_likelihood_difference")
+    table = table[(table["measure"] == "share") & (table["mode"] != "swap")]
+    if table["difference"].isna().all():
+        raise NotDrawable("no replacement was measured")
+    models, left_out = models_of(table)
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
+    for ax, own in by_model(table, axes[0]):
+        layers = sorted(own["layer"].unique())
+        third = own["layer"].map({layer: 3 * at // len(layers) for at, layer in enumerate(layers)})
+        for at in sorted(set(third)):
+            rows = own[third == at].groupby("mode")[["log_likelihood_difference", "difference"]].mean()
+            rows = rows.sort_values("log_likelihood_difference")
+            ax.plot(
+                rows["log_likelihood_difference"], rows["difference"], "-", color=PALETTE[at],
+                marker="os^"[at], markersize=3.5, label=THIRDS[at] if len(layers) >= 3 else "all layers",
+            )  # fmt: skip
+        named = own.groupby("mode")["log_likelihood_difference"].first()
+        for mode, nats in named.items():
+            if mode in ("lowest", "low", "mid", "high", "highest"):
+                ax.annotate(
+                    mode, (nats, 1.01), xycoords=("data", "axes fraction"), fontsize=6.0, ha="left",
+                    va="bottom", color=INK, rotation=40,
+                )  # fmt: skip
+        ax.axhline(0, **ZERO)
+        ax.axvline(0, **ZERO)
+        ax.set_xlabel("change of log-likelihood (nats)")
+    axes[0][0].set_ylabel("change of the share")
+    legend_of(figure_, axes[0][0], 3)
+    return captioned(
+        figure_,
+        "Each point is a mode of replacement, mean over texts and over the layers of a third of the depth, "
+        "less the real word (0, 0).",
+        left_out=left_out,
+    )
+
+
+@figure("shifts")
+def attention_budget(results: Tables, options: Options) -> Drawn:
+    """Where the attention of real and of least likely words goes: to the word, special tokens, the rest."""
+    table = exact(results, "shifts", "difference", "real")
+    table = table[table["measure"].isin(PARTS)]
+    if table["real"].isna().all():
+        raise NotDrawable("no word's attention was measured")
+    models, left_out = models_of(table)
+    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
+    mode = ""
+    for ax, own in by_model(table, axes[0]):
+        mode = str(own.sort_values("log_likelihood_difference")["mode"].iloc[0])
+        own = own[own["mode"] == mode]
+        layers = np.array(sorted(own["layer"].unique()))
+        grid = own.pivot_table(index="layer", columns="measure", values=["real", "difference"])
+        for side, hatch in ((-0.2, ""), (0.2, "////")):
+            bottom = np.zeros(len(layers))
+            for at, part in enumerate(PARTS):
+                if ("real", part) not in grid:
+                    continue
+                height = grid["real", part].to_numpy()
+                height = height + (grid["difference", part].to_numpy() if hatch else 0.0)
+                ax.bar(
+                    layers + side, height, 0.36, bottom=bottom, color=PALETTE[at], hatch=hatch,
+                    edgecolor="white", linewidth=0.4,
+                )  # fmt: skip
+                bottom = bottom + np.nan_to_num(height)
+        layers_below(ax)
+        ax.set_ylim(0, 1.02)
+    axes[0][0].set_ylabel("share of the word's attention")
+    handles = [Patch(facecolor=PALETTE[at], label=f"to {name}") for at, name in enumerate(PARTS.values())]
+    handles += [
+        Patch(facecolor="white", edgecolor=INK, label="real word"),
+        Patch(facecolor="white", edgecolor=INK, hatch="////", label=f"replaced ({mode})"),
+    ]
+    figure_.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=6.5)
+    return captioned(
+        figure_,
+        "Left bar of a pair: the real word; right, hatched: the least likely one in its place. The parts add "
+        "up to a row of the map; what the word no longer gives itself goes where the others grow.",
+        left_out=left_out,
+    )
+
+
+@figure("associations")
+def likelihood_heads(results: Tables, options: Options) -> Drawn:
+    """Correlation within texts of every head."""
+    table = exact(results, "associations", "estimate", "p_adjusted")
+    table = table[table["design"] == "within"]
+    if table["estimate"].isna().all():
+        raise NotDrawable("no head has a correlation")
+    models, left_out = models_of(table)
+    layers, heads = table["layer"].nunique(), table["head"].nunique()
+    height = min(6.5, 1.4 + 0.24 * layers)
+    width = min(options.width, 1.4 + (0.8 + 0.22 * heads) * len(models))
+    figure_, axes = panels(1, len(models), height=height, width=width)
+    largest = max(0.1, float(table["estimate"].abs().max()))
+    norm = TwoSlopeNorm(0.0, -largest, largest)
+    for ax, own in by_model(table, axes[0]):
+        grid = own.pivot_table(index="layer", columns="head", values="estimate", dropna=False)
+        image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
+        certain = own[own["p_adjusted"] <= 0.05]
+        places = [list(grid.index), list(grid.columns)]
+        ax.scatter(
+            [places[1].index(head) for head in certain["head"]],
+            [places[0].index(layer) for layer in certain["layer"]],
+            s=7, color="white", edgecolor=INK, linewidth=0.5, zorder=3,
+        )  # fmt: skip
+        ax.set_xlabel("head")
+        for which, values in ((ax.set_xticks, grid.columns), (ax.set_yticks, grid.index)):
+            step = max(1, len(values) // 8)
+            which(range(0, len(values), step), list(values)[::step])
+    axes[0][0].set_ylabel("layer")
+    figure_.colorbar(image, ax=axes[0], shrink=0.9, label="ρ within texts")
+    count = int((table["p_adjusted"] <= 0.05).sum())
+    slopes = table["slope"].abs()
+    return captioned(
+        figure_,
+        f"White is 0. Dots: {count} of {len(table)} heads whose correlation is beyond chance "
+        f"(Benjamini–Hochberg, .05). Slopes reach {slopes.max():.3g} share per nat, half of them stay below "
+        f"{slopes.median():.2g}.",
+        left_out=left_out,
+    )

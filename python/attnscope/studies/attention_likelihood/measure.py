@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""One pass of each version of the texts: the attention of their words, and what an encoder keeps of them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnscope import SpanAttention, row_logits, span_attention
+from attnscope.capture.likelihood.tokens import log_likelihood
+from attnscope.capture.likelihood.vocabulary import special_ids
+from attnscope.engine.forward import Batch, head_mean
+from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.studies.attention_likelihood.tables import WORDS
+from attnscope.studies.attention_likelihood.versions import chosen_rows, replaced, with_words
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+    from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+
+#: What `words` holds besides its keys.
+COLUMNS = frozenset(one.name for one in WORDS)
+
+
+def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """Tables `spans`, `head_mean_spans` and, of the model itself, `words` of one block of texts."""
+    if "versions" not in run.stored.tables():
+        _try(run, targets, options)
+        return
+    versions = run.read("versions")
+    versions = versions[(versions["protocol"] == "exact") & versions["sample"].isin(targets.index)]
+    by_mode = {mode: own.set_index("sample") for mode, own in versions.groupby("mode", sort=False)}
+    keeps = not unit.variant and keeps_own(run)
+    for batch, spans, _ in with_words(run, targets[targets.index.isin(by_mode[REAL].index)]):
+        for mode, rows in by_mode.items():
+            there = [at for at, sample in enumerate(batch.samples) if sample in rows.index]
+            if not there:
+                continue
+            own = rows.loc[[batch.samples[at] for at in there]]
+            part, span = chosen_rows(batch, there), spans[there]
+            part = replaced(part, span, list(own["replacement_ids"]))
+            outputs: list[Any] = []
+            for number, layer in run.layers(part, outputs=outputs):
+                _write(run, part, span, number, layer, mode)
+                if mode == REAL and options.survey and not unit.variant:
+                    _survey(run, part, own, number, layer)
+            if not unit.variant:
+                probability = own_probability(run, outputs, part, span) if keeps else None
+                _words(run, own, targets, mode, probability, by_mode[REAL])
+
+
+def _try(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
+    """What a dry run can measure: the texts as they stand, as often as they have versions."""
+    for batch, spans, _ in with_words(run, targets):
+        for _mode in (REAL, *options.modes, *([SWAP] if options.swap else [])):
+            for number, layer in run.layers(batch):
+                _write(run, batch, spans, number, layer, REAL)
+
+
+def _write(run: StageRun, batch: Batch, spans: Tensor, number: int, layer: Layer, mode: str) -> None:
+    maps = layer.matrices()
+    special = special_keys(run, batch, maps.shape[-1])
+    support, lengths = layer.visibility.support, torch.tensor(batch.lengths)
+    mean = of_span(head_mean(maps), spans, special, support, lengths)
+    keys = {"mode": mode, "layer": number, "protocol": "exact"}
+    run.write("head_mean_spans", sample=list(batch.samples), **keys, **_columns(mean, 0))
+    if run.unit.variant:
+        return
+    found = of_span(maps, spans, special, support, lengths)
+    heads = maps.shape[1]
+    run.write(
+        "spans",
+        sample=np.repeat(batch.samples, heads),
+        head=np.tile(np.asarray(layer.heads), len(batch.samples)),
+        **keys,
+        **_columns(found, slice(None)),
+    )
+
+
+def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths: Tensor) -> SpanAttention:
+    """Attention of each text's word [B, h] in maps [B, h, n, n]."""
+    return span_attention(
+        maps, spans[:, None], special=special[:, None], support=support, lengths=lengths[:, None]
+    )
+
+
+def _columns(found: SpanAttention, heads: Any) -> dict[str, Any]:
+    return {f"span_{name}": value[:, heads].reshape(-1) for name, value in found._asdict().items()}
+
+
+def special_keys(run: StageRun, batch: Batch, n: int) -> Tensor:
+    """Which keys are special tokens [B, n]."""
+    special = special_ids(run.encoder.tokenizer)
+    found = torch.zeros(len(batch.samples), n, dtype=torch.bool)
+    for row, ids in enumerate(batch.token_ids):
+        found[row, : len(ids)] = torch.tensor([int(one) in special for one in ids])
+    return found
+
+
+def keeps_own(run: StageRun) -> bool:
+    """Whether the model is an encoder whose vocabulary head says at a position what stands there."""
+    from attnscope.models.head_rows import head_plan
+
+    model = run.model().model
+    try:
+        plan = head_plan(model)
+    except NotImplementedError:
+        return False
+    own = plan.body is not None and model.get_submodule(plan.body) is model.base_model
+    return own and not plan.causal
+
+
+def own_probability(run: StageRun, outputs: Sequence[Any], batch: Batch, spans: Tensor) -> Tensor:
+    """Log-probabilities of the word's pieces at their own positions [B, most pieces], NaN behind the last."""
+    hidden = outputs[0][0] if isinstance(outputs[0], tuple) else outputs[0].last_hidden_state
+    pieces = spans[:, 1] - spans[:, 0]
+    steps = torch.arange(int(pieces.max()))
+    there = steps < pieces[:, None]
+    rows = torch.where(there, spans[:, :1] + steps, spans[:, :1])
+    longest = max(batch.lengths)
+    ids = torch.tensor([[*own, *[0] * (longest - len(own))] for own in batch.token_ids])
+    with torch.no_grad():
+        logits = row_logits(run.model().model, hidden, rows)
+    found = log_likelihood(logits, ids.gather(1, rows))
+    return torch.where(there, found, torch.nan)
+
+
+def _words(
+    run: StageRun, own: pd.DataFrame, targets: pd.DataFrame, mode: str, probability: Tensor | None, real: Any
+) -> None:
+    """Rows of `words`: what `versions` holds, the probability at the own position, whether it is the word."""
+    same = [
+        list(ids) == list(its)
+        for ids, its in zip(own["replacement_ids"], real.loc[own.index, "replacement_ids"], strict=True)
+    ]
+    columns = [name for name in own.columns if name in COLUMNS]
+    more = {} if probability is None else {"own_probability": probability.nanmean(1).exp()}
+    lists = {"replacement_ids": [[int(piece) for piece in ids] for ids in own["replacement_ids"]]}
+    run.write(
+        "words",
+        sample=own.index.to_numpy(),
+        mode=mode,
+        protocol="exact",
+        same=np.array(same),
+        partner=targets.loc[own.index, "partner"],
+        **{name: own[name] for name in columns if name not in lists},
+        **lists,
+        **more,
+    )
+
+
+def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: Layer) -> None:
+    """Of each text, whether attention of tokens to themselves follows their likelihood."""
+    from attnscope.inference import partial_correlation
+
+    if own["token_log_likelihood"].isna().all():
+        return
+    diagonal = head_mean(layer.matrices())[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
+    for at, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
+        tokens = np.array(own["token_log_likelihood"].iloc[at], dtype=float)
+        place = np.arange(n, dtype=float)
+        boost = diagonal[at, :n] * (place + 1)
+        known = np.isfinite(tokens)
+        given = place[known][:, None]
+        plain, partial = (
+            partial_correlation(tokens[known], boost[known], more, draws=1).r
+            for more in (given[:, :0], given)
+        )
+        run.write("surveys", sample=sample, layer=number, correlation=plain, partial=partial)

@@ -1,0 +1,194 @@
+# SPDX-License-Identifier: MIT
+"""The stored numbers of one checkpoint as arrays: texts along one axis, their versions along another.
+
+Example:
+    >>> import numpy as np
+    >>> x = np.array([[-3.0, -2.0, -1.0]])
+    >>> correlations(x, np.array([[0.1, 0.2, 0.3]]), np.isfinite(x)).tolist()
+    [1.0]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.studies.attention_likelihood.options import REAL, SWAP
+
+Array = np.ndarray[Any, Any]
+#: Fields of a span's attention that are compared, by the name of their column.
+MEASURES = ("share", "boost", "diagonal", "special", "context", "received")
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One checkpoint, one protocol; T texts, K versions, L layers.
+
+    Attributes:
+        samples: numbers of the texts [T].
+        units: the same number where texts are equal [T].
+        modes: of the versions; the first is the text as it stands.
+        words: columns of `words`, [T, K] each.
+        ids: of the pieces that stand in the word's place, [T][K].
+        partner: the text that each exchanges words with [T], −1 for none.
+        layers: their numbers.
+        measures: columns of `head_mean_spans`, [L, T, K] each.
+    """
+
+    samples: Array
+    units: Array
+    modes: list[str]
+    words: dict[str, Array]
+    ids: list[list[tuple[int, ...]]]
+    partner: Array
+    layers: list[int]
+    measures: dict[str, Array]
+
+    @property
+    def x(self) -> Array:
+        """Log-likelihoods [T, K]."""
+        return self.words["log_likelihood"]
+
+    def at(self, mode: str) -> int:
+        """Place of a mode."""
+        return self.modes.index(mode)
+
+    @property
+    def distinct(self) -> Array:
+        """Versions that enter a correlation within texts: each replacement once, exchanged words never."""
+        found = np.isfinite(self.x)
+        for text, ids in enumerate(self.ids):
+            seen: set[tuple[int, ...]] = set()
+            for at, pieces in enumerate(ids):
+                found[text, at] &= pieces not in seen and self.modes[at] != SWAP
+                seen.add(pieces)
+        return found
+
+    def pairs(self) -> Array:
+        """Places of the texts that exchange words, [pairs, 2]."""
+        place = {int(sample): at for at, sample in enumerate(self.samples)}
+        return np.array(
+            [
+                (at, place[int(other)])
+                for at, other in enumerate(self.partner)
+                if other >= 0 and int(other) in place and at < place[int(other)]
+            ],
+            dtype=np.int64,
+        ).reshape(-1, 2)
+
+
+def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
+    """The arrays of one checkpoint under one protocol, None where no word was measured.
+
+    Args:
+        words: rows of `words`, with `text_unit`.
+        spans: rows of `head_mean_spans`.
+    """
+    if words.empty or spans.empty:
+        return None
+    modes = [REAL, *(one for one in dict.fromkeys(words["mode"]) if one not in (REAL, SWAP)), SWAP]
+    modes = [one for one in modes if (words["mode"] == one).any()]
+    samples = np.sort(words["sample"].unique())
+    rows, columns = _places(words, samples, modes)
+    shape = (len(samples), len(modes))
+    named = ("log_likelihood", "per_piece", "own_probability", "place", "start", "pieces", "n_tokens")
+    found = {name: np.full(shape, np.nan) for name in named if name in words}
+    for name, grid in found.items():
+        grid[rows, columns] = words[name].to_numpy(dtype=float)
+    ids: list[list[tuple[int, ...]]] = [[()] * shape[1] for _ in samples]
+    for row, column, own in zip(rows, columns, words["replacement_ids"], strict=True):
+        ids[row][column] = tuple(int(one) for one in own)
+    real = words[words["mode"] == REAL].set_index("sample")
+    layers = sorted(int(one) for one in spans["layer"].unique())
+    place = {layer: at for at, layer in enumerate(layers)}
+    depth = spans["layer"].map(place).to_numpy()
+    rows, columns = _places(spans, samples, modes)
+    measures = {}
+    for name in spans.columns:
+        if name.startswith("span_") or name in ("inner", "outer"):
+            whole = np.full((len(layers), *shape), np.nan)
+            whole[depth, rows, columns] = spans[name].to_numpy(dtype=float)
+            measures[name.removeprefix("span_")] = whole
+    if "share" in measures:
+        measures["inner"] = measures["share"] / found["pieces"]
+    return Panel(
+        samples,
+        real["text_unit"].reindex(samples).to_numpy(),
+        modes,
+        found,
+        ids,
+        real["partner"].reindex(samples).fillna(-1).to_numpy(dtype=np.int64),
+        layers,
+        measures,
+    )
+
+
+def _places(table: pd.DataFrame, samples: Array, modes: Sequence[str]) -> tuple[Array, Array]:
+    """Row and column of each row of a table."""
+    return np.searchsorted(samples, table["sample"].to_numpy()), pd.Index(modes).get_indexer(table["mode"])
+
+
+def centred_ranks(values: Array, there: Array) -> Array:
+    """Mean ranks along the last axis less their mean, 0 where there is no value.
+
+    Args:
+        values: [..., K].
+        there: which of them count, of the same shape or one that broadcasts.
+    """
+    from scipy import stats
+
+    masked = np.where(there, values, np.nan)
+    ranks = stats.rankdata(masked, axis=-1, nan_policy="omit")
+    count = np.maximum(np.isfinite(masked).sum(-1, keepdims=True), 1)
+    ranks = np.where(np.isfinite(masked), ranks, 0.0)
+    centred: Array = np.where(np.isfinite(masked), ranks - ranks.sum(-1, keepdims=True) / count, 0.0)
+    return centred
+
+
+def correlations(x: Array, y: Array, there: Array) -> Array:
+    """Spearman's correlation within each text [..., T]; NaN for fewer than 3 versions or constant values.
+
+    Args:
+        x: [T, K].
+        y: [..., T, K].
+        there: which versions count [T, K].
+    """
+    both = there & np.isfinite(x) & np.isfinite(y)
+    first, second = centred_ranks(np.broadcast_to(x, y.shape), both), centred_ranks(y, both)
+    size = np.sqrt(np.square(first).sum(-1) * np.square(second).sum(-1))
+    enough = (both.sum(-1) >= 3) & (size > 0)
+    found: Array = np.divide((first * second).sum(-1), size, out=np.full(size.shape, np.nan), where=enough)
+    return found
+
+
+def slope(x: Array, y: Array, there: Array) -> Array:
+    """Least squares with text effects, y per unit of x [...]; NaN where x does not vary within a text.
+
+    Args:
+        x: [T, K].
+        y: [..., T, K].
+        there: which versions count [T, K].
+    """
+    both = there & np.isfinite(x) & np.isfinite(y)
+    count = np.maximum(both.sum(-1, keepdims=True), 1)
+
+    def centred(values: Array) -> Array:
+        kept = np.where(both, values, 0.0)
+        rest: Array = np.where(both, kept - kept.sum(-1, keepdims=True) / count, 0.0)
+        return rest
+
+    first, second = centred(np.broadcast_to(x, y.shape)), centred(y)
+    size = np.square(first).sum((-1, -2))
+    total = (first * second).sum((-1, -2))
+    found: Array = np.divide(total, size, out=np.full(size.shape, np.nan), where=size > 0)
+    return found
+
+
+def by_unit(values: Array, units: Array) -> Array:
+    """Means over texts that are equal, one number a unit, in their order; NaN is left out."""
+    means: Array = pd.Series(values).groupby(units, sort=True).mean().to_numpy()
+    return means

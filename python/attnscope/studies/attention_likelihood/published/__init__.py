@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""A run's numbers beside those that arXiv 2303.08288 prints or its authors' notebook stored."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pandas as pd
+
+from attnscope.engine.schema import MissingError
+from attnscope.plots.selection import last_step
+from attnscope.published import Compared, same_model
+from attnscope.published.comparison import Tables
+
+#: What the published numbers may not be taken for.
+STATEMENTS = (
+    "The published likelihood is the probability of a token at its own, unmasked position: whether the model "
+    "kept it, not whether it expected it.",
+    "The published layer and mode are the largest of layers times modes, chosen and reported on the same "
+    "texts; the exact column chooses on half of the texts and reports on the other.",
+    "Attention inside a word falls with the length of the text by construction, and outer is a function of "
+    "inner and the lengths: the correlation over texts is no evidence without length and number of pieces.",
+    "Every word of one piece gets the same rank in a mode: the generator is seeded anew for each text.",
+)
+
+
+def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
+    """The tables `best_layers` and `head_mean_associations` beside the published numbers.
+
+    Args:
+        results: of a run; under `ruscio2023` for the column `measured`.
+        numbers: as they were printed.
+        chosen: the only published model to stand beside; None takes all.
+        draws: not used; the stored intervals are taken.
+        seed: not used.
+
+    Raises:
+        MissingError: a run without `best_layers`.
+    """
+    if "best_layers" not in results.tables():
+        raise MissingError("compare: the run has no table 'best_layers'")
+    best = last_step(results.table("best_layers"))
+    layers = last_step(results.table("head_mean_associations"))
+    statements = list(STATEMENTS)
+    if not (best["protocol"] == "ruscio2023").any():
+        statements.append(
+            "The run did not follow ruscio2023: there is nothing of its own kind beside these numbers."
+        )
+    rows: list[dict[str, Any]] = []
+    for model in dict.fromkeys(best["model"]):
+        own = best[best["model"] == model].set_index("protocol")
+        depth = layers[layers["model"] == model]
+        for number in numbers.to_dict("records"):
+            if chosen is not None and number["model"] != chosen:
+                continue
+            same = same_model(str(number["model"]), str(model))
+            if not same:
+                statements.append(f"{model} is not {number['model']}: their differences are between models.")
+            rows.append(_row(str(model), own, depth, number, same=same))
+    return Compared(pd.DataFrame(rows), list(dict.fromkeys(statements)))
+
+
+def _row(
+    model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[Any, Any], *, same: bool
+) -> dict[str, Any]:
+    """One published number with what the run has of it under both protocols."""
+    layer = int(number["layer"])
+    measured, low, high, texts = math.nan, math.nan, math.nan, 0
+    exact = {"exact": math.nan, "exact_low": math.nan, "exact_high": math.nan}
+    if number["quantity"] == "layer_rho":
+        own = layers[(layers["layer"] == layer) & (layers["measure"] == "inner")]
+        own = own[(own["protocol"] == "ruscio2023") & (own["design"] == "between")].dropna(subset="estimate")
+        if len(own):
+            row = own.loc[own["estimate"].idxmax()]
+            measured, low, high, texts = row["estimate"], row["low"], row["high"], int(row["n"])
+        within = layers[(layers["layer"] == layer) & (layers["design"] == "within")]
+        within = within[(within["protocol"] == "exact") & (within["predictor"] == "log_likelihood")]
+        if len(within):
+            names = ("estimate", "low", "high")
+            exact = dict(zip(exact, (float(within.iloc[0][name]) for name in names), strict=True))
+    else:
+        if "ruscio2023" in best.index:
+            row = best.loc["ruscio2023"]
+            measured, texts, layer = _number(row, number["quantity"]), int(row["n"]), int(row["layer"])
+        if number["quantity"] == "rho" and "exact" in best.index:
+            exact["exact"] = _number(best.loc["exact"], "held_out_rho")
+    return {
+        "model": model,
+        "published_model": number["model"],
+        "same_model": same,
+        "quantity": number["quantity"],
+        "layer": layer,
+        "published_layer": int(number["layer"]),
+        "token": number["token"],
+        "statistic": number["statistic"],
+        "published": number["value"],
+        "published_low": number["low"],
+        "published_high": number["high"],
+        "measured": measured,
+        "low": low,
+        "high": high,
+        "sentences": texts,
+        "difference": measured - number["value"],
+        **exact,
+        "printed": number["printed"],
+        "about": _ABOUT.get(number["quantity"], number["quantity"].replace("_", " ")),
+        "origin": number["origin"],
+    }
+
+
+#: What a quantity is, where its name does not say it.
+_ABOUT = {
+    "rho": "correlation over texts of mean probability and inner attention; exact: within texts, held out",
+    "layer_rho": "the same by layer, of its best mode; exact: within texts",
+    "u_real": "Mann–Whitney U of rows outside the word, real words",
+    "u_perturbed": "the same, replaced words",
+    "difference_std": "spread of the differences of these rows",
+    "map_mean": "mean of the map, 1/n",
+}
+
+
+def _number(row: pd.Series[Any], name: str) -> float:
+    value = row.get(name)
+    return float(value) if value is not None and not pd.isna(value) else math.nan

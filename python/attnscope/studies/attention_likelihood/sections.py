@@ -1,0 +1,339 @@
+# SPDX-License-Identifier: MIT
+"""What the report says: what was replaced, the claims, then the numbers behind each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.figure import Tables, optional, stored
+from attnscope.plots.selection import last_step
+from attnscope.report.claims import claims_frame, interval
+from attnscope.report.numbers import number
+from attnscope.report.section import Page, Section
+from attnscope.studies.attention_likelihood.claims import SENTENCES, layers_of
+
+#: Example texts in the report, and characters of each side of the word.
+EXAMPLES, AROUND = 5, 40
+
+
+def findings(results: Tables) -> list[str]:
+    """The main numbers of each model in sentences that say what is there and what is not."""
+    associations = optional(results, "head_mean_associations")
+    if associations is None:
+        return []
+    lines = []
+    for model, own in last_step(associations).groupby("model", sort=False):
+        exact = own[own["protocol"] == "exact"]
+        lines += [f"{model}: {line}" for line in _within(exact)]
+        lines += [f"{model}: {line}" for line in _swap(results, str(model), exact)]
+        lines += [f"{model}: {line}" for line in _control(results, str(model), exact)]
+    return lines
+
+
+def _within(rows: pd.DataFrame) -> list[str]:
+    rows = rows[(rows["design"] == "within") & (rows["predictor"] == "log_likelihood")]
+    if rows["z"].isna().all():
+        return ["no text has three versions whose attention differs."]
+    best = rows.sort_values("z", key=abs, na_position="first").iloc[-1]
+    if not (rows["p_adjusted"] <= 0.05).any():
+        return [
+            "no layer's attention to itself follows likelihood beyond chance (largest |z| "
+            f"{abs(best['z']):.1f}, family-wise p {number(best['p_adjusted'])})."
+        ]
+    certain = rows[rows["p_adjusted"] <= 0.05]
+    up, down = certain[certain["estimate"] > 0], certain[certain["estimate"] < 0]
+    return [
+        f"within texts, attention of a word to itself rises with its likelihood in {layers_of(up)} and falls "
+        f"with it in {layers_of(down)} (strongest: layer {int(best['layer'])}, ρ {number(best['estimate'])}, "
+        f"{number(best['slope'])} share per nat)."
+    ]
+
+
+def _swap(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
+    overall = optional(results, "overall")
+    if overall is None:
+        return []
+    own = last_step(overall)
+    own = own[(own["model"] == model) & (own["protocol"] == "exact")].set_index("statistic")
+    if "swap" not in own.index:
+        return ["no two texts could exchange their words: expectation apart from identity is not tested."]
+    swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
+    about = (
+        f"{number(swap['estimate'])} {interval(swap['low'], swap['high'])} share points at {nats:.1f} nats"
+    )
+    if nats < 2:
+        return [f"swap: {about}: not testable here, an exchanged word must cost 2 nats."]
+    if swap["low"] <= 0 <= swap["high"]:
+        return [f"swap: {about}: no effect of expectation."]
+    side = "more" if swap["low"] > 0 else "less"
+    return [f"swap: {about}: an expected word attends {side} to itself than the same word elsewhere."]
+
+
+def _control(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
+    table = optional(results, "controls")
+    if table is None:
+        return []
+    own = table[table["model"] == model]
+    plain = own[(own["design"] == "between") & (own["predictor"] == "log_likelihood")]
+    within, swap = own[own["design"] == "within"], own[own["design"] == "swap"]
+    if plain.empty:
+        return []
+    means = [one.groupby("layer")["estimate"].mean() for one in (plain, within, swap)]
+    words = [f"{number(one.min())} to {number(one.max())}" if len(one) else "–" for one in means]
+    return [
+        f"with random weights ({own['draw'].nunique()} drawn) the paper's correlation over texts, inner "
+        f"attention and likelihood, is {words[0]} by layer, that within texts {words[1]}; swap gives "
+        f"{words[2]} share points. What attention learned nothing can show is no evidence."
+    ]
+
+
+def _write_claims(page: Page) -> None:
+    table = last_step(stored(page.results, "claims"))
+    page.words(
+        "What the paper claims and what these texts and this model say of it. No correlation stands without "
+        "its slope, because ranks of very small changes correlate as well as ranks of large ones."
+    )
+    claims_frame(page, table, SENTENCES)
+    checks = optional(page.results, "checks")
+    if checks is not None and not checks["holds"].all():
+        failed = ", ".join(sorted(set(checks[~checks["holds"].astype(bool)]["check"])))
+        page.notes([f"Checks that do not hold: {failed}."])
+
+
+def _write_words(page: Page) -> None:
+    words = last_step(stored(page.results, "words"))
+    page.words(
+        "One word of each text is replaced, piece by piece, by others that begin or go on in the same way, "
+        "from the least likely to the likeliest. Length and place stay; the ids are never made from text "
+        "again."
+    )
+    page.frame("examples", "What was replaced.", _examples(page, words), names=2)
+    exact = words[words["protocol"] == "exact"]
+    rows = exact.groupby(["model", "mode"], sort=False)
+    means = rows[["log_likelihood", "per_piece", "place"]].mean()
+    first = rows["replacement_ids"].agg(lambda own: own.map(lambda ids: int(ids[0])))
+    count = {key: pd.Series(ids).value_counts() for key, ids in first.items()} if len(first) else {}
+    means = means.sort_values(["model", "log_likelihood"], ascending=[True, False])
+    columns = {
+        "model": [str(key[0]) for key in means.index],
+        "mode": [str(key[1]) for key in means.index],
+        "L (nats)": [number(one) for one in means["log_likelihood"]],
+        "per piece": [number(one) for one in means["per_piece"]],
+        "place": [number(one) for one in means["place"]],
+        "first pieces": [str(len(count.get(key, ()))) for key in means.index],
+        "commonest": [
+            f"{100 * count[key].max() / count[key].sum():.0f} %" if key in count else "–"
+            for key in means.index
+        ],
+        "texts": [str(rows.size()[key]) for key in means.index],
+    }  # fmt: skip
+    page.frame("modes", "Likelihood of what stands there, by mode.", pd.DataFrame(columns), names=2)
+    page.figure("dose")
+
+
+def _examples(page: Page, words: pd.DataFrame) -> pd.DataFrame:
+    """A few texts with their word and what took its place."""
+    samples = page.tables["samples"].drop_duplicates("sample").set_index("sample")["text"]
+    rows = words[(words["protocol"] == "exact") & (words["model"] == words["model"].iloc[0])]
+    chosen = [sample for sample in dict.fromkeys(rows["sample"]) if sample in samples.index][:EXAMPLES]
+    modes = [one for one in ("highest", "nats:3", "mid", "lowest", "swap") if (rows["mode"] == one).any()]
+    put = rows.pivot_table(index="sample", columns="mode", values="replacement", aggfunc="first")
+    columns: dict[str, list[str]] = {"text": [], "word": []}
+    for sample in chosen:
+        own = rows[(rows["sample"] == sample) & (rows["mode"] == "real")].iloc[0]
+        columns["text"].append(_around(str(samples[sample]), str(own["word"])))
+        columns["word"].append(str(own["word"]))
+    columns |= {mode: [str(cell) for cell in put[mode].reindex(chosen).fillna("–")] for mode in modes}
+    examples: pd.DataFrame = pd.DataFrame(columns)
+    return examples
+
+
+def _around(text: str, word: str) -> str:
+    """The word with what stands beside it."""
+    at = text.find(word)
+    if at < 0:
+        return text[: 2 * AROUND]
+    low, high = max(0, at - AROUND), at + len(word) + AROUND
+    before = f"{'…' if low else ''}{text[low:at]}"
+    return f"{before}[{word}]{text[at + len(word) : high]}{'…' if high < len(text) else ''}"
+
+
+def _layer_frame(rows: pd.DataFrame, several: bool, columns: dict[str, str]) -> pd.DataFrame:
+    frame: dict[str, list[str]] = {"model": list(rows["model"])} if several else {}
+    frame |= {"layer": [str(int(one)) for one in rows["layer"]]}
+    frame |= {"estimate": [number(one) for one in rows["estimate"]]}
+    frame |= {"95 %": [interval(*ends) for ends in zip(rows["low"], rows["high"], strict=True)]}
+    for name, label in columns.items():
+        frame[label] = [str(int(one)) if name == "n" else number(one) for one in rows[name]]
+    whole: pd.DataFrame = pd.DataFrame(frame)
+    return whole
+
+
+def _write_within(page: Page) -> None:
+    table = last_step(stored(page.results, "head_mean_associations"))
+    table = table[table["protocol"] == "exact"]
+    several = table["model"].nunique() > 1
+    page.words(
+        "Between texts length, place and number of pieces differ, and attention inside a word depends on all "
+        "of them by construction. Within a text they are the same for every version of the word."
+    )
+    page.definition(
+        "<i>r<sub>s</sub></i>: Spearman's correlation of log-likelihood <i>L</i> and share over the versions "
+        "of text <i>s</i>; its variance under permutation is 1/(<i>k<sub>s</sub></i> − 1), so that "
+        "<i>z</i> = Σ<i>r<sub>s</sub></i>/√Σ 1/(<i>k<sub>s</sub></i> − 1). Share: what the word's tokens "
+        "give each other, mean over its rows. Slope: least squares with text effects."
+    )
+    for name in ("likelihood_depth", "likelihood_map", "likelihood_heads"):
+        page.figure(name)
+    rows = table[(table["design"] == "within") & (table["predictor"] == "log_likelihood")]
+    labels = {"slope": "share per nat", "z": "z", "p_adjusted": "family-wise p", "n": "texts"}
+    page.frame(
+        "within", "Correlation within texts, head mean.", _layer_frame(rows, several, labels),
+        names=1 + several,
+    )  # fmt: skip
+    rows = table[table["design"].isin(["between", "between_partial"]) & (table["mode"] == "real")]
+    for predictor, measure, label in (
+        ("per_piece", "boost", "likelihood per piece and boost (share over that of uniform attention)"),
+        ("log_likelihood", "inner", "likelihood and mean attention inside the word"),
+    ):
+        own = rows[(rows["predictor"] == predictor) & (rows["measure"] == measure)]
+        if len(own):
+            caption = f"Correlation over texts of real words: {label}."
+            page.frame(f"between-{measure}", caption, _between(own, several), names=1 + several)
+    page.notes(
+        [
+            "That attention follows likelihood within a text does not say that it follows expectation: each "
+            "version is another token. Only the exchange of words below tells the two apart.",
+            "Given length, place and pieces: ranks less what these explain.",
+        ]
+    )
+
+
+def _between(rows: pd.DataFrame, several: bool) -> pd.DataFrame:
+    """Both designs of one pair of quantities, one line a layer."""
+    grid = rows.pivot_table(
+        index=["model", "layer"], columns="design", values=["estimate", "slope"], sort=False
+    )
+    columns: dict[str, list[str]] = {"model": [str(key[0]) for key in grid.index]} if several else {}
+    columns |= {"layer": [str(int(key[1])) for key in grid.index]}
+    for design, label in (("between", ""), ("between_partial", ", given length, place, pieces")):
+        for value, name in (("estimate", "ρ"), ("slope", "per nat")):
+            if (value, design) in grid:
+                columns[f"{name}{label}"] = [number(one) for one in grid[(value, design)]]
+    both: pd.DataFrame = pd.DataFrame(columns)
+    return both
+
+
+def _write_swap(page: Page) -> None:
+    table = last_step(stored(page.results, "head_mean_associations"))
+    table = table[(table["protocol"] == "exact") & (table["design"] == "swap")]
+    several = table["model"].nunique() > 1
+    page.words(
+        "Two texts exchange words of the same forms. Each token and each text then stands once at home and "
+        "once away; what share the words have at home beyond what they have away is what the text's "
+        "expectation adds, and nothing else."
+    )
+    page.figure("swap_depth")
+    rows = table[table["measure"] == "share"]
+    labels = {"p_value": "p", "p_adjusted": "p, Holm", "n": "pairs"}
+    page.frame(
+        "swap", "Share at home less share away, head mean.", _layer_frame(rows, several, labels),
+        names=1 + several,
+    )  # fmt: skip
+    overall = optional(page.results, "overall")
+    if overall is not None:
+        rows = last_step(overall)
+        rows = rows[rows["statistic"] == "swap_nats"]
+        page.notes(
+            [
+                f"{model}: a word costs {number(nats)} {interval(low, high)} nats more away from home, over "
+                f"{pairs} pairs; below 2 nats the exchange tests nothing."
+                for model, nats, low, high, pairs in zip(
+                    *(rows[name] for name in ("model", "estimate", "low", "high", "n")), strict=True
+                )
+            ]
+        )
+    page.figure("copy_or_context")
+
+
+def _write_budget(page: Page) -> None:
+    table = last_step(stored(page.results, "shifts"))
+    table = table[table["protocol"] == "exact"]
+    several = table["model"].nunique() > 1
+    page.words(
+        "What a word no longer gives to itself goes elsewhere: shares of the word, of special tokens and of "
+        "the rest add up to its rows."
+    )
+    page.figure("attention_budget")
+    lowest = table.loc[table.groupby("model")["log_likelihood_difference"].idxmin(), ["model", "mode"]]
+    rows = table.merge(lowest, on=["model", "mode"])
+    grid = rows.pivot_table(index=["model", "layer"], columns="measure", values=["difference", "low", "high"])
+    columns: dict[str, list[str]] = {"model": [str(key[0]) for key in grid.index]} if several else {}
+    columns |= {"layer": [str(int(key[1])) for key in grid.index]}
+    for measure in ("share", "special", "context", "received"):
+        if ("difference", measure) in grid:
+            columns[measure] = [
+                f"{number(value)} {interval(low, high)}"
+                for value, low, high in zip(
+                    *(grid[name, measure] for name in ("difference", "low", "high")), strict=True
+                )
+            ]
+    page.frame(
+        "budget", "The least likely words less the real ones, with 95 % intervals.", pd.DataFrame(columns),
+        names=1 + several,
+    )  # fmt: skip
+    commonest = rows.groupby(["model", "mode"])["commonest"].first()
+    page.notes(
+        [
+            f"{model}: mode {mode} puts one and the same first piece into {100 * share:.0f} % of the texts; "
+            "its effect is in part that of one token."
+            for model, mode, share in commonest.reset_index().to_numpy().tolist()
+        ]
+    )
+
+
+def _write_published(page: Page) -> None:
+    table = last_step(stored(page.results, "best_layers"))
+    columns: dict[str, list[str]] = {
+        "model": list(table["model"]),
+        "protocol": list(table["protocol"]),
+        "layer": [str(one) for one in table["layer"]],
+        "mode": [str(one) or "–" for one in table["mode"].fillna("")],
+        "ρ": [number(one) for one in table["rho"]],
+        "layer, even texts": [str(one) for one in table["held_out_layer"]],
+        "ρ, odd texts": [number(one) for one in table["held_out_rho"]],
+        "likelihood, real": [_spread(table, at, "likelihood_real") for at in table.index],
+        "replaced": [_spread(table, at, "likelihood_perturbed") for at in table.index],
+        "inner, real": [_spread(table, at, "inner_real") for at in table.index],
+        "inner, replaced": [_spread(table, at, "inner_perturbed") for at in table.index],
+    }
+    page.words(
+        "The layer and mode of the largest correlation. Chosen and reported on the same texts it is too "
+        "large; beside it the choice is made on texts of even number and reported on those of odd number. "
+        "Exact: correlation within texts; ruscio2023: over texts, of mean probability at the word's own "
+        "position and mean attention inside it."
+    )
+    page.frame("best", "Best layers.", pd.DataFrame(columns), names=2)
+
+
+def _spread(table: pd.DataFrame, at: Any, name: str) -> str:
+    value, spread = (float(table[f"{name}{end}"][at]) for end in ("", "_std"))
+    return "–" if np.isnan(value) else f"{number(value)} (±{number(spread)})"
+
+
+SECTIONS: tuple[Section, ...] = (
+    Section("words", "What was replaced", ("words", "targets", "versions"), _write_words),
+    Section("claims", "Claims", ("claims", "checks"), _write_claims),
+    Section(
+        "within",
+        "Attention and likelihood",
+        ("head_mean_associations", "associations", "spans", "head_mean_spans", "controls", "surveys"),
+        _write_within,
+    ),
+    Section("swap", "Expectation apart from the token", ("overall",), _write_swap),
+    Section("budget", "Where the attention goes", ("shifts",), _write_budget),
+    Section("published", "As published", ("best_layers",), _write_published),
+)

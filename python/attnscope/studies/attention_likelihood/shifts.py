@@ -1,0 +1,99 @@
+# SPDX-License-Identifier: MIT
+"""What a replacement changes of the word's attention, paired over texts, and where it counts most."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from attnscope.inference import holm, paired_test
+from attnscope.studies.attention_likelihood.associations import HOLM, Row, adjusted, gained
+from attnscope.studies.attention_likelihood.options import REAL, SWAP
+from attnscope.studies.attention_likelihood.panel import MEASURES, Array, Panel, by_unit, correlations
+
+if TYPE_CHECKING:
+    from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+
+
+def shifts(panel: Panel, options: LikelihoodOptions) -> list[Row]:
+    """Mean of replaced − real for every layer, mode and measure; Holm over layers and modes of a measure."""
+    rows = []
+    real = panel.at(REAL)
+    for mode in panel.modes[1:]:
+        at = panel.at(mode)
+        moved = np.nanmean(by_unit(panel.x[:, at] - panel.x[:, real], panel.units))
+        first = Counter(ids[at][0] for ids in panel.ids if ids[at])
+        beside = {
+            "log_likelihood_difference": moved,
+            "distinct": len(first),
+            "commonest": max(first.values()) / sum(first.values()),
+        }
+        for measure in MEASURES:
+            for place, layer in enumerate(panel.layers):
+                values = panel.measures[measure][place]
+                there = np.isfinite(values[:, at]) & np.isfinite(values[:, real])
+                pair = [by_unit(np.where(there, values[:, one], np.nan), panel.units) for one in (at, real)]
+                found = paired_test(*pair)
+                rows.append(
+                    {
+                        "layer": layer,
+                        "mode": mode,
+                        "measure": measure,
+                        "difference": found.difference,
+                        "low": found.low,
+                        "high": found.high,
+                        "p_value": found.p_value,
+                        "n": found.n,
+                        "real": float(np.nanmean(pair[1])) if there.any() else np.nan,
+                        **beside,
+                    }
+                )
+    return adjusted(rows, ("measure",), holm, HOLM)
+
+
+def overall(panel: Panel, options: LikelihoodOptions, seed: int) -> list[Row]:
+    """Replaced − real of each text, mean over layers and over the modes that are less likely than `real`."""
+    real = panel.at(REAL)
+    lower = [
+        at
+        for at, mode in enumerate(panel.modes)
+        if mode not in (REAL, SWAP) and np.nanmean(panel.x[:, at]) < np.nanmean(panel.x[:, real])
+    ]
+    if not lower:
+        return []
+    values = panel.measures["share"]
+    change = (values[:, :, lower] - values[:, :, [real]]).mean((0, 2))
+    return [{"statistic": "shift_of_share", **gained(by_unit(change, panel.units), options, seed)}]
+
+
+def best_layer(panel: Panel) -> Row:
+    """The layer of the largest correlation within texts, chosen on even texts and reported on odd ones."""
+    r = correlations(panel.x, panel.measures["share"], panel.distinct)
+    means = _means(r)
+    if not np.isfinite(means).any():
+        return {"mode": ""}
+    best = int(np.nanargmax(means))
+    row: Row = {"layer": panel.layers[best], "mode": "", "rho": means[best], "n": len(panel.samples)}
+    even, odd = (_means(r[:, panel.samples % 2 == rest]) for rest in (0, 1))
+    if np.isfinite(even).any():
+        chosen = int(np.nanargmax(even))
+        row |= {"held_out_layer": panel.layers[chosen], "held_out_mode": "", "held_out_rho": odd[chosen]}
+    lowest = int(np.nanargmin(np.nanmean(panel.x, 0)))
+    for name, at in (("real", panel.at(REAL)), ("perturbed", lowest)):
+        for measure, values in (("likelihood", panel.x), ("inner", panel.measures["inner"][best])):
+            known = values[:, at][np.isfinite(values[:, at])]
+            row |= {f"{measure}_{name}": known.mean(), f"{measure}_{name}_std": _deviation(known)}
+    return row
+
+
+def _means(r: Array) -> Array:
+    """Means over texts, NaN where no text has one."""
+    count = np.isfinite(r).sum(-1)
+    found: Array = np.divide(np.nansum(r, -1), count, out=np.full(len(r), np.nan), where=count > 0)
+    return found
+
+
+def _deviation(values: Array) -> float:
+    return float(values.std(ddof=1)) if len(values) > 1 else float("nan")

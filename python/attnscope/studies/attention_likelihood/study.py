@@ -1,0 +1,125 @@
+# SPDX-License-Identifier: MIT
+"""Attention and likelihood (Ruscio, Maiorca and Silvestri, arXiv 2303.08288, ICLR 2023 Tiny Papers).
+
+One word of each text is replaced by others of the same length, likely and unlikely ones, and the word's
+attention to itself is measured on each. Within a text only the token changes; where two texts exchange words,
+only the expectation does.
+
+Stages of a checkpoint: `find` (words and pairs of all texts), `replace` (what stands in their place, by the
+model that gives likelihoods), `check` (identities; where one fails, the checkpoint is left), `measure` (a
+pass of each version), `estimate`, `claim`; at the end of the run, `control`.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal
+
+from attnscope.engine.config import ConfigError
+from attnscope.engine.study import Study
+from attnscope.engine.units import Cut, Stage, Unit, Units
+from attnscope.studies.attention_likelihood import checks, claims, estimates, measure, targets, versions
+from attnscope.studies.attention_likelihood.options import LikelihoodOptions
+from attnscope.studies.attention_likelihood.tables import TABLES
+
+if TYPE_CHECKING:
+    from attnscope.engine.plan import Plan
+    from attnscope.engine.stage_run import StageRun
+
+HERE: Literal["checkpoint"] = "checkpoint"
+
+
+class AttentionLikelihood(Study):
+    """The stages; what they compute stands in the modules beside this one."""
+
+    name = "attention_likelihood"
+    Options = LikelihoodOptions
+    protocols = ("exact", "ruscio2023")
+    tables = TABLES
+
+    def __init__(self, settings: Any) -> None:
+        super().__init__(settings)
+        if any(one.per == "window" for one in settings.texts):
+            raise ConfigError(
+                "texts.per: attention_likelihood reads texts as they are written, a window has no characters "
+                "to find words by; --set texts.per=line"
+            )
+
+    def stages(self, units: Units) -> list[Stage]:
+        """In the order in which a checkpoint goes through them."""
+        options: LikelihoodOptions = self.options
+        variants = tuple(options.nulls)
+        whole, blocks = units.texts(block=10**9), units.texts()
+        measured = units.texts(variants=variants, seeds=options.random_weights)
+        once: Cut = units.checkpoints()
+        spans = ("spans", "head_mean_spans")
+        estimated = ("associations", "head_mean_associations", "overall", "shifts", "best_layers")
+        stages = [
+            Stage("find", whole, self.find, writes=("targets",)),
+            Stage("replace", blocks, self.replace, reads=("targets",), writes=("versions",), within=HERE),
+            Stage("check", whole, self.check, ("targets", "versions"), ("checks",), HERE),
+            Stage(
+                "measure", measured, self.measure, ("targets", "versions", "checks"),
+                ("words", "surveys", *spans, "head_mean_spans_variants"), HERE,
+            ),
+            Stage(
+                "estimate", once, self.estimate, ("targets", "words", "surveys", *spans), estimated, HERE
+            ),
+            Stage("claim", once, self.claim, (*estimated, "words"), ("claims",), HERE),
+        ]  # fmt: skip
+        if variants:
+            reads = ("targets", "words", "head_mean_spans_variants")
+            stages.append(Stage("control", units.once(), self.control, reads, ("controls",)))
+        return stages
+
+    def expects(self, plan: Plan) -> list[str]:
+        """How many forward passes the texts take."""
+        options: LikelihoodOptions = self.options
+        passes = 1 + len(options.modes) + options.swap
+        lines = []
+        for model, source in enumerate(plan.settings.models):
+            texts = {
+                one.sentence.sample
+                for unit in plan.units
+                if unit.source == model and unit.stage == "measure"
+                for one in unit.inputs
+            }
+            controls = len(options.nulls) * options.random_weights
+            more = f", and of each of {controls} models with random weights" if controls else ""
+            lines.append(
+                f"{source.label or source.path}: {passes} measured passes over {len(texts)} texts{more}; "
+                "ranking takes up to "
+                f"{1 + (options.max_pieces - 1) * len(options.modes)} more"
+            )
+        return lines
+
+    def find(self, unit: Unit, run: StageRun) -> None:
+        """The word of every text, and what the texts exchange."""
+        targets.store(run, targets.find(unit, run, self.options))
+
+    def replace(self, unit: Unit, run: StageRun) -> None:
+        """Replacements and their likelihood."""
+        versions.make(run, targets.with_word(unit, run, self.options), self.options)
+
+    def check(self, unit: Unit, run: StageRun) -> None:
+        """Identities of the model; one that fails ends the checkpoint's part of the run."""
+        if "versions" in run.stored.tables():
+            checks.check(run, targets.with_word(unit, run, self.options), self.options)
+
+    def measure(self, unit: Unit, run: StageRun) -> None:
+        """Attention of the words of one block of texts."""
+        measure.measure(unit, run, targets.with_word(unit, run, self.options), self.options)
+
+    def estimate(self, unit: Unit, run: StageRun) -> None:
+        """Correlations, differences and tests over all texts."""
+        estimates.estimate(run, self.options)
+
+    def claim(self, unit: Unit, run: StageRun) -> None:
+        """What the numbers say of the paper's claims."""
+        claims.write(run, self.options)
+
+    def control(self, unit: Unit, run: StageRun) -> None:
+        """The same numbers of models with random weights."""
+        estimates.controls(run, self.options)
+
+
+STUDY = AttentionLikelihood

@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: MIT
+#include "kernels/clouds/fragmentation.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <memory>
+
+#include "matrices.h"
+
+namespace attnscope {
+namespace {
+
+using testing::complete;
+using testing::RowMatrix;
+using testing::view;
+
+template <class Scalar>
+double value_of(const RowMatrix<Scalar>& distances, const bool* member = nullptr) {
+  FragmentationWorkspace workspace;
+  return fragmentation(view(distances), member, workspace);
+}
+
+RowMatrix<double> line(const std::vector<double>& at) {
+  const auto n = static_cast<Index>(at.size());
+  RowMatrix<double> distances(n, n);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) distances(i, j) = std::abs(at[i] - at[j]);
+  }
+  return distances;
+}
+
+TEST(Fragmentation, IsOneWhereAllAreEquallyFar) {
+  for (const double distance : {1e-9, 0.3, std::sqrt(2.0), 1e9}) {
+    for (const Index n : {2, 3, 8, 31, 70}) EXPECT_EQ(value_of(complete(n, distance)), 1.0);
+  }
+}
+
+TEST(Fragmentation, IsTheMeanMergeOverTheMedian) {
+  // Merges at 1, 1 and 9; distances 1, 1, 9, 10, 10, 11.
+  EXPECT_NEAR(value_of(line({0.0, 1.0, 10.0, 11.0})), 11.0 / 3.0 / 9.5, 1e-15);
+  // Merges at 2 and 3; distances 2, 3, 5.
+  EXPECT_NEAR(value_of(line({0.0, 5.0, 2.0})), 2.5 / 3.0, 1e-15);
+}
+
+TEST(Fragmentation, EqualPointsMergeWithoutABar) {
+  // Distances 0, 0, 0, 1, 1, 1 and one bar of length 1.
+  EXPECT_EQ(value_of(line({1.0, 1.0, 1.0, 2.0})), 2.0);
+  EXPECT_TRUE(std::isnan(value_of(line({1.0, 1.0, 1.0, 1.0, 2.0}))));
+  EXPECT_TRUE(std::isnan(value_of(line({1.0, 1.0}))));
+  EXPECT_TRUE(std::isnan(value_of(line({1.0}))));
+}
+
+TEST(Fragmentation, ASubsetIsWhatItsOwnMatrixGives) {
+  std::mt19937 generator(1);
+  std::uniform_real_distribution<double> uniform;
+  std::vector<double> at(40);
+  for (double& x : at) x = uniform(generator);
+  const RowMatrix<double> distances = line(at);
+  auto member = std::make_unique<bool[]>(40);
+  std::vector<double> chosen;
+  for (Index i = 0; i < 40; ++i) {
+    member[i] = i % 3 != 1;
+    if (member[i]) chosen.push_back(at[i]);
+  }
+  EXPECT_EQ(value_of(distances, member.get()), value_of(line(chosen)));
+  auto nobody = std::make_unique<bool[]>(40);
+  EXPECT_TRUE(std::isnan(value_of(distances, nobody.get())));
+}
+
+TEST(Fragmentation, EveryTypeIsReadExactly) {
+  const RowMatrix<double> distances = line({0.0, 0.5, 2.0, 3.25, 8.0});
+  const double exact = value_of(distances);
+  EXPECT_EQ(value_of(RowMatrix<float>(distances.cast<float>())), exact);
+  EXPECT_EQ(value_of(RowMatrix<Eigen::half>(distances.cast<Eigen::half>())), exact);
+  EXPECT_EQ(value_of(RowMatrix<Eigen::bfloat16>(distances.cast<Eigen::bfloat16>())), exact);
+}
+
+TEST(CloudComponents, GrowWithTheScale) {
+  const RowMatrix<double> distances = line({0.0, 1.0, 1.5, 10.0, 11.0, 30.0, 30.0});
+  const double scales[] = {-1.0, 0.0, 0.5, 1.0, 8.5, 19.0, 100.0};
+  Components found[7];
+  FragmentationWorkspace workspace;
+  cloud_components(view(distances), scales, 7, 3, found, workspace);
+  const std::int64_t components[] = {7, 6, 5, 3, 2, 1, 1};
+  const std::int64_t clusters[] = {0, 0, 0, 1, 1, 1, 1};
+  const std::int64_t singletons[] = {7, 5, 3, 0, 0, 0, 0};
+  const double largest[] = {1, 2, 2, 3, 5, 7, 7};
+  for (int s = 0; s < 7; ++s) {
+    EXPECT_EQ(found[s].components, components[s]) << s;
+    EXPECT_EQ(found[s].clusters, clusters[s]) << s;
+    EXPECT_EQ(found[s].singletons, singletons[s]) << s;
+    EXPECT_EQ(found[s].largest, largest[s] / 7.0) << s;
+  }
+  // A cluster may be a single point.
+  cloud_components(view(distances), scales, 4, 1, found, workspace);
+  for (int s = 0; s < 4; ++s) EXPECT_EQ(found[s].clusters, components[s]);
+}
+
+TEST(CloudComponents, OfOnePoint) {
+  const double scales[] = {0.0};
+  Components found[1];
+  FragmentationWorkspace workspace;
+  cloud_components(view(line({3.0})), scales, 1, 2, found, workspace);
+  EXPECT_EQ(found[0].components, 1);
+  EXPECT_EQ(found[0].clusters, 0);
+  EXPECT_EQ(found[0].singletons, 1);
+  EXPECT_EQ(found[0].largest, 1.0);
+}
+
+}  // namespace
+}  // namespace attnscope

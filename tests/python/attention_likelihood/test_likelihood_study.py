@@ -1,0 +1,337 @@
+# SPDX-License-Identifier: MIT
+"""The likelihood study on models made here: what is stored is what slow loops find."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.run import resume, run
+from folders import model_folder, series
+from likelihood_study import encoder_folder, loops, settings, texts_of
+
+CK = ["model", "revision", "step"]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return texts_of(tmp_path_factory.mktemp("t") / "texts.txt")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("m") / "m", num_hidden_layers=3)
+
+
+@pytest.fixture(scope="module")
+def whole(folder, texts, tmp_path_factory):
+    made = settings(
+        folder, texts, tmp_path_factory.mktemp("whole"), nulls=["random_weights"], random_weights=2,
+        survey=True, two_sided=True,
+    )  # fmt: skip
+    return run(made, progress=False)
+
+
+@pytest.fixture(scope="module")
+def by_hand(folder, texts):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    slow = loops()
+    slow.MODES = ("lowest", "mid", "highest", "nats:3")
+    return slow.study(model, tokenizer, texts.read_text("utf-8").splitlines(), max_tokens=32)
+
+
+def exact(results, name):
+    table = results.table(name)
+    return table[table["protocol"] == "exact"]
+
+
+def test_words_and_attention_are_those_of_slow_loops(whole, by_hand):
+    found, pairs = by_hand
+    words = exact(whole, "words").set_index(["sample", "mode"])
+    share = exact(whole, "head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
+    assert len(words) == sum(len(one.versions) for one in found) > 40
+    assert len(pairs) >= 3
+    for text in found:
+        for mode, ids in text.versions.items():
+            row = words.loc[(text.sample, mode)]
+            assert (row["start"], row["stop"], row["word"]) == (text.start, text.stop, text.word)
+            assert list(row["replacement_ids"]) == ids[text.start : text.stop], (text.sample, mode)
+            assert row["log_likelihood"] == pytest.approx(text.likelihood[mode], abs=1e-4)
+            assert row["partner"] == text.partner
+            for layer, value in enumerate(text.share[mode]):
+                assert share.loc[(text.sample, mode, layer)] == pytest.approx(value, abs=1e-6)
+    assert words["same"].xs("real", level="mode").all()
+
+
+def test_the_head_mean_is_the_mean_of_the_heads_and_a_row_adds_up(whole):
+    heads, mean = exact(whole, "spans"), exact(whole, "head_mean_spans")
+    keys = ["sample", "mode", "layer"]
+    both = heads.groupby(keys)["span_share"].mean().reset_index().merge(mean, on=keys, suffixes=("_h", ""))
+    np.testing.assert_allclose(both["span_share_h"], both["span_share"], rtol=1e-6)
+    total = heads["span_share"] + heads["span_special"] + heads["span_context"]
+    np.testing.assert_allclose(total, 1.0, atol=1e-6)
+    np.testing.assert_allclose(heads["span_share"] / heads["span_uniform"], heads["span_boost"], rtol=1e-9)
+
+
+def test_both_sides_of_a_word_are_the_likelihood_of_word_and_rest(whole, folder):
+    from transformers import AutoModelForCausalLM
+
+    words = exact(whole, "words")
+    row = words[words["mode"] == "lowest"].iloc[2]
+    samples = whole.table("samples").set_index("sample")
+    ids = [int(one) for one in samples.loc[row["sample"], "token_ids"]]
+    ids[row["start"] : row["stop"]] = [int(one) for one in row["replacement_ids"]]
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with torch.no_grad():
+        q = model(input_ids=torch.tensor([ids])).logits[0].double().log_softmax(-1)
+    wanted = sum(q[at - 1, ids[at]].item() for at in range(row["start"], len(ids)))
+    assert row["two_sided"] == pytest.approx(wanted, abs=1e-4)
+
+
+def test_the_survey_is_the_correlation_of_every_token_of_a_text(whole, folder):
+    from scipy import stats
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    ids = torch.tensor([[int(one) for one in whole.table("samples")["token_ids"].iloc[1]]])
+    with torch.no_grad():
+        out = model(input_ids=ids, output_attentions=True)
+    q = out.logits[0].double().log_softmax(-1)
+    tokens = [q[at - 1, ids[0, at]].item() for at in range(1, ids.shape[1])]
+    diagonal = out.attentions[1][0].double().mean(0).diagonal()
+    boost = [diagonal[at].item() * (at + 1) for at in range(1, ids.shape[1])]
+    table = whole.table("surveys")
+    row = table[(table["sample"] == 1) & (table["layer"] == 1)].iloc[0]
+    assert row["correlation"] == pytest.approx(stats.spearmanr(tokens, boost)[0], abs=1e-9)
+    associations = exact(whole, "head_mean_associations")
+    assert {"survey", "survey_partial"} <= set(associations["design"])
+
+
+def test_claims_have_numbers_and_verdicts(whole):
+    claims = whole.table("claims").set_index("claim")
+    assert list(claims.index) == ["C1", "C2", "C3", "C4", "C5"]
+    assert set(claims["verdict"]) <= {"supported", "contradicted", "undecided", "not testable here"}
+    assert claims.loc["C4", "verdict"] == "not testable here"
+    assert "nats, below 2" in claims.loc["C4", "reason"]
+    for code in ("C1", "C2", "C3", "C5"):
+        assert np.isfinite(claims.loc[code, ["value", "low", "high", "null"]].astype(float)).all(), code
+    assert "share per nat" in claims.loc["C1", "reason"]
+    checks = whole.table("checks").set_index("check")
+    assert checks["holds"].all()
+    assert list(checks.index) == [
+        "chain_of_likelihoods", "replaced_tokens", "row_sums", "rows_before_the_word",
+    ]  # fmt: skip
+    assert checks.loc["rows_before_the_word", "value"] == 0
+
+
+def test_every_correlation_has_its_slope(whole):
+    for name in ("associations", "head_mean_associations", "controls"):
+        table = whole.table(name)
+        rows = table[table["design"].isin(["within", "between", "between_partial"])]
+        assert len(rows)
+        assert rows[rows["estimate"].notna()]["slope"].notna().all(), name
+
+
+def test_random_weights_are_measured_on_the_trained_models_versions(whole):
+    table = whole.table("controls")
+    assert set(table["draw"]) == {0, 1}
+    assert set(table["layer"]) == {0, 1, 2}
+    assert {"within", "swap", "between", "between_partial"} <= set(table["design"])
+    assert set(table["control"]) == {"random_weights"}
+    # nearly uniform attention cannot tell a home from another text
+    assert table[table["design"] == "swap"]["estimate"].abs().max() < 1e-2
+    assert "head_mean_spans_variants" in whole.tables()
+
+
+def test_a_run_in_other_blocks_has_the_same_words(whole, folder, texts, tmp_path):
+    other = run(settings(folder, texts, tmp_path, block=64), progress=False)
+    one, two = (exact(results, "words") for results in (whole, other))
+    assert [list(ids) for ids in one["replacement_ids"]] == [list(ids) for ids in two["replacement_ids"]]
+    np.testing.assert_allclose(one["log_likelihood"], two["log_likelihood"], atol=1e-5)
+    for name, columns in (
+        ("head_mean_associations", ["estimate", "slope"]),
+        ("shifts", ["difference", "real"]),
+        ("overall", ["estimate"]),
+    ):
+        first = exact(whole, name)
+        first = first[~first["design"].str.startswith("survey")] if "design" in first else first
+        np.testing.assert_allclose(first[columns], exact(other, name)[columns], atol=1e-5)
+
+
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(folder, texts, tmp_path):
+    calm = run(settings(folder, texts, tmp_path / "calm"), progress=False)
+    code = (
+        "import attnscope as asc, sys\n"
+        f"asc.run(asc.Study(**{settings(folder, texts, tmp_path).to_dict()!r}), progress=False)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        units = tmp_path / "a" / "units"
+        for _ in range(1200):
+            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
+            if len(done) >= 3:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "a" / "tables" / "claims.parquet").exists()
+    resume(tmp_path / "a", progress=False)
+    mine = {path.name: path.read_bytes() for path in (calm.path / "tables").iterdir()}
+    its = {path.name: path.read_bytes() for path in (tmp_path / "a" / "tables").iterdir()}
+    assert mine == its
+
+
+@pytest.mark.parametrize("by", [1, -1])
+def test_a_model_that_shifts_the_replaced_token_ends_by_the_checks_name(
+    folder, texts, tmp_path, monkeypatch, by
+):
+    """A hook turns the ids that enter the model, so that a replaced token stands one place further."""
+    from attnscope.models import loading
+
+    load = loading.load_model
+
+    def shifted(checkpoint, **options):
+        loaded = load(checkpoint, **options)
+        embed = loaded.model.get_input_embeddings()
+
+        def turned(_module, args):
+            # the short texts by which a model's kind is told stay as they are
+            return (args[0].roll(by, -1) if args[0].shape[-1] > 8 else args[0], *args[1:])
+
+        embed.register_forward_pre_hook(turned)
+        return loaded
+
+    monkeypatch.setattr("attnscope.engine.run.load_model", shifted)
+    results = run(settings(folder, texts, tmp_path, swap=False), progress=False, say=lambda text: None)
+    ((skipped),) = results.provenance["skipped"]
+    assert "the check replaced_tokens does not hold: 16, where at most 0" in skipped["reason"]
+    assert not {"words", "spans", "claims"} & set(results.tables())
+
+
+def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):
+    folder = series(tmp_path / "growing", steps=(0, 2), num_hidden_layers=3)
+    results = run(settings(folder, texts, tmp_path, likelihood_from=str(folder / "step2")), progress=False)
+    words = exact(results, "words")
+    first, last = (words[words["step"] == step].reset_index(drop=True) for step in (0, 2))
+    assert [list(one) for one in first["replacement_ids"]] == [list(one) for one in last["replacement_ids"]]
+    np.testing.assert_array_equal(first["log_likelihood"], last["log_likelihood"])
+    shares = exact(results, "head_mean_spans").groupby("step")["span_share"].mean()
+    assert shares[0] != shares[2]
+    own = run(settings(folder / "step0", texts, tmp_path, name="own"), progress=False)
+    assert [list(one) for one in exact(own, "words")["replacement_ids"]] != [
+        list(one) for one in first["replacement_ids"]
+    ]
+
+
+def test_an_encoder_is_measured_expected_and_kept(texts, tmp_path):
+    from attnscope.studies.attention_likelihood.figures import FIGURES
+
+    folder = encoder_folder(tmp_path / "bert")
+    results = run(settings(folder, texts, tmp_path), progress=False)
+    words = exact(results, "words")
+    assert words["own_probability"].between(0, 1).all()
+    checks = results.table("checks").set_index("check")
+    assert checks.loc["masked_first_piece", "value"] == 0
+    assert "attends to later tokens" in checks.loc["rows_before_the_word", "reason"]
+    associations = exact(results, "head_mean_associations")
+    given = associations[associations["design"] == "within_given"]
+    assert set(given["predictor"]) == {"masked given own", "own given masked"}
+    assert FIGURES["copy_or_context"](results).caption
+    from transformers import AutoModelForMaskedLM
+
+    model = AutoModelForMaskedLM.from_pretrained(folder).eval()
+    row = words[words["mode"] == "highest"].iloc[1]
+    ids = [int(one) for one in results.table("samples").set_index("sample").loc[row["sample"], "token_ids"]]
+    ids[row["start"] : row["stop"]] = [int(one) for one in row["replacement_ids"]]
+    with torch.no_grad():
+        q = model(input_ids=torch.tensor([ids])).logits[0].softmax(-1)
+    assert row["own_probability"] == pytest.approx(q[row["start"], ids[row["start"]]].item(), rel=1e-4)
+
+
+def test_a_headless_encoder_takes_likelihoods_from_another_model(texts, tmp_path):
+    bare = encoder_folder(tmp_path / "bare", head=False)
+    other = encoder_folder(tmp_path / "other", seed=1)
+    results = run(settings(bare, texts, tmp_path, likelihood_from=str(other)), progress=False)
+    assert exact(results, "head_mean_spans")["span_share"].between(0, 1).all()
+    assert exact(results, "words")["own_probability"].isna().all()
+
+
+def test_every_figure_is_drawn_or_says_why(whole):
+    from attnscope.plots.figure import NotDrawable
+    from attnscope.studies.attention_likelihood.figures import FIGURES
+
+    undrawn = {}
+    assert len(FIGURES) == 7
+    for name, figure in FIGURES.items():
+        try:
+            drawn = figure(whole)
+        except NotDrawable as error:
+            undrawn[name] = str(error)
+            continue
+        assert drawn.caption.endswith(".")
+        for ax in drawn.figure.axes:
+            assert ax.lines or ax.images or ax.collections or ax.patches, (name, ax.get_title())
+    assert undrawn == {"copy_or_context": "no encoder with a vocabulary head was measured"}
+
+
+def test_the_report_says_what_is_there_and_what_is_not(whole):
+    from attnscope.studies.attention_likelihood.sections import findings
+
+    lines = findings(whole)
+    assert any("share per nat" in line or "beyond chance" in line for line in lines)
+    assert any("not testable here" in line for line in lines)
+    assert any("with random weights (2 drawn) the paper's correlation" in line for line in lines)
+    text = whole.report().read_text("utf-8")
+    for title in (
+        "What was replaced",
+        "Claims",
+        "Attention and likelihood",
+        "Expectation apart",
+        "As published",
+    ):
+        assert f">{title}" in text
+    assert "C4: it is the expectation that counts" in text
+
+
+def test_published_numbers_stand_beside_a_run(whole):
+    from attnscope.published import compare_published
+
+    compared = compare_published(whole, "ruscio2023")
+    assert len(compared.table) == 128
+    assert not compared.table["same_model"].any()
+    best = compared.table[compared.table["quantity"] == "rho"].set_index("published_model")["published"]
+    assert best["roberta-large"] == 0.822567
+    assert "its own, unmasked position" in str(compared)
+
+
+def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
+    from attnscope.commands.dry_run import dry_run
+
+    study = asc.Study.from_yaml("attention_likelihood", models="x")
+    assert (study.max_tokens, study.block, study.texts[0].samples) == (128, 64, 200)
+    encoders = (
+        "bert-base-uncased",
+        "distilbert-base-uncased",
+        "roberta-base",
+        "xlm-roberta-base",
+        "roberta-large",
+    )
+    for name in encoders:
+        study = asc.Study.from_yaml(f"attention_likelihood-{name}")
+        assert study.options["word"] == "column:lemma"
+        assert [one.path for one in study.texts] == ["builtin:wordnet"]
+        assert study.protocols == ["exact", "ruscio2023"]
+    notes = " ".join(dry_run(settings(folder, texts, tmp_path, nulls=["random_weights"])).notes)
+    assert "6 measured passes over 12 texts, and of each of 8 models with random weights" in notes

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""cloud_distances: against SciPy, exact where it says so, and the same numbers in a part of a cloud."""
+
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.spatial.distance import cdist
+
+import attnscope as asc
+from point_clouds import CLOUDS, cloud
+
+METRICS = ("euclidean", "cosine")
+DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+
+
+@pytest.mark.parametrize("kind", CLOUDS)
+@pytest.mark.parametrize("metric", METRICS)
+@pytest.mark.parametrize(("n", "d"), [(1, 1), (2, 3), (5, 8), (37, 511), (66, 512), (33, 1030)])
+def test_distances_are_those_of_scipy(kind, metric, n, d):
+    if kind == "circle" and d < 2:
+        return
+    points = cloud(kind, n, d)
+    found = asc.cloud_distances(points, metric=metric)
+    expected = cdist(points.numpy(), points.numpy(), metric)
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-13, atol=5e-15)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+def test_it_is_exactly_symmetric_and_exactly_0_for_equal_rows(metric):
+    points = cloud("gaussian", 50, 70)
+    points[17] = points[3]
+    points[40] = points[3]
+    found = asc.cloud_distances(points, metric=metric)
+    assert torch.equal(found, found.mT)
+    zero = (found == 0).nonzero().tolist()
+    same = {3, 17, 40}
+    assert zero == [[i, j] for i in range(50) for j in range(50) if i == j or {i, j} <= same]
+
+
+def test_near_points_far_from_the_origin_lose_no_digits():
+    points = torch.full((2, 4), 1e8, dtype=torch.float64)
+    points[1, 0] += 2**-20
+    assert asc.cloud_distances(points)[0, 1].item() == 2**-20
+    # Half the square of the angle between them.
+    angle = 1e-6
+    turned = torch.tensor([[1.0, 0.0], [math.cos(angle), math.sin(angle)]], dtype=torch.float64)
+    assert math.isclose(asc.cloud_distances(turned, metric="cosine")[0, 1].item(), angle**2 / 2, rel_tol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("metric", METRICS)
+def test_every_dtype_is_read_exactly_and_whatever_its_strides(dtype, metric):
+    points = cloud("gaussian", 20, 12).to(dtype)
+    expected = asc.cloud_distances(points.double(), metric=metric)
+    assert torch.equal(asc.cloud_distances(points, metric=metric), expected)
+    turned = points.T.contiguous().T
+    assert torch.equal(asc.cloud_distances(turned, metric=metric), expected)
+    wide = torch.zeros(20, 30, dtype=dtype)
+    wide[:, ::2][:, :12] = points
+    assert torch.equal(asc.cloud_distances(wide[:, ::2][:, :12], metric=metric), expected)
+
+
+@pytest.mark.parametrize("metric", METRICS)
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 70), st.integers(1, 40), st.integers(0, 1000))
+def test_a_part_of_a_cloud_has_the_same_numbers(metric, n, d, seed):
+    points = cloud("gaussian", n, d, seed)
+    chosen = np.random.default_rng(seed).permutation(n)[: 1 + seed % n]
+    whole = asc.cloud_distances(points, metric=metric)
+    part = asc.cloud_distances(points[chosen], metric=metric)
+    assert torch.equal(part, whole[chosen][:, chosen])
+
+
+def test_threads_do_not_change_a_bit():
+    points = cloud("gaussian", 200, 90)
+    before = torch.get_num_threads()
+    try:
+        torch.set_num_threads(1)
+        one = asc.cloud_distances(points)
+        torch.set_num_threads(4)
+        assert torch.equal(asc.cloud_distances(points), one)
+    finally:
+        torch.set_num_threads(before)
+
+
+@settings(max_examples=30, deadline=None)
+@given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 1000), st.floats(1e-3, 1e3))
+def test_offsets_and_scales(n, d, seed, scale):
+    points = cloud("gaussian", n, d, seed)
+    moved = asc.cloud_distances(points + scale)
+    torch.testing.assert_close(moved, asc.cloud_distances(points), rtol=1e-9, atol=1e-9)
+    torch.testing.assert_close(
+        asc.cloud_distances(points * scale, metric="cosine"),
+        asc.cloud_distances(points, metric="cosine"),
+        rtol=1e-12,
+        atol=1e-15,
+    )
+
+
+def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
+    points = torch.stack([cloud("gaussian", 9, seed=seed) for seed in range(3)])
+    points[1, 2, 0] = math.nan
+    points[2, 7] = math.inf  # beyond its length
+    with pytest.warns(RuntimeWarning, match="cloud_distances: 1 of 3 clouds hold NaN"):
+        found = asc.cloud_distances(points, lengths=[4, 9, 6])
+    assert torch.equal(found[0, :4, :4], asc.cloud_distances(points[0, :4]))
+    assert found[0, 4:].isnan().all()
+    assert found[0, :, 4:].isnan().all()
+    assert found[1].isnan().all()
+    assert torch.equal(found[2, :6, :6], asc.cloud_distances(points[2, :6]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
+    points = cloud("gaussian", 30)
+    subsets = torch.rand(4, 30) < 0.5
+    found = asc.local_dimension(points.cuda(), k=4, subsets=subsets.cuda())
+    assert torch.equal(found.value, asc.local_dimension(points, k=4, subsets=subsets).value)
+    assert torch.equal(asc.cloud_distances(points.cuda()), asc.cloud_distances(points))
+    assert asc.boundary(points.cuda(), points.cuda() + 1).norm.device.type == "cpu"
+
+
+def test_bad_input():
+    with pytest.raises(ValueError, match=r"zero vector at index 1$"):
+        asc.cloud_distances(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), metric="cosine")
+    with pytest.raises(ValueError, match=r"zero vector at index \(1, 0\)"):
+        asc.cloud_distances(torch.tensor([[[1.0]], [[0.0]]]), metric="cosine")
+    with pytest.raises(ValueError, match="metric must be one of 'euclidean', 'cosine', got 'precomputed'"):
+        asc.cloud_distances(torch.eye(2), metric="precomputed")
+    with pytest.raises(ValueError, match=r"points must be clouds .* got shape \(0, 3\)"):
+        asc.cloud_distances(torch.zeros(0, 3))
+    with pytest.raises(ValueError, match=r"lengths must lie between 1 and n = 2, got 3"):
+        asc.cloud_distances(torch.eye(2), lengths=3)
+    # Beyond a cloud's length a zero vector is no point.
+    asc.cloud_distances(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), metric="cosine", lengths=1)

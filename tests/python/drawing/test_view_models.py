@@ -1,0 +1,123 @@
+# SPDX-License-Identifier: MIT
+"""The page of a model and a text, of cross attention, and what it looks like in a notebook's cell."""
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.schema import ResultsError
+from browser import CHROMIUM, Document, dom, looked_at, probe
+from models import tiny_llama
+
+N, LAYERS, HEADS = 12, 3, 4
+
+
+def attention():
+    logits = 2 * torch.randn(LAYERS, HEADS, N, N, generator=torch.Generator().manual_seed(1))
+    logits[1, 2, :, 0] += 4
+    return logits.masked_fill(torch.ones(N, N).triu(1) > 0, -torch.inf).softmax(-1)
+
+
+@pytest.fixture(scope="module")
+def page():
+    return asc.view(attention())
+
+
+def test_a_model_and_a_text_are_a_page():
+    model, ids = tiny_llama(), [1, 5, 9, 7, 3, 2, 11, 30]
+    page = asc.view(model, ids, head=(1, 2))
+    with asc.capture(model) as recording:
+        maps = [layer.attention[0].clone() for layer in recording.run(input_ids=torch.tensor([ids]))]
+    stored = {(one["layer"], one["head"]): one for one in page.contents["maps"]}
+    assert sorted(stored) == [(layer, head) for layer in range(2) for head in range(4)]
+    assert stored[1, 2]["tokens"] == [str(one) for one in ids]
+    share = next(at for at, one in enumerate(page.contents["metrics"]) if one["name"] == "sink_share")
+    shown = np.array(page.contents["values"][0][0][share], dtype=float)
+    assert np.allclose(shown, [asc.sink_share(one).share.numpy() for one in maps], rtol=1e-5)
+    assert page.contents["open"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: asc.view(tiny_llama()), "a model needs a text"),
+        (lambda: asc.view(tiny_llama(), "a cat"), "a sentence needs a tokenizer"),
+        (lambda: asc.view(tiny_llama(), [[1, 2], [3, 4]]), r"one sentence, got shape \(2, 2\)"),
+        (lambda: asc.view(tiny_llama(), [1, 2, 3], head=(2, 0)), "no head 0 in layer 2; layers 0 to 1"),
+        (lambda: asc.view(tiny_llama(), [1, 2], sample=0), "sample does not go with a model"),
+        (lambda: asc.view(attention(), text="a"), "text does not go with tensors"),
+    ],
+)
+def test_a_model_without_what_it_needs_says_so(call, words):
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def test_an_encoder_decoder_has_three_kinds_of_attention(tmp_path):
+    from transformers import T5Config, T5ForConditionalGeneration
+
+    torch.manual_seed(0)
+    shape = dict(d_model=16, d_ff=16, d_kv=4, num_layers=2, num_decoder_layers=3, num_heads=4, vocab_size=30)
+    model = T5ForConditionalGeneration(T5Config(**shape)).eval()
+    page = asc.view(model, ([3, 4, 5, 6, 7], [1, 9, 10]))
+    assert page.contents["inputs"] == ["encoder", "decoder", "cross"]
+    crossing = [one for one in page.contents["maps"] if one["input"] == 2]
+    assert len(crossing) == 3 * 4
+    assert all(len(one["tokens"]) == 5 and len(one["queries"]) == 3 for one in crossing)
+    assert all(cell is None for metric in page.contents["values"][0][2] for row in metric for cell in row)
+    if CHROMIUM is not None:
+        script = "state.input = 2; at('input').value = 2; choose(2, 1); " + probe(
+            "[state.map.rows, state.map.n, at('graph').closest('figure').hidden, at('tokens').textContent]"
+        )
+        rows, n, hidden, words = looked_at(page, tmp_path, script=script).probe
+        assert (rows, n, hidden) == (3, 5, True)
+        assert "What the query 10 (2) attends to" in words
+
+
+def test_results_of_analyze_remember_their_model_while_it_lives():
+    model = tiny_llama()
+    results = asc.analyze(model, torch.tensor([[1, 4, 8, 15]]), ["sink_share"])
+    assert len(asc.view(results, sample=0).contents["maps"]) == 8
+    results.model = lambda: None
+    with pytest.raises(ResultsError, match="their model is gone"):
+        asc.view(results, sample=0)
+    assert len(asc.view(results, sample=0, model=model).contents["maps"]) == 8
+
+
+def test_the_page_opens_on_the_strongest_head_of_its_metric(page, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    grid = np.array(page.contents["values"][0][0][0], dtype=float)
+    layer, head = np.unravel_index(np.nanargmax(grid), grid.shape)
+    assert looked_at(page, tmp_path, script=probe("[state.layer, state.head]")).probe == [layer, head]
+
+
+def test_every_matrix_has_a_small_picture_when_asked_for(page, tmp_path):
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    script = "at('of-thumbnails').open = true; drawThumbnails(); " + probe(
+        "[document.querySelectorAll('#thumbnails canvas').length, "
+        "at('thumbnails').children[6].getContext('2d').getImageData(2, 30, 1, 1).data[3]]"
+    )
+    assert looked_at(page, tmp_path, script=script).probe == [LAYERS * HEADS, 255]
+
+
+@pytest.mark.parametrize("width", [700, 960, 1300])
+def test_a_cell_of_a_notebook_holds_two_columns(page, tmp_path, width):
+    if CHROMIUM is None:
+        pytest.skip("no chromium on this machine")
+    file = tmp_path / "page.html"
+    script = "at('overview').getBoundingClientRect().right <= at('detail').getBoundingClientRect().left"
+    file.write_text(
+        page.html().replace("</body>", f"<script>{probe(script)}</script></body>"), encoding="utf-8"
+    )
+    shown = Document(dom(file.as_uri(), tmp_path / "profile", f"--window-size={width},900"))
+    assert shown.probe is True
+
+
+def test_raw_marks_of_vocabularies_are_text():
+    page = asc.view(
+        attention(), tokens=["<s>", "\u0120the", "\u2581a", "\u010a", *(f"t{at}" for at in range(4, N))]
+    )
+    assert page.contents["maps"][0]["tokens"][:4] == ["<s>", " the", " a", "\n"]

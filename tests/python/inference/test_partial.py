@@ -1,0 +1,197 @@
+# SPDX-License-Identifier: MIT
+"""Partial correlation by three forms, and the correlation of versions of one text by enumeration."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy import stats
+
+from attnscope import inference
+from attnscope.inference.partial import _drawn_partial, _partial
+
+
+def drawn(seed, n=30, c=3, ties=False):
+    rng = np.random.default_rng(seed)
+    z = rng.normal(size=(n, c))
+    x, y = z @ rng.normal(size=c) + rng.normal(size=n), z @ rng.normal(size=c) + rng.normal(size=n)
+    return (np.round(x), np.round(y), np.round(z)) if ties else (x, y, z)
+
+
+def inverse_form(x, y, z, ranked=True):
+    """−P_xy/√(P_xx·P_yy) of the inverse correlation matrix."""
+    data = np.column_stack([x, y, z])
+    data = stats.rankdata(data, axis=0) if ranked else data
+    p = np.linalg.inv(np.corrcoef(data.T))
+    return -p[0, 1] / math.sqrt(p[0, 0] * p[1, 1])
+
+
+@pytest.mark.parametrize("ties", [False, True])
+@pytest.mark.parametrize("method", ["spearman", "pearson"])
+@given(st.integers(0, 10**6), st.integers(1, 4))
+@settings(max_examples=15, deadline=None)
+def test_it_is_the_inverse_matrix_form_and_the_form_of_residuals(method, ties, seed, c):
+    x, y, z = drawn(seed, c=c, ties=ties)
+    found = inference.partial_correlation(x, y, z, method=method, draws=1)
+    assert found.r == pytest.approx(inverse_form(x, y, z, method == "spearman"), abs=1e-12)
+    data = np.column_stack([x, y, z])
+    data = stats.rankdata(data, axis=0) if method == "spearman" else data
+    design = np.column_stack([np.ones(len(x)), data[:, 2:]])
+    rest = data[:, :2] - design @ np.linalg.lstsq(design, data[:, :2], rcond=None)[0]
+    assert found.r == pytest.approx(np.corrcoef(rest.T)[0, 1], abs=1e-12)
+    freedom = len(x) - 2 - c
+    t = found.r * math.sqrt(freedom / (1 - found.r**2))
+    assert found.p_value == pytest.approx(2 * stats.t.sf(abs(t), freedom), abs=1e-12)
+    assert found.n == len(x)
+
+
+def test_one_covariate_has_a_formula_and_none_is_the_plain_correlation():
+    x, y, z = drawn(3, c=1)
+    z = z[:, 0]
+    xy, xz, yz = (stats.spearmanr(a, b).statistic for a, b in ((x, y), (x, z), (y, z)))
+    expected = (xy - xz * yz) / math.sqrt((1 - xz**2) * (1 - yz**2))
+    assert inference.partial_correlation(x, y, z, draws=1).r == pytest.approx(expected, abs=1e-12)
+    plain = inference.correlation(x, y, method="spearman", draws=2)
+    for nothing in ([], np.empty((len(x), 0)), np.ones(len(x)), np.ones((len(x), 2))):
+        found = inference.partial_correlation(x, y, nothing, draws=1)
+        assert found.r == pytest.approx(plain.r, abs=1e-12)
+        assert found.p_value == pytest.approx(plain.p_value, abs=1e-12)
+
+
+def test_a_constant_covariate_and_a_repeated_one_change_nothing():
+    x, y, z = drawn(4, c=2)
+    expected = inference.partial_correlation(x, y, z, draws=1)
+    constant = inference.partial_correlation(x, y, np.column_stack([z, np.full(len(x), 7.0)]), draws=1)
+    assert constant.r == pytest.approx(expected.r, abs=1e-12)
+    assert constant.p_value == pytest.approx(expected.p_value, abs=1e-12)
+    repeated = inference.partial_correlation(x, y, np.column_stack([z, 2 * z[:, :1]]), draws=1)
+    assert repeated.r == pytest.approx(expected.r, abs=1e-12)
+
+
+def test_what_has_no_value_is_nan():
+    x, y, z = drawn(5)
+    for a, b, c in (
+        (np.ones(30), y, z),
+        (x, np.full(30, 0.1), z),
+        (x[:5], y[:5], z[:5]),
+        (x, y, x),
+        ([], [], []),
+        (np.full(30, math.nan), y, z),
+    ):
+        found = inference.partial_correlation(a, b, c, draws=20)
+        assert all(math.isnan(value) for value in found[:4])
+    x[3], z[7, 1] = math.nan, math.nan
+    kept = ~np.isin(np.arange(30), (3, 7))
+    found = inference.partial_correlation(x, y, z, draws=1)
+    assert found.n == 28
+    assert found.r == pytest.approx(inverse_form(x[kept], y[kept], z[kept]), abs=1e-12)
+
+
+@pytest.mark.parametrize("method", ["spearman", "pearson"])
+def test_a_draw_is_the_correlation_of_the_drawn_samples(method):
+    """Counting a sample as often as it is drawn gives what repeating its row gives."""
+    x, y, z = drawn(6, n=12, ties=True)
+    data = np.column_stack([x, y, z])
+    labels = np.array([0, 0, 1, 2, 3, 3, 3, 4, 5, 6, 7, 8])
+    found = _drawn_partial(data, labels, method, 40, 1)
+    weights = np.random.default_rng(1).multinomial(9, np.full(9, 1 / 9), 40)
+    for value, own in zip(found, weights, strict=True):
+        repeated = np.repeat(data, own[labels], axis=0)
+        assert value == pytest.approx(_partial(repeated, method)[0], abs=1e-9, nan_ok=True)
+
+
+def test_the_interval_covers_and_units_are_drawn_whole():
+    x, y, z = drawn(7, n=60)
+    alone = inference.partial_correlation(x, y, z, draws=400, seed=2)
+    assert alone.low < alone.r < alone.high
+    twice = [np.concatenate([values, values]) for values in (x, y, z)]
+    units = np.tile(np.arange(60), 2)
+    found = inference.partial_correlation(*twice, units=units, draws=400, seed=2)
+    assert found.n == 60
+    assert found.r == pytest.approx(alone.r, abs=1e-12)
+    assert found.low == pytest.approx(alone.low, abs=0.05)
+    assert found.high - found.low > 1.2 * np.ptp(
+        inference.partial_correlation(*twice, draws=400, seed=2)[1:3]
+    )
+    again = inference.partial_correlation(*twice, units=units, draws=400, seed=2)
+    assert again == found
+
+
+@pytest.mark.parametrize(
+    "values", [[1, 2, 3], [1, 1, 2, 3], [1, 2, 2, 2, 5], [1, 1, 2, 2, 3, 3], [4, 1, 3, 2, 9]]
+)
+def test_the_permutation_variance_is_one_over_k_less_one_exactly(values):
+    """Over all k! orders, ties or not; what the p-value rests on."""
+    other = list(range(len(values)))
+    found = [
+        inference.within_correlation(values, order, [0] * len(values), draws=1).r
+        for order in itertools.permutations(other)
+    ]
+    assert np.mean(found) == pytest.approx(0, abs=1e-12)
+    assert np.mean(np.square(found)) == pytest.approx(1 / (len(values) - 1), abs=1e-12)
+
+
+def test_the_mean_over_texts_and_its_z_against_scipy():
+    rng = np.random.default_rng(8)
+    texts = np.repeat(np.arange(9), [3, 4, 5, 6, 7, 3, 3, 8, 2])
+    x, y = np.round(rng.normal(size=len(texts)), 1), rng.normal(size=len(texts))
+    own = [stats.spearmanr(x[texts == t], y[texts == t]).statistic for t in range(8)]
+    found = inference.within_correlation(x, y, texts, draws=300, seed=3)
+    assert found.r == pytest.approx(np.mean(own), abs=1e-12)
+    assert found.n == 8  # the last text has two versions
+    z = sum(own) / math.sqrt(sum(1 / ((texts == t).sum() - 1) for t in range(8)))
+    assert found.p_value == pytest.approx(2 * stats.norm.sf(abs(z)), abs=1e-12)
+    interval = inference.bootstrap(own, draws=300, seed=3)
+    assert (found.low, found.high) == pytest.approx((interval.low, interval.high), abs=1e-12)
+
+
+def test_texts_that_say_nothing_do_not_count():
+    x = [1.0, 2.0, 3.0, 1.0, 2.0, 3.0, 5.0, 5.0, 5.0]
+    y = [1.0, 2.0, 3.0, 4.0, 4.0, 4.0, 1.0, 2.0, 3.0]
+    texts = list("aaabbbccc")
+    found = inference.within_correlation(x, y, texts, draws=10)
+    assert (found.r, found.n) == (1.0, 1)
+    for given_ in (None, x[3:]):
+        none = inference.within_correlation(x[3:], y[3:], texts[3:], given=given_, draws=10)
+        assert math.isnan(none.r)
+        assert none.n == 0
+    assert inference.within_correlation([], [], [], draws=10).n == 0
+
+
+def test_given_a_control_it_is_the_pooled_partial_correlation_of_centred_ranks():
+    rng = np.random.default_rng(9)
+    texts = np.repeat(np.arange(10), 6)
+    control = rng.normal(size=60)
+    x, y = control + rng.normal(size=60), control + rng.normal(size=60)
+    centred = np.concatenate(
+        [stats.rankdata(np.column_stack([x, y, control])[texts == t], axis=0) - 3.5 for t in range(10)]
+    )
+    p = np.linalg.inv(centred.T @ centred)
+    found = inference.within_correlation(x, y, texts, given=control, draws=200, seed=1)
+    assert found.r == pytest.approx(-p[0, 1] / math.sqrt(p[0, 0] * p[1, 1]), abs=1e-12)
+    assert found.low < found.r < found.high
+    assert found.n == 10
+    assert math.isnan(found.p_value)
+    assert math.isnan(inference.within_correlation(x, y, texts, given=x, draws=10).r)
+
+
+def test_bad_input_is_named():
+    for words, call in (
+        ("partial_correlation: method must be 'pearson' or 'spearman', got 'kendall'", {"method": "kendall"}),
+        ("partial_correlation: units or texts must hold the 3 samples of x, got 2", {"units": [1, 2]}),
+    ):
+        with pytest.raises(ValueError, match=words):
+            inference.partial_correlation([1, 2, 3], [1, 2, 3], [1, 2, 4], **call)
+    with pytest.raises(ValueError, match="partial_correlation: y must hold the 3 samples of x, got 2"):
+        inference.partial_correlation([1, 2, 3], [1, 2], [1, 2, 4])
+    with pytest.raises(
+        ValueError, match=r"covariates must have shape \[n\] or \[n, c\], got shape \(3, 1, 1\)"
+    ):
+        inference.partial_correlation([1, 2, 3], [1, 2, 3], np.zeros((3, 1, 1)))
+    with pytest.raises(ValueError, match="within_correlation: units or texts must hold the 3 samples of x"):
+        inference.within_correlation([1, 2, 3], [1, 2, 3], [0])
+    with pytest.raises(TypeError, match="partial_correlation: covariates must be numbers"):
+        inference.partial_correlation([1, 2, 3], [1, 2, 3], ["a", "b", "c"])

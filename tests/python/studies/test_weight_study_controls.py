@@ -1,0 +1,224 @@
+# SPDX-License-Identifier: MIT
+"""The weight study's further subspaces and controls on tiny models, each against its own arithmetic."""
+
+import json
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError, Study
+from attnscope.engine.run import run
+from attnscope.models import LoadError
+from attnscope.studies.pretraining_writes.figures import FIGURES
+from weight_models import tiny
+
+Q = "model.layers.1.self_attn.q_proj"
+
+
+def rows_in(file, seed, count=8, low=3, high=97):
+    draw = random.Random(seed)
+    rows = [[draw.randrange(low, high) for _ in range(20 + n % 3)] for n in range(count)]
+    file.write_text("\n".join(json.dumps({"token_ids": row}) for row in rows), "utf-8")
+    return rows
+
+
+def trained(folder, rows, steps):
+    model = tiny("qwen2")
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.05)
+    for _ in range(steps):
+        for row in rows[:4]:
+            ids = torch.tensor([row])
+            optimiser.zero_grad()
+            model(input_ids=ids, labels=ids).loss.backward()
+            optimiser.step()
+    model.save_pretrained(folder)
+
+
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("series")
+    rows = rows_in(folder / "own.jsonl", 1)
+    rows_in(folder / "other.jsonl", 2, high=30)
+    for step in (0, 2, 10):
+        trained(folder / "growing" / f"step{step}", rows, step)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def made(home):
+    options = {
+        "moments_of": "both", "nulls": ["foreign", "weights"], "curve": 4,
+        "rank_one": {"texts": 3, "directions": 3, "tokens": [5, 9]},
+    }  # fmt: skip
+    texts = [
+        {"path": str(home / "own.jsonl"), "group": "own"},
+        {"path": str(home / "other.jsonl"), "group": "other"},
+    ]
+    settings = Study(
+        study="pretraining_writes", models=[str(home / "growing")], texts=texts, output=str(home), name="a",
+        block=4, options=options,
+    )  # fmt: skip
+    return run(settings, say=lambda text: None)
+
+
+def inputs(home, file, step):
+    """What layer 1's q reads in the texts of a file, position 0 left out, [tokens, 48]."""
+    model = tiny("qwen2")
+    model.load_state_dict(load_file(home / "growing" / step / "model.safetensors"), strict=False)
+    seen = []
+    hook = model.get_submodule(Q).register_forward_pre_hook(lambda _, args: seen.append(args[0][0, 1:]))
+    with torch.no_grad():
+        for line in (home / file).read_text().splitlines():
+            model(input_ids=torch.tensor([json.loads(line)["token_ids"]]))
+    hook.remove()
+    return torch.cat(seen).double().numpy()
+
+
+def weights(home, step, name=f"{Q}.weight"):
+    return load_file(home / "growing" / step / "model.safetensors")[name].double().numpy()
+
+
+def relative(matrix, vectors):
+    return np.linalg.norm(matrix @ vectors) ** 2 / np.linalg.norm(matrix) ** 2 * 48 / vectors.shape[1]
+
+
+def main_directions(x, k=3):
+    return np.linalg.eigh(x.T @ x)[1][:, ::-1][:, :k]
+
+
+def of_q(table, subspace, **keys):
+    rows = table[(table["layer"] == 1) & (table["role"] == "q") & (table["subspace"] == subspace)]
+    rows = rows[(rows["step"] == 2) & (rows["side"] == "in") & (rows["k"] == 3)]
+    for name, value in keys.items():
+        rows = rows[rows[name] == value]
+    (row,) = rows.to_dict("records")
+    return row["relative"]
+
+
+def test_every_reference_and_control_is_the_arithmetic_that_it_names(made, home):
+    delta = weights(home, "step2") - weights(home, "step0")
+    base = weights(home, "step0")
+    fractions, controls = made.table("fractions"), made.table("fractions_variants")
+    for subspace, file, step in (
+        ("inputs", "own.jsonl", "step0"),
+        ("inputs_after", "own.jsonl", "step2"),
+        ("inputs_last", "own.jsonl", "step10"),
+    ):
+        expected = relative(delta, main_directions(inputs(home, file, step)))
+        assert of_q(fractions, subspace) == pytest.approx(expected, rel=1e-4), subspace
+    own = main_directions(inputs(home, "own.jsonl", "step0"))
+    foreign = main_directions(inputs(home, "other.jsonl", "step0"))
+    assert of_q(controls, "inputs", variant="foreign") == pytest.approx(relative(delta, foreign), rel=1e-4)
+    assert of_q(controls, "inputs", variant="weights") == pytest.approx(relative(base, own), rel=1e-4)
+    rest = delta - (delta * base).sum() / (base * base).sum() * base
+    found = of_q(controls, "inputs", variant="decay_removed")
+    assert found == pytest.approx(relative(rest, own), rel=1e-4)
+    singular = np.linalg.svd(base)[2][:3].T
+    assert of_q(fractions, "own_weights") == pytest.approx(relative(delta, singular), rel=1e-4)
+    prediction = asc.prediction_subspace(home / "growing" / "step10", 3).basis.numpy()
+    assert of_q(fractions, "prediction_last") == pytest.approx(relative(delta, prediction), rel=1e-4)
+
+
+def test_biases_are_given_by_the_size_of_their_change(made, home):
+    deltas = made.table("deltas")
+    row = deltas[(deltas["step"] == 2) & (deltas["layer"] == 1)].set_index("role")["bias_change"]
+    change = weights(home, "step2", f"{Q}.bias") - weights(home, "step0", f"{Q}.bias")
+    assert row["q"] == pytest.approx(np.linalg.norm(change), rel=1e-12)
+    assert math.isnan(row["o"])
+
+
+def test_the_gradient_identity_stands_beside_the_moments(made):
+    moments = made.table("moments")
+    out = moments[moments["side"] == "out"]
+    assert (out["identity_error"] < 1e-5).all()
+    assert set(moments["step"]) == {0, 2, 10}
+
+
+def test_reading_and_writing_changes_of_rank_one(made):
+    rows = made.table("rank_one")
+    reading = rows[rows["role"].isin(["q", "k"])]
+    assert set(reading["direction"]) == {"inputs", "complement", "haar"}
+    assert reading["attention_change"].between(0, 1).all()
+    assert (reading["attention_change"] > 0).all()
+    writing = rows[rows["role"].isin(["o", "down"])]
+    assert set(writing["direction"]) == {"prediction", "complement", "haar", "gradients", "tokens"}
+    assert writing["attention_change"].isna().all()
+    assert FIGURES["rank_one"](made).caption
+
+
+def test_the_course_is_drawn_on_all_three_references(made):
+    drawn = FIGURES["trajectory"](made)
+    assert len(drawn.figure.axes) == 6
+    drawn.figure.canvas.draw()
+
+
+def test_the_shift_of_attention_is_that_of_the_maps():
+    from attnscope.capture.weights.rank_one import attention_change
+
+    model = tiny("llama", attn_implementation="eager")
+    ids = torch.arange(5, 17)
+    u, v = torch.eye(48)[:1], torch.ones(48)
+    found = attention_change(model, ids, 1, "q", u, v, size=0.5)
+    base, changed = [], []
+    with torch.no_grad():
+        base.append(model(input_ids=ids[None], output_attentions=True).attentions[1][0].double())
+        weight = model.model.layers[1].self_attn.q_proj.weight
+        weight.add_(0.5 * weight.norm() * torch.outer(u[0], v / v.norm()))
+        changed.append(model(input_ids=ids[None], output_attentions=True).attentions[1][0].double())
+    expected = (changed[0] - base[0]).abs().sum(-1).mean() / 2
+    torch.testing.assert_close(found[0], expected, rtol=1e-4, atol=1e-7)
+
+
+def pair(home, tmp_path, family, **more):
+    dtype = more.pop("dtype", torch.float32)
+    for name, seed in (("base", 0), ("tuned", 1)):
+        model = tiny(family, seed=seed)
+        model.to(dtype).save_pretrained(tmp_path / name)
+    options = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0, **more.pop("options", {})}
+    return Study(
+        study="pretraining_writes", models=[str(tmp_path / name) for name in ("base", "tuned")],
+        texts={"path": str(home / "own.jsonl")}, output=str(tmp_path), name="a", options=options, **more,
+    )  # fmt: skip
+
+
+def test_experts_have_a_mean_weighted_by_their_energy(home, tmp_path):
+    made = run(pair(home, tmp_path, "mixtral"), say=lambda text: None)
+    keys = {"layer": 1, "role": "up", "side": "in", "subspace": "inputs"}
+    fractions, deltas = made.table("fractions"), made.table("deltas")
+    means = made.table("expert_means")
+    for name, value in keys.items():
+        fractions, means = fractions[fractions[name] == value], means[means[name] == value]
+    own = deltas[(deltas["layer"] == 1) & (deltas["role"] == "up")].set_index("expert")["delta_energy"]
+    one = fractions.set_index("expert")["fraction"]
+    (row,) = means.to_dict("records")
+    assert row["experts"] == 4
+    assert row["fraction"] == pytest.approx((own * one).sum() / own.sum(), rel=1e-12)
+
+
+def test_half_precision_is_refused_where_float32_does_not_fit(home, tmp_path):
+    settings = pair(
+        home, tmp_path, "llama", dtype=torch.bfloat16, options={"gradients": True}, max_memory="150KB"
+    )
+    with pytest.raises(
+        (LoadError, ConfigError), match=r"max_memory is 0.154 MB; set options.gradients=false"
+    ):
+        run(settings, say=lambda text: None)
+
+
+def test_one_group_of_texts_has_no_foreign_inputs(home, tmp_path):
+    said = []
+    made = run(pair(home, tmp_path, "llama", options={"nulls": ["foreign"]}), say=said.append)
+    assert any("foreign needs texts of two groups" in note for note in said)
+    assert "fractions_variants" not in made.tables()
+
+
+def test_tokens_that_are_no_pair_are_refused(home, tmp_path):
+    options = {"rank_one": {"tokens": [4, 4]}}
+    with pytest.raises(ConfigError, match="two different token ids, got 4 and 4"):
+        run(pair(home, tmp_path, "llama", options=options), say=lambda text: None)
