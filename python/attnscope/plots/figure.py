@@ -241,7 +241,7 @@ _BESIDE = {
     "interval": "bands: 95 % intervals over samples",
     "uniform": "dashed: uniform attention of the same lengths",
     "untrained": "dotted: before training",
-    "random_weights": "dash-dotted: a copy of the model with random weights",
+    "random_weights": "dash-dotted: copies of the model with random weights",
     "row_permutation": "short grey dashes: the same maps with shuffled rows",
 }
 
