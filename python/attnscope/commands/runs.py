@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -47,12 +48,14 @@ def run(
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,
     sampling: Annotated[
-        Literal["first", "random", "paper"] | None, typer.Option(help="By which rule they are chosen.")
-    ] = None,
+        str, typer.Option(help="By which rule they are chosen: first, random, or one of the study.")
+    ] = "",
     block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
     name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
     output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[Literal["exact", "ruscio2025", "both"] | None, typer.Option()] = None,
+    protocol: Annotated[
+        str, typer.Option(help="exact, one that the study declares, or both: all of them.")
+    ] = "",
     bos: Annotated[
         Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
     ] = None,
@@ -73,7 +76,7 @@ def run(
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Do a study: tables, figures and report.html in runs/NAME.
+    """Run a study: tables, figures and report.html in runs/NAME.
 
     Example: attnscope run attention_sinks --model gpt2 --texts sentences.csv --column text --samples 100
     """
@@ -91,7 +94,7 @@ def run(
         "block": block,
         "name": name or None,
         "output": output or None,
-        "protocols": protocol,
+        "protocols": protocol or None,
         "bos": bos,
         "seed": seed,
         "max_memory": max_memory or None,
@@ -120,7 +123,7 @@ def run(
 def resume(
     folder: Folder, ray: Ray = "", draw: Draw = True, quiet: Quiet = False, as_json: Json = False
 ) -> None:
-    """Go on with a run that was stopped or killed, from its first missing unit.
+    """Resume a run that was stopped or killed, from its first missing unit.
 
     Example: attnscope resume runs/attention_sinks-gpt2
     """
@@ -208,7 +211,7 @@ def demo(
 def _plan(study: Study, as_json: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    estimate = dry_run(study)
+    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo)
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
@@ -231,6 +234,13 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         typer.echo(f"{results!r}")
         if report is not None:
             typer.echo(f"report: {report}")
+        folder = shlex.quote(str(results.path))
+        for command, words in (
+            (f"attnscope view {folder}", "every head as a picture"),
+            (f"attnscope tables {folder}", "the numbers"),
+            (f"attnscope figures {folder} --width single --format pdf", "for a paper"),
+        ):
+            typer.echo(f"  {command:<60} {words}")
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
@@ -245,8 +255,15 @@ def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | Non
         if not quiet:
             say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
         return None
-    results.figures(left_out=left_out)
+    from attnscope.plots import draw_all
+
+    drawn = draw_all(results, left_out=left_out, say=None if quiet else say)
+    results.figures(drawn=drawn, left_out=left_out)
     for one in left_out:
         if one.failed or not quiet:
             say(str(one))
-    return Path(results.report())
+    if results.path is not None and "heads" in results.tables():
+        from attnscope.view import view
+
+        view(results).save(results.path / "view.html")
+    return Path(results.report(drawn=drawn, left_out=left_out))

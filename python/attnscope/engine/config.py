@@ -115,7 +115,9 @@ class TextSource(_Strict):
     the window's last token is left out.
 
     `builtin:pydoc` takes the sentences of the Python manual's topics, which every Python carries: the same
-    on all machines with one version of Python.
+    on all machines with one version of Python. `builtin:wordnet` takes the example sentences of WordNet, with
+    the word of each as the column `lemma`, from the corpus of nltk that is on disk.
+    `builtin:STUDY` takes the prompts that a study comes with.
 
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
@@ -278,12 +280,12 @@ def read_config(source: str | Path) -> dict[str, Any]:
     try:
         if path.is_file():
             text = path.read_text("utf-8")
+        elif is_packaged(str(source)):
+            text = packaged_text(str(source))
         elif path.suffix in (".yaml", ".yml") or path.name != str(source):
             raise ConfigError(
                 f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
             )
-        elif is_packaged(str(source)):
-            text = packaged_text(str(source))
         else:
             raise ConfigError(
                 f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"

@@ -153,7 +153,7 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
     plan = Plan(settings, {stage.name: stage for stage in stages}, phases=order, found=dict(found or {}))
     if first is not None:
         _read_texts(plan, study)
-    series = list(_series(plan, stages))
+    series = list(_series(plan, study, stages))
     _check_free_disk(plan, order)
     for phase in sorted(set(order.values())):
         now = [stage for stage in stages if order[stage.name] == phase]
@@ -191,7 +191,7 @@ def _read_texts(plan: Plan, study: Study) -> None:
         )
 
 
-def _series(plan: Plan, stages: Sequence[Stage]) -> Iterator[_Series]:
+def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Series]:
     """The models of the settings; those that a stage over texts reads are encoded."""
     labels: dict[str, int] = {}
     found = []
@@ -214,7 +214,7 @@ def _series(plan: Plan, stages: Sequence[Stage]) -> Iterator[_Series]:
         try:
             if any(_takes(cut, one, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
                 source = plan.settings.models[one.position]
-                one.inputs = encode(plan, one.position, source, one.checkpoints)
+                one.inputs = encode(plan, study, one.position, source, one.checkpoints)
         except LoadError as error:
             plan.skipped += [(c.title, str(error).removeprefix(f"{c.title}: ")) for c in one.checkpoints]
             one.usable = False
