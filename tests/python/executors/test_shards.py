@@ -11,6 +11,7 @@ import subprocess
 import time
 
 import pytest
+from foreign import NAMES, content, settings
 
 from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLock, FolderLocked
@@ -22,7 +23,6 @@ from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
 from attnscope.models import LoadError
 from folders import sentences
-from foreign import NAMES, content, settings
 
 STUDY = "token_likelihood"
 
