@@ -10,6 +10,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -20,6 +21,7 @@ import numpy as np
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, TextSource
 from attnscope.engine.discovery import studies
+from attnscope.engine.texts.wordnet import wordnet_rows
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000
@@ -311,15 +313,21 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
-    """Sentences of the Python manual, which every Python carries, or the prompts that a study comes with."""
-    name = source.path.removeprefix("builtin:")
-    own = {one.name: one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
-    if name in own and own[name].is_file():
-        yield from _read_csv(own[name], source)
-        return
-    if name != "pydoc":
-        known = [f"builtin:{one}" for one in ("pydoc", *(one for one, file in own.items() if file.is_file()))]
-        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, known)}")
+    readers: dict[str, Callable[[], Iterator[Row]]] = {
+        "builtin:pydoc": _read_pydoc,
+        "builtin:wordnet": wordnet_rows,
+    }
+    for one in studies().values():
+        file = one.path / "prompts" / f"{one.name}.csv"
+        if file.is_file():
+            readers[f"builtin:{one.name}"] = partial(_read_csv, file, source)
+    if source.path not in readers:
+        raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, readers)}")
+    return readers[source.path]()
+
+
+def _read_pydoc() -> Iterator[Row]:
+    """Sentences of the Python manual: text that every Python carries."""
     from pydoc_data.topics import topics
 
     number = 0

@@ -147,8 +147,8 @@ def published(results: Tables, options: Options) -> Drawn:
         numbers[numbers["token"] == "impossible"].groupby("model", sort=False)
     ):
         depth = rows["layer"] / rows["layer"].max()
-        ax.plot(depth, rows["value"] / rows["control"], color=PALETTE[at], linestyle=":", marker="s", markersize=3,
-                label=f"{model}, printed")  # fmt: skip
+        printed = rows["value"] / rows["control"]
+        ax.plot(depth, printed, ":", color=PALETTE[at], marker="s", markersize=3, label=f"{model}, printed")
     other = next(name for name in own if name != "factual")
     ratio = (own[other] / own["factual"]).dropna()
     ax.plot(

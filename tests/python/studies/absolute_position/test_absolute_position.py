@@ -1,0 +1,341 @@
+# SPDX-License-Identifier: MIT
+"""The study of absolute position on models made here: what must be zero is, what is stored is reproduced."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.run import resume, run
+from folders import model_folder
+from position_study import GROUPS, TEXTS, WHOLE, N, settings
+
+
+def early(results, arm="base", kind="windows"):
+    table = results.table("position")
+    return table[(table["queries"] == "early") & (table["arm"] == arm) & (table["input"] == kind)]
+
+
+def test_every_arm_and_input_has_rows(whole):
+    position, removed = whole.table("position"), whole.table("removed")
+    assert set(zip(position["arm"], position["input"], strict=True)) == {
+        ("base", "windows"), ("base", "shuffled"), ("base", "repeated"), ("no_bos", "windows"),
+        ("no_bos", "repeated"),
+    }  # fmt: skip
+    assert set(position["queries"]) == {"early", "2", "3-4", "5-7"}
+    assert len(early(whole)) == 3 * 4
+    wanted = {"zero", "mean", "token", "gaussian", "special", "control_1", "control_late", "no_bos"}
+    assert wanted <= set(removed["arm"])
+    assert {"unread", "hidden"} <= set(removed["arm"])
+    assert set(removed[removed["arm"] == "token"]["draw"]) == {0, 1}
+    assert {"claims", "checks", "trajectory", "fingerprints", "position_shares", "controls"} <= set(
+        whole.tables()
+    )
+
+
+def test_one_token_repeated_without_bos_has_no_residual(whole):
+    rows = early(whole, "no_bos", "repeated")
+    assert rows["residual"].abs().max() < 1e-9
+    assert rows["moved_tv"].max() < 1e-6
+    behind = early(whole, "base", "repeated")
+    assert behind[behind["layer"] == 0]["residual"].abs().max() < 1e-9
+    assert (behind[behind["layer"] >= 1]["plain"] > 1e-6).all()
+
+
+def test_layer_0_of_a_rotary_model_has_none_on_windows(whole):
+    rows = early(whole)
+    first = rows[rows["layer"] == 0]
+    assert (first["residual_low"] <= 0).all()
+    assert first["p_adjusted"].min() > 0.01
+
+
+def test_the_residual_is_that_of_a_slow_loop(whole, folder):
+    """Scores of the model by hand, means of groups by hand, products of different groups by hand."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    samples = whole.table("samples")
+    m, layer, head = N // 2, 1, 2
+    residuals = [[] for _ in range(GROUPS)]
+    cuts = []
+    with asc.capture(model, sites=("scores",)) as recording:
+        for at, ids in enumerate(samples["token_ids"]):
+            layers = list(recording.run(input_ids=torch.tensor(np.asarray(ids))[None]))
+            s = layers[layer].scores[0, head].double().numpy()
+            profile = [np.mean([s[i, i - d] for i in range(m, 2 * m)]) for d in range(m)]
+            rest = np.array([[s[i, j] - profile[i - j] if j <= i else 0 for j in range(m)] for i in range(m)])
+            residuals[at * GROUPS // len(samples)].append(rest)
+            near = [np.exp([s[i, i - d] for d in range(m)]).cumsum() for i in range(m, 2 * m)]
+            left = [sums / sums[-1] for sums in near]
+            cuts.append(-np.log(left).mean(0))
+    means = [np.mean(own, axis=0) for own in residuals]
+    products = []
+    for g in range(GROUPS):
+        for f in range(GROUPS):
+            if g == f:
+                continue
+            value = []
+            for i in range(2, m):
+                a, b = means[g][i, 1 : i + 1], means[f][i, 1 : i + 1]
+                value.append(np.mean((a - a.mean()) * (b - b.mean())))
+            products.append(np.mean(value))
+    row = early(whole)
+    row = row[(row["layer"] == layer) & (row["head"] == head)].iloc[0]
+    assert row["residual"] == pytest.approx(np.mean(products), rel=1e-5, abs=1e-9)
+    assert row["mask_cut"] == pytest.approx(np.mean(cuts, axis=0)[2:m].mean(), rel=1e-6)
+    plain = np.mean(means, axis=0)
+    size = np.mean([np.var(plain[i, 1 : i + 1]) for i in range(2, m)])
+    assert row["plain"] == pytest.approx(size, rel=1e-5)
+
+
+def test_variances_at_an_offset_add_up(whole):
+    """Var[log A] in both forms; the noise of the residual's own variance is what sets the second apart."""
+    rows = whole.table("offsets")
+    rows = rows[rows["arm"] == "base"]
+    first = rows["score"] + rows["log_z"] + rows["covariance"]
+    np.testing.assert_allclose(first, rows["log_attention"], rtol=1e-9, atol=1e-12)
+
+
+def test_nothing_after_it_changes_position_0(whole):
+    path = whole.table("trajectory")
+    assert (path["gap"] <= path["tolerance"]).all()
+    assert (path[path["arm"] == "base"]["across"] == 0).all()
+    assert (path[path["arm"] == "no_bos"]["across"] > 0.1).all()
+    assert sorted(set(path["layer"])) == [-1, 0, 1, 2]
+    prints = whole.table("fingerprints")
+    assert (prints[prints["arm"] == "base"]["fingerprint_cosine"] >= 1 - 1e-9).all()
+    assert (prints[prints["arm"] == "no_bos"]["fingerprint_cosine"] < 0.999).all()
+
+
+def test_a_query_0_that_reads_itself_keeps_its_states(folder, texts, tmp_path):
+    """Reads of position 0 are taken from later queries alone: its own trajectory is that of the base arm."""
+    from attnscope.capture import Forward, forward
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position.arms import reading_arms
+
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    plan = engine.prepare()
+    unit = next(one for one in plan.units if one.stage == "reads")
+    hand = StageRun(engine, unit)
+    arms = list(reading_arms([(0, 1), (1, 3)], (3, 4), hand, engine.study.options))
+    assert {(one.name, one.draw) for one in arms} == {
+        (name, draw) for name in ("unread", "hidden") for draw in (-1, 0, 1, 2)
+    }
+    batch = next(iter(hand.batches()))
+    model = hand.model().model
+
+    def states(edits):
+        with forward(model, hand.inputs(batch), Forward(("block_output",), edits=edits)) as layers:
+            return torch.stack([layer.block_output for layer in layers])
+
+    plain = states((asc.edits.SubtractRead([0], heads=[], skip_queries=[0]),))
+    for arm in arms:
+        changed = states(arm.edits)
+        assert torch.equal(changed[:, :, 0], plain[:, :, 0]), arm
+        assert not torch.equal(changed[:, :, 1:], plain[:, :, 1:]), arm
+
+
+def test_matched_heads_are_other_heads_of_the_same_layers(folder, texts, tmp_path):
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position.arms import reading_arms
+
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    plan = engine.prepare()
+    hand = StageRun(engine, next(one for one in plan.units if one.stage == "reads"))
+    readers = [(0, 1), (1, 3), (2, 0)]
+    for arm in reading_arms(readers, (3, 4), hand, engine.study.options):
+        heads = arm.edits[0].heads
+        assert all(layer < 2 for layer, _ in heads), "the last layer's reads act on no score"
+        if arm.draw > 0:
+            assert [layer for layer, _ in heads] == [0, 1]
+            assert not set(heads) & set(readers)
+
+
+def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
+    """Steps other than 1 pass for the borders of packed texts where no mask says otherwise."""
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.tensor([[1, 5, 6, 7, 8, 9]])
+    edit = asc.edits.SetPositionIds(ids=torch.arange(6) * 2)
+    with asc.edit(model, edit), asc.capture(model) as recording:
+        for layer in recording.run(input_ids=ids):
+            assert (layer.attention.tril(-1).sum(-1)[..., 1:] > 1e-6).all()
+
+
+def test_random_weights_cut_like_uniform_attention(whole):
+    rows = whole.table("controls")
+    rows = rows[rows["queries"] == "early"]
+    assert len(rows) == 3
+    # 5 % of what uniform attention gives; scores of an untrained model are next to none
+    np.testing.assert_allclose(rows["mask_cut"], rows["uniform_cut"], rtol=0.05)
+    assert (rows["residual"].abs() < 1e-2).all()
+
+
+def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, folder):
+    from transformers import AutoModelForCausalLM
+
+    from attnscope.protocols import ruscio2025once
+
+    table = whole.table("leakage")
+    assert len(table) == 2 * 2 * TEXTS * 3 * 4
+    ids = np.asarray(whole.table("samples")["token_ids"].iloc[3])
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    with asc.capture(model, sites=("scores",)) as recording:
+        # the window's last token, which the base arm leaves out, is not stored: all but it
+        layer = next(iter(recording.run(input_ids=torch.tensor(ids[1:])[None])))
+    own = ruscio2025once.leakage(layer.scores.double()).leakage[0]
+    row = table[(table["sample"] == 3) & (table["layer"] == 0) & (table["protocol"] == "ruscio2025once")]
+    row = row[row["input"] == "windows"]["leakage"].to_numpy()
+    assert row.shape == own.shape
+    assert np.corrcoef(row, own)[0, 1] > 0.8
+    exact = table[table["protocol"] == "exact"]
+    assert (exact["r2_full"] >= exact["r2_relative"] - 1e-12).all()
+    tests = whole.table("leakage_tests").set_index("protocol")["correction"]
+    assert set(tests["exact"]) == {"Benjamini–Hochberg"}
+    assert set(tests["ruscio2025once"]) == {"over the head's rank (no q-value)"}
+
+
+def test_claims_have_verdicts(whole):
+    claims = whole.table("claims").set_index("claim")
+    codes = [f"C{k}" for k in range(1, 9)] + [f"P{k}" for k in range(1, 5)]
+    assert sorted(claims.index) == codes
+    known = {"supported", "contradicted", "undecided", "not testable here"}
+    assert set(claims["verdict"]) <= known
+    assert (
+        claims.loc["C1", "verdict"]
+        == claims.loc["C4", "verdict"]
+        == claims.loc["C8", "verdict"]
+        == "supported"
+    )
+    assert claims.loc["C7", "verdict"] == "not testable here"
+    assert (claims[claims["verdict"] == "not testable here"]["reason"] != "").all()
+    checks = whole.table("checks")
+    assert checks["holds"].all()
+    assert {"scores", "shift", "own_embedding", "repeated_token", "first_token", "head_writes"} <= set(
+        checks["check"]
+    )
+
+
+def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, texts, tmp_path):
+    other = run(settings(folder, texts, tmp_path, block=8, arms=["zero"]), progress=False)
+    columns = ["residual", "felt", "moved_l2", "mask_cut"]
+    np.testing.assert_allclose(early(whole)[columns], early(other)[columns], rtol=1e-5, atol=1e-8)
+
+
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
+    code = (
+        "import attnscope as asc, sys\n"
+        f"asc.run(asc.Study(**{settings(folder, texts, tmp_path, **WHOLE).to_dict()!r}), progress=False)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        units = tmp_path / "a" / "units"
+        for _ in range(1200):
+            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
+            if len(done) >= 3:
+                break
+            time.sleep(0.1)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    assert not (tmp_path / "a" / "tables" / "claims.parquet").exists()
+    resume(tmp_path / "a", progress=False)
+    mine = {path.name: path.read_bytes() for path in (whole.path / "tables").iterdir()}
+    its = {path.name: path.read_bytes() for path in (tmp_path / "a" / "tables").iterdir()}
+    assert mine == its
+
+
+def test_learned_positions_show_in_layer_0(texts, tmp_path):
+    path = model_folder(tmp_path / "gpt2", "gpt2", n_positions=64)
+    results = run(settings(path, texts, tmp_path, arms=["no_bos"], samples=32), progress=False)
+    claims = results.table("claims").set_index("claim")
+    assert claims.loc["C1", "verdict"] == "not testable here"
+    assert "positions are learned" in claims.loc["C1", "reason"]
+    rows = early(results, kind="shuffled")
+    assert (rows[rows["layer"] == 0]["residual"] > 0).all()
+    assert rows[rows["layer"] == 0]["p_value"].max() < 0.2
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_a_model_that_hands_out_maps_alone(texts, tmp_path):
+    path = model_folder(tmp_path / "bloom", "bloom")
+    results = run(settings(path, texts, tmp_path, arms=["zero", "unread"], nulls=[]), progress=False)
+    rows = early(results)
+    assert rows["residual"].notna().all()
+    assert "unread" not in set(results.table("removed")["arm"])
+    assert results.table("checks").set_index("check").loc["scores", "reason"] != ""
+
+
+def test_a_tokenizer_without_bos_reads_one_that_is_added_or_says_so(texts, tmp_path):
+    path = model_folder(tmp_path / "m", bos=False)
+    results = run(settings(path, texts, tmp_path, arms=["no_bos"], nulls=[]), progress=False)
+    assert set(results.table("position")["arm"]) == {"base"}
+    assert "knows no BOS or EOS token" in " ".join(results.provenance["notes"])
+
+
+def test_every_figure_is_drawn_or_says_why(whole):
+    from attnscope.plots.figure import NotDrawable
+    from attnscope.studies.absolute_position.figures import FIGURES
+
+    undrawn = {}
+    for name, figure in FIGURES.items():
+        try:
+            drawn = figure(whole)
+        except NotDrawable as error:
+            undrawn[name] = str(error)
+            continue
+        assert drawn.caption.endswith(".")
+        for ax in drawn.figure.axes:
+            assert ax.lines or ax.images or ax.collections, (name, ax.get_title())
+    assert set(undrawn) <= {"encodings", "removed"}, undrawn
+
+
+def test_the_report_says_what_is_there_and_what_is_not(whole):
+    from attnscope.studies.absolute_position.sections import findings
+
+    lines = findings(whole)
+    assert any("the mean residual by layer is" in line for line in lines)
+    assert any("uniform attention" in line for line in lines)
+    text = whole.report().read_text("utf-8")
+    for title in ("Claims", "Mask and residual", "Position 0", "What interventions remove", "The precursor"):
+        assert f">{title}" in text
+    assert "names neither its vector nor its statistic" in text
+    assert "cannot be q-values" in text
+
+
+def test_the_published_share_stands_beside_every_replacement(whole):
+    from attnscope.published import compare_published
+
+    compared = compare_published(whole, "absolute_position")
+    assert set(compared.table["published"]) == {0.4}
+    assert {"zero", "mean", "token", "gaussian", "no_bos"} <= set(compared.table["token"])
+    assert not compared.table["same_model"].any()
+    assert "names neither its vector nor its statistic" in str(compared)
+
+
+def test_packaged_configurations_are_of_windows():
+    for name in ("", "-llama-3.2-3b", "-qwen2.5-7b", "-mistral-7b-v0.1", "-llama-3.2-1b"):
+        models = {} if name else {"models": "x"}
+        study = asc.Study.from_yaml(f"absolute_position{name}", **models)
+        assert study.study == "absolute_position"
+        assert [one.per for one in study.texts] == ["window"]
+        wanted = (256, 16, 64) if name == "-llama-3.2-1b" else (64, 16, 256)
+        assert (study.max_tokens, study.block, study.texts[0].samples) == wanted
+
+
+def test_a_dry_run_says_how_many_passes_and_how_much_disk(folder, texts, tmp_path):
+    from attnscope.commands.dry_run import dry_run
+
+    notes = " ".join(dry_run(settings(folder, texts, tmp_path, random_weights=1)).notes)
+    # base 3, without BOS 2, token and Gaussian 2 each, 3 single vectors, controls 4, reads 2 x 4, leakage 2
+    assert "26 passes over 16 windows, up to 8 of them where heads read position 0" in notes
+    assert "of sums on disk for each layer" in notes
+    assert not (tmp_path / "a").exists()

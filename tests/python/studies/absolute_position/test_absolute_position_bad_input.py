@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: MIT
+"""What the study of absolute position refuses, and what it says."""
+
+import pytest
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.run import run
+from attnscope.models import LoadError
+from folders import model_folder
+from position_study import settings
+
+
+@pytest.mark.parametrize(
+    ("changes", "error", "message"),
+    [
+        ({"arms": ["zeros"]}, ConfigError, r"options.arms: there is no 'zeros'; did you mean 'zero'"),
+        ({"inputs": ["shuffled"]}, ConfigError, "expected windows among the inputs"),
+        ({"queries": [1, 8]}, ConfigError, r"expected 2 <= first <= last, got \[1, 8\]"),
+        ({"groups": 3}, ConfigError, "greater than or equal to 4, got 3"),
+        ({"groups": 16}, ConfigError, r"16 groups need 64 windows, the texts give 16"),
+        ({"sinks": [1.5]}, ConfigError, r"options.sinks\[0\]"),
+    ],
+)
+def test_bad_options(folder, texts, tmp_path, changes, error, message):
+    with pytest.raises(error, match=message):
+        run(settings(folder, texts, tmp_path, **changes), progress=False)
+
+
+def test_sentences_are_refused(folder, texts, tmp_path):
+    with pytest.raises(ConfigError, match="absolute_position reads windows"):
+        run(
+            asc.Study(
+                study="absolute_position", models=str(folder), texts={"path": str(texts), "per": "line"},
+                output=str(tmp_path),
+            )
+        )  # fmt: skip
+
+
+def test_texts_are_windows_where_nothing_else_is_said(folder, texts):
+    for given in (str(texts), {"path": str(texts)}, [{"path": str(texts)}, str(texts)]):
+        study = asc.Study(study="absolute_position", models=str(folder), texts=given)
+        assert {one.per for one in study.texts} == {"window"}
+
+
+def test_encoders_are_refused_by_name(texts, tmp_path):
+    path = model_folder(tmp_path / "bert", "bert")
+    with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
+        run(settings(path, texts, tmp_path), progress=False)
+
+
+def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):
+    from attnscope.studies.absolute_position import checks
+
+    monkeypatch.setattr(checks, "_written", lambda model, ids: checks.Check("head_writes", 0.5, 1e-5))
+    results = run(settings(folder, texts, tmp_path), progress=False)
+    message = "the check head_writes does not hold: 0.5, where at most 1e-05 is rounding"
+    assert message in str(results.provenance["skipped"])
+    stored = results.table("checks").set_index("check")["holds"]
+    assert not stored["head_writes"]
+    assert stored.drop("head_writes").all()
+    assert set(results.tables()) <= {"checks", "encodings", "samples"}
+
+
+def test_a_residual_of_layer_0_on_shuffled_tokens_ends_the_checkpoint(folder, texts, tmp_path, monkeypatch):
+    from attnscope.studies.absolute_position import checks
+
+    monkeypatch.setattr(checks, "LEAST_P", 1.0)
+    results = run(settings(folder, texts, tmp_path, arms=["unread"], nulls=[]), progress=False)
+    assert "the check layer_0_shuffled does not hold: p " in str(results.provenance["skipped"])
+    assert "claims" not in results.tables()
+
+
+def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
+    folder, texts, tmp_path, monkeypatch, capsys
+):
+    from attnscope.commands import cli
+    from attnscope.studies.absolute_position import checks
+
+    other = model_folder(tmp_path / "other", num_hidden_layers=2)
+    monkeypatch.setattr(
+        checks,
+        "_written",
+        lambda model, ids: checks.Check("head_writes", float(model.config.num_hidden_layers == 2), 1e-5),
+    )
+    arguments = ["run", "absolute_position", "--model", str(folder), "--model", str(other), "--quiet"]
+    arguments += ["--texts", str(texts), "--no-draw", "--set", "options.arms=[]", "--set", "options.nulls=[]"]
+    arguments += ["--set", "texts.per=window", "--set", "texts.samples=16", "--set", "max_tokens=16"]
+    arguments += ["--set", "options.groups=4", "--output", str(tmp_path), "--name", "a"]
+    with pytest.raises(SystemExit) as end:
+        cli.main(arguments)
+    assert end.value.code == 3
+    assert "1 checkpoint skipped: other" in capsys.readouterr().err
+    results = asc.load(tmp_path / "a")
+    assert "the check head_writes does not hold" in str(results.provenance["skipped"])
+    assert set(results.table("claims")["model"]) == {folder.name}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [({"rope": ["yarn", 2.0]}, "options.rope"), ({"window": 0}, "options.window")],
+)
+def test_bad_encodings(folder, texts, tmp_path, changes, message):
+    with pytest.raises(ConfigError, match=message):
+        settings(folder, texts, tmp_path, **changes)
+
+
+def test_a_tokenizer_without_a_second_special_token_is_noted(folder, texts, tmp_path, monkeypatch):
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position import arms
+
+    monkeypatch.setattr(arms, "_special", lambda encoder: {encoder.bos_id})
+    engine = Engine(resolved(settings(folder, texts, tmp_path)), progress=False, say=lambda text: None)
+    hand = StageRun(engine, next(one for one in engine.prepare().units if one.stage == "passes"))
+    names = {one.name for one in arms.first_arms(hand, engine.study.options, 8)}
+    assert {"zero", "mean", "token", "gaussian"} <= names
+    assert "special" not in names
+    assert "no second special token; the arm special is left out" in " ".join(engine.notes)

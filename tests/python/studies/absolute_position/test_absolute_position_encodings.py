@@ -1,0 +1,74 @@
+# SPDX-License-Identifier: MIT
+"""Ways of telling positions apart: layer 0 has a residual where positions are absolute, and nowhere else."""
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.demo.encodings import ENCODINGS, PositionsRecipe, compare_encodings, residual_summary
+from attnscope.studies.absolute_position.figures import FIGURES
+from models import sharpen
+
+N, TEXTS, GROUPS = 32, 64, 8
+
+
+@pytest.mark.parametrize("encoding", ENCODINGS)
+def test_layer_0_on_exchangeable_tokens(encoding):
+    """Tokens drawn alike at every place: content tells no positions apart; a residual is the encoding's."""
+    model = PositionsRecipe(layers=2, heads=2, width=32, inner_width=16, encoding=encoding).build().eval()
+    sharpen(model)
+    ids = torch.randint(1, 40, (TEXTS, N), generator=torch.Generator().manual_seed(0))
+    profile = asc.position_profile(model, {"input_ids": ids}, n=N, groups=GROUPS, layers=[0])
+    size = asc.residual_size(profile)
+    if encoding == "learned":
+        assert (size.low > 0).all()
+        assert size.p_value.max() < 0.02
+    else:
+        assert size.p_value.min() > 0.02
+
+
+def test_a_window_limits_what_the_mask_cuts():
+    model = PositionsRecipe(layers=1, heads=2, width=32, inner_width=16, encoding="rope").build().eval()
+    ids = torch.randint(1, 40, (TEXTS, N), generator=torch.Generator().manual_seed(0))
+    with asc.edit(model, asc.edits.LimitWindow(6)):
+        profile = asc.position_profile(model, {"input_ids": ids}, n=N, groups=GROUPS)
+    cut = profile.mean("mask_cut")[0]
+    assert (cut[:, :5] > 0.01).all()
+    assert (cut[:, 5:].abs() < 1e-12).all()
+    assert asc.residual_size(profile).p_value.min() > 0.02
+
+
+def test_another_study_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="must be wavelet_heads or absolute_position, got 'sinks'"):
+        compare_encodings(tmp_path, study="sinks")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
+    options = {
+        "groups": 8,
+        "permutations": 999,
+        "leakage": False,
+        "bands": 0,
+        "inputs": ["windows", "shuffled"],
+    }
+    results = compare_encodings(
+        tmp_path, study="absolute_position", steps=4, samples=64, progress=False, options=options
+    )
+    rows = results.table("layer_means").query("layer == 0 and queries == 'early' and arm == 'base'")
+    size = rows.groupby("model")["residual"].mean()
+    assert set(size.index) == set(ENCODINGS)
+    assert size["learned"] > 1e-3
+    assert size.drop("learned").abs().max() < 1e-4
+    assert len(residual_summary(results)) == 1 + len(ENCODINGS)
+    named = results.table("depth_slopes").query("measure == 'moved_l2'").set_index("model")["encoding"]
+    assert named["ntk"] == "rope 1e+06"
+    assert named["window"] == "rope 10000 window 32"
+    assert named["alibi"] == "alibi"
+    claims = results.table("claims").query("claim == 'C7'")
+    assert list(claims["model"]) == ["all models"]
+    assert "two trainings or more" in claims["reason"].iloc[0]
+    drawn = FIGURES["encodings"](results)
+    assert len(drawn.figure.axes) == 3
+    assert [one.get_text() for one in drawn.figure.axes[2].get_yticklabels()] == list(named)

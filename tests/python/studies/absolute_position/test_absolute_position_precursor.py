@@ -1,0 +1,130 @@
+# SPDX-License-Identifier: MIT
+"""The precursor's tables in the study: tests, bands and lengths, beside the same by hand."""
+
+import numpy as np
+import pytest
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.run import run
+from attnscope.protocols import ruscio2025once
+from attnscope.published import compare_published, published_numbers
+from folders import model_folder
+from position_study import TEXTS, N, settings
+
+QUICK = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": []}
+
+
+@pytest.fixture(scope="module")
+def results(folder, texts, tmp_path_factory):
+    place = tmp_path_factory.mktemp("whole")
+    return run(settings(folder, texts, place, lengths=[8, 16], **QUICK), progress=False)
+
+
+@pytest.fixture(scope="module")
+def model(folder):
+    from transformers import AutoModelForCausalLM
+
+    return AutoModelForCausalLM.from_pretrained(folder).eval()
+
+
+def test_the_share_of_a_band_is_that_of_a_slow_loop(results, model):
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position import precursor
+    from attnscope.studies.absolute_position.arms import token_ids
+
+    table = results.table("bands")
+    exact = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["head"] == 2)]
+    assert set(exact["layout"]) == {"half"}
+    assert exact["share"].sum() == pytest.approx(1)
+    given = resolved(asc.Study(**results.study))
+    engine = Engine(given, progress=False, say=lambda text: None)
+    unit = next(one for one in engine.prepare().units if one.stage == "precursor")
+    hand = StageRun(engine, unit)
+    assert len(unit.inputs) == TEXTS
+    shares = []
+    for batch in hand.batches():
+        ids = token_ids(hand, batch, precursor.BARE)
+        with asc.capture(model, sites=("query", "key", "scores")) as recording:
+            layer = list(recording.run(input_ids=ids))[1]
+        for text in range(len(ids)):
+            q = layer.query[text, 2].double().numpy()
+            k = layer.key[text, layer.kv_heads[2]].double().numpy()
+            d = q.shape[-1]
+            own = []
+            for pairs in np.array_split(np.arange(d // 2), 3):
+                chosen = [*pairs, *(pairs + d // 2)]
+                own.append(
+                    [sum(q[i, c] * k[j, c] for c in chosen) / d**0.5 for i in range(N) for j in range(i + 1)]
+                )
+            whole = np.sum(own, axis=0)
+            seen = [float(layer.scores[text, 2, i, j]) for i in range(N) for j in range(i + 1)]
+            np.testing.assert_allclose(whole, seen, atol=1e-5)
+            shares.append([np.cov(one, whole)[0, 1] / np.var(whole, ddof=1) for one in own])
+    np.testing.assert_allclose(exact["share"], np.mean(shares, axis=0), atol=1e-5)
+
+
+def test_what_is_stored_as_q_is_the_notebooks_rule(results):
+    table = results.table("leakage_tests")
+    own = table[table["protocol"] == "ruscio2025once"].sort_values(["layer", "head"])
+    assert len(own) == 3 * 4
+    np.testing.assert_allclose(own["p_adjusted"], ruscio2025once.rank_adjusted(own["p_value"]))
+    assert (own["p_value"] >= 1 / 5001).all()
+    assert (own["gap_low"] <= own["gap"]).all()
+
+
+def test_every_length_reads_the_same_tokens(results):
+    table = results.table("leakage_lengths")
+    counts = table.groupby("tokens")["texts"].first()
+    assert (counts.index * counts == TEXTS * N).all()
+    assert set(counts.index) == {8, 16}
+    slopes = results.table("leakage_slopes").set_index("layer")["slope"]
+    shares = table.pivot_table(index="layer", columns="tokens", values="leakage_share")
+    positive = (shares > 0).all(axis=1)
+    by_hand = (np.log(shares[16][positive]) - np.log(shares[8][positive])) / np.log(2)
+    np.testing.assert_allclose(slopes[positive], by_hand)
+
+
+@pytest.mark.parametrize("protocol", ["exact", "ruscio2025once"])
+def test_only_what_was_asked_for_is_computed(folder, texts, tmp_path, protocol):
+    found = run(settings(folder, texts, tmp_path, protocols=protocol, **QUICK), progress=False)
+    for name in ("leakage", "leakage_tests", "bands"):
+        assert set(found.table(name)["protocol"]) == {protocol}, name
+    assert found.report().exists()
+
+
+def test_lengths_that_do_not_divide_are_refused(folder, texts, tmp_path):
+    with pytest.raises(ConfigError, match=r"must divide max_tokens, 16, .* got \[7\]"):
+        run(settings(folder, texts, tmp_path, lengths=[7, 8]), progress=False)
+    with pytest.raises(ConfigError, match=r"two different lengths or more, or none, got \[8\]"):
+        run(settings(folder, texts, tmp_path, lengths=[8]), progress=False)
+
+
+def test_a_model_without_rotation_has_no_bands(texts, tmp_path):
+    path = model_folder(tmp_path / "gpt2", "gpt2", n_positions=64)
+    found = run(settings(path, texts, tmp_path, leakage=False, **QUICK), progress=False)
+    assert "bands" not in found.tables() or found.table("bands").empty
+    assert any("rotates no queries" in note for note in found.provenance["notes"])
+
+
+def test_published_numbers_stand_beside_both_counts_of_heads(results):
+    compared = compare_published(results, "ruscio2025once")
+    assert len(compared.table) == len(published_numbers("ruscio2025once"))
+    row = compared.table.set_index("quantity").loc["significant_heads"]
+    tests = results.table("leakage_tests").set_index("protocol")["p_adjusted"]
+    assert row["published"] == 85
+    assert row["measured"] == (tests["ruscio2025once"] <= 0.05).sum()
+    assert row["exact"] == (tests["exact"] <= 0.05).sum()
+    assert "cannot be q-values" in str(compared)
+    gap = compared.table.set_index("quantity").loc["leakage_gap"]
+    assert gap["layer"] == 5
+    assert np.isnan(gap["measured"]), "the model has three layers"
+
+
+def test_the_q_sentence_stands_beside_the_numbers(results):
+    text = results.report().read_text("utf-8")
+    assert text.index("cannot be q-values") < text.index("T_precursor-leakage")
+    assert text.index("the slope of its logarithm") < text.index("T_precursor-lengths")
+    assert text.index("Bands of rotary frequencies") < text.index("T_precursor-bands")
