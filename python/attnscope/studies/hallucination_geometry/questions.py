@@ -245,17 +245,23 @@ def confounds(table: pd.DataFrame, tokens: Sequence[int], options: Hallucination
     for other in options.others if options.bucket_by == "label" else ():
         own = table[table["bucket"].isin([options.reference, other])]
         labels = (own["bucket"] == other).to_numpy().astype(int)
+        nested = apart(own)
+        folds = np.random.default_rng(0).permutation(len(own)) % FOLDS if nested else own["fold"]
         scores = detection(
-            own["tokens"].to_numpy()[:, None], labels, folds=own["fold"], draws=1,
+            own["tokens"].to_numpy()[:, None], labels, folds=folds, draws=1,
             baselines={"auc_words": bag_of_words(own["question"].tolist())},
         ).set_index("score")["auc"]  # fmt: skip
-        mixed = own.groupby("template")["bucket"].nunique()
         pairs = own[own["pair"] != ""].groupby("pair")["bucket"].nunique()
         found.append(
-            Confound(other, _either(scores["auc"]), scores["auc_words"], bool((mixed == 1).all()),
+            Confound(other, _either(scores["auc"]), scores["auc_words"], nested,
                      int((pairs == 2).sum()))
         )  # fmt: skip
     return found
+
+
+def apart(rows: pd.DataFrame) -> bool:
+    """Whether no template stands in two buckets."""
+    return bool((rows.groupby("template")["bucket"].nunique() == 1).all())
 
 
 def _either(value: float) -> float:

@@ -52,6 +52,7 @@ def confounds(results: Tables, options: Options) -> Drawn:
         bars.append((f"layer {int(best['layer'])}", best["auc"], best["low"], best["high"], PALETTE[0]))
         for at, (_, value, low, high, color) in enumerate(bars):
             ax.bar(at, value - 0.5, bottom=0.5, color=color, width=0.7)
+            ax.plot(at, value, "o", color=color, markersize=4)
             if np.isfinite(low):
                 ax.plot([at, at], [low, high], color="black", linewidth=1)
         ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
