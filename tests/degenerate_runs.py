@@ -27,8 +27,6 @@ from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.engine.tables import Table, arrow_type
 from folders import model_folder, sentences, series
-from likelihood_study import encoder_folder, texts_of
-from likelihood_study import settings as likelihood_settings
 from weight_models import tiny
 
 #: Studies of this package by name; a folder that is added is among them.
@@ -106,15 +104,6 @@ def of_weights(home: Path) -> Results:
     return also(done(settings), "many", "a series", [1, 2])
 
 
-def of_words(home: Path) -> Results:
-    """An encoder under both protocols, with a model of random weights beside it."""
-    texts = texts_of(home / "texts.txt", 8)
-    folder = encoder_folder(home / "bert")
-    options = {"nulls": ["random_weights"], "random_weights": 2}
-    made = likelihood_settings(folder, texts, home / "runs", protocols="both", **options)
-    return also(done(made), folder.name, "a series", [1, 2])
-
-
 #: Tokens that a whole set of figures needs: eight for a spectrum, sixteen of a beginning for a signal.
 RUNS: Mapping[str, Callable[..., Results]] = {
     "attention_sinks": of_maps(
@@ -124,7 +113,6 @@ RUNS: Mapping[str, Callable[..., Results]] = {
     "absolute_position": of_positions,
     "attention_likelihood": of_likelihoods,
     "pretraining_writes": of_weights,
-    "attention_likelihood": of_words,
 }
 
 
