@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Folders as a study reads them: tiny random weights, a tokenizer made here, checkpoint series; a small run."""
+"""Folders as a study reads them: tiny random weights, a tokenizer, checkpoint series; and a small run."""
 
 import json
 from pathlib import Path
