@@ -154,7 +154,7 @@ def doctor(as_json: Json = False) -> None:
 
 
 for command in (
-    *(runs.run, runs.resume, runs.demo),
+    *(runs.run, runs.resume, runs.gather, runs.slurm, runs.demo),
     *(stored.report, stored.figures, stored.tables, stored.compare, stored.view),
     *(metrics, configs, init, doctor),
 ):

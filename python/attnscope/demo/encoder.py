@@ -220,7 +220,7 @@ def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, 
             optimizer.step()
             bar.update()
             if step % 50 == 0:
-                bar.set_postfix(loss=f"{float(loss):.2f}")
+                bar.set_postfix(loss=f"{loss.item():.2f}")
     return model.eval()
 
 

@@ -8,73 +8,25 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from foreign import NAMES, content, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
 from attnscope.engine import discovery
 from attnscope.engine.config import ConfigError
+from attnscope.engine.results import load
 from attnscope.engine.run import resume, run
-from folders import sentences, series
 from launcher import Launcher
 
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
-NAMES = sorted(path.name for path in STUDIES.iterdir() if (path / "study.py").is_file())
-
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    """A folder on the path that tells of the studies as an installed distribution does."""
-    home = tmp_path_factory.mktemp("site")
-    about = home / "foreign_studies-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-studies\nVersion: 0.1\n", "utf-8")
-    lines = "".join(f"{name} = {name}\n" for name in NAMES)
-    (about / "entry_points.txt").write_text(f"[attnscope.studies]\n{lines}", "utf-8")
-    return [str(home), str(STUDIES)]
-
-
-@pytest.fixture(autouse=True)
-def found(installed, monkeypatch):
-    for path in installed:
-        monkeypatch.syspath_prepend(path)
-    discovery.studies.cache_clear()
-    yield
-    discovery.studies.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    home = tmp_path_factory.mktemp("inputs")
-    return series(home / "growing", steps=(0, 2, 10)), sentences(home / "texts.txt", 5, shortest=5)
-
-
-def settings(name, inputs, output, **options):
-    texts = {} if name == "weight_changes" else {"texts": str(inputs[1])}
-    return asc.Study(
-        study=name, models=str(inputs[0]), output=str(output), name="a", block=2, options=options, **texts
-    )
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "tables").iterdir())}
-
-
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
+def finished(whole):
     """Runs that were left in peace, one of each study, when asked for."""
-    made = {}
-
-    def of(name):
-        if name not in made:
-            made[name] = run(settings(name, inputs, tmp_path_factory.mktemp(name)), progress=False)
-        return made[name]
-
-    return of
+    return lambda name: load(whole(name))
 
 
 def test_a_list_of_names_imports_no_study(installed):
