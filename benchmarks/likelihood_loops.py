@@ -91,11 +91,25 @@ def word_of(tokenizer: Any, text: str, ids: list[int], forms: list[str]) -> tupl
     return best and best[1]
 
 
-def log_probabilities(model: Any, ids: Sequence[int]) -> np.ndarray[Any, Any]:
-    """Of every next token, [n, V] float64, from the full logits of one text."""
+def log_probabilities(
+    model: Any, ids: Sequence[int], at: int, stop: int, mask: int | None
+) -> np.ndarray[Any, Any]:
+    """Of the token at a place [V] float64, from the full logits of one text.
+
+    Args:
+        model: causal, or a masked-language model.
+        ids: of the text.
+        at: place of the token.
+        stop: behind the word.
+        mask: id of the mask token, None for a causal model.
+    """
+    read = list(ids)
+    if mask is not None:
+        read[at:stop] = [mask] * (stop - at)
     with torch.no_grad():
-        logits = model(input_ids=torch.tensor([list(ids)])).logits
-    found: np.ndarray[Any, Any] = logits[0].double().log_softmax(-1).numpy()
+        logits = model(input_ids=torch.tensor([read])).logits
+    row = at if mask is not None else at - 1
+    found: np.ndarray[Any, Any] = logits[0].double().log_softmax(-1)[row].numpy()
     return found
 
 
@@ -116,7 +130,7 @@ def place_of(mode: str, values: np.ndarray[Any, Any], key: str) -> int:
     return low + int(u * (high - low))
 
 
-def replace(model: Any, text: Text, forms: list[str], seed: int) -> None:
+def replace(model: Any, text: Text, forms: list[str], seed: int, mask: int | None) -> None:
     """Every mode's pieces, one after the other."""
     outside = {*text.ids[: text.start], *text.ids[text.stop :]}
     for mode in MODES:
@@ -126,7 +140,7 @@ def replace(model: Any, text: Text, forms: list[str], seed: int) -> None:
             candidates = np.array(
                 [one for one, form in enumerate(forms) if form == forms[piece] and one not in outside]
             )
-            q = log_probabilities(model, ids)[at - 1, candidates]
+            q = log_probabilities(model, ids, at, text.stop, mask)[candidates]
             order = np.lexsort([candidates, q])
             key = f"{seed}:{text.sample}:{mode}:{k}"
             ids[at] = int(candidates[order][place_of(mode, q[order], key)])
@@ -156,12 +170,13 @@ def pair(texts: Sequence[Text], forms: list[str]) -> list[tuple[Text, Text]]:
     return found
 
 
-def measure(model: Any, text: Text) -> None:
+def measure(model: Any, text: Text, mask: int | None) -> None:
     """Likelihood of every version and attention of its word to itself, mean over heads, by layer."""
     a, b = text.start, text.stop
     for mode, ids in text.versions.items():
-        q = log_probabilities(model, ids)
-        text.likelihood[mode] = float(sum(q[at - 1, ids[at]] for at in range(a, b)))
+        text.likelihood[mode] = float(
+            sum(log_probabilities(model, ids, at, b, mask)[ids[at]] for at in range(a, b))
+        )
         with torch.no_grad():
             maps = model(input_ids=torch.tensor([ids]), output_attentions=True).attentions
         text.share[mode] = np.array(
@@ -174,6 +189,7 @@ def study(
 ) -> tuple[list[Text], list[tuple[Text, Text]]]:
     """Every text with its versions, likelihoods and shares, and the pairs."""
     forms = forms_of(tokenizer)
+    mask = tokenizer.mask_token_id if "MaskedLM" in type(model).__name__ else None
     texts = []
     for sample, sentence in enumerate(sentences):
         ids = tokenizer(sentence, truncation=True, max_length=max_tokens)["input_ids"]
@@ -182,6 +198,6 @@ def study(
             texts.append(Text(sample, ids, *found, versions={"real": ids}))
     pairs = pair(texts, forms)
     for text in texts:
-        replace(model, text, forms, seed)
-        measure(model, text)
+        replace(model, text, forms, seed, mask)
+        measure(model, text, mask)
     return texts, pairs

@@ -21,6 +21,9 @@ SUBJECTS = {
     7: "bring_your_own_tensors",
     8: "wavelet_like_heads",
     9: "absolute_position",
+    10: "attention_and_likelihood",
+    11: "knowing_and_saying",
+    12: "weights",
 }
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 

@@ -22,6 +22,8 @@ Vector = npt.NDArray[Any]
 #: Ridge penalties in units of the mean squared length of the centred features.
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _STEPS, _INNER = 30, 3
+#: Clusters below which intervals are studentised.
+FEW = 30
 #: Dimensions from which a Hessian costs more than it saves.
 WIDE = 128
 
@@ -72,8 +74,6 @@ def detection(
     References:
         Belinkov, Probing classifiers, 2022, for what a probe shows only beside controls.
     """
-    import pandas as pd
-
     name = "detection"
     features = _features(name, "states", states)
     target = np.asarray(labels)
@@ -94,17 +94,40 @@ def detection(
         if len(own) != len(features):
             raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(own)}")
         scores[other] = probe_scores(own, target, held)
-    parts = {score: cluster_wins(value, target, units) for score, value in scores.items()}
+    return areas(scores, target, units, best_of=others, draws=draws, confidence=confidence, seed=seed)
+
+
+def areas(
+    scores: Mapping[str, Any],
+    labels: Vector,
+    clusters: Vector,
+    *,
+    best_of: Sequence[str] = (),
+    draws: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them.
+
+    Args:
+        scores: name -> [n].
+        labels: [n] of 0 and 1.
+        clusters: [n] whole numbers from 0 on.
+        best_of: names of the baselines.
+        draws, confidence, seed: of the bootstrap.
+    """
+    import pandas as pd
+
+    parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}
     rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(units.max() + 1, np.full(units.max() + 1, 1 / (units.max() + 1)), draws).astype(
-        float
-    )
+    count = int(clusters.max()) + 1
+    drawn = rng.multinomial(count, np.full(count, 1 / count), draws).astype(float)
     rows = [(score, *_interval([part], drawn, confidence)) for score, part in parts.items()]
-    if others:
-        best = max(others, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
+    if best_of:
+        best = max(best_of, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
         rows.append(("auc_excess", *_interval([parts["auc"], parts[best]], drawn, confidence)))
     found: pd.DataFrame = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
-    found["n"] = len(features)
+    found["n"] = len(labels)
     return found
 
 
@@ -151,7 +174,7 @@ def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
     wins, pairs = part
     w = np.ones(len(wins)) if weights is None else weights
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.einsum("...a,ab,...b->...", w, wins, w) / np.einsum("...a,ab,...b->...", w, pairs, w)
+        return ((w @ wins) * w).sum(-1) / ((w @ pairs) * w).sum(-1)
 
 
 def _interval(
@@ -167,22 +190,21 @@ def _interval(
     whole = float(value(np.ones(count)))
     if not np.isfinite(whole) or count < 5:
         return whole, np.nan, np.nan
-    # Jackknife errors of the sample and of each draw, one of a cluster's copies left out at a time.
-    fewer = np.maximum(drawn[:, None, :] - np.eye(count), 0)
-    values, without = value(drawn), value(fewer)
-    centre = np.average(np.nan_to_num(without), axis=1, weights=drawn)
-    errors = np.sqrt(np.maximum((drawn * np.nan_to_num(without - centre[:, None]) ** 2).sum(1), 0))
-    errors *= np.sqrt((count - 1) / count)
+    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    values = value(drawn)
+    low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
+    bounds = np.quantile(values[np.isfinite(values)], tails)
     own = value(1 - np.eye(count))
     error = float(np.sqrt((count - 1) / count * ((own - own.mean()) ** 2).sum()))
-    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
-    usable = np.isfinite(values) & (errors > 0)
-    low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
-    if count >= 30 or error == 0 or usable.mean() < 0.9:
-        bounds = np.quantile(values[np.isfinite(values)], tails)
-    else:
-        ratios = (values[usable] - whole) / errors[usable]
-        bounds = whole - error * np.quantile(ratios, tails)[::-1]
+    if count < FEW and error > 0:
+        # Jackknife errors of each draw, one of a cluster's copies left out at a time.
+        without = np.nan_to_num(value(np.maximum(drawn[:, None, :] - np.eye(count), 0)))
+        centre = np.average(without, axis=1, weights=drawn)
+        errors = np.sqrt((drawn * (without - centre[:, None]) ** 2).sum(1) * (count - 1) / count)
+        usable = np.isfinite(values) & (errors > 0)
+        if usable.mean() >= 0.9:
+            ratios = (values[usable] - whole) / errors[usable]
+            bounds = whole - error * np.quantile(ratios, tails)[::-1]
     return whole, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
 
 
@@ -191,7 +213,7 @@ def _features(function: str, what: str, given: Any) -> Vector:
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
         raise ValueError(f"{function}: {what} must be [n, D], got shape {data.shape}")
-    return _narrow(data)
+    return narrowed(data)
 
 
 def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vector:
@@ -275,8 +297,8 @@ def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
     return theta
 
 
-def _narrow(data: Vector) -> Vector:
-    """The same distances in as many dimensions as there are rows."""
+def narrowed(data: Vector) -> Vector:
+    """Features [n, D] turned into no more dimensions than there are rows, their distances kept."""
     n, d = data.shape
     if d <= n or not np.isfinite(data).all():
         return data

@@ -101,7 +101,7 @@ def test_offsets_and_scales(n, d, seed, scale):
     )
 
 
-def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
+def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_leaves_the_others_alone():
     points = torch.stack([cloud("gaussian", 9, seed=seed) for seed in range(3)])
     points[1, 2, 0] = math.nan
     points[2, 7] = math.inf  # beyond its length
@@ -112,6 +112,16 @@ def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
     assert found[0, :, 4:].isnan().all()
     assert found[1].isnan().all()
     assert torch.equal(found[2, :6, :6], asc.cloud_distances(points[2, :6]))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
+    points = cloud("gaussian", 30)
+    subsets = torch.rand(4, 30) < 0.5
+    found = asc.local_dimension(points.cuda(), k=4, subsets=subsets.cuda())
+    assert torch.equal(found.value, asc.local_dimension(points, k=4, subsets=subsets).value)
+    assert torch.equal(asc.cloud_distances(points.cuda()), asc.cloud_distances(points))
+    assert asc.boundary(points.cuda(), points.cuda() + 1).norm.device.type == "cpu"
 
 
 def test_bad_input():

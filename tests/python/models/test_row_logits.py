@@ -219,3 +219,15 @@ def test_what_it_cannot_do_is_refused_in_words():
 def _discriminator():
     config = transformers.ElectraConfig(**HEADS["electra"][2])
     return transformers.ElectraForPreTraining(config).eval()
+
+
+@pytest.mark.parametrize("name", ["llama", "gemma2", "bert"])
+def test_the_site_of_the_final_norm_is_what_it_reads(name):
+    from attnscope.capture.forward import Forward, forward
+
+    model, ids = with_head(name), ids_of()
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    with forward(model, inputs, Forward(sites=("final_norm", "logits"))) as run:
+        hidden, logits = run.outputs.final_norm, run.outputs.logits
+    with torch.no_grad():
+        assert torch.equal(asc.row_logits(model, hidden, torch.arange(11)), logits)

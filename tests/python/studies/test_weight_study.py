@@ -158,7 +158,7 @@ def test_training_is_concentrated_and_noise_is_not(made):
 def test_changes_of_rank_one_are_as_the_closed_form_says(made):
     rows = made.table("rank_one")
     down = rows[rows["role"] == "down"]
-    assert set(rows["direction"]) == {"prediction", "complement", "haar", "gradients"}
+    assert set(down["direction"]) == {"prediction", "complement", "haar", "gradients"}
     assert set(rows["sample"]) == {0, 1, 2}
     np.testing.assert_allclose(down["kl"], down["predicted_kl"], rtol=0.25)
     assert rows[rows["role"] == "o"]["predicted_kl"].isna().all()
@@ -391,6 +391,6 @@ def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
     options = {"nulls": ["weights"], "gradients": False}
     made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
     assert any("has a transform before its unembedding" in note for note in said)
-    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred"}
+    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred", "own_weights"}
     claims = made.table("claims").set_index("claim")
     assert claims.loc["C2", "verdict"] == "not testable here"

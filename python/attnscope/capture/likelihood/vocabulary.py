@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import weakref
 from typing import Any
 
 import numpy as np
@@ -27,12 +28,27 @@ def special_ids(tokenizer: Any) -> set[int]:
     return {*tokenizer.all_special_ids, *(one for one, token in added.items() if token.special)}
 
 
+#: Texts of entries by tokenizer, which take a second for a large vocabulary.
+_texts: weakref.WeakKeyDictionary[Any, list[tuple[str | None, bool]]] = weakref.WeakKeyDictionary()
+
+
+#: Special ids and forms by tokenizer.
+_forms: weakref.WeakKeyDictionary[Any, tuple[set[int], npt.NDArray[np.int8]]] = weakref.WeakKeyDictionary()
+
+
 def entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
-    """For each id below `len(tokenizer)` its text (None where its bytes are none) and whether it begins a
+    """For each id below `len(tokenizer)` its text, None where its bytes are none, and whether it begins a
     word.
 
     A byte-level entry is decoded first: its name writes each byte as one letter.
     """
+    found = _texts.get(tokenizer)
+    if found is None or len(found) != len(tokenizer):
+        found = _texts[tokenizer] = _entry_texts(tokenizer)
+    return found
+
+
+def _entry_texts(tokenizer: Any) -> list[tuple[str | None, bool]]:
     names = tokenizer.convert_ids_to_tokens(list(range(len(tokenizer))))
     known = [name or "" for name in names]
     kind = _kind(tokenizer, known)
@@ -54,11 +70,15 @@ def forms(tokenizer: Any) -> npt.NDArray[np.int8]:
     [0, 2, 0]
     """
     special = special_ids(tokenizer)
-    found = np.zeros(len(tokenizer), np.int8)
-    for token, (text, begins) in enumerate(entry_texts(tokenizer)):
-        if text is not None and token not in special and _LETTERS.fullmatch(text):
-            found[token] = BEGINS if begins else GOES_ON
-    return found
+    known = _forms.get(tokenizer)
+    if known is None or len(known[1]) != len(tokenizer) or known[0] != special:
+        found = np.zeros(len(tokenizer), np.int8)
+        for token, (text, begins) in enumerate(entry_texts(tokenizer)):
+            if text is not None and token not in special and _LETTERS.fullmatch(text):
+                found[token] = BEGINS if begins else GOES_ON
+        known = _forms[tokenizer] = (special, found)
+    copied: np.ndarray[tuple[Any, ...], np.dtype[np.int8]] = known[1].copy()
+    return copied
 
 
 def blank_ids(tokenizer: Any) -> set[int]:

@@ -151,6 +151,11 @@ def _ids(inputs: Any, count: int) -> list[list[int]] | None:
     return [[int(one) for one in row] for row in inputs]
 
 
+def _alone(word: str) -> re.Pattern[str]:
+    """The word where no letter stands before or behind it; nothing for an empty one."""
+    return re.compile(rf"(?<![^\W\d_]){re.escape(word)}(?![^\W\d_])" if word else r"(?!)")
+
+
 class _Chooser:
     """Chooses words for one tokenizer."""
 
@@ -171,13 +176,13 @@ class _Chooser:
         tokens = self.tokens(text, given)
         if tokens is None:
             return _NONE, "", "ids differ"
-        runs = [(one.group(), one.start(), one.end()) for one in _RUN.finditer(text)]
-        counts = Counter(run for run, _, _ in runs)
+        pattern = _RUN if word is None else _alone(word)
+        runs = [(one.group(), one.start(), one.end()) for one in pattern.finditer(text)]
         if word is not None:
-            if counts[word] != 1:
-                return _NONE, "", "more than once" if counts[word] else "not in the text"
-            runs = [run for run in runs if run[0] == word]
+            if len(runs) != 1:
+                return _NONE, "", "more than once" if runs else "not in the text"
         else:
+            counts = Counter(run for run, _, _ in runs)
             runs = [run for run in runs[1:-1] if counts[run[0]] == 1 and len(run[0]) >= min_letters]
         usable, refused = [], Counter[str]()
         for run, start, stop in runs:
@@ -218,10 +223,7 @@ class _Chooser:
         own = [
             place
             for place, (low, high) in enumerate(tokens.offsets)
-            if low < stop
-            and high > start
-            and not tokens.special[place]
-            and tokens.ids[place] not in self.blank
+            if low < stop and high > start and tokens.ids[place] not in self.blank
         ]
         if not own or tokens.offsets[own[-1]][1] < stop or tokens.offsets[own[0]][0] > start:
             return _NONE, "cut off"

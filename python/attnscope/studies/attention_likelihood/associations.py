@@ -126,7 +126,7 @@ def given(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:
     with np.errstate(divide="ignore", invalid="ignore"):
         named = {"masked": panel.x, "own": np.log(own)}
     there = panel.distinct & np.isfinite(named["own"])
-    texts = np.repeat(panel.units[:, None], there.shape[1], axis=1)[there]
+    texts = np.repeat(panel.samples[:, None], there.shape[1], axis=1)[there]
     for at, layer in enumerate(panel.layers):
         share = panel.measures["share"][at]
         for first, second in (("masked", "own"), ("own", "masked")):

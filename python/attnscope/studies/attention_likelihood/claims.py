@@ -37,7 +37,7 @@ SENTENCES = {
 
 def write(run: StageRun, options: LikelihoodOptions) -> None:
     """The table `claims` of a checkpoint."""
-    if "head_mean_associations" not in run.stored.tables():
+    if "shifts" not in run.stored.tables():
         return
     associations, shifts = run.read("head_mean_associations"), run.read("shifts")
     overall = run.read("overall")

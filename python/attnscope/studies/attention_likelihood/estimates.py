@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.inference import bootstrap
-from attnscope.studies.attention_likelihood import associations, shifts
+from attnscope.studies.attention_likelihood import as_published, associations, shifts
 from attnscope.studies.attention_likelihood.associations import Row
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.panel import Panel, by_unit, correlations, panel_of, slope
@@ -25,6 +25,10 @@ EXACT = "exact"
 def estimate(run: StageRun, options: LikelihoodOptions) -> None:
     """Tables of associations, shifts and best layers of one checkpoint."""
     words, means = with_units(run), run.read("head_mean_spans")
+    published = as_published.PROTOCOL
+    rows, best = as_published.estimate(of_protocol(words, published), of_protocol(means, published))
+    put(run, "head_mean_associations", rows, protocol=published)
+    put(run, "best_layers", [best] if best else [], protocol=published)
     panel = panel_of(of_protocol(words, EXACT), of_protocol(means, EXACT))
     if panel is None:
         return

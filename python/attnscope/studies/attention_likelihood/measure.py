@@ -140,7 +140,7 @@ def _words(
         list(ids) == list(its)
         for ids, its in zip(own["replacement_ids"], real.loc[own.index, "replacement_ids"], strict=True)
     ]
-    columns = [name for name in own.columns if name in COLUMNS]
+    columns = [name for name in own.columns if name in COLUMNS and not name.startswith("own_")]
     more = {} if probability is None else {"own_probability": probability.nanmean(1).exp()}
     lists = {"replacement_ids": [[int(piece) for piece in ids] for ids in own["replacement_ids"]]}
     run.write(

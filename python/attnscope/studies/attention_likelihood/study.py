@@ -17,7 +17,15 @@ from typing import TYPE_CHECKING, Any, Literal
 from attnscope.engine.config import ConfigError
 from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Unit, Units
-from attnscope.studies.attention_likelihood import checks, claims, estimates, measure, targets, versions
+from attnscope.studies.attention_likelihood import (
+    as_published,
+    checks,
+    claims,
+    estimates,
+    measure,
+    targets,
+    versions,
+)
 from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 from attnscope.studies.attention_likelihood.tables import TABLES
 
@@ -26,6 +34,7 @@ if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
 HERE: Literal["checkpoint"] = "checkpoint"
+EXACT = "exact"
 
 
 class AttentionLikelihood(Study):
@@ -98,16 +107,23 @@ class AttentionLikelihood(Study):
 
     def replace(self, unit: Unit, run: StageRun) -> None:
         """Replacements and their likelihood."""
-        versions.make(run, targets.with_word(unit, run, self.options), self.options)
+        found = targets.with_word(unit, run, self.options)
+        if as_published.PROTOCOL in self.settings.protocols:
+            as_published.make(unit, run, found, self.options)
+        if EXACT in self.settings.protocols:
+            versions.make(run, found, self.options)
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
-        if "versions" in run.stored.tables():
+        if "versions" in run.stored.tables() and EXACT in self.settings.protocols:
             checks.check(run, targets.with_word(unit, run, self.options), self.options)
 
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Attention of the words of one block of texts."""
-        measure.measure(unit, run, targets.with_word(unit, run, self.options), self.options)
+        if as_published.PROTOCOL in self.settings.protocols and not unit.variant:
+            as_published.measure(run, run.read("versions"))
+        if EXACT in self.settings.protocols:
+            measure.measure(unit, run, targets.with_word(unit, run, self.options), self.options)
 
     def estimate(self, unit: Unit, run: StageRun) -> None:
         """Correlations, differences and tests over all texts."""

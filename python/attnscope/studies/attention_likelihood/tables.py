@@ -24,15 +24,7 @@ WORD = (
     Column("place", kind="ratio", label="place among the candidates", low=0.0, high=1.0),
 )
 
-VERSIONS = (
-    *WORD,
-    Column("entropy", label="entropy of the first piece (nats)", low=0.0),
-    Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
-    Column("token_log_likelihood", "list<float64>", "text", meaning="Of every token given those before it."),
-)
-
-WORDS = (
-    *WORD,
+OWN = (
     Column(
         "own_probability",
         kind="ratio",
@@ -43,6 +35,19 @@ WORDS = (
     ),
     Column("own_std", meaning="Unbiased standard deviation over pieces, of ruscio2023.", low=0.0),
     Column("own_joint", kind="ratio", meaning="Product over pieces, of ruscio2023.", low=0.0, high=1.0),
+)
+
+VERSIONS = (
+    *WORD,
+    *OWN,
+    Column("entropy", label="entropy of the first piece (nats)", low=0.0),
+    Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
+    Column("token_log_likelihood", "list<float64>", "text", meaning="Of every token given those before it."),
+)
+
+WORDS = (
+    *WORD,
+    *OWN,
     Column("entropy", label="entropy of the first piece (nats)", low=0.0),
     Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
     Column("same", kind="flag", meaning="The replacement is the real word."),
@@ -70,6 +75,7 @@ SPANS = Table(
         Column("inner", label="mean attention inside the word", meaning="Of ruscio2023.", low=0.0),
         Column("outer", label="mean attention outside", meaning="Of ruscio2023; a function of inner."),
         Column("mann_whitney_u", meaning="Rows outside the word, real against this; of ruscio2023."),
+        Column("mann_whitney_u_replaced", meaning="The other U of the pair."),
         Column("mann_whitney_p", kind="ratio", meaning="Its p, two-sided.", low=0.0, high=1.0),
         Column("row_difference_std", meaning="Spread of the differences of these rows.", low=0.0),
     ),

@@ -12,7 +12,8 @@ import pandas as pd
 
 from attnscope import word_spans
 from attnscope._nearest import nearest
-from attnscope.capture.likelihood.vocabulary import forms
+from attnscope.capture.likelihood.replacements import FEWEST
+from attnscope.capture.likelihood.vocabulary import forms, special_ids
 from attnscope.engine.config import ConfigError
 
 if TYPE_CHECKING:
@@ -53,7 +54,12 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
         )
     except ValueError as error:
         raise ConfigError(f"attention_likelihood: {error}") from None
-    counts = Counter(reason for reason in found.reasons if reason)
+    spans, reasons = found.spans.tolist(), list(found.reasons)
+    form = forms(tokenizer)
+    for at, span in enumerate(spans):
+        if span[0] >= 0 and candidates(ids[at], span, form, options.candidates, tokenizer) < FEWEST:
+            spans[at], reasons[at] = [-1, -1], "few candidates"
+    counts = Counter(reason for reason in reasons if reason)
     words = ", ".join(f"{reason} {count}" for reason, count in counts.most_common())
     every = len(ids) == run.samples
     if every and sum(counts.values()) == len(ids):
@@ -63,10 +69,9 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
     kept = len(ids) - sum(counts.values())
     if every and kept < FEW:
         run.note(f"attention_likelihood: {kept} texts have a word; below {FEW} little can be said")
-    spans = found.spans.tolist()
     partners = [-1] * len(ids)
     if options.swap:
-        for one, other in exchanges(ids, spans, forms(tokenizer)):
+        for one, other in exchanges(ids, spans, form):
             partners[one], partners[other] = other, one
     first: dict[str, int] = {}
     rows = []
@@ -75,11 +80,11 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
         rows.append(
             {
                 "sample": samples[at],
-                "word": found.words[at],
+                "word": found.words[at] if start >= 0 else "",
                 "start": start,
                 "stop": stop,
                 "n_tokens": len(ids[at]),
-                "reason": found.reasons[at],
+                "reason": reasons[at],
                 "partner": -1 if other < 0 else samples[other],
                 "swap_ids": [] if other < 0 else ids[other][slice(*spans[other])],
                 "text_unit": first.setdefault(given.sentence.text or str(ids[at]), samples[at]),
@@ -87,6 +92,28 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
         )
     whole: pd.DataFrame = pd.DataFrame(rows)
     return whole
+
+
+def candidates(ids: Sequence[int], span: Sequence[int], form: Any, which: str, tokenizer: Any) -> int:
+    """How many ids may stand for the piece of a word that has the fewest.
+
+    Args:
+        ids: of the text.
+        span: of its word.
+        form: of every id.
+        which: "same_form" or "all".
+        tokenizer: says which ids are special.
+    """
+    outside = {*ids[: span[0]], *ids[span[1] :]}
+    found = []
+    for piece in ids[span[0] : span[1]]:
+        allowed = form == form[piece]
+        if which == "all":
+            allowed = np.ones(len(form), dtype=bool)
+            allowed[[one for one in special_ids(tokenizer) if one < len(form)]] = False
+        allowed[[one for one in outside if one < len(form)]] = False
+        found.append(int(allowed.sum()))
+    return min(found)
 
 
 def store(run: StageRun, found: pd.DataFrame) -> None:

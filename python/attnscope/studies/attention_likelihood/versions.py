@@ -18,7 +18,7 @@ from attnscope.capture.likelihood.chain import masked_from
 from attnscope.capture.likelihood.tokens import entropy
 from attnscope.engine.config import ConfigError
 from attnscope.engine.forward import Batch, padded
-from attnscope.models import LoadedModel, find_checkpoints, load_tokenizer
+from attnscope.models import LoadedModel, LoadError, find_checkpoints, load_tokenizer
 from attnscope.models.head_rows import LastStates
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 
@@ -37,9 +37,9 @@ def source(run: StageRun, options: LikelihoodOptions) -> LoadedModel:
         return run.model()
     try:
         checkpoint = find_checkpoints(options.likelihood_from)[-1]
-    except FileNotFoundError as error:
+        other = load_tokenizer(checkpoint).get_vocab()
+    except (FileNotFoundError, LoadError) as error:
         raise ConfigError(f"options.likelihood_from: {error}") from None
-    other = load_tokenizer(checkpoint).get_vocab()
     own = run.encoder.tokenizer.get_vocab()
     if other != own:
         raise ConfigError(

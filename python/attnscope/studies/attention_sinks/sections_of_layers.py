@@ -124,7 +124,7 @@ SECTIONS: tuple[Section, ...] = (
             "heads have a sink there is none."
         ),
         definition=(
-            "Share of the commonest sink over those heads and sentences in the early, middle and late "
+            "Share of the most frequent sink over those heads and sentences in the early, middle and late "
             "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
             "samples of sentences with the same verdict. Consistent heads have the same sink, by the test, "
             "in at least 30 % of at least five sentences."
@@ -151,8 +151,8 @@ SECTIONS: tuple[Section, ...] = (
             "axis that starts with 0 and is logarithmic from 1. The table's step is the best split of the "
             "checkpoints into two levels, given only where it explains more than in 95 % of random orders of "
             "the checkpoints (Holm over the tested quantities of the run) with three checkpoints on "
-            "each side; half-way is where half of the way from first to last is covered, which noise "
-            "does somewhere too."
+            "each side; too few to tell: no order of so few checkpoints could pass for so many quantities. "
+            "Half-way is where half of the way from first to last is covered, which noise does somewhere too."
         ),
         figures=("emergence",),
         table=_table(small_tables.emergence, "Which quantities change during training.", 3),

@@ -1,0 +1,253 @@
+# SPDX-License-Identifier: MIT
+"""A small masked-language model, trained here: what the study of likelihood needs of an encoder.
+
+python -m attnscope.demo.encoder [DIRECTORY] [--steps N] [--tokenizer FOLDER --texts FILE] trains it on the
+language reference that Python carries, in two minutes on one core, or on lines of a file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from attnscope.demo.texts import documentation
+from attnscope.engine.disk.files import atomic_folder
+
+BOS, PAD, MASK, UNKNOWN = "<s>", "[PAD]", "[MASK]", "<unk>"
+PIECES = 512
+#: Share of the tokens that are predicted; of these, masked, and replaced by any token. The rest stands.
+PREDICTED, MASKED, REPLACED = 0.15, 0.8, 0.1
+_NOT_PREDICTED = -100
+
+
+@dataclass(frozen=True)
+class EncoderRecipe:
+    """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
+
+    steps: int = 1200
+    layers: int = 4
+    heads: int = 4
+    width: int = 96
+    inner_width: int = 256
+    batch: int = 32
+    tokens: int = 48
+    longest: int = 256
+    learning_rate: float = 2e-3
+    seed: int = 0
+
+
+def pieces_tokenizer() -> Any:
+    """A tokenizer of 512 pieces of words, made from the language reference: BOS in front, and a mask token.
+
+    >>> tokenizer = pieces_tokenizer()
+    >>> len(tokenizer), tokenizer.convert_ids_to_tokens(tokenizer("the object")["input_ids"])
+    (515, ['<s>', '▁the', '▁object'])
+    """
+    from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+    from transformers import PreTrainedTokenizerFast
+
+    special = [UNKNOWN, BOS, PAD]
+    tokenizer = Tokenizer(models.BPE(unk_token=UNKNOWN))
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Metaspace(),
+            pre_tokenizers.Punctuation(),
+            pre_tokenizers.Digits(individual_digits=True),
+        ]
+    )
+    tokenizer.decoder = decoders.Metaspace()
+    # pieces are counted in order of first appearance, so that equal counts are broken alike in every process
+    trainer = trainers.BpeTrainer(
+        vocab_size=PIECES + 2, special_tokens=special, show_progress=False, limit_alphabet=PIECES // 2
+    )
+    tokenizer.train_from_iterator(documentation()[0].split("\n"), trainer)
+    tokenizer.post_processor = processors.TemplateProcessing(
+        single=f"{BOS} $A", special_tokens=[(BOS, special.index(BOS))]
+    )
+    return with_mask(
+        PreTrainedTokenizerFast(
+            tokenizer_object=tokenizer, bos_token=BOS, pad_token=PAD, unk_token=UNKNOWN,
+            clean_up_tokenization_spaces=False,
+        )
+    )  # fmt: skip
+
+
+def with_mask(tokenizer: Any) -> Any:
+    """The tokenizer with a mask token, and one for padding, as its last entries where it has none."""
+    if tokenizer.mask_token is None:
+        tokenizer.add_special_tokens({"mask_token": MASK})
+    if tokenizer.pad_token is None:
+        tokenizer.pad_token = tokenizer.unk_token or tokenizer.mask_token
+    return tokenizer
+
+
+def masked_batch(
+    corpus: Tensor, recipe: EncoderRecipe, step: int, *, bos: int, mask: int, vocabulary: int
+) -> tuple[Tensor, Tensor]:
+    """Windows of a corpus behind BOS [batch, tokens], some tokens hidden, and what is to be predicted.
+
+    15 % of the tokens are predicted: 80 % of them are masked, 10 % replaced by any token, 10 % left. The
+    others are −100 in the second tensor.
+
+    Args:
+        corpus: ids of all texts, one after another.
+        recipe: gives the sizes and the seed.
+        step: of the training; with the seed it fixes the batch.
+        bos: id of the first token.
+        mask: id of the mask token.
+        vocabulary: ids that replace are below it.
+    """
+    generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
+    length = recipe.tokens - 1
+    starts = torch.randint(0, len(corpus) - length, (recipe.batch, 1), generator=generator)
+    ids = torch.cat([torch.full((recipe.batch, 1), bos), corpus[starts + torch.arange(length)]], 1)
+    chosen = torch.rand(ids.shape, generator=generator) < PREDICTED
+    chosen[:, 0] = False
+    kind = torch.rand(ids.shape, generator=generator)
+    other = torch.randint(0, vocabulary, ids.shape, generator=generator)
+    hidden = torch.where(chosen & (kind < MASKED), mask, ids)
+    replaced = chosen & (kind >= MASKED) & (kind < MASKED + REPLACED)
+    return torch.where(replaced, other, hidden), torch.where(chosen, ids, _NOT_PREDICTED)
+
+
+def build_encoder(recipe: EncoderRecipe, tokenizer: Any) -> Any:
+    """An untrained `BertForMaskedLM` of the recipe's size, from its seed."""
+    from transformers import BertConfig, BertForMaskedLM
+
+    config = BertConfig(
+        vocab_size=len(tokenizer),
+        hidden_size=recipe.width,
+        num_hidden_layers=recipe.layers,
+        num_attention_heads=recipe.heads,
+        intermediate_size=recipe.inner_width,
+        max_position_embeddings=recipe.longest,
+        type_vocab_size=1,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        pad_token_id=tokenizer.pad_token_id,
+    )
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(recipe.seed)
+        return BertForMaskedLM(config).train()
+
+
+def train_encoder(
+    directory: str | os.PathLike[str],
+    recipe: EncoderRecipe | None = None,
+    *,
+    tokenizer: Any = None,
+    texts: Sequence[str] | None = None,
+    progress: bool | None = None,
+) -> Path:
+    """Trains the recipe and writes a Hugging Face folder; one that is there already is kept.
+
+    Args:
+        directory: the folder, with `recipe.json` beside the weights.
+        recipe: what to train.
+        tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
+        texts: to learn from; None takes the language reference.
+        progress: a progress bar always, never, or (None) when standard error is a terminal.
+
+    Raises:
+        ValueError: no steps, the directory holds another recipe, fewer tokens of text than a window.
+    """
+    recipe = recipe or EncoderRecipe()
+    if recipe.steps < 1:
+        raise ValueError(f"train_encoder: steps must be at least 1, got {recipe.steps}")
+    folder = Path(directory)
+    tokenizer = pieces_tokenizer() if tokenizer is None else with_mask(tokenizer)
+    texts = documentation()[0].split("\n") if texts is None else list(texts)
+    corpus = _corpus(tokenizer, texts)
+    if len(corpus) <= recipe.tokens:
+        raise ValueError(
+            f"train_encoder: texts must hold more than {recipe.tokens} tokens, got {len(corpus)}"
+        )
+    digest = hashlib.sha256(corpus.numpy().tobytes() + str(len(tokenizer)).encode()).hexdigest()[:16]
+    wanted = asdict(recipe) | {"corpus": digest}
+    found = folder / "recipe.json"
+    if found.is_file():
+        there = json.loads(found.read_text("utf-8"))
+        if there != wanted:
+            different = sorted(key for key in {*there, *wanted} if there.get(key) != wanted.get(key))
+            raise ValueError(
+                f"train_encoder: {folder} holds an encoder of another recipe, which differs in "
+                f"{', '.join(different)}; take another directory or delete that one"
+            )
+        return folder
+    model = _trained(build_encoder(recipe, tokenizer), corpus, recipe, tokenizer, progress)
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with atomic_folder(folder) as temporary:
+        model.save_pretrained(temporary)
+        tokenizer.model_max_length = recipe.longest
+        tokenizer.save_pretrained(temporary)
+        (temporary / "recipe.json").write_text(json.dumps(wanted, indent=2) + "\n", encoding="utf-8")
+    return folder
+
+
+def _corpus(tokenizer: Any, texts: Sequence[str]) -> Tensor:
+    """Ids of all texts, one after another, without special tokens."""
+    ids = tokenizer(list(texts), add_special_tokens=False, verbose=False)["input_ids"]
+    return torch.tensor([one for text in ids for one in text], dtype=torch.int64)
+
+
+def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, progress: bool | None) -> Any:
+    from tqdm.auto import tqdm
+
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
+    warmup = max(1, recipe.steps // 20)
+    bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
+    ids = {"bos": int(bos), "mask": int(tokenizer.mask_token_id), "vocabulary": len(tokenizer)}
+    hidden = None if progress is None else not progress
+    with tqdm(total=recipe.steps, desc="training", unit="step", disable=hidden) as bar:
+        for step in range(recipe.steps):
+            rate = min((step + 1) / warmup, (recipe.steps - step) / (recipe.steps - warmup + 1))
+            optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
+            given, wanted = masked_batch(corpus, recipe, step, **ids)
+            loss = masked_loss(model, given, wanted)
+            optimizer.zero_grad(set_to_none=True)
+            loss.backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            bar.update()
+            if step % 50 == 0:
+                bar.set_postfix(loss=f"{loss.item():.2f}")
+    return model.eval()
+
+
+def masked_loss(model: Any, given: Tensor, wanted: Tensor) -> Tensor:
+    """Mean cross-entropy of the tokens that are to be predicted."""
+    return functional.cross_entropy(
+        model(input_ids=given).logits.flatten(0, 1), wanted.flatten(), ignore_index=_NOT_PREDICTED
+    )
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    """The command line."""
+    parser = argparse.ArgumentParser(prog="python -m attnscope.demo.encoder")
+    parser.add_argument("directory", nargs="?", default="runs/encoder")
+    parser.add_argument("--steps", type=int, default=EncoderRecipe.steps)
+    parser.add_argument("--tokenizer", default="", help="folder of a tokenizer, to which a mask is added")
+    parser.add_argument("--texts", default="", help="file of a text a line")
+    chosen = parser.parse_args(arguments)
+    tokenizer = None
+    if chosen.tokenizer:
+        from transformers import AutoTokenizer
+
+        tokenizer = AutoTokenizer.from_pretrained(chosen.tokenizer)
+    texts = Path(chosen.texts).read_text("utf-8").splitlines() if chosen.texts else None
+    recipe = EncoderRecipe(steps=chosen.steps)
+    print(train_encoder(chosen.directory, recipe, tokenizer=tokenizer, texts=texts))
+
+
+if __name__ == "__main__":
+    main()

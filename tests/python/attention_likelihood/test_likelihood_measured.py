@@ -1,0 +1,133 @@
+# SPDX-License-Identifier: MIT
+"""The study on two trained models, against numbers of an independent implementation, and against loops.
+
+100 sentences of Wikipedia, 128 tokens at most, seed 0. Everything is deterministic: draws are hashed, and
+pairs do not depend on batches.
+"""
+
+import csv
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.run import run
+from likelihood_study import DATA, loops
+
+#: By layer: share of real words, correlation within texts, its z, change of the share by the least likely
+#: words with half its interval, gain at home.
+MEASURED = {
+    "stories260K": {
+        "share": (0.509, 0.597, 0.308, 0.320, 0.121),
+        "within": (0.576, -0.003, -0.423, -0.551, -0.412),
+        "z": (14.7, -0.1, -10.8, -14.1, -10.5),
+        "lowest": (-0.411, 0.041, 0.095, 0.148, 0.147),
+        "reach": (0.044, 0.018, 0.026, 0.022, 0.025),
+        "swap": (-0.0069, 0.0032, -0.0048, 0.0021, -0.0012),
+    },
+    "llama2xs": {
+        "share": (0.104, 0.120, 0.190, 0.475, 0.353),
+        "within": (0.360, 0.059, -0.173, -0.197, -0.171),
+        "z": (9.2, 1.5, -4.4, -5.0, -4.4),
+        "lowest": (-0.085, -0.010, 0.131, 0.139, 0.148),
+        "reach": (0.018, 0.021, 0.031, 0.027, 0.037),
+        "swap": (-0.0100, -0.0016, -0.0061, -0.0062, -0.0061),
+    },
+}
+#: Mean log-likelihood by mode, stories260K.
+NATS = {
+    "real": -11.4, "lowest": -64.6, "low": -39.1, "mid": -30.3, "high": -21.1, "highest": -12.0,
+    "nats:3": -12.9, "nats:6": -17.8, "swap": -12.8,
+}  # fmt: skip
+#: Correlation over texts of real words, boost, and the same given length, place and pieces.
+BETWEEN = {"between": (0.09, -0.06, -0.09, -0.12, 0.00), "between_partial": (0.16, -0.11, -0.15, -0.15, 0.11)}
+
+
+def settings(name, output, samples=100, **options):
+    return asc.Study(
+        study="attention_likelihood",
+        models=str(DATA / name / "hf"),
+        texts={"path": str(DATA / "text" / "wiki_dataset_sink.csv"), "column": "text", "samples": samples},
+        max_tokens=128,
+        block=64,
+        output=str(output),
+        name=name,
+        options={"bootstrap": 200, **options},
+    )
+
+
+@pytest.fixture(autouse=True)
+def data():
+    torch.set_num_threads(1)
+    if not DATA.is_dir():
+        pytest.skip(f"{DATA} is not here")
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("name", sorted(MEASURED))
+def test_numbers_of_two_trained_models(name, tmp_path):
+    results = run(settings(name, tmp_path), progress=False)
+    wanted = MEASURED[name]
+    targets = results.table("targets")
+    assert (targets["reason"] == "").sum() == 100
+    assert (targets["partner"] >= 0).sum() == 2 * 46
+    assert (targets["stop"] - targets["start"] == 1).sum() == 21
+    table = results.table("head_mean_associations")
+    within = table[(table["design"] == "within") & (table["predictor"] == "log_likelihood")]
+    np.testing.assert_allclose(within["estimate"], wanted["within"], atol=1e-3)
+    np.testing.assert_allclose(within["z"], wanted["z"], atol=0.06)
+    swap = table[(table["design"] == "swap") & (table["measure"] == "share")]
+    np.testing.assert_allclose(swap["estimate"], wanted["swap"], atol=1e-3)
+    shifts = results.table("shifts")
+    lowest = shifts[(shifts["mode"] == "lowest") & (shifts["measure"] == "share")]
+    np.testing.assert_allclose(lowest["real"], wanted["share"], atol=1e-3)
+    np.testing.assert_allclose(lowest["difference"], wanted["lowest"], atol=1e-3)
+    np.testing.assert_allclose((lowest["high"] - lowest["low"]) / 2, wanted["reach"], atol=1.5e-3)
+    claims = results.table("claims").set_index("claim")
+    assert claims.loc["C4", "verdict"] == "not testable here"
+    assert claims.loc["C3", "verdict"] == "contradicted"
+    if name == "stories260K":
+        means = results.table("words").groupby("mode")["log_likelihood"].mean()
+        assert {mode: round(value, 1) for mode, value in means.items()} == pytest.approx(NATS, abs=0.06)
+        assert lowest["commonest"].iloc[0] == pytest.approx(0.27)
+        rows = table[(table["mode"] == "real") & (table["measure"] == "boost")]
+        for design, values in BETWEEN.items():
+            np.testing.assert_allclose(rows[rows["design"] == design]["estimate"], values, atol=1.1e-2)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_random_weights_correlate_over_texts_and_exchange_nothing(tmp_path):
+    made = settings("stories260K", tmp_path, 40, nulls=["random_weights"], permutations=999)
+    controls = run(made, progress=False).table("controls")
+    plain = controls[(controls["design"] == "between") & (controls["predictor"] == "log_likelihood")]
+    means = plain.groupby("layer")["estimate"].mean()
+    assert (means > 0.2).all(), means
+    swap = controls[controls["design"] == "swap"]["estimate"]
+    assert swap.abs().max() < 1e-4
+    assert controls["draw"].nunique() == 8
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_ids_are_those_of_loops(tmp_path):
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    folder = DATA / "llama2xs" / "hf"
+    with open(DATA / "text" / "wiki_dataset_sink.csv", encoding="utf-8", newline="") as file:
+        texts = [row["text"] for row in csv.DictReader(file)][:12]
+    results = run(settings("llama2xs", tmp_path, 12), progress=False)
+    words = results.table("words").set_index(["sample", "mode"])
+    share = results.table("head_mean_spans").set_index(["sample", "mode", "layer"])["span_share"]
+    model = AutoModelForCausalLM.from_pretrained(folder, attn_implementation="eager").eval()
+    found, _ = loops().study(model, AutoTokenizer.from_pretrained(folder), texts, max_tokens=128)
+    assert len(found) == 12
+    for text in found:
+        for mode, ids in text.versions.items():
+            row = words.loc[(text.sample, mode)]
+            assert list(row["replacement_ids"]) == ids[text.start : text.stop], (text.sample, mode)
+            assert row["log_likelihood"] == pytest.approx(text.likelihood[mode], abs=1e-3)
+            for layer, value in enumerate(text.share[mode]):
+                assert share.loc[(text.sample, mode, layer)] == pytest.approx(value, abs=1e-3)
