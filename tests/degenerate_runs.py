@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import likelihood_study
 import position_study
 from attnscope.engine.config import Study
 from attnscope.engine.discovery import find_study, studies, study_class
@@ -29,7 +30,11 @@ from folders import model_folder, sentences, series
 from weight_models import tiny
 
 #: Studies of this package by name; a folder that is added is among them.
-NAMES = sorted(name for name, one in studies().items() if one.package.startswith("attnscope.studies."))
+NAMES = sorted(
+    name
+    for name, one in studies().items()
+    if one.package.startswith("attnscope.studies.") and one.part("study")
+)
 
 
 def done(settings: Study) -> Results:
@@ -69,6 +74,12 @@ def of_positions(home: Path) -> Results:
     return also(done(position_study.settings(models, texts, home / "runs")), "m", "the same again", [-1])
 
 
+def of_likelihoods(home: Path) -> Results:
+    models = [str(model_folder(home / "m")), str(likelihood_study.encoder_folder(home / "e"))]
+    texts = likelihood_study.texts_of(home / "texts.txt", 6)
+    return done(likelihood_study.settings("", texts, home / "runs", models=models))
+
+
 def of_weights(home: Path) -> Results:
     """A base and two copies with noise, as checkpoints of a series and as the arms of a comparison."""
     import torch
@@ -100,6 +111,7 @@ RUNS: Mapping[str, Callable[..., Results]] = {
     ),
     "wavelet_heads": of_maps("wavelet_heads", 50, options={"nulls": ["row_permutation"], "prefixes": [0.8]}),
     "absolute_position": of_positions,
+    "attention_likelihood": of_likelihoods,
     "pretraining_writes": of_weights,
 }
 
@@ -181,4 +193,6 @@ def _column(one: Any, size: int, draw: np.random.Generator) -> Any:
         return ["word"] * size
     if pa.types.is_boolean(kind):
         return draw.random(size) < 0.5
-    return draw.integers(0, 9, size) if pa.types.is_integer(kind) else draw.random(size)
+    # the ends of an interval hold what lies between them
+    shift = -1.0 if one.name.endswith("low") else 1.0 if one.name.endswith("high") else 0.0
+    return draw.integers(0, 9, size) if pa.types.is_integer(kind) else draw.random(size) + shift

@@ -18,7 +18,7 @@ def escaped(text: str) -> str:
     r"""Plain text with LaTeX's own letters made ordinary.
 
     >>> escaped("50 % of a_b")
-    '50 \\\\% of a\\\\_b'
+    '50 \\% of a\\_b'
     """
     return re.sub(r"([&%$#_{}])", r"\\\1", text)
 

@@ -101,7 +101,7 @@ def test_offsets_and_scales(n, d, seed, scale):
     )
 
 
-def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
+def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_leaves_the_others_alone():
     points = torch.stack([cloud("gaussian", 9, seed=seed) for seed in range(3)])
     points[1, 2, 0] = math.nan
     points[2, 7] = math.inf  # beyond its length

@@ -166,9 +166,9 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     broken = tmp_path / "m"
     model_folder(broken)
     (broken / "model.safetensors").write_bytes(b"not weights")
-    call = ["run", "hallucination_geometry", "--model", str(broken), "--texts", str(texts), "--column",
-            "question",
-            "--output", str(tmp_path), "--set", "options.dimension_k=[5,10]", "--dry-run"]  # fmt: skip
+    call = ["run", "hallucination_geometry", "--model", str(broken), "--texts", str(texts),
+            "--column", "question", "--output", str(tmp_path),
+            "--set", "options.dimension_k=[5,10]", "--dry-run"]  # fmt: skip
     found = CliRunner().invoke(app, call)
     assert "impossible against factual: length alone AUC 0." in found.output
     assert "templates crossed with buckets; 40 pairs" in found.output

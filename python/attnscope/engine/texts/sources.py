@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -313,14 +313,17 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
+    """Text on this machine: Python's manual, WordNet's examples, the prompts that a study comes with."""
+    prompts = {f"builtin:{one.name}": one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         "builtin:pydoc": _read_pydoc,
         "builtin:wordnet": wordnet_rows,
+        **{
+            name: functools.partial(_read_csv, file, source)
+            for name, file in prompts.items()
+            if file.is_file()
+        },
     }
-    for one in studies().values():
-        file = one.path / "prompts" / f"{one.name}.csv"
-        if file.is_file():
-            readers[f"builtin:{one.name}"] = partial(_read_csv, file, source)
     if source.path not in readers:
         raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, readers)}")
     return readers[source.path]()

@@ -239,7 +239,7 @@ class Confound:
 
 
 def confounds(table: pd.DataFrame, tokens: Sequence[int], options: HallucinationOptions) -> list[Confound]:
-    """Of each contrast, what can be told without a model."""
+    """Of each contrast, what words alone say without a model."""
     found = []
     table = table.assign(tokens=list(tokens))
     for other in options.others if options.bucket_by == "label" else ():
