@@ -347,7 +347,7 @@ def _order(rows: pd.DataFrame, samples: Any) -> Any:
 
 
 def _expressed(evidence: Evidence) -> Claim:
-    statistic = "log of the divergence when the difference is put there, over that of exchanged labels"
+    statistic = "log of the divergence when the difference is put there, over that of random directions"
     best = _best(evidence.rows("contrasts", quantity="log_transport_ratio"))
     if best is None:
         return _missing("C13", statistic)
@@ -355,7 +355,11 @@ def _expressed(evidence: Evidence) -> Claim:
     where = f"layer {int(best['layer'])}"
     if numbers["p_value"] > ALPHA:
         return Claim(
-            "C13", statistic, UNDECIDED, f"{where}: exchanged labels move the output as much", **numbers
+            "C13",
+            statistic,
+            UNDECIDED,
+            f"{where}: random directions of its length move the output as much",
+            **numbers,
         )
     verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
     return Claim("C13", statistic, verdict, where, **numbers)
