@@ -101,6 +101,7 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path):
     folder = model_folder(tmp_path / "m")
     texts = questions(tmp_path / "q.csv")
@@ -139,7 +140,7 @@ def simulated(seed, shift=0.0, scale=1.0):
     return torch.from_numpy(points), labels, templates
 
 
-def tested(seed, draws, **how):
+def p_values(seed, draws, **how):
     """Smallest p-values of the study's own statistics on simulated states."""
     import pandas as pd
 
@@ -174,18 +175,19 @@ def tested(seed, draws, **how):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(1800)
 def test_levels_hold_where_there_is_nothing():
     """p < .05 in 3 to 7 % of 400 draws, for dimension, fragmentation, detection and sensitivity."""
-    found = [tested(seed, 199) for seed in range(400)]
+    found = [p_values(seed, 199) for seed in range(400)]
     for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "fisher"):
-        rate = np.mean([one[name] <= 0.05 for one in found])
+        rate = np.mean([one[name] < 0.05 for one in found])
         assert 0.03 <= rate <= 0.07, (name, rate)
 
 
 def test_planted_differences_are_found():
-    moved = [tested(seed, 199, shift=4.0) for seed in range(3)]
+    moved = [p_values(seed, 199, shift=4.0) for seed in range(3)]
     assert all(one["auc_direction"] <= 0.05 for one in moved)
-    flat = [tested(seed, 199, scale=0.05) for seed in range(3)]
+    flat = [p_values(seed, 199, scale=0.05) for seed in range(3)]
     assert all(one["log_dimension_ratio"] <= 0.05 for one in flat)
 
 
@@ -200,6 +202,7 @@ def test_the_largest_over_layers_pays_for_the_search():
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
+@pytest.mark.timeout(3600)
 def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     from editing import DATA
 
