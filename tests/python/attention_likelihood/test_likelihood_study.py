@@ -213,7 +213,7 @@ def test_a_model_that_shifts_the_replaced_token_ends_by_the_checks_name(
         embed.register_forward_pre_hook(turned)
         return loaded
 
-    monkeypatch.setattr("attnscope.engine.run.load_model", shifted)
+    monkeypatch.setattr("attnscope.engine.executors.held.load_model", shifted)
     results = run(settings(folder, texts, tmp_path, swap=False), progress=False, say=lambda text: None)
     ((skipped),) = results.provenance["skipped"]
     assert "the check replaced_tokens does not hold: 16, where at most 0" in skipped["reason"]

@@ -9,9 +9,9 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.metrics import measure as measuring
 from attnscope.metrics import plan as planning
 from attnscope.metrics.discovery import found
+from attnscope.metrics.requests import metric_names
 
 SCALES = torch.linspace(0, 1, 5, dtype=torch.float64)
 
@@ -55,7 +55,7 @@ NEEDS_MORE = (
     *("sink_removal", "geometric_semantic_alignment", "reference_influence"),
     *("entropy_magnitude_correlation", "scale_sensitivity"),
 )
-SIMPLE = [name for name in measuring.metric_names() if name not in NEEDS_MORE]
+SIMPLE = [name for name in metric_names() if name not in NEEDS_MORE]
 
 
 @pytest.mark.parametrize("name", SIMPLE)

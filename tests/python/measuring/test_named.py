@@ -17,5 +17,5 @@ def test_a_result_names_its_fields_with_dtype_and_shape():
     shown = shown_by_shape(Pair)
     assert shown is Pair
     pair = shown(torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), [1, 2])
-    assert repr(pair) == "Pair(value=float32[2, 3], count=int64[], kept=[1, 2])"
-    assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=int64[], kept=[1, 2])]"
+    assert repr(pair) == "Pair(value=float32[2, 3], count=0, kept=[1, 2])"
+    assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=0, kept=[1, 2])]"

@@ -13,6 +13,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     first_model,
     layers_below,
+    legend,
     level,
 )
 
@@ -40,7 +41,7 @@ def sensitivity_by_depth(results: Tables, options: Options) -> Drawn:
             ax.set_yscale("log")
         ax.set_ylabel(label)
         layers_below(ax)
-    axes[0][0].legend()
+    legend(axes[0][0])
     count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
     return captioned(
         figure_,
@@ -72,11 +73,12 @@ def readout_by_depth(results: Tables, options: Options) -> Drawn:
             )
             axes[0][1].plot(rows["layer"], rows["top_share"], color=shades[contrast], linestyle=":")
     level(axes[0][0], 1)
-    level(axes[0][1], float(table[table["k"] == k]["chance"].iloc[0]))
+    for chance in table[table["k"] == k]["chance"].dropna().unique()[:1]:
+        level(axes[0][1], float(chance))
     axes[0][0].set_yscale("log")
     axes[0][0].set_ylabel("readout gain")
     axes[0][1].set_ylabel(f"share in the top {k} directions")
-    axes[0][0].legend()
+    legend(axes[0][0])
     for ax in axes[0]:
         layers_below(ax)
     return captioned(
@@ -108,7 +110,7 @@ def refusal_slope(results: Tables, options: Options) -> Drawn:
         level(ax, 0)
         ax.set_ylabel(label)
         layers_below(ax)
-    axes[0][0].legend()
+    legend(axes[0][0])
     return captioned(
         figure_,
         "Derivatives along the whole mean difference, means over prompts; bands: 95 % of differences of "
@@ -141,8 +143,8 @@ def lens(results: Tables, options: Options) -> Drawn:
             )
         ax.set_ylabel(label)
         layers_below(ax)
-    axes[0][0].legend()
-    count = int(table.groupby("bucket")["sample"].nunique().min())
+    legend(axes[0][0])
+    count = int(table.groupby("bucket")["sample"].nunique().min()) if table["bucket"].notna().any() else 0
     return captioned(
         figure_, f"Means over prompts, at least {count} of each bucket; bands: 95 %. The last layer is the "
         "model's own output.", more,

@@ -13,6 +13,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     first_model,
     layers_below,
+    legend,
     level,
 )
 
@@ -43,7 +44,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
             ax.plot(other.index, other, color=shades[bucket], linestyle="--", linewidth=1)
     ax.set_ylabel(f"local dimension (k = {k})")
     ax.set_title(f"buckets (n = {int(own['n'].max())} each)")
-    ax.legend()
+    legend(ax)
     ax = axes[0][1]
     for contrast, rows in tests[tests["k"] == k].groupby("contrast", sort=False):
         rows = rows.sort_values("layer")
@@ -98,7 +99,7 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
         ax.set_title(f"layer {layer}")
         ax.set_xlabel("neighbours k")
     axes[0][0].set_ylabel("ratio of local dimensions")
-    axes[0][0].legend()
+    legend(axes[0][0])
     return captioned(
         figure_,
         f"Grey: 95 % of exchanged labellings; n = {int(table['n_pairs'].max())} prompts of each bucket. Few "
@@ -131,7 +132,7 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
         ax.set_xlim(0, largest)
         ax.set_title(title)
         ax.set_xlabel("scale")
-    axes[0][0].legend()
+    legend(axes[0][0])
     return captioned(
         figure_,
         f"Layer {layer}, {int(table['n'].max())} prompts a bucket; dotted: clouds of the same covariance. "

@@ -51,6 +51,12 @@ def layers_below(ax: Axes) -> None:
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
 
 
+def legend(ax: Axes) -> None:
+    """A legend of what has a name, where anything has."""
+    if ax.get_legend_handles_labels()[1]:
+        ax.legend()
+
+
 def level(ax: Axes, value: float) -> None:
     """A dashed line at what nothing gives."""
     ax.axhline(value, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))

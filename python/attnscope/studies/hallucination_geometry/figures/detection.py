@@ -12,6 +12,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     figure,
     first_model,
     layers_below,
+    legend,
     level,
 )
 
@@ -124,7 +125,7 @@ def training(results: Tables, options: Options) -> Drawn:
     axes[0][0].set_xscale("symlog", linthresh=1)
     axes[0][0].set_xlabel("step")
     axes[0][0].set_ylabel("best excess of AUC")
-    axes[0][0].legend()
+    legend(axes[0][0])
     return captioned(figure_, "The layer of the largest excess at each step; bands: 95 % over templates.")
 
 
@@ -175,7 +176,7 @@ def published(results: Tables, options: Options) -> Drawn:
     level(ax, 1)
     ax.set_xlabel("depth")
     ax.set_ylabel(f"dimension, {other} / factual")
-    ax.legend()
+    legend(ax)
     return captioned(
         figure_,
         "The paper's prompts differ in template, length and number between buckets; those of this run need "
