@@ -77,7 +77,7 @@ def _control(results: Tables, model: str) -> list[str]:
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     above = [str(layer) for layer in means.index if layer >= 1 and means[layer] > 3 * errors[layer]]
     why = (
-        f" Layer {', '.join(above)} lies above 0: attention that is nearly uniform gives query i about "
+        f" Above 0: layer {', '.join(above)}. Attention that is nearly uniform gives query i about "
         "1/(i + 1) of the first token, so that the mask writes positions into the states that later layers "
         "read."
         if above
