@@ -18,12 +18,9 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
-WHOLES = ("attention_likelihood", "measure", "second_moments", "study", "threads", "weight_deltas", "whole")
-LONG = {
-    "attention_likelihood",
-    "study",
-    "whole",
-}  # models and whole analyses, which a quick run is too short for
+# Models and whole analyses, which a quick run is too short for.
+LONG = {"attention_likelihood", "study", "sweep", "whole"}
+WHOLES = (*sorted({*LONG, "measure", "second_moments", "threads", "weight_deltas"}),)
 
 
 def names() -> list[str]:

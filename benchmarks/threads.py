@@ -42,10 +42,13 @@ def main() -> None:
     for n in sizes(benchmark, (32, 64, 128), (64,)):
         attention = synthetic_maps("peaky", n, 1000)
         dense = laplacians(attention[:40])
+        scores = attention.clamp_min(torch.finfo(attention.dtype).tiny).log()
         calls: dict[str, Callable[[], Any]] = {
             "fiedler_value": lambda attention=attention: asc.fiedler_value(attention),
             "graph_statistics": lambda attention=attention: asc.graph_statistics(attention, 0.05).density,
             "attention_entropy": lambda attention=attention: asc.attention_entropy(attention),
+            "toeplitz_split": lambda scores=scores: asc.toeplitz_split(scores).variance.nan_to_num(),
+            "mask_only": lambda scores=scores: asc.mask_only(scores).attention,
         }
         for name, call in calls.items():
             benchmark.compare(

@@ -73,7 +73,14 @@ def make_results(token: str = "a", group: str = "copying", steps: tuple[int, ...
                         for t in THRESHOLDS
                     ]
     baselines = [
-        {"n_tokens": N, "metric": metric, "value": number, "kind": "uniform_causal", "threshold": threshold}
+        {
+            "n_tokens": N,
+            "metric": metric,
+            "value": number,
+            "kind": "uniform",
+            "support": "causal",
+            "threshold": threshold,
+        }
         for metric, number, threshold in [
             ("fiedler_value", 0.5, np.nan),
             ("participation_ratio", 2.5, np.nan),

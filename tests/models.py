@@ -79,6 +79,10 @@ def _build(name: str) -> tuple[str, str, dict[str, Any]]:
         "forced_eos_token_id": None,
     }
     experts = {"num_local_experts": 4, "num_experts_per_tok": 2}
+    layered = {"vocab_size": VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
+    layered |= {"num_hidden_layers": 3, "num_attention_heads": 4}
+    local = ["sliding_attention", "full_attention", "sliding_attention"]
+    special = {"bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
     table: dict[str, tuple[str, str, dict[str, Any]]] = {
         "llama": ("LlamaConfig", "LlamaForCausalLM", _decoder()),
         "mistral": ("MistralConfig", "MistralForCausalLM", _decoder(sliding_window=7)),
@@ -89,6 +93,16 @@ def _build(name: str) -> tuple[str, str, dict[str, Any]]:
             "Gemma2Config",
             "Gemma2ForCausalLM",
             _decoder(head_dim=24, sliding_window=7, num_hidden_layers=4),
+        ),
+        "gemma3": (
+            "Gemma3TextConfig",
+            "Gemma3ForCausalLM",
+            {**layered, "num_key_value_heads": 2, "head_dim": 12, "sliding_window": 7, "layer_types": local},
+        ),
+        "modernbert": (
+            "ModernBertConfig",
+            "ModernBertForMaskedLM",
+            {**layered, "local_attention": 14, "global_attn_every_n_layers": 3, **special},
         ),
         "gpt2": ("GPT2Config", "GPT2LMHeadModel", gpt),
         "gpt2_scaled": ("GPT2Config", "GPT2LMHeadModel", {**gpt, "scale_attn_by_inverse_layer_idx": True}),
@@ -162,6 +176,15 @@ def _build(name: str) -> tuple[str, str, dict[str, Any]]:
     }
     return table[name]
 
+
+#: What the queries of each layer see, by model: windows, and layers of different kinds.
+LAYER_KINDS = {
+    "llama": ["causal"] * 3,
+    "mistral": ["window 7"] * 3,
+    "gemma3": ["window 7", "causal", "window 7"],
+    "modernbert": ["full", "window 7+7", "window 7+7"],
+    "gpt_oss": ["window 7", "causal"],
+}
 
 CAUSAL = (
     "llama",

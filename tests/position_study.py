@@ -15,6 +15,8 @@ QUICK = {
     "leakage_samples": 4,
     "bands": 3,
 }
+#: Of the run that tests share.
+WHOLE = {"keep_sums": True, "lengths": [8, 16]}
 
 
 def settings(folder, texts, output, *, name="a", samples=TEXTS, block=4, protocols="both", **options):

@@ -129,7 +129,9 @@ def make_study(
         for metric, value in BASELINES.items():
             for model, step in checkpoints:
                 add(
-                    "baselines", n_tokens=N, metric=metric, value=value * DRIFT[kind], kind=kind,
+                    "baselines", n_tokens=N, metric=metric, value=value * DRIFT[kind],
+                    kind=kind.partition("_")[0] if kind.startswith("uniform") else kind,
+                    support=kind.partition("_")[2] if kind.startswith("uniform") else "",
                     threshold=np.nan, protocol="exact", scope="heads" if model else "any", model=model,
                     revision=f"step{step}" if model and step >= 0 else "", step=step if model else -1,
                     std=0.01 if model else 0.0, count=SAMPLES if model else 0,

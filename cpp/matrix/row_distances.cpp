@@ -13,7 +13,7 @@ namespace {
 // Points whose differences are summed side by side: kAcross rows with kDown earlier ones.
 constexpr Index kAcross = 4;
 constexpr Index kDown = 2;
-// Numbers of a point that are summed before the next point's: those of all points stay in the cache.
+// Numbers of a point that are summed before the next point's, so that all stay in the cache.
 constexpr Index kChunk = 512;
 constexpr Index kLine = 8;
 

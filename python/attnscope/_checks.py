@@ -7,6 +7,7 @@ import math
 import operator
 import warnings
 from collections.abc import Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +171,11 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
             is not dense.
     """
     try:
-        tensor = torch.as_tensor(value, dtype=dtype)
+        with warnings.catch_warnings() if _is_read_only(value) else nullcontext():
+            if _is_read_only(value):
+                # torch warns of memory that must not be written, and nothing here writes into an argument
+                warnings.filterwarnings("ignore", "The given NumPy array is not writable")
+            tensor = torch.as_tensor(value, dtype=dtype)
     except (TypeError, RuntimeError, OverflowError) as error:
         raise TypeError(f"{function}: {name} is not a tensor of numbers: {error}") from None
     except ValueError as error:
@@ -180,6 +185,11 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     if tensor.layout != torch.strided or tensor.is_nested:
         raise ValueError(f"{function}: {name} must be a dense tensor, got layout {tensor.layout}")
     return tensor
+
+
+def _is_read_only(value: Any) -> bool:
+    """Whether it is an array that must not be written, as pandas gives the columns of its tables."""
+    return isinstance(value, np.ndarray) and not value.flags.writeable
 
 
 def thresholds_argument(function: str, thresholds: Any, attention: Attention) -> torch.Tensor:

@@ -9,7 +9,7 @@
 // Distances of points and subsets of them.
 namespace attnscope::fuzz {
 
-// A symmetric matrix of finite numbers that are not negative, 0 on the diagonal; rows may lie apart.
+// A symmetric matrix of finite numbers, none negative, 0 on the diagonal; rows may lie apart.
 template <class Scalar>
 class Distances {
  public:

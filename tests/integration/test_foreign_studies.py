@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,22 +19,13 @@ from attnscope.engine import discovery
 from attnscope.engine.config import ConfigError
 from attnscope.engine.run import resume, run
 from folders import sentences, series
+from foreign import NAMES, content, settings, site
 from launcher import Launcher
-
-STUDIES = Path(__file__).resolve().parents[1] / "studies"
-NAMES = sorted(path.name for path in STUDIES.iterdir() if (path / "study.py").is_file())
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    """A folder on the path that tells of the studies as an installed distribution does."""
-    home = tmp_path_factory.mktemp("site")
-    about = home / "foreign_studies-0.1.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-studies\nVersion: 0.1\n", "utf-8")
-    lines = "".join(f"{name} = {name}\n" for name in NAMES)
-    (about / "entry_points.txt").write_text(f"[attnscope.studies]\n{lines}", "utf-8")
-    return [str(home), str(STUDIES)]
+    return site(tmp_path_factory.mktemp("site"))
 
 
 @pytest.fixture(autouse=True)
@@ -51,17 +41,6 @@ def found(installed, monkeypatch):
 def inputs(tmp_path_factory):
     home = tmp_path_factory.mktemp("inputs")
     return series(home / "growing", steps=(0, 2, 10)), sentences(home / "texts.txt", 5, shortest=5)
-
-
-def settings(name, inputs, output, **options):
-    texts = {} if name == "weight_changes" else {"texts": str(inputs[1])}
-    return asc.Study(
-        study=name, models=str(inputs[0]), output=str(output), name="a", block=2, options=options, **texts
-    )
-
-
-def content(folder):
-    return {path.name: path.read_bytes() for path in sorted((folder / "tables").iterdir())}
 
 
 @pytest.fixture(scope="module")

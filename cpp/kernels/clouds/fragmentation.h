@@ -20,10 +20,10 @@ struct FragmentationWorkspace {
   std::vector<Index> sizes;
 };
 
-// Mean length of the finite bars of H0 over the median distance of pairs, of the points that `member`
-// marks (all where it is null); `distances` is symmetric, finite and not negative. 1 where all pairs
-// are equally far apart, lower the more clustered; NaN for fewer than two points or where the median
-// is 0. What a subset gives is what its own matrix gives, bit for bit. Cost O(n²).
+// Mean length of the finite bars of H0 over the median distance of pairs, of the points that
+// `member` marks (all where it is null); `distances` is symmetric, finite and not negative. 1 where
+// all pairs are equally far apart, lower the more clustered; NaN for fewer than two points or where
+// the median is 0. What a subset gives is what its own matrix gives, bit for bit. Cost O(n²).
 template <class Scalar>
 double fragmentation(const MatrixView<Scalar>& distances, const bool* member,
                      FragmentationWorkspace& workspace);

@@ -17,7 +17,7 @@ struct Neighbours {
   std::vector<std::int32_t> index;  // [n, n]: neighbours of each point
   std::vector<double> log;          // [n, n]: of their distances
   std::vector<Index> count;         // [n]: how many are kept of each
-  // Other points at distance 0, in rows: those of point i are equal[equal_begin[i], equal_begin[i + 1]).
+  // Other points at distance 0: those of point i stand from equal_begin[i] to equal_begin[i + 1].
   std::vector<std::int32_t> equal;
   std::vector<Index> equal_begin;
 };
@@ -43,12 +43,12 @@ void sort_neighbours(const MatrixView<Scalar>& distances, const std::int64_t* gr
                      NeighbourScratch& scratch);
 
 // The local dimension of a subset of the points (all where `member` is null): for every k of
-// `neighbours_k` [count >= 1], each >= 2, S_i = Σ_{j<k} log(r_k/r_j) over the k nearest
-// members, and value = Σ (k − 1)/Σ S_i over the `used` points with k neighbours and S_i > 0, NaN
-// where there is none; `tied` points have S_i = 0. `points` [count, n] gets (k − 2)/S_i, and keeps
-// what it holds at other points and for k = 2. Returns how many members equal another member.
-// What a subset gives is what a cloud of it alone gives, bit for bit. Cost O(n·k) where members are
-// not rare, at worst O(n²).
+// `neighbours_k` [count >= 1], each >= 2, S_i = Σ_{j<k} log(r_k/r_j) over the k nearest members,
+// and value = Σ (k − 1)/Σ S_i over the `used` points with k neighbours and S_i > 0, NaN where there
+// is none; `tied` points have S_i = 0. `points` [count, n] gets (k − 2)/S_i, and keeps what it
+// holds at other points and for k = 2. Returns how many members equal another member. What a subset
+// gives is what a cloud of it alone gives, bit for bit. Cost O(n·k) where members are not rare, at
+// worst O(n²).
 struct LocalDimensionResult {
   double* value;
   double* points;
@@ -56,11 +56,12 @@ struct LocalDimensionResult {
   std::int64_t* tied;
 };
 Index local_dimension(const Neighbours& neighbours, const bool* member, const Index* neighbours_k,
-                      Index count, const LocalDimensionResult& result, std::vector<double>& scratch);
+                      Index count, const LocalDimensionResult& result,
+                      std::vector<double>& scratch);
 
-// (N − 1)/Σ log(r_2/r_1) over the N members with two neighbours, NaN where N < 2 or all are tied. With
-// `discard` > 0 the slope through the origin of −log(1 − i/N) on the ascending log ratios, without
-// that fraction of the largest.
+// (N − 1)/Σ log(r_2/r_1) over the N members with two neighbours, NaN where N < 2 or all are tied.
+// With `discard` > 0 the slope through the origin of −log(1 − i/N) on the ascending log ratios,
+// without that fraction of the largest.
 double two_nn(const Neighbours& neighbours, const bool* member, double discard,
               std::vector<double>& scratch);
 

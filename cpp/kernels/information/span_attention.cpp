@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/information/span_attention.h"
 
-#include <algorithm>
 #include <limits>
 
 #include "matrix/matrix_reading.h"
@@ -46,7 +45,7 @@ struct Inside {
 template <class Scalar>
 Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index i, Index start, Index stop) {
   Inside found;
-  for (Index j = start; j < std::min(stop, support.end(i, attention.rows())); ++j) {
+  for (Index j = start; j < stop; ++j) {
     found.mass += entry(attention, support, i, j);
     found.seen += support.visible(i, j) ? 1 : 0;
   }
@@ -77,9 +76,8 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     out.share += own.mass;
     out.uniform += uniform_share(i, own.seen);
     out.diagonal += entry(attention, support, i, i);
-    const Index end = support.end(i, n);
     add(attention, support, i, 0, start, special, special_stride, rest);
-    add(attention, support, i, stop, end, special, special_stride, rest);
+    add(attention, support, i, stop, n, special, special_stride, rest);
   }
   Index queries = 0;
   for (Index i = 0; i < n; ++i) {

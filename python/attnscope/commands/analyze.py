@@ -21,9 +21,10 @@ from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
 from attnscope.metrics.discovery import found
-from attnscope.metrics.measure import measure_quantities, requests_of
+from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.metrics.requests import requests_of
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 

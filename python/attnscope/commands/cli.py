@@ -7,6 +7,7 @@ Nothing heavy is imported before a command runs, so that help and version come a
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -52,7 +53,7 @@ def metrics(
     name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric; without it, all are listed.")] = "",
     as_json: Json = False,
 ) -> None:
-    """Print what a metric is: definition, arguments, reference, and a closed-form answer.
+    """Describe a metric: definition, arguments, reference, and a closed-form answer.
 
     Example: attnscope metrics fiedler_value
     """
@@ -71,13 +72,34 @@ def metrics(
     )
 
 
-def configs(as_json: Json = False) -> None:
-    """List the studies that come with the package, and the analyses that NAME:ANALYSIS picks out of them.
+def configs(
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME]", help="A packaged study; without it, all are listed.")
+    ] = "",
+    as_json: Json = False,
+) -> None:
+    """List the studies that come with the package and the analyses of NAME:ANALYSIS, or print one as YAML.
 
-    Example: attnscope configs
+    Example: attnscope configs phi-2
     """
-    from attnscope.engine.packaged import analyses, analysis_keys, catalogue
+    from attnscope._nearest import nearest
+    from attnscope.engine.packaged import (
+        analyses,
+        analysis_keys,
+        catalogue,
+        is_packaged,
+        packaged,
+        packaged_text,
+    )
+    from attnscope.engine.schema import MissingError
 
+    if name:
+        if not is_packaged(name):
+            raise MissingError(f"there is no packaged study {name!r}{nearest(name, packaged())}")
+        typer.echo(
+            json.dumps({"name": name, "yaml": packaged_text(name)}) if as_json else packaged_text(name)
+        )
+        return
     found, parts = catalogue(), {name: analysis_keys(name) for name in analyses()}
     if as_json:
         typer.echo(json.dumps({"studies": [vars(one) for one in found], "analyses": parts}))
@@ -89,6 +111,22 @@ def configs(as_json: Json = False) -> None:
     typer.echo("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
     for name, keys in parts.items():
         typer.echo(f"{name:<{width}}  {keys['texts.samples']} sentences, at most {keys['max_tokens']} tokens")
+
+
+def init(
+    study: Annotated[str, typer.Argument(metavar="[STUDY]", help="Which study; the default one.")] = "",
+    output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("study.yaml"),
+) -> None:
+    """Write a YAML file with every setting of a study, its type, meaning and default.
+
+    Example: attnscope init absolute_position -o position.yaml
+    """
+    from attnscope.commands.settings import written
+
+    if output.exists():
+        raise typer.BadParameter(f"{output} is there already; choose another name with --output")
+    output.write_text(written(study), encoding="utf-8")
+    typer.echo(f"{output}: name the model and the texts in it, then: attnscope run {output}")
 
 
 def doctor(as_json: Json = False) -> None:
@@ -116,9 +154,9 @@ def doctor(as_json: Json = False) -> None:
 
 
 for command in (
-    *(runs.run, runs.resume, runs.demo),
+    *(runs.run, runs.resume, runs.gather, runs.slurm, runs.demo),
     *(stored.report, stored.figures, stored.tables, stored.compare, stored.view),
-    *(metrics, configs, doctor),
+    *(metrics, configs, init, doctor),
 ):
     app.command()(exits(command))
 

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import doctest
 import math
 import os
 from collections.abc import Sequence
@@ -11,6 +12,7 @@ from importlib import metadata
 
 import torch
 
+from attnscope.commands.catalogue import first_lines
 from attnscope.metrics.discovery import found
 from attnscope.metrics.quantity import Quantity
 
@@ -88,8 +90,10 @@ def examine() -> list[Check]:
         _instruction_set(_isa.live(), _isa.runnable()[0]),
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
-    for name, quantities in _by_metric().items():
+    numbers = _by_metric()
+    for name, quantities in numbers.items():
         checks.append(_holds(name, quantities))
+    checks += [_example_holds(name) for name in first_lines() if name not in numbers]
     return checks
 
 
@@ -134,6 +138,18 @@ def _by_metric() -> dict[str, list[Quantity]]:
             name = one.name if source.startswith("_") else source
         groups.setdefault(name if one.protocol == "exact" else f"{one.protocol}.{name}", []).append(one)
     return groups
+
+
+def _example_holds(name: str) -> Check:
+    """Whether a function that gives more than numbers answers as its docstring says."""
+    import attnscope
+
+    finder, runner = doctest.DocTestFinder(recurse=False), doctest.DocTestRunner(verbose=False)
+    failed = sum(
+        runner.run(test, out=lambda text: None).failed for test in finder.find(getattr(attnscope, name), name)
+    )
+    answer = "as in its example" if not failed else f"{failed} lines of its example differ"
+    return Check(name, not failed, answer, remedy=REBUILD)
 
 
 def _holds(name: str, quantities: list[Quantity]) -> Check:

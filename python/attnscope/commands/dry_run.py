@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -71,11 +71,15 @@ class Estimate:
         return "\n".join(lines)
 
 
-def dry_run(study: Study) -> Estimate:
+def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> Estimate:
     """Plans a study and measures a few sentences of every model, without writing anything.
 
     The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
     time of the others is interpolated in their length. Of texts of one length a whole unit is run.
+
+    Args:
+        study: its settings.
+        say: gets what the study expects, before any weight is read.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
@@ -84,6 +88,9 @@ def dry_run(study: Study) -> Estimate:
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
     plan = engine.prepare()
+    expected = engine.study.expects(plan)
+    for line in expected:
+        say(line)
     seconds, peak = 0.0, resident_bytes()
     reading = [unit for unit in plan.units if unit.inputs]
     kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
@@ -103,7 +110,7 @@ def dry_run(study: Study) -> Estimate:
         layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
-        notes=[*plan.notes, *engine.study.expects(plan)],
+        notes=[*plan.notes, *expected],
         skipped=plan.skipped,
     )
 

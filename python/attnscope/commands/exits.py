@@ -31,6 +31,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
     def wrapped(*args: P.args, **options: P.kwargs) -> R:
         from attnscope.engine.config import ConfigError
         from attnscope.engine.disk.lock import FolderLocked
+        from attnscope.engine.executors.executor import UnitsFailed
         from attnscope.engine.schema import MissingError, ResultsError
         from attnscope.engine.stop import Interrupted
         from attnscope.models import LoadError
@@ -53,7 +54,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
             # whoever reads the output has enough of it (`| head`); what Python still holds back goes nowhere
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
             raise typer.Exit(128 + signal.SIGPIPE) from None
-        except (OSError, LoadError, FolderLocked, ResultsError) as error:
+        except (OSError, LoadError, FolderLocked, ResultsError, UnitsFailed) as error:
             say(f"error: {words(error)}")
             raise typer.Exit(FAILED) from None
 

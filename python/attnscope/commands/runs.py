@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -14,8 +15,13 @@ from attnscope.commands.exits import SKIPPED, Draw, Folder, Json, Quiet, say, si
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Study
+    from attnscope.engine.executors.executor import Executor
     from attnscope.engine.results import Results
     from attnscope.plots import LeftOut
+
+Ray = Annotated[
+    str, typer.Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
+]
 
 
 def run(
@@ -42,12 +48,14 @@ def run(
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
     samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,
     sampling: Annotated[
-        Literal["first", "random", "paper"] | None, typer.Option(help="By which rule they are chosen.")
-    ] = None,
+        str, typer.Option(help="By which rule they are chosen: first, random, or one of the study.")
+    ] = "",
     block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
     name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
     output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
-    protocol: Annotated[Literal["exact", "ruscio2025", "both"] | None, typer.Option()] = None,
+    protocol: Annotated[
+        str, typer.Option(help="exact, one that the study declares, or both: all of them.")
+    ] = "",
     bos: Annotated[
         Literal["keep", "drop", "replace"] | None, typer.Option(help="What becomes of BOS.")
     ] = None,
@@ -60,17 +68,23 @@ def run(
     plan_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
     ] = False,
+    shard: Annotated[
+        str, typer.Option(metavar="I/N", help="Do share I of N of the units; `attnscope gather` joins them.")
+    ] = "",
+    ray: Ray = "",
     draw: Draw = True,
     quiet: Quiet = False,
     as_json: Json = False,
 ) -> None:
-    """Do a study: tables, figures and report.html in runs/NAME.
+    """Run a study: tables, figures and report.html in runs/NAME.
 
     Example: attnscope run attention_sinks --model gpt2 --texts sentences.csv --column text --samples 100
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import run as run_study
 
+    if shard and ray:
+        raise typer.BadParameter("give --shard or --ray, not both")
     values: dict[str, Any] = {}
     if model:
         values["models"] = [{"path": path, "revisions": revision or []} for path in model]
@@ -80,7 +94,7 @@ def run(
         "block": block,
         "name": name or None,
         "output": output or None,
-        "protocols": protocol,
+        "protocols": protocol or None,
         "bos": bos,
         "seed": seed,
         "max_memory": max_memory or None,
@@ -99,19 +113,85 @@ def run(
     if plan_only:
         _plan(study, as_json)
         return
-    results = run_study(study, progress=not quiet, say=silent if quiet else None)
-    _finished(results, quiet, as_json, draw)
+    shown: dict[str, Any] = {"progress": not quiet, "say": silent if quiet else None}
+    if shard:
+        _shard(study, shard, as_json, shown)
+        return
+    finished(run_study(study, **shown, executor=_cluster(ray)), quiet, as_json, draw)
 
 
-def resume(folder: Folder, draw: Draw = True, quiet: Quiet = False, as_json: Json = False) -> None:
-    """Go on with a run that was stopped or killed, from its first missing unit.
+def resume(
+    folder: Folder, ray: Ray = "", draw: Draw = True, quiet: Quiet = False, as_json: Json = False
+) -> None:
+    """Resume a run that was stopped or killed, from its first missing unit.
 
     Example: attnscope resume runs/attention_sinks-gpt2
     """
     from attnscope.engine.run import resume as resume_study
 
-    results = resume_study(folder, progress=not quiet, say=silent if quiet else None)
-    _finished(results, quiet, as_json, draw)
+    say_no_more = silent if quiet else None
+    results = resume_study(folder, progress=not quiet, say=say_no_more, executor=_cluster(ray))
+    finished(results, quiet, as_json, draw)
+
+
+def gather(
+    folders: Annotated[list[Path], typer.Argument(metavar="DIR...", help="A run folder, or its shards.")],
+    into: Annotated[Path | None, typer.Option(help="The run folder; the one of the shards.")] = None,
+    draw: Draw = True,
+    quiet: Quiet = False,
+    as_json: Json = False,
+) -> None:
+    """Make one run of its shards: tables, figures and report.html.
+
+    Example: attnscope gather runs/attention_sinks-gpt2
+    """
+    from attnscope.engine.executors.shards import gather as gather_shards
+
+    results = gather_shards(folders, into=into, progress=not quiet, say=silent if quiet else None)
+    finished(results, quiet, as_json, draw)
+
+
+def slurm(
+    config: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
+    array: Annotated[int, typer.Option(min=1, help="How many shards.")],
+    time: Annotated[str, typer.Option(help="Limit of each shard.")] = "24:00:00",
+    assignments: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+    ] = None,
+) -> None:
+    """Print a Slurm script that does a study in an array of shards.
+
+    Example: attnscope slurm study.yaml --array 8 > sweep.sh && bash sweep.sh
+    """
+    from attnscope.engine.executors.slurm import slurm_script
+
+    typer.echo(slurm_script(config, array, overrides=assignments or [], time=time), nl=False)
+
+
+def _cluster(address: str) -> Executor | None:
+    """The executor of a Ray cluster, None where no address is given."""
+    if not address:
+        return None
+    from attnscope.engine.executors.cluster import Cluster
+
+    return Cluster(address)
+
+
+def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> None:
+    from attnscope.engine.executors.shards import gather_command, run_shard
+
+    done = run_shard(study, shard, **shown)
+    if as_json:
+        whole = {**vars(done), "folder": str(done.folder), "run": str(done.run)}
+        typer.echo(json.dumps(whole, ensure_ascii=False))
+    elif shown["say"] is None:
+        say(f"shard {shard}: {done.stored} units stored in {done.folder}")
+        if done.left:
+            say(f"{done.left} units wait for other shards: when all are done, start every shard once more")
+        say(f"when all shards are done: {gather_command(done.run)}")
+    if done.skipped:
+        raise typer.Exit(SKIPPED)
 
 
 def demo(
@@ -131,13 +211,13 @@ def demo(
 def _plan(study: Study, as_json: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    estimate = dry_run(study)
+    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo)
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
 
 
-def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
+def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
     skipped = results.provenance.get("skipped", [])
     left_out: list[LeftOut] = []
     report = _drawn(results, quiet or as_json, left_out) if draw else None
@@ -154,6 +234,13 @@ def _finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         typer.echo(f"{results!r}")
         if report is not None:
             typer.echo(f"report: {report}")
+        folder = shlex.quote(str(results.path))
+        for command, words in (
+            (f"attnscope view {folder}", "every head as a picture"),
+            (f"attnscope tables {folder}", "the numbers"),
+            (f"attnscope figures {folder} --width single --format pdf", "for a paper"),
+        ):
+            typer.echo(f"  {command:<60} {words}")
     if skipped:
         names = ", ".join(entry["checkpoint"] for entry in skipped)
         say(f"finished, {len(skipped)} checkpoint{'s' if len(skipped) > 1 else ''} skipped: {names}")
@@ -168,8 +255,15 @@ def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | Non
         if not quiet:
             say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
         return None
-    results.figures(left_out=left_out)
+    from attnscope.plots import draw_all
+
+    drawn = draw_all(results, left_out=left_out, say=None if quiet else say)
+    results.figures(drawn=drawn, left_out=left_out)
     for one in left_out:
         if one.failed or not quiet:
             say(str(one))
-    return Path(results.report())
+    if results.path is not None and "heads" in results.tables():
+        from attnscope.view import view
+
+        view(results).save(results.path / "view.html")
+    return Path(results.report(drawn=drawn, left_out=left_out))

@@ -44,16 +44,33 @@ def figures(
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
     ] = None,
+    formats: Annotated[
+        list[str] | None, typer.Option("--format", help="pdf, png, svg, eps, ...; may be repeated.")
+    ] = None,
+    width: Annotated[str, typer.Option(help="single (3.4 in), double (7 in), or inches.")] = "double",
+    font: Annotated[str, typer.Option(help="A family of letters, such as serif.")] = "",
+    font_size: Annotated[float, typer.Option(help="Points, of labels.")] = 8.0,
+    palette: Annotated[str, typer.Option(help="Colours in the place of the style's, comma separated.")] = "",
+    labels: Annotated[
+        list[str] | None, typer.Option("--label", help="OLD=NEW words; may be repeated.")
+    ] = None,
+    letters: Annotated[bool, typer.Option("--letters", help="Letter the panels a, b, c.")] = False,
+    dpi: Annotated[float | None, typer.Option(help="Of PNG; 200.")] = None,
+    listed: Annotated[bool, typer.Option("--list", help="Only say what figures there are.")] = False,
 ) -> None:
-    """Draw the figures of a run as PDF and PNG.
+    """Draw the figures of a run, with their captions for LaTeX.
 
-    Example: attnscope figures runs/demo
+    Example: attnscope figures runs/demo depth sink_maps --width single --font serif --format pdf
     """
     from attnscope._nearest import nearest
     from attnscope.engine.results import load
     from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
+    if listed:
+        for name, figure in figures_of(load(folder)).items():
+            typer.echo(f"{name:<22} {figure.caption}")
+        return
     results = load(folder)
     left_out: list[LeftOut] = []
     own = figures_of(results)
@@ -61,7 +78,21 @@ def figures(
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
     try:
-        files = results.figures(output, names or None, left_out=left_out)
+        files = results.figures(
+            output,
+            names or None,
+            left_out=left_out,
+            formats=formats or ("pdf", "png"),
+            dpi=dpi,
+            width=width,
+            font=font,
+            font_size=font_size,
+            palette=[color.strip() for color in palette.split(",") if color.strip()],
+            labels=dict(one.partition("=")[::2] for one in labels or ()),
+            letters=letters,
+        )
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
     except NotDrawable as error:
         raise ResultsError(str(error)) from error
     for file in files:
@@ -177,7 +208,7 @@ def view(
         int | None, typer.Option(min=0, help="The sentence whose matrices are shown, captured again; 0.")
     ] = None,
 ) -> None:
-    """Write a page to look at heads with: maps of every metric, and the matrices of a sentence.
+    """Build an interactive page of every head: maps of all metrics, and the matrices of a sentence.
 
     Example: attnscope view runs/demo --sample 0
     """

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: MIT
 """The main job on a fresh machine: a small language model, trained here, and the sink study over it."""
 
-from attnscope.demo.ready import demo_checkpoints
+from attnscope.demo.ready import demo_arm, demo_checkpoints
 from attnscope.demo.run import run_demo
 from attnscope.demo.texts import copying_sequences, text_windows
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
@@ -11,6 +11,7 @@ __all__ = [
     "build_model",
     "checkpoint_steps",
     "copying_sequences",
+    "demo_arm",
     "demo_checkpoints",
     "run_demo",
     "text_windows",

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: MIT
 """One small language model with several ways of telling positions apart, trained by the demo's recipe.
 
-python -m attnscope.demo.encodings [DIRECTORY] [--study absolute_position] [--steps N] trains them, runs a
-study over all of them (by default the wavelet study, over five) and prints what it found.
+python -m attnscope.demo.encodings [DIRECTORY] [--study absolute_position] [--steps N] [--seeds N] trains
+them, runs a study over all of them (by default the wavelet study, over five) and prints what it found.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -187,6 +188,7 @@ def compare_encodings(
     study: str = "wavelet_heads",
     samples: int | None = None,
     steps: int = 256,
+    seeds: int = 1,
     progress: bool = True,
     options: Mapping[str, Any] | None = None,
 ) -> Results:
@@ -200,11 +202,12 @@ def compare_encodings(
         study: "wavelet_heads", over five encodings, or "absolute_position", over all.
         samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
         steps: of each training.
+        seeds: trainings of each encoding; from two on the study compares encodings by their spread.
         progress: bars on a terminal.
         options: of the study besides.
 
     Returns:
-        The stored results, one model per encoding.
+        The stored results, one model per encoding and seed.
 
     Raises:
         ValueError: another study.
@@ -220,10 +223,11 @@ def compare_encodings(
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
     models = []
-    for encoding in ENCODINGS if windows else WAVELET_ENCODINGS:
-        recipe = PositionsRecipe(steps=steps, encoding=encoding)
-        checkpoints = train(root / encoding, recipe, progress=None if progress else False)
-        models.append({"path": str(checkpoints / f"step{steps}"), "label": encoding})
+    for encoding, seed in product(ENCODINGS if windows else WAVELET_ENCODINGS, range(seeds)):
+        recipe = PositionsRecipe(steps=steps, encoding=encoding, seed=seed)
+        label = encoding if seed == 0 else f"{encoding}-{seed}"
+        checkpoints = train(root / label, recipe, progress=None if progress else False)
+        models.append({"path": str(checkpoints / f"step{steps}"), "label": label})
     count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"
     lines = [json.dumps({"text": window}) for window in text_windows(count, _SAMPLES_SEED)]
@@ -289,8 +293,11 @@ if __name__ == "__main__":
     parser.add_argument("directory", nargs="?", default="runs/encodings")
     parser.add_argument("--study", choices=("wavelet_heads", "absolute_position"), default="wavelet_heads")
     parser.add_argument("--steps", type=int, default=256)
+    parser.add_argument("--seeds", type=int, default=1)
     given = parser.parse_args()
-    found = encodings.compare_encodings(given.directory, study=given.study, steps=given.steps)
+    found = encodings.compare_encodings(
+        given.directory, study=given.study, steps=given.steps, seeds=given.seeds
+    )
     wavelet = given.study == "wavelet_heads"
     for line in encodings.summary(found, given.directory) if wavelet else encodings.residual_summary(found):
         print(line)

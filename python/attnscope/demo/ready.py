@@ -10,7 +10,7 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnscope.demo.texts import documentation
-from attnscope.demo.training import Recipe, checkpoint_steps, train
+from attnscope.demo.training import Recipe, checkpoint_steps, train, without_progress_bars
 
 SHORT = Recipe(steps=128)
 """The beginning of the demo's training: half a minute, up to copying and the first sinks."""
@@ -40,13 +40,53 @@ def demo_checkpoints(
 
     from filelock import FileLock
 
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
-    cache.mkdir(parents=True, exist_ok=True)
+    cache = _cache()
     # A changed recipe, and documentation of another Python, is another training.
     identity = json.dumps([asdict(recipe), *documentation()]).encode()
     folder = cache / f"demo-{hashlib.sha256(identity).hexdigest()[:12]}"
     with FileLock(f"{folder}.lock"):
         return train(folder, recipe, progress=progress)
+
+
+def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
+    """The demo's model tuned by one objective from its last checkpoint, trained once and kept in the cache.
+
+    Args:
+        name: of `attnscope.demo.objectives.ARMS`, such as "dpo".
+        steps: of training; 16 take a few seconds.
+        seed: of what is drawn.
+        runs: as in `demo_checkpoints`.
+
+    Returns:
+        A model folder.
+    """
+    from filelock import FileLock
+
+    from attnscope.demo.objectives import Arm
+    from attnscope.demo.tokenizer import byte_tokenizer
+    from attnscope.engine.disk.files import atomic_folder
+
+    start = last_checkpoint(demo_checkpoints(runs))
+    identity = json.dumps([name, steps, seed, str(start.resolve())]).encode()
+    folder = _cache() / f"{name}-{hashlib.sha256(identity).hexdigest()[:12]}"
+    with FileLock(f"{folder}.lock"):
+        if not folder.is_dir():
+            model = Arm(name, start, seed).train(steps)
+            with atomic_folder(folder) as temporary, without_progress_bars():
+                model.save_pretrained(temporary)
+                byte_tokenizer().save_pretrained(temporary)
+    return folder
+
+
+def last_checkpoint(checkpoints: Path) -> Path:
+    """The folder of the last step."""
+    return max(checkpoints.glob("step*"), key=lambda folder: int(folder.name.removeprefix("step")))
+
+
+def _cache() -> Path:
+    folder = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnscope"
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 def _finished(run: Path) -> bool:

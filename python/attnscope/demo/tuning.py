@@ -23,7 +23,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
-from attnscope.demo.ready import demo_checkpoints
+from attnscope.demo.ready import demo_checkpoints, last_checkpoint
 from attnscope.demo.texts import text_windows
 from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import evaluate_loss, without_progress_bars
@@ -80,7 +80,7 @@ def tune(
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
-    base = Path(start) if start is not None else _last_of(demo_checkpoints())
+    base = Path(start) if start is not None else last_checkpoint(demo_checkpoints())
     labels: dict[str, str] = {}
     for seed in range(seeds):
         labels |= _train_seed(root, base, arms, seed, steps, progress)
@@ -155,10 +155,6 @@ def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None
             f"{label}: {steps} steps, loss on held-out text {own['loss']:.3f}, ‖ΔW‖ {own['size']:.2f}",
             flush=True,
         )
-
-
-def _last_of(checkpoints: Path) -> Path:
-    return max(checkpoints.glob("step*"), key=lambda folder: int(folder.name.removeprefix("step")))
 
 
 def _known(root: Path) -> dict[str, dict[str, float]]:

@@ -40,6 +40,14 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
+def _as_text(value: object) -> object:
+    return str(value) if isinstance(value, Path) else value
+
+
+#: Where something lies on the disk, or what the hub calls it.
+Place = Annotated[str, BeforeValidator(_as_text)]
+
+
 def parse_bytes(value: int | str) -> int:
     """Reads ``4GB``, ``512 MiB`` or a number of bytes.
 
@@ -66,7 +74,7 @@ class _Strict(BaseModel):
 class ModelSource(_Strict):
     """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders."""
 
-    path: str = Field(min_length=1)
+    path: Place = Field(min_length=1)
     label: str = ""
     revisions: Annotated[list[str], BeforeValidator(_as_list)] = []
     tokenizer: str = ""
@@ -74,11 +82,6 @@ class ModelSource(_Strict):
     device: str = "auto"
     trust_remote_code: bool = False
     free_disk: bool = False
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _path(cls, value: object) -> object:
-        return str(value) if isinstance(value, Path) else value
 
     @field_validator("revisions", mode="before")
     @classmethod
@@ -90,6 +93,14 @@ class ModelSource(_Strict):
             if isinstance(items, list)
             else items
         )
+
+
+class Workers(_Strict):
+    """What each worker of a cluster takes; of no meaning for the numbers."""
+
+    most: int | None = Field(default=None, ge=1)
+    cpus: int | None = Field(default=None, ge=1)
+    gpus: float | None = Field(default=None, ge=0)
 
 
 class TextSource(_Strict):
@@ -106,13 +117,14 @@ class TextSource(_Strict):
     `builtin:pydoc` takes the sentences of the Python manual's topics, which every Python carries: the same
     on all machines with one version of Python. `builtin:wordnet` takes the example sentences of WordNet, with
     the word of each as the column `lemma`, from the corpus of nltk that is on disk.
+    `builtin:STUDY` takes the prompts that a study comes with.
 
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
     truncated.
     """
 
-    path: str = Field(min_length=1)
+    path: Place = Field(min_length=1)
     column: str = ""
     group: str = "text"
     samples: int | None = Field(default=None, ge=1)
@@ -125,11 +137,6 @@ class TextSource(_Strict):
     min_words: int | None = Field(default=None, ge=1)
     max_words: int | None = Field(default=None, ge=1)
     max_characters: int | None = Field(default=None, ge=1)
-
-    @field_validator("path", mode="before")
-    @classmethod
-    def _path(cls, value: object) -> object:
-        return str(value) if isinstance(value, Path) else value
 
     @field_validator("max_words")
     @classmethod
@@ -172,6 +179,7 @@ class Settings(_Strict):
         max_memory: bound for the attention alive at a time, such as "4GB"; None: a quarter of what is free.
         seed: of every draw: sampling, nulls, replacements.
         output: the folder that run folders are made in.
+        workers: of a cluster: how many at most, and the processors (threads) and GPUs of each.
 
     Raises:
         ConfigError: an unknown key (the nearest right name is given), a value of the wrong type, an option
@@ -194,7 +202,8 @@ class Settings(_Strict):
     block: int = Field(default=16, ge=1)
     max_memory: int | str | None = None
     seed: int = Field(default=0, ge=0)
-    output: str = "runs"
+    output: Place = "runs"
+    workers: Workers = Workers()
 
     def __init__(self, **values: Any) -> None:
         study = _named(str(values.get("study") or default_study()))
@@ -215,11 +224,6 @@ class Settings(_Strict):
     @classmethod
     def _max_memory(cls, value: int | str | None) -> int | None:
         return None if value is None else parse_bytes(value)
-
-    @field_validator("output", mode="before")
-    @classmethod
-    def _output(cls, value: object) -> object:
-        return str(value) if isinstance(value, Path) else value
 
     def to_dict(self) -> dict[str, Any]:
         """The whole configuration, defaults included, as plain data."""
@@ -276,12 +280,12 @@ def read_config(source: str | Path) -> dict[str, Any]:
     try:
         if path.is_file():
             text = path.read_text("utf-8")
+        elif is_packaged(str(source)):
+            text = packaged_text(str(source))
         elif path.suffix in (".yaml", ".yml") or path.name != str(source):
             raise ConfigError(
                 f"{source} is a folder, no study" if path.is_dir() else f"there is no file {source}"
             )
-        elif is_packaged(str(source)):
-            text = packaged_text(str(source))
         else:
             raise ConfigError(
                 f"{source!r} is neither a file nor a packaged study{nearest(str(source), packaged())}"
@@ -371,12 +375,12 @@ def assign(data: dict[str, Any], key: str, value: Any) -> None:
         data[path[0]] = value
         return
     name, *rest = path
-    if name == "options" and len(rest) == 1:
+    if name in ("options", "workers") and len(rest) == 1:
         data[name] = {**(data.get(name) or {}), rest[0]: value}
         return
     if name not in ("models", "texts") or len(rest) > 2:
         raise ConfigError(
-            f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY and options.KEY"
+            f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY, options.KEY and workers.KEY"
         )
     given = _as_list(data.get(name) or [])
     entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload, attr-defined]

@@ -89,5 +89,12 @@ def catalogue() -> list[Packaged]:
 
 
 def _files(folder: str) -> dict[str, Path]:
-    """YAML files in this folder of every study, by name."""
-    return {file.stem: file for one in studies().values() for file in one.path.glob(f"{folder}/*.yaml")}
+    """YAML files in this folder of every study by name: FILE, or FOLDER/FILE of one further down."""
+    found = {}
+    for one in studies().values():
+        home = one.path / folder
+        for file in sorted(home.rglob("*.yaml")):
+            name = file.relative_to(home).with_suffix("").as_posix()
+            if not name.startswith("analyses/"):
+                found[name] = file
+    return found

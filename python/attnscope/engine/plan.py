@@ -8,6 +8,7 @@ import json
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 from attnscope._nearest import nearest
@@ -20,6 +21,8 @@ from attnscope.engine.texts.sources import Sentence, looks_wrapped, read_sentenc
 from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
 from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
+
+Found = dict[int, list[tuple[Checkpoint, str]]]
 
 
 @dataclass
@@ -36,6 +39,8 @@ class Plan:
         notes: what a person should know before trusting the numbers.
         counts: sentences cut, of one token, empty, without BOS; per model label.
         sentences: of all sources.
+        phases: number of barriers before each stage, by its name.
+        found: checkpoints of each model with the fingerprints of their weights, by position.
     """
 
     settings: Settings
@@ -47,7 +52,16 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     counts: dict[str, dict[str, int]] = field(default_factory=dict)
     sentences: list[Sentence] = field(default_factory=list)
+    phases: dict[str, int] = field(default_factory=dict)
+    found: Found = field(default_factory=dict)
+    _read: dict[tuple[Any, ...], tuple[list[Unit], bytes]] = field(default_factory=dict)
     _of: dict[tuple[str, Checkpoint | None], list[Unit]] = field(default_factory=lambda: defaultdict(list))
+
+    @cached_property
+    def decisive(self) -> dict[str, Any]:
+        """The settings that change a number."""
+        without = {"name", "models", "texts", "output", "block", "max_tokens", "workers"}
+        return self.settings.model_dump(exclude=without)
 
     @property
     def tokens(self) -> int:
@@ -72,6 +86,24 @@ class Plan:
     def reads(self, unit: Unit) -> list[Unit]:
         """The units whose tables a unit may read, in the order of the plan."""
         stage = self.stages[unit.stage]
+        if not stage.reads:
+            return []
+        return self._reading(unit, stage)[0]
+
+    def reads_digest(self, unit: Unit) -> bytes:
+        """Changes with any of the units that a unit may read."""
+        return self._reading(unit, self.stages[unit.stage])[1]
+
+    def _reading(self, unit: Unit, stage: Stage) -> tuple[list[Unit], bytes]:
+        """Those units and their digest, made once for all units that read the same ones."""
+        whole = stage.within == "run" or unit.checkpoint is None
+        key = (unit.stage, *(() if whole else (unit.checkpoint, unit.variant, unit.seed)))
+        if key not in self._read:
+            found = self._reads(unit, stage)
+            self._read[key] = found, self.digest_of(found)
+        return self._read[key]
+
+    def _reads(self, unit: Unit, stage: Stage) -> list[Unit]:
         writers = {one.name for one in self.stages.values() if set(one.writes) & set(stage.reads)}
         if stage.within == "run" or unit.checkpoint is None:
             return [one for name in self.stages if name in writers for one in self._of[name, None]]
@@ -100,12 +132,13 @@ class _Series:
     usable: bool = True
 
 
-def make_plan(settings: Settings, study: Study | None = None) -> Plan:
+def make_plan(settings: Settings, study: Study | None = None, found: Found | None = None) -> Plan:
     """Reads the texts, finds the checkpoints, encodes, and cuts every stage into units.
 
     Args:
         settings: of the run.
         study: what is to be done; None finds the one that the settings name.
+        found: the checkpoints that another process has found; None looks for them.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
@@ -117,10 +150,10 @@ def make_plan(settings: Settings, study: Study | None = None) -> Plan:
     if first is not None:
         stages[first] = replace(stages[first], writes=("samples", *stages[first].writes))
     order = phases(stages)
-    plan = Plan(settings, {stage.name: stage for stage in stages})
+    plan = Plan(settings, {stage.name: stage for stage in stages}, phases=order, found=dict(found or {}))
     if first is not None:
         _read_texts(plan, study)
-    series = list(_series(plan, stages))
+    series = list(_series(plan, study, stages))
     _check_free_disk(plan, order)
     for phase in sorted(set(order.values())):
         now = [stage for stage in stages if order[stage.name] == phase]
@@ -158,27 +191,30 @@ def _read_texts(plan: Plan, study: Study) -> None:
         )
 
 
-def _series(plan: Plan, stages: Sequence[Stage]) -> Iterator[_Series]:
+def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Series]:
     """The models of the settings; those that a stage over texts reads are encoded."""
     labels: dict[str, int] = {}
     found = []
     for position, source in enumerate(plan.settings.models):
-        try:
-            checkpoints = find_checkpoints(source.path, source.revisions, source.label)
-        except FileNotFoundError as error:
-            raise ConfigError(f"models[{position}]: {error}") from None
+        if position not in plan.found:
+            try:
+                there = find_checkpoints(source.path, source.revisions, source.label)
+            except FileNotFoundError as error:
+                raise ConfigError(f"models[{position}]: {error}") from None
+            plan.found[position] = [(one, fingerprint(one)) for one in there]
+        checkpoints, weights = map(list, zip(*plan.found[position], strict=True))
         if labels.setdefault(checkpoints[0].model, position) != position:
             raise ConfigError(
                 f"models[{position}]: two models would be called {checkpoints[0].model!r} in the tables; "
                 "give one of them a label"
             )
-        found.append(_Series(position, checkpoints, [fingerprint(one) for one in checkpoints], []))
+        found.append(_Series(position, checkpoints, weights, []))
     cuts = [stage.units for stage in stages if stage.units.kind == "texts"]
     for one in found:
         try:
             if any(_takes(cut, one, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
                 source = plan.settings.models[one.position]
-                one.inputs = encode(plan, one.position, source, one.checkpoints)
+                one.inputs = encode(plan, study, one.position, source, one.checkpoints)
         except LoadError as error:
             plan.skipped += [(c.title, str(error).removeprefix(f"{c.title}: ")) for c in one.checkpoints]
             one.usable = False
@@ -260,11 +296,10 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
     from attnscope import __version__
 
     settings = plan.settings
-    decisive = settings.model_dump(exclude={"name", "models", "texts", "output", "block", "max_tokens"})
     head: list[Any] = [
         __version__,
         SCHEMA_VERSION,
-        decisive,
+        plan.decisive,
         unit.stage,
         unit.variant,
         unit.seed,
@@ -285,7 +320,7 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
         digest.update(json.dumps(about, sort_keys=True, default=str).encode())
         digest.update(given.encoded.ids.tobytes())
     if plan.stages[unit.stage].reads:
-        digest.update(plan.digest_of(plan.reads(unit)))
+        digest.update(plan.reads_digest(unit))
     return digest.hexdigest()
 
 

@@ -3,17 +3,26 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
+import socket
 import subprocess
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from attnscope.engine.config import Study
+from attnscope.engine.disk.files import write_bytes
 from attnscope.engine.schema import SCHEMA_VERSION
+
+if TYPE_CHECKING:
+    from attnscope.engine.executors.executor import Tally
+    from attnscope.engine.plan import Plan
 
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "scipy", "pandas", "pyarrow")
 
@@ -49,6 +58,97 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),
     }
+
+
+def machine() -> dict[str, Any]:
+    """What decides the last bits of a number on this machine."""
+    import attnscope
+    from attnscope import _isa
+
+    return {
+        "host": socket.gethostname(),
+        "attnscope": attnscope.__version__,
+        "torch": str(torch.__version__),
+        "instructions": {"core": _isa.live(), "torch": torch.backends.cpu.get_cpu_capability()},
+        "cpu": cpu_name(),
+        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        "threads": torch.get_num_threads(),
+    }
+
+
+def other_numbers(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
+    """Why numbers of two machines do not go into one table, "" where they do.
+
+    Args:
+        there: a `machine`, or the provenance of a run.
+        here: likewise.
+
+    >>> other_numbers({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
+    'attnscope is 1 there, 2 here'
+    """
+    words = {"attnscope": "attnscope", "torch": "torch", "instructions": "the instruction set"}
+    return "; ".join(
+        f"{word} is {_plain(there[key])} there, {_plain(here[key])} here"
+        for key, word in words.items()
+        if key in there and key in here and there[key] != here[key]
+    )
+
+
+def _plain(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return " with ".join(f"{name} {one}" for name, one in value.items())
+    return str(value)
+
+
+def write_provenance(
+    folder: Path,
+    facts: Mapping[str, Any],
+    plan: Plan,
+    tally: Tally,
+    notes: Sequence[str],
+    failed: Sequence[str],
+) -> None:
+    """Writes `provenance.json`; models that only an earlier process loaded stay in it."""
+    whole = {
+        **facts,
+        "models": {**stored(folder).get("models", {}), **tally.models},
+        "sentences": plan.counts,
+        "notes": [*plan.notes, *notes],
+        "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
+        "failed": list(failed),
+        "units": {"planned": len(plan.units), "done_by_this_process": tally.units},
+        "forward_seconds": round(tally.forward_seconds, 3),
+        "metric_seconds": round(tally.metric_seconds, 3),
+        "unit_seconds": round(tally.unit_seconds, 3),
+        "non_finite": dict(tally.non_finite),
+        "undefined": dict(tally.undefined),
+    }
+    write_bytes(
+        folder / "provenance.json",
+        json.dumps(whole, indent=2, ensure_ascii=False, default=str).encode() + b"\n",
+    )
+
+
+def units_of_machines(
+    folder: Path, known: Mapping[str, Mapping[str, Any]], units: Iterable[Mapping[str, Any]]
+) -> dict[str, Any]:
+    """How many units each machine did, and what it is; each unit's `unit.json` names its own.
+
+    Args:
+        folder: of the run; its provenance tells of machines that are gone.
+        known: machines of this process, by host.
+        units: what the stored units say of themselves.
+    """
+    about: dict[str, Any] = {**stored(folder).get("machines", {}), **known}
+    counts = Counter(str(unit.get("machine", "")) for unit in units)
+    return {host: {**about.get(host, {}), "units": count} for host, count in sorted(counts.items())}
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The provenance that a folder holds, empty where it holds none."""
+    file = folder / "provenance.json"
+    found = json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    return found if isinstance(found, dict) else {}
 
 
 def cpu_name() -> str:

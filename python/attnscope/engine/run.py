@@ -3,44 +3,44 @@
 
 from __future__ import annotations
 
-import gc
-import json
 import shutil
+import socket
 import sys
 import time
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from attnscope._memory import give_back_large_blocks, older_objects_aside
-from attnscope._warn import CountedWarning, NonFiniteWarning, NotAttentionWarning
-from attnscope.engine.config import Settings
+from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
 from attnscope.engine.disk.files import DiskFull, disk_error, remove_leftovers, write_bytes
 from attnscope.engine.disk.lock import FolderLock
 from attnscope.engine.disk.store import Store
-from attnscope.engine.plan import Plan, make_plan, megabytes
-from attnscope.engine.provenance import provenance
+from attnscope.engine.executors.executor import Executor, Outcome, Tally, UnitsFailed
+from attnscope.engine.executors.held import HeldModel, about_model
+from attnscope.engine.executors.local import Local
+from attnscope.engine.plan import Found, Plan, make_plan
+from attnscope.engine.provenance import machine, provenance, stored, units_of_machines, write_provenance
 from attnscope.engine.results import Results, load, resume_command
 from attnscope.engine.run_folder import default_name, refuse_changed, refuse_existing, resolved
 from attnscope.engine.stage_run import StageRun
 from attnscope.engine.stop import Interrupted, StopSignals
 from attnscope.engine.texts.samples import own_columns, samples_table
 from attnscope.engine.units import Unit
-from attnscope.models import Checkpoint, Encoder, LoadedModel, LoadError, load_model
-from attnscope.models.loading import free_disk, random_twin
+from attnscope.models import Checkpoint, LoadedModel, LoadError
 
 Say = Callable[[str], None]
 
 
 def run(
-    config: str | Path | Settings, *, progress: bool = True, say: Say | None = None, **overrides: Any
+    config: str | Path | Settings,
+    *,
+    progress: bool = True,
+    say: Say | None = None,
+    executor: Executor | None = None,
+    **overrides: Any,
 ) -> Results:
     """Does a study and stores its results in `OUTPUT/NAME`.
 
@@ -48,6 +48,7 @@ def run(
         config: a YAML file, the name of a packaged study, or a `Study`.
         progress: bars on a terminal or in a notebook.
         say: called with what a person should know; None prints to standard error.
+        executor: who does the units; None is this process, `Cluster("auto")` the workers of a Ray cluster.
         overrides: keys that replace those of the config.
 
     Returns:
@@ -59,6 +60,7 @@ def run(
         FileExistsError: the run folder exists; the message says whether and how to resume.
         Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
         DiskFull: no room; everything done before is intact.
+        UnitsFailed: units were given up after three attempts; everything else is stored.
 
     Example:
         >>> import attnscope as asc
@@ -66,21 +68,30 @@ def run(
         Traceback (most recent call last):
         attnscope.engine.config.ConfigError: models[0]: there is no model folder ./no/such/folder
     """
+    study = settings_of(config, **overrides)
+    return Engine(study, progress=progress, say=say, executor=executor).run()
+
+
+def settings_of(config: str | Path | Settings, **overrides: Any) -> Settings:
+    """The settings that `run` takes, with absolute paths."""
     if isinstance(config, Settings):
-        study = Settings(**{**config.to_dict(), **overrides}) if overrides else config
-    else:
-        study = Settings.from_yaml(config, **overrides)
-    study = resolved(study)
-    return Engine(study, progress=progress, say=say).run()
+        return resolved(Settings(**{**config.to_dict(), **overrides}) if overrides else config)
+    return resolved(Settings.from_yaml(config, **overrides))
 
 
-def resume(folder: str | Path, *, progress: bool = True, say: Say | None = None) -> Results:
+def resume(
+    folder: str | Path, *, progress: bool = True, say: Say | None = None, executor: Executor | None = None
+) -> Results:
     """Goes on with a run that was stopped, killed or cut off, from its first missing unit.
+
+    Whatever executor it was begun under, and any other may go on: of a folder of shards, those that are done
+    are taken in first.
 
     Args:
         folder: the run folder.
         progress: bars on a terminal or in a notebook.
         say: called with what a person should know.
+        executor: who does the units; None is this process.
 
     Returns:
         the stored results.
@@ -95,26 +106,23 @@ def resume(folder: str | Path, *, progress: bool = True, say: Say | None = None)
         Traceback (most recent call last):
         FileNotFoundError: resume: no/such/folder holds no study.yaml; a run folder is needed
     """
+    from attnscope.engine.executors.shards import parts_of, take_in
+
     path = Path(folder)
-    if not (path / "study.yaml").is_file():
+    parts = parts_of([path])
+    if path in parts:
+        raise ConfigError(
+            f"resume: {path} is shard {stored(path)['shard']} of {path.parents[1]}; start that shard again"
+        )
+    file = (parts[0] if parts and not (path / "study.yaml").is_file() else path) / "study.yaml"
+    if not file.is_file():
         raise FileNotFoundError(f"resume: {path} holds no study.yaml; a run folder is needed")
-    study = Settings.from_yaml(
-        path / "study.yaml", output=str(path.resolve().parent), name=path.resolve().name
-    )
-    return Engine(study, progress=progress, say=say).run(resume=True)
-
-
-@dataclass
-class Tally:
-    """Counts over a run that provenance and report tell."""
-
-    units: int = 0
-    forward_seconds: float = 0.0
-    metric_seconds: float = 0.0
-    unit_seconds: float = 0.0
-    non_finite: Counter[str] = field(default_factory=Counter)
-    undefined: Counter[str] = field(default_factory=Counter)
-    models: dict[str, dict[str, Any]] = field(default_factory=dict)
+    study = Settings.from_yaml(file, output=str(path.resolve().parent), name=path.resolve().name)
+    engine = Engine(study, progress=progress, say=say, executor=executor)
+    with engine.begun(resume=True) as (facts, lock):
+        take_in(engine, parts, facts)
+        engine.finish(facts, lock)
+    return load(engine.folder)
 
 
 class Engine:
@@ -124,20 +132,37 @@ class Engine:
         settings: paths resolved.
         progress: bars where someone can see them.
         say: called with what a person should know.
+        executor: does the units; None is this process, one unit after the other.
+        folder: where units are stored; None is the run folder that the settings name.
+        beside: folders of the same plan whose units count as stored.
     """
 
     plan: Plan
 
-    def __init__(self, settings: Settings, *, progress: bool = True, say: Say | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        progress: bool = True,
+        say: Say | None = None,
+        executor: Executor | None = None,
+        folder: Path | None = None,
+        beside: Sequence[Path] = (),
+    ) -> None:
         self.settings = settings
         self.study = study_class(settings.study)(settings)
-        self.folder = Path(settings.output) / (settings.name or default_name(settings))
-        self.store = Store(self.folder)
+        self.folder = folder or Path(settings.output) / (settings.name or default_name(settings))
+        self.store = Store(self.folder, beside)
+        self.executor: Executor = executor or Local()
         self.progress = progress
         self.say: Say = say or _say
         self.tally = Tally()
         self.notes: list[str] = []
-        self._held: tuple[Any, LoadedModel] | None = None
+        self.failed: list[str] = []
+        self.stopping: Callable[[], bool] = lambda: False
+        self._bar: Any = None
+        self._held = HeldModel()
+        self.machines = {socket.gethostname(): machine()}
         self._extras: dict[str, Any] = {}
 
     @property
@@ -145,27 +170,47 @@ class Engine:
         """Bytes of attention one layer may take: two layers and the metrics' copies are alive at a time."""
         return None if self.settings.max_memory is None else int(self.settings.max_memory) // 4
 
-    def prepare(self) -> Plan:
-        """Makes the plan."""
+    def prepare(self, found: Found | None = None) -> Plan:
+        """Makes the plan.
+
+        Args:
+            found: the checkpoints that another process has found; None looks for them.
+        """
         give_back_large_blocks()
-        self.plan = make_plan(self.settings, self.study)
+        self.plan = make_plan(self.settings, self.study, found)
         self._extras = own_columns(self.plan.sentences)
         return self.plan
 
     def run(self, resume: bool = False) -> Results:
         """Plans, does what is missing, and writes the tables."""
-        made = not self.folder.exists()
         if not resume:
             refuse_existing(self.folder, self.settings)
-        plan = self.prepare()
-        for note in plan.notes:
-            self.say(note)
-        for title, reason in plan.skipped:
-            self.say(f"skipped {title}: {reason}")
+        with self.begun(resume) as (facts, lock):
+            self.finish(facts, lock)
+        return load(self.folder)
+
+    @contextmanager
+    def begun(self, resume: bool) -> Iterator[tuple[dict[str, Any], FolderLock]]:
+        """The run folder in this process's hands, planned and opened.
+
+        Args:
+            resume: whether the folder may hold units of this plan.
+        """
+        made = not self.folder.exists()
+        self.executor.connect()
         try:
+            plan = self.prepare()
+            for note in [*plan.notes, *(f"skipped {title}: {reason}" for title, reason in plan.skipped)]:
+                self.say(note)
+            self.executor.check(self)
             self.folder.mkdir(parents=True, exist_ok=True)
             with FolderLock(self.folder) as lock, older_objects_aside():
-                return self._locked(plan, lock, resume)
+                facts = provenance(self.settings, plan.digest)
+                if resume:
+                    refuse_changed(self.folder, facts)
+                write_bytes(self.folder / "study.yaml", self.settings.to_yaml().encode())
+                self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
+                yield facts, lock
         except OSError as error:
             full = disk_error(error, self.folder)
             if isinstance(full, DiskFull):
@@ -174,29 +219,21 @@ class Engine:
                 ) from error
             raise
         except LoadError:
-            if made and self.tally.units == 0:
+            if made and self.tally.units == 0 and self.folder.exists():
                 shutil.rmtree(self.folder)
             raise
+        finally:
+            self.executor.close()
 
-    def _locked(self, plan: Plan, lock: FolderLock, resume: bool) -> Results:
-        facts = provenance(self.settings, plan.digest)
-        if resume:
-            refuse_changed(self.folder, facts)
-        write_bytes(self.folder / "study.yaml", self.settings.to_yaml().encode())
-        self._write_provenance(facts, plan, "running")
-        self.store.open({unit.id: unit.folder for unit in plan.units}, self.say)
+    def finish(self, facts: dict[str, Any], lock: FolderLock) -> None:
+        """Does what is missing and writes the tables."""
         started = time.monotonic()
-        with StopSignals(self.say) as signals:
-            for _ in self._done_one_by_one(plan):
-                lock.beat()
-                if signals.received is not None:
-                    self._write_provenance(facts, plan, "interrupted")
-                    raise Interrupted(signals.received, str(self.folder))
-        if not any(unit.id in self.store for unit in plan.units):
-            raise LoadError("; ".join(f"{title}: {reason}" for title, reason in plan.skipped))
-        self._write_tables(plan)
+        self.do(facts, lock)
+        if not any(unit.id in self.store for unit in self.plan.units):
+            raise LoadError("; ".join(f"{title}: {reason}" for title, reason in self.plan.skipped))
+        self._write_tables(self.plan)
         facts["seconds"] = round(time.monotonic() - started, 3)
-        self._write_provenance(facts, plan, "finished")
+        self.write_provenance(facts, "finished")
         for note in self.notes:
             self.say(note)
         for metric, count in self.tally.non_finite.items():
@@ -205,56 +242,99 @@ class Engine:
             self.say(
                 f"{metric}: {count} matrices have too few tokens or no row that varies; they have no value"
             )
-        return load(self.folder)
 
-    def _done_one_by_one(self, plan: Plan) -> Iterator[Unit]:
-        """Every missing unit, when it is stored, in the order of the plan."""
-        last = {one: unit for unit in plan.units for one in (unit.checkpoint, unit.other) if one}
-        done = sum(unit.id in self.store for unit in plan.units)
-        with self.bar(len(plan.units), "units", done) as bar:
-            for unit in plan.units:
-                if self._wanted(plan, unit):
-                    bar.set_postfix_str(unit.title)
-                    try:
-                        self.store.write(unit.id, self.work(unit), {"read": self._read_by(plan, unit)})
-                    except LoadError as error:
-                        assert unit.checkpoint is not None
-                        title = unit.checkpoint.title
-                        plan.skipped.append((title, str(error).removeprefix(f"{title}: ")))
-                        self.say(f"skipped {title}: {plan.skipped[-1][1]}")
-                        continue
-                    self.tally.units += 1
-                    bar.update(1)
-                    yield unit
-                if unit.checkpoint is not None and unit is last[unit.checkpoint]:
-                    self._release(remove=self.settings.models[unit.source].free_disk)
+    def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
+        """Has the executor do every missing unit, and stores each.
 
-    def _wanted(self, plan: Plan, unit: Unit) -> bool:
-        """Whether a unit is still to be done: not where its checkpoint, or all that it reads, was skipped."""
-        skipped = {title for title, _ in plan.skipped}
-        if any(one is not None and one.title in skipped for one in (unit.checkpoint, unit.other)):
-            return False
-        if plan.stages[unit.stage].reads and not any(one.id in self.store for one in plan.reads(unit)):
+        Args:
+            facts: of the provenance.
+            lock: of the run folder.
+
+        Raises:
+            Interrupted: by a signal; everything done is stored.
+            UnitsFailed: units were given up; all others are stored.
+        """
+        self.write_provenance(facts, "running")
+        total, done = len(self.plan.units), self.store.count()
+        with StopSignals(self.say) as signals, self.bar(total, "units", done) as self._bar:
+            self.stopping = lambda: signals.received is not None
+            for outcome in self.executor.outcomes(self):
+                if outcome is not None:
+                    self._take(outcome)
+                lock.beat()
+        if signals.received is not None:
+            self.write_provenance(facts, "interrupted")
+            raise Interrupted(signals.received, str(self.folder))
+        if self.failed:
+            self.write_provenance(facts, "failed")
+            raise UnitsFailed(
+                f"{len(self.failed)} of {len(self.plan.units)} units were given up, all others are stored: "
+                f"{'; '.join(self.failed)}; {resume_command(self.folder)}"
+            )
+
+    def _take(self, outcome: Outcome) -> None:
+        """Stores a unit, or what became of it instead."""
+        unit, plan = outcome.unit, self.plan
+        if outcome.tables is not None:
+            about = {"read": self._read_by(unit), "machine": outcome.machine}
+            self.store.write(unit.id, outcome.tables, about)
+            self.tally.units += 1
+            self._bar.update(self.store.count() - self._bar.n)
+        elif outcome.skipped:
+            assert unit.checkpoint is not None
+            title = unit.checkpoint.title
+            plan.skipped.append((title, outcome.skipped.removeprefix(f"{title}: ")))
+            self.say(f"skipped {title}: {plan.skipped[-1][1]}")
+            place = {one.title: at for at, one in enumerate(plan.checkpoints)}
+            plan.skipped.sort(key=lambda pair: place.get(pair[0], -1))
+        else:
+            self.failed.append(f"unit {unit.folder} ({unit.title}): {outcome.failed}")
+            self.say(f"given up: {self.failed[-1]}")
+
+    def show(self, text: str) -> None:
+        """Writes behind the bar what is at work."""
+        if self._bar is not None:
+            self._bar.set_postfix_str(text)
+
+    def wanted(self, unit: Unit) -> bool:
+        """Whether a unit is still to be done."""
+        if self.hopeless(unit):
             return False
         if unit.id not in self.store:
             return True
-        if self.store.about(unit.id).get("read") == self._read_by(plan, unit):
+        if not self.store.own(unit.id) or self.store.about(unit.id).get("read") == self._read_by(unit):
             return False
         self.store.drop(unit.id)
         return True
 
-    def _read_by(self, plan: Plan, unit: Unit) -> str:
+    def hopeless(self, unit: Unit) -> bool:
+        """Whether a unit cannot be done: its checkpoint, or all that it reads, was skipped."""
+        return self.skipped(unit) or (
+            bool(self.plan.stages[unit.stage].reads)
+            and all(one.id not in self.store and self.hopeless(one) for one in self.plan.reads(unit))
+        )
+
+    def skipped(self, unit: Unit) -> bool:
+        """Whether a checkpoint of a unit cannot be used."""
+        skipped = {title for title, _ in self.plan.skipped}
+        return any(one is not None and one.title in skipped for one in (unit.checkpoint, unit.other))
+
+    def ready(self, unit: Unit) -> bool:
+        """Whether all that a unit reads is stored, or never will be."""
+        return all(one.id in self.store or self.hopeless(one) for one in self.plan.reads(unit))
+
+    def _read_by(self, unit: Unit) -> str:
         """Changes with the stored units that a unit reads: a checkpoint may have been skipped before."""
-        read = [one for one in plan.reads(unit) if one.id in self.store]
-        return plan.digest_of(read).hex() if read else ""
+        read = [one for one in self.plan.reads(unit) if one.id in self.store]
+        return self.plan.digest_of(read).hex() if read else ""
 
     def work(self, unit: Unit) -> dict[str, Any]:
         """The tables of one unit."""
         stage, run = self.plan.stages[unit.stage], StageRun(self, unit)
         if unit.checkpoint is None:
-            self._release()
+            self.release()
         began = time.perf_counter()
-        with self._counting():
+        with self.tally.counting():
             stage.function(unit, run)
         tables = run.finish()
         if "samples" in stage.writes and not unit.variant:
@@ -271,64 +351,17 @@ class Engine:
             unit: at work.
             control: whether the unit's variant, if it has one, stands in for the checkpoint.
         """
-        random = control and unit.variant == "random_weights"
-        key = (checkpoint, unit.seed if random else None)
-        if self._held is None or self._held[0] != key:
-            self._release()
-            source = self.settings.models[unit.source]
-            options: dict[str, Any] = {"device": source.device, "trust_remote_code": source.trust_remote_code}
-            options["dtype"] = source.dtype
-            if random:
-                seeds = np.random.SeedSequence([self.settings.seed, unit.seed])
-                seed = int(seeds.generate_state(1)[0]) if unit.seed else self.settings.seed
-                model = random_twin(checkpoint, seed=seed, **options)
-            else:
-                model = load_model(checkpoint, **options)
-                self._note_model(model, self.plan.encoders.get(unit.source))
-            self._held = key, model
-        return self._held[1]
+        seed = unit.seed if control and unit.variant == "random_weights" else None
+        source = self.settings.models[unit.source]
+        model = self._held.get(checkpoint, source, self.settings.seed, seed)
+        if seed is None and checkpoint.title not in self.tally.models:
+            self.tally.models[checkpoint.title] = about_model(model, self.plan.encoders.get(unit.source))
+        return model
 
-    def _release(self, *, remove: bool = False) -> None:
+    def release(self, *, remove: bool = False) -> None:
         """Lets the model in memory go, and with `remove` its files in the hub's cache."""
-        if self._held is None:
-            return
-        loaded = self._held[1]
-        if remove:
-            self.say(f"{loaded.checkpoint.title}: {megabytes(free_disk(loaded))} of disk freed")
-        self._held = None
-        del loaded
-        gc.collect()
-
-    @contextmanager
-    def _counting(self) -> Iterator[None]:
-        """Gathers the metrics' warnings on maps without a value: a count per run, not a line per layer."""
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            yield
-        for warning in caught:
-            message = warning.message
-            if isinstance(message, NotAttentionWarning):
-                continue  # captured rows are a softmax; with a learned sink they sum to less
-            if isinstance(message, CountedWarning):
-                tally = (
-                    self.tally.non_finite if isinstance(message, NonFiniteWarning) else self.tally.undefined
-                )
-                tally[message.function] += message.count
-            else:
-                warnings.warn_explicit(warning.message, warning.category, warning.filename, warning.lineno)
-
-    def _note_model(self, loaded: LoadedModel, encoder: Encoder | None) -> None:
-        self.tally.models[loaded.checkpoint.title] = {
-            "path": loaded.checkpoint.path,
-            "revision": loaded.checkpoint.revision,
-            "commit": loaded.commit,
-            "architecture": loaded.architecture,
-            "tokenizer": encoder.tokenizer_name if encoder else None,
-            "parameters": loaded.parameters,
-            "dtype": loaded.dtype,
-            "device": loaded.device,
-            "attention": str(getattr(loaded.model.config, "_attn_implementation", "")),
-        }
+        if said := self._held.release(remove=remove):
+            self.say(said)
 
     def _write_tables(self, plan: Plan) -> None:
         target = self.folder / "tables"
@@ -340,33 +373,17 @@ class Engine:
             if not name.startswith("reduced-"):
                 self.store.gather(done, name, target / f"{name}.parquet")
 
-    def _write_provenance(self, facts: dict[str, Any], plan: Plan, state: str) -> None:
-        tally = self.tally
-        whole = {
-            **facts,
-            "state": state,
-            "models": tally.models or self._stored_models(),
-            "sentences": plan.counts,
-            "notes": [*plan.notes, *self.notes],
-            "skipped": [{"checkpoint": title, "reason": reason} for title, reason in plan.skipped],
-            "units": {"planned": len(plan.units), "done_by_this_process": tally.units},
-            "forward_seconds": round(tally.forward_seconds, 3),
-            "metric_seconds": round(tally.metric_seconds, 3),
-            "unit_seconds": round(tally.unit_seconds, 3),
-            "non_finite": dict(tally.non_finite),
-            "undefined": dict(tally.undefined),
-        }
-        write_bytes(
-            self.folder / "provenance.json",
-            json.dumps(whole, indent=2, ensure_ascii=False, default=str).encode() + b"\n",
+    def write_provenance(self, facts: dict[str, Any], state: str) -> None:
+        """Writes what made the numbers, as far as the run has come."""
+        done = [self.store.about(unit.id) for unit in self.plan.units if self.store.own(unit.id)]
+        write_provenance(
+            self.folder,
+            {**facts, "state": state, "machines": units_of_machines(self.folder, self.machines, done)},
+            self.plan,
+            self.tally,
+            self.notes,
+            self.failed,
         )
-
-    def _stored_models(self) -> dict[str, Any]:
-        stored = self.folder / "provenance.json"
-        if not stored.is_file():
-            return {}
-        models = json.loads(stored.read_text("utf-8")).get("models", {})
-        return models if isinstance(models, dict) else {}
 
     def bar(self, total: int, unit: str, initial: int = 0, leave: bool = True) -> Any:
         """A progress bar, silent where nobody can see it."""

@@ -3,14 +3,18 @@
 
 from __future__ import annotations
 
-import json
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.mistakes import differences
+from attnscope.engine.provenance import other_numbers, stored
 from attnscope.engine.results import resume_command
+
+#: Where the shards of a job array lie inside the run folder.
+SHARDS = "parts"
 
 
 def refuse_existing(folder: Path, settings: Settings) -> None:
@@ -19,25 +23,37 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
     Raises:
         FileExistsError: it holds a run, or something else.
     """
-    if not folder.exists() or (folder.is_dir() and not _begun(folder)):
+    if not folder.exists() or (folder.is_dir() and not begun(folder)):
         return
-    stored = folder / "study.yaml"
-    if not folder.is_dir() or not stored.is_file():
+    if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
+        raise FileExistsError(f"{folder} holds shards of a run: attnscope gather {shlex.quote(str(folder))}")
+    refuse_another(folder, settings)
+    raise FileExistsError(f"{folder} exists and holds this very study: {resume_command(folder)}")
+
+
+def refuse_another(folder: Path, settings: Settings) -> None:
+    """Refuses a folder that holds another study.
+
+    Raises:
+        FileExistsError: it does, or it holds none.
+    """
+    if not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
     try:
-        there = Settings.from_yaml(stored)
+        there = Settings.from_yaml(folder / "study.yaml")
     except ConfigError as error:
         raise FileExistsError(f"{folder} exists, and its study cannot be read: {error}") from error
-    changed = [
+    if changed := changes(there, settings):
+        raise FileExistsError(f"{folder} exists and holds another study ({changed}); choose another --name")
+
+
+def changes(there: Settings, here: Settings) -> str:
+    """Keys in which two studies differ, "" where they are the same whatever they are called."""
+    return "; ".join(
         f"{key}: {old} there, {new} here"
-        for key, old, new in differences(there.to_dict(), settings.to_dict())
-        if key not in ("name", "output")
-    ]
-    if changed:
-        raise FileExistsError(
-            f"{folder} exists and holds another study ({'; '.join(changed)}); choose another --name"
-        )
-    raise FileExistsError(f"{folder} exists and holds this very study: {resume_command(folder)}")
+        for key, old, new in differences(there.to_dict(), here.to_dict())
+        if key not in ("name", "output") and not key.startswith("workers")
+    )
 
 
 def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
@@ -50,17 +66,16 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
     Raises:
         ConfigError: the texts, the weights or attnscope itself changed since the run began.
     """
-    stored = folder / "provenance.json"
-    before = json.loads(stored.read_text("utf-8")) if stored.is_file() else {}
+    before = stored(folder)
     if (folder / "shards").is_dir():
         raise ConfigError(
             f"{folder} was begun by an older attnscope, whose units are stored in another way: its "
             "tables can be read, drawn and compared; run the study under another name to go on"
         )
-    if before.get("attnscope", facts["attnscope"]) != facts["attnscope"]:
+    if other := other_numbers(before, facts):
         raise ConfigError(
-            f"{folder} was begun by attnscope {before['attnscope']}, this is {facts['attnscope']}: "
-            "one table would hold numbers of both"
+            f"{folder} was begun elsewhere: {other}; one table would hold numbers of both "
+            "(ATTNSCOPE_ISA and ATEN_CPU_CAPABILITY choose the instruction set)"
         )
     if before.get("plan", facts["plan"]) != facts["plan"]:
         raise ConfigError(
@@ -69,9 +84,11 @@ def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
         )
 
 
-def _begun(folder: Path) -> bool:
+def begun(folder: Path) -> bool:
     """Whether a folder holds more than a process leaves that is killed before its first file."""
-    return any(not (one.name in (".lock", ".owner") or one.match(".*.tmp")) for one in folder.iterdir())
+    return folder.is_dir() and any(
+        not (one.name in (".lock", ".owner") or one.match(".*.tmp")) for one in folder.iterdir()
+    )
 
 
 def default_name(study: Settings) -> str:

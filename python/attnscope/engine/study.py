@@ -34,6 +34,8 @@ from attnscope.engine.units import Stage, Units
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
     from attnscope.engine.plan import Plan
+    from attnscope.engine.texts.sources import Sentence
+    from attnscope.models import Encoder
 
 
 def _as_list(value: object) -> object:
@@ -138,6 +140,19 @@ class Study:
                 return table
         names = [table.name for table in cls.tables]
         raise ValueError(f"{cls.name} declares no table {name!r}{nearest(name, names)}")
+
+    def worded(
+        self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
+    ) -> Sequence[Sentence]:
+        """The texts as one model is to read them: a question inside a prompt, for example.
+
+        Args:
+            sentences: of all sources.
+            encoder: of the model.
+            model: its label.
+            plan: takes notes.
+        """
+        return sentences
 
     def expects(self, plan: Plan) -> list[str]:
         """What a dry run says of this study besides: passes, sums on disk.

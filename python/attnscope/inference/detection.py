@@ -72,8 +72,6 @@ def detection(
     References:
         Belinkov, Probing classifiers, 2022, for what a probe shows only beside controls.
     """
-    import pandas as pd
-
     name = "detection"
     features = _features(name, "states", states)
     target = np.asarray(labels)
@@ -94,17 +92,40 @@ def detection(
         if len(own) != len(features):
             raise ValueError(f"{name}: {other} must have {len(features)} rows, got {len(own)}")
         scores[other] = probe_scores(own, target, held)
-    parts = {score: cluster_wins(value, target, units) for score, value in scores.items()}
+    return areas(scores, target, units, best_of=others, draws=draws, confidence=confidence, seed=seed)
+
+
+def areas(
+    scores: Mapping[str, Any],
+    labels: Vector,
+    clusters: Vector,
+    *,
+    best_of: Sequence[str] = (),
+    draws: int = 2000,
+    confidence: float = 0.95,
+    seed: int = 0,
+) -> pd.DataFrame:
+    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them.
+
+    Args:
+        scores: name -> [n].
+        labels: [n] of 0 and 1.
+        clusters: [n] whole numbers from 0 on.
+        best_of: names of the baselines.
+        draws, confidence, seed: of the bootstrap.
+    """
+    import pandas as pd
+
+    parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}
     rng = np.random.default_rng(seed)
-    drawn = rng.multinomial(units.max() + 1, np.full(units.max() + 1, 1 / (units.max() + 1)), draws).astype(
-        float
-    )
+    count = int(clusters.max()) + 1
+    drawn = rng.multinomial(count, np.full(count, 1 / count), draws).astype(float)
     rows = [(score, *_interval([part], drawn, confidence)) for score, part in parts.items()]
-    if others:
-        best = max(others, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
+    if best_of:
+        best = max(best_of, key=lambda one: np.nan_to_num(area(parts[one]), nan=-1.0))
         rows.append(("auc_excess", *_interval([parts["auc"], parts[best]], drawn, confidence)))
     found: pd.DataFrame = pd.DataFrame(rows, columns=["score", "auc", "low", "high"])
-    found["n"] = len(features)
+    found["n"] = len(labels)
     return found
 
 
@@ -191,7 +212,7 @@ def _features(function: str, what: str, given: Any) -> Vector:
     data = data[:, None] if data.ndim == 1 else data
     if data.ndim != 2 or not len(data):
         raise ValueError(f"{function}: {what} must be [n, D], got shape {data.shape}")
-    return _narrow(data)
+    return narrowed(data)
 
 
 def _held_out(features: Vector, labels: Vector, folds: Vector, fit: Any) -> Vector:
@@ -275,8 +296,8 @@ def _minimum(x: Vector, y: Vector, penalty: float, start: Vector) -> Vector:
     return theta
 
 
-def _narrow(data: Vector) -> Vector:
-    """The same distances in as many dimensions as there are rows."""
+def narrowed(data: Vector) -> Vector:
+    """Features [n, D] turned into no more dimensions than there are rows, their distances kept."""
     n, d = data.shape
     if d <= n or not np.isfinite(data).all():
         return data

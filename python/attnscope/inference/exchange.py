@@ -194,8 +194,10 @@ def _within_pairs(
     count = int(pairs.max()) + 1
     both = np.bincount(pairs, minlength=count), np.bincount(pairs[labels], minlength=count)
     if (both[0] != 2).any() or (both[1] != 1).any():
+        first = int(np.flatnonzero((both[0] != 2) | (both[1] != 1))[0])
         raise ValueError(
-            f"{function}: every pair must hold one item of each label, got sizes {both[0].tolist()}"
+            f"{function}: every pair must hold one item of each label, got {both[0][first]} items in the "
+            f"pair of item {int(np.flatnonzero(pairs == first)[0])}"
         )
     coins = draw.integers(0, 2, (draws, count)).astype(bool)
     return labels ^ coins[:, pairs], float(2.0**count) if count < 1024 else math.inf

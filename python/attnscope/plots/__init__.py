@@ -8,21 +8,23 @@ reach them.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import matplotlib.figure as mpl
 
 from attnscope._nearest import nearest
 from attnscope._warn import warn
 from attnscope.engine.discovery import study_of
+from attnscope.engine.disk.files import write_bytes
 from attnscope.plots.figure import Drawn, Figure, NotDrawable, Options, Tables
+from attnscope.plots.latex import escaped, pdflatex
 from attnscope.plots.lines import depth_profile, emergence_curve, head_emergence, threshold_curve
 from attnscope.plots.maps import attention_map, layer_head_map
 from attnscope.plots.spectra import spectrum_against_null
 from attnscope.plots.standard import figures_of_any_run
-from attnscope.plots.style import WIDTH, save, style
+from attnscope.plots.style import save, style
 from attnscope.plots.topology import betti_curve, persistence_diagram
 
 __all__ = [
@@ -80,6 +82,7 @@ def draw_all(
     options: Options | None = None,
     *,
     left_out: list[LeftOut] | None = None,
+    say: Callable[[str], None] | None = None,
 ) -> dict[str, Drawn]:
     """Draws figures of the study from its tables, each with its caption.
 
@@ -90,6 +93,7 @@ def draw_all(
         names: keys of `figures_of(results)`; None draws every figure that the tables allow.
         options: how.
         left_out: gets the figures that were not drawn; None warns of those that failed.
+        say: gets a line before each figure.
 
     Raises:
         ValueError: for a name that does not exist.
@@ -101,7 +105,9 @@ def draw_all(
         raise ValueError(f"figures: no figure {unknown[0]!r}{nearest(unknown[0], own)}")
     drawn: dict[str, Drawn] = {}
     missing: list[LeftOut] = []
-    for name in names or own:
+    for place, name in enumerate(names or own):
+        if say is not None:
+            say(f"drawing {place + 1}/{len(names or own)} {name}")
         try:
             drawn[name] = own[name](results, options)
         except NotDrawable as error:
@@ -118,25 +124,25 @@ def draw(
     results: Tables,
     names: Sequence[str] | None = None,
     *,
-    width: float = WIDTH,
     left_out: list[LeftOut] | None = None,
+    **options: Any,
 ) -> dict[str, mpl.Figure]:
     """Draws figures of the study from its tables.
 
     Args:
         results: what `attnscope.load` returns.
         names: keys of `figures_of(results)`; None draws every figure that the tables allow.
-        width: of a figure that fills the text, inches.
         left_out: gets the figures that were not drawn; None warns of those that failed.
+        options: how, as `Options` takes them: width, font, font_size, palette, labels, letters.
 
     Returns:
         Figures by name.
 
     Raises:
-        ValueError: for a name that does not exist.
+        ValueError: for a name that does not exist, or an option that cannot be.
         NotDrawable: when a figure that was asked for by name lacks its tables.
     """
-    found = draw_all(results, names, Options(width), left_out=left_out)
+    found = draw_all(results, names, Options(**options), left_out=left_out)
     return {name: drawn.figure for name, drawn in found.items()}
 
 
@@ -146,27 +152,34 @@ def figures(
     names: Sequence[str] | None = None,
     *,
     formats: Sequence[str] = ("pdf", "png"),
-    width: float = WIDTH,
+    dpi: float | None = None,
     left_out: list[LeftOut] | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
+    **options: Any,
 ) -> list[Path]:
-    """Draws figures of the study and writes each as vector PDF and as PNG.
+    """Draws figures of the study, and writes each in some formats and the captions of all as `captions.tex`.
 
     Args:
         results: what `attnscope.load` returns.
         folder: where to write; None is `figures` in the run folder.
         names: keys of `figures_of(results)`; None draws every figure that the tables allow.
         formats: endings that matplotlib knows.
-        width: of a figure that fills the text, inches.
+        dpi: of PNG and other pixels; None is 200.
         left_out: gets the figures that were not drawn; None warns of those that failed.
+        drawn: figures by name as `draw_all` gives them, to be written as they are.
+        options: how, as `Options` takes them: width (inches, "single", "double"), font, font_size, palette,
+            labels, letters.
 
     Returns:
         The files written.
 
     Raises:
-        ValueError: for a name that does not exist, or without a folder for results in memory.
+        ValueError: for a name that does not exist, an option that cannot be, or without a folder for results
+            in memory.
         NotDrawable: when a figure that was asked for by name lacks its tables.
         OSError: the files cannot be written.
     """
+    how = Options(**options)
     if folder is None:
         home = getattr(results, "path", None)
         if home is None:
@@ -174,16 +187,31 @@ def figures(
         folder = Path(home) / "figures"
     files: list[Path] = []
     missing: list[LeftOut] = []
-    for name, figure in draw(results, names, width=width, left_out=left_out).items():
+    if drawn is None:
+        drawn = draw_all(results, names, how, left_out=left_out)
+    for name, one in drawn.items():
         try:
-            files += save(figure, Path(folder) / name, formats)
+            with style(how.font):
+                files += save(one.figure, Path(folder) / name, formats, dpi=dpi, title=name.replace("_", " "))
         except OSError:
             # a folder that cannot be written is no fault of one figure
             raise
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
             missing.append(_failed(name, error))
+    if drawn:
+        files.append(_captions(Path(folder) / "captions.tex", drawn))
     _tell(missing, left_out)
     return files
+
+
+def _captions(file: Path, drawn: Mapping[str, Drawn]) -> Path:
+    r"""A LaTeX file that defines `\figurecaption{NAME}` for every figure."""
+    lines = [r"\newcommand{\figurecaption}[1]{\csname attnscope:#1\endcsname}"]
+    for name, one in drawn.items():
+        caption = pdflatex(escaped(one.caption))
+        lines.append(rf"\expandafter\def\csname attnscope:{name}\endcsname{{{caption}}}")
+    write_bytes(file, ("\n".join(lines) + "\n").encode())
+    return file
 
 
 def _failed(name: str, error: Exception) -> LeftOut:

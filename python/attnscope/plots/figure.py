@@ -19,7 +19,9 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle
 
 from attnscope.engine.discovery import study_class, study_of
-from attnscope.plots.style import MUTED, WIDTH, settled, styled
+from attnscope.plots.adapted import Options as Options
+from attnscope.plots.adapted import adapt
+from attnscope.plots.style import MUTED, settled, style
 
 
 class Tables(Protocol):
@@ -37,17 +39,6 @@ class Tables(Protocol):
 
 class NotDrawable(LookupError):
     """The stored tables lack what a figure shows; the message says what."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """How figures are drawn.
-
-    Attributes:
-        width: of a figure that fills the text, in inches; narrower ones keep their width where it fits.
-    """
-
-    width: float = WIDTH
 
 
 class Drawn(NamedTuple):
@@ -86,15 +77,19 @@ class Figure:
         with warnings.catch_warnings():
             # a mean of nothing is NaN, which is not drawn
             warnings.simplefilter("ignore", RuntimeWarning)
+            options = options or Options()
             try:
-                drawn = styled(self.draw)(results, options or Options())
+                with style(options.font):
+                    drawn = self.draw(results, options)
             except (KeyError, AttributeError) as error:
                 lacking = _lacking(results, str(error))
                 if not lacking:
                     raise
                 raise NotDrawable(lacking) from error
-            _without_empty_panels(drawn.figure)
-            return drawn._replace(figure=settled(drawn.figure))
+            with style(options.font):
+                _without_empty_panels(drawn.figure)
+                adapt(drawn.figure, options)
+                return drawn._replace(figure=settled(drawn.figure))
 
 
 def _lacking(results: Tables, error: str) -> str:

@@ -176,27 +176,28 @@ def uniform_value(
 ) -> float:
     """The metric on uniform attention, averaged over the lengths of the frame's samples.
 
-    Causal samples are held against uniform causal attention, the others against uniform full attention; where
-    the frame does not say which they are, the table must hold one kind only.
+    Each row is held against uniform attention among the keys that its queries see, causal samples against
+    causal and others against full attention; where the frame does not say which they are, the table must hold
+    one support only.
     """
     if f"{metric}_uniform" in frame:
         return float(frame[f"{metric}_uniform"].mean())
     table = _baseline_rows(frame, baselines, metric, threshold)
-    table = table[table["kind"].str.startswith("uniform_")] if table is not None else None
+    table = table[table["kind"] == "uniform"] if table is not None else None
     if table is None or table.empty:
         return float("nan")
-    table = table.drop_duplicates(["kind", "n_tokens"])
+    table = table.drop_duplicates(["support", "n_tokens"])
     if "support" in frame and frame["support"].notna().all():
         # layers of one model differ: a window has its own uniform attention
-        kinds = "uniform_" + frame["support"]
+        supports = frame["support"]
     elif "causal" in frame and frame["causal"].notna().all():
-        kinds = frame["causal"].astype(bool).map({True: "uniform_causal", False: "uniform_full"})
-    elif table["kind"].nunique() == 1:
-        kinds = pd.Series(table["kind"].iloc[0], index=frame.index)
+        supports = frame["causal"].astype(bool).map({True: "causal", False: "full"})
+    elif table["support"].nunique() == 1:
+        supports = pd.Series(table["support"].iloc[0], index=frame.index)
     else:
         return float("nan")
-    asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "kind": kinds.to_numpy()})
-    found = asked.merge(table[["n_tokens", "kind", "value"]], on=["n_tokens", "kind"], how="left")
+    asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "support": supports.to_numpy()})
+    found = asked.merge(table[["n_tokens", "support", "value"]], on=["n_tokens", "support"], how="left")
     return float(found["value"].mean())
 
 
@@ -230,7 +231,9 @@ def _baseline_rows(
     frame: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, threshold: float | None
 ) -> pd.DataFrame | None:
     """Rows of a metric at a threshold under the exact protocol; None when lengths or values are missing."""
-    if baselines is None or baselines.empty or "value" not in baselines or "n_tokens" not in frame:
+    if baselines is None or baselines.empty or "n_tokens" not in frame:
+        return None
+    if not {"value", "kind", "support"} <= set(baselines):
         return None
     table = baselines[baselines["metric"] == metric]
     if "protocol" in table:

@@ -17,8 +17,14 @@ from matplotlib.figure import Figure
 WIDTH = 7.0
 """Inches: the text width of a two-column page; every figure that holds several panels has it."""
 
+FONT_SIZE = 8.0
+"""Points: of the labels of axes."""
+
 SEQUENTIAL = "cividis"
 """For quantities from low to high; even in lightness and the same to all colour vision."""
+
+NARROWEST = 1.45
+"""Inches: of a panel with its labels."""
 
 SPARSE = "Blues"
 """For maps that are mostly empty: what is small fades into the paper."""
@@ -99,8 +105,11 @@ R = TypeVar("R")
 
 
 @contextmanager
-def style() -> Iterator[None]:
-    """The style, for the length of a `with` block; the user's rcParams are the same before and after it.
+def style(font: str = "") -> Iterator[None]:
+    """The style, for the length of a `with` block; what the user's rcParams set is left as it is.
+
+    Args:
+        font: family in the place of the style's.
 
     >>> import matplotlib
     >>> before = matplotlib.rcParams["font.size"]
@@ -110,7 +119,10 @@ def style() -> Iterator[None]:
     >>> matplotlib.rcParams["font.size"] == before
     True
     """
-    with mpl.rc_context(_RC):
+    own = {name: value for name, value in _RC.items() if mpl.rcParams[name] == mpl.rcParamsDefault[name]}
+    if font:
+        own["font.family"] = [font]
+    with mpl.rc_context(own):
         yield
 
 
@@ -176,10 +188,30 @@ def legend_row(
 def panels(
     rows: int, columns: int, *, height: float, width: float = WIDTH, **options: Any
 ) -> tuple[Figure, list[list[Axes]]]:
-    """A figure of `rows` x `columns` axes that needs no backend and no closing."""
-    figure = Figure(figsize=(width, height), layout="constrained")
-    axes = figure.subplots(rows, columns, squeeze=False, **options)
-    return figure, [list(row) for row in axes]
+    """A figure of `rows` x `columns` axes that needs no backend and no closing.
+
+    Where the columns would be narrower than `NARROWEST`, each row of axes stands in several rows.
+    """
+    across = min(columns, max(1, int(width / NARROWEST)))
+    down = -(-columns // across)
+    figure = Figure(figsize=(width, height * down), layout="constrained")
+    if down == 1:
+        axes = figure.subplots(rows, columns, squeeze=False, **options)
+        return figure, [list(row) for row in axes]
+    shared = {name: options.pop(name, False) for name in ("sharex", "sharey")}
+    options.pop("gridspec_kw", None)
+    grid = figure.subplots(rows * down, across, squeeze=False, **options)
+    axes = [[grid[row * down + at // across][at % across] for at in range(columns)] for row in range(rows)]
+    for spare in {*grid.ravel()} - {ax for row in axes for ax in row}:
+        spare.remove()
+    for name, how in shared.items():
+        for row in range(rows):
+            for column in range(columns):
+                above = 0 if how in (True, "all", "col") else row
+                first = axes[above][0 if how in (True, "all", "row") else column]
+                if how not in (False, "none") and axes[row][column] is not first:
+                    getattr(axes[row][column], name)(first)
+    return figure, axes
 
 
 @styled
@@ -191,13 +223,22 @@ def settled(figure: Figure) -> Figure:
 
 
 @styled
-def save(figure: Figure, path: str | os.PathLike[str], formats: Sequence[str] = ("pdf", "png")) -> list[Path]:
+def save(
+    figure: Figure,
+    path: str | os.PathLike[str],
+    formats: Sequence[str] = ("pdf", "png"),
+    *,
+    dpi: float | None = None,
+    title: str = "",
+) -> list[Path]:
     """Writes a figure once per format, without a date in it: the same tables give the same bytes.
 
     Args:
         figure: what to write.
         path: folder and name without an ending.
         formats: endings that matplotlib knows.
+        dpi: of pixels; None takes the style's 200.
+        title: stored in the file, where its format has a place for it.
 
     Returns:
         The files written.
@@ -207,7 +248,9 @@ def save(figure: Figure, path: str | os.PathLike[str], formats: Sequence[str] = 
     files = []
     for ending in formats:
         file = stem.with_name(f"{stem.name}.{ending}")
-        metadata = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
-        figure.savefig(file, bbox_inches="tight", pad_inches=0.04, metadata=metadata)
+        metadata: Any = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}.get(ending)
+        if title and ending in ("pdf", "svg", "png"):
+            metadata = {**(metadata or {}), "Title": title}
+        figure.savefig(file, bbox_inches="tight", pad_inches=0.04, metadata=metadata, dpi=dpi)
         files.append(file)
     return files

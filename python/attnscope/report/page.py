@@ -7,6 +7,7 @@ import base64
 import io
 import json
 import os
+import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime, timezone
 from html import escape
@@ -37,7 +38,14 @@ _OWN_TABLES = frozenset(
 )
 
 
-def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title: str | None = None) -> Path:
+def report(
+    results: Tables,
+    path: str | os.PathLike[str] | None = None,
+    *,
+    title: str | None = None,
+    drawn: Mapping[str, Drawn] | None = None,
+    left_out: Sequence[LeftOut] = (),
+) -> Path:
     """Writes `report.html`: each analysis explained, drawn, and given in numbers with interval and baseline.
 
     The file is self-contained: figures are data URIs, nothing is fetched, and every text that comes from the
@@ -47,6 +55,8 @@ def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title
         results: what `attnscope.load` returns.
         path: where to write; None is `report.html` in the run folder.
         title: the heading; None names the run.
+        drawn: the study's figures by name, as `attnscope.plots.draw_all` gives them; None draws them.
+        left_out: those that were not drawn, beside `drawn`.
 
     Returns:
         The file written.
@@ -60,7 +70,8 @@ def report(results: Tables, path: str | os.PathLike[str] | None = None, *, title
             raise ValueError("report: these results have no run folder; say where to write")
         path = Path(home) / "report.html"
     target = Path(path)
-    html = render(results, title or f"Attention study: {Path(home).name if home else 'results in memory'}")
+    heading = title or f"Attention study: {Path(home).name if home else 'results in memory'}"
+    html = render(results, heading, drawn, left_out)
     target.parent.mkdir(parents=True, exist_ok=True)
     write_bytes(target, html.encode())
     return target
@@ -77,15 +88,22 @@ def _words(results: Tables) -> Any:
     return (study.part("sections") if study else None) or any_run
 
 
-def render(results: Tables, title: str) -> str:
+def render(
+    results: Tables,
+    title: str,
+    drawn: Mapping[str, Drawn] | None = None,
+    without: Sequence[LeftOut] = (),
+) -> str:
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
     from markupsafe import Markup
 
     from attnscope.plots import draw_all
 
-    left_out: list[LeftOut] = []
-    page, words = Page(results, draw_all(results, left_out=left_out)), _words(results)
+    left_out: list[LeftOut] = list(without)
+    if drawn is None:
+        drawn = draw_all(results, left_out=left_out)
+    page, words = Page(results, drawn), _words(results)
     sections, shown = [], set(_OWN_TABLES)
     for section in words.SECTIONS:
         if blocks := page.written(section):
@@ -109,11 +127,14 @@ def render(results: Tables, title: str) -> str:
         for name in sorted(set(page.tables) - shown)
         if len(page.tables[name])
     ]
+    home = getattr(results, "path", None)
     rendered: str = environment.get_template("page.html").render(
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
         facts=_facts(page.tables, page.heads()),
         findings=words.findings(results) if hasattr(words, "findings") else [],
+        links=_links(home),
+        files={name: _files(home, name) for name in drawn},
         skipped=[str(item) for item in _provenance(results).get("skipped") or []],
         sections=sections,
         meanings=page.meanings,
@@ -123,7 +144,41 @@ def render(results: Tables, title: str) -> str:
         provenance=_flat(_provenance(results)),
         study=json.dumps(getattr(results, "study", {}), indent=2, ensure_ascii=False, default=str),
     )
-    return rendered
+    there = home is not None and (home / "view.html").is_file()
+    return _with_heads_linked(rendered) if there else rendered
+
+
+def _files(home: Path | None, figure: str) -> list[str]:
+    """The figure's files in the run folder, as the report beside them names them."""
+    if home is None:
+        return []
+    return [
+        f"figures/{figure}.{kind}"
+        for kind in ("pdf", "png")
+        if (home / "figures" / f"{figure}.{kind}").is_file()
+    ]
+
+
+def _links(home: Path | None) -> list[tuple[str, str]]:
+    """Pages beside the report."""
+    beside = (("every head as a picture", "view.html"), ("captions for LaTeX", "figures/captions.tex"))
+    return [(words, file) for words, file in beside if home is not None and (home / file).is_file()]
+
+
+def _with_heads_linked(page: str) -> str:
+    """The names of heads in sentences and cells as links into the page of heads.
+
+    >>> _with_heads_linked('<p alt="L0H1">L0H1, L2H3 <a>L1H1</a></p>').count("href")
+    2
+    """
+    parts, inside = re.split(r"(<[^>]*>)", page), ""
+    for at, part in enumerate(parts):
+        if tag := re.match(r"<(/?)(a|style|script|title|pre)\b", part):
+            inside = "" if tag[1] else tag[2]
+        elif not inside and not part.startswith("<"):
+            link = r'<a href="view.html#layer=\1&amp;head=\2">L\1H\2</a>'
+            parts[at] = re.sub(r"\bL(\d+)H(\d+)\b", link, part)
+    return "".join(parts)
 
 
 def _content(block: Block) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What attention without a model would show: closed forms, shuffled rows, random weights."""
+"""What attention without a model would show: shuffled rows, and controls by the length of their texts."""
 
 from __future__ import annotations
 
@@ -10,62 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnscope.studies.supports import visible_pairs
+
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def uniform_attention(n: int, *, causal: bool) -> Tensor:
-    """Each query spreads its attention evenly over the keys it sees.
-
-    Args:
-        n: number of tokens.
-        causal: whether keys after the query are hidden.
-
-    >>> uniform_attention(2, causal=True)
-    tensor([[1.0000, 0.0000],
-            [0.5000, 0.5000]], dtype=torch.float64)
-    """
-    return uniform_over(visible_pairs("causal" if causal else "full", n))
-
-
-def uniform_over(support: Tensor) -> Tensor:
-    """Uniform attention among the visible keys of every query.
-
-    Args:
-        support: bool [n, n], each row with a visible key.
-
-    >>> uniform_over(torch.eye(2, dtype=torch.bool)).tolist()
-    [[1.0, 0.0], [0.0, 1.0]]
-    """
-    maps = support.double()
-    return maps / maps.sum(-1, keepdim=True)
-
-
-def visible_pairs(name: str, n: int) -> Tensor:
-    """Who sees whom among n tokens, bool [n, n].
-
-    Args:
-        name: "causal", "full", or a window as `Visibility.name` gives it.
-        n: number of tokens.
-
-    Raises:
-        ValueError: a mask, of which the name says nothing.
-
-    >>> visible_pairs("window 2", 3).int().tolist(), int(visible_pairs("window 1+1", 3).sum())
-    ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], 7)
-    """
-    back = torch.arange(n)[:, None] - torch.arange(n)
-    if name == "full":
-        return torch.ones(n, n, dtype=torch.bool)
-    if name == "causal":
-        return back >= 0
-    kind, _, size = name.partition(" ")
-    if kind != "window":
-        raise ValueError(f"visible_pairs: expected 'causal', 'full' or a window, got {name!r}")
-    left, two_sided, right = size.partition("+")
-    before = n if not left else int(left) - (not two_sided)
-    after = 0 if not two_sided else int(right) if right else n
-    return (back <= before) & (-back <= after)
 
 
 def shuffled_rows(
@@ -108,14 +56,17 @@ def shuffled_rows(
 def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     """Rows of `baselines` from averages of controls: mean and deviation over sentences of one length.
 
+    A control is read under the visibility of its own maps, and a length has layers of several: no support.
+
     Args:
         controls: a row for each number, as `Results.variants` gives them.
         samples: the table, for the lengths.
     """
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
-    frame = controls.rename(columns={"variant": "kind"})
+    frame = controls.rename(columns={"variant": "kind"}).assign(support="")
     frame = frame.merge(lengths, on=["model", "sample"], how="left", validate="many_to_one")
-    keys = ["n_tokens", "metric", "kind", "threshold", "protocol", "scope", "model", "revision", "step"]
+    keys = ["n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope"]
+    keys += ["model", "revision", "step"]
     found = frame.groupby(keys, sort=True, dropna=False)["value"].agg(["mean", "std", "count"]).reset_index()
     named: pd.DataFrame = found.rename(columns={"mean": "value"})
     return named

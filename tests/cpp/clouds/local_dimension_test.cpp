@@ -56,14 +56,15 @@ struct Answer {
   Index duplicates;
 };
 
-Answer answer(const Neighbours& neighbours, const std::vector<Index>& k, const bool* member = nullptr) {
+Answer answer(const Neighbours& neighbours, const std::vector<Index>& k,
+              const bool* member = nullptr) {
   const auto count = static_cast<Index>(k.size());
   Answer own{std::vector<double>(count), std::vector<double>(count * neighbours.n, -1.0),
              std::vector<std::int64_t>(count, 7), std::vector<std::int64_t>(count, 7), 0};
   std::vector<double> scratch;
-  own.duplicates = local_dimension(neighbours, member, k.data(), count,
-                                   {own.value.data(), own.points.data(), own.used.data(), own.tied.data()},
-                                   scratch);
+  const LocalDimensionResult result{own.value.data(), own.points.data(), own.used.data(),
+                                    own.tied.data()};
+  own.duplicates = local_dimension(neighbours, member, k.data(), count, result, scratch);
   return own;
 }
 
@@ -179,7 +180,9 @@ TEST(LocalDimension, ASubsetIsWhatItsOwnMatrixGives) {
   EXPECT_EQ(subset.value, alone.value);
   EXPECT_EQ(subset.used, alone.used);
   for (Index a = 0; a < 2; ++a) {
-    for (Index i = 0; i < m; ++i) EXPECT_EQ(subset.points[a * n + members[i]], alone.points[a * m + i]);
+    for (Index i = 0; i < m; ++i) {
+      EXPECT_EQ(subset.points[a * n + members[i]], alone.points[a * m + i]);
+    }
   }
   std::vector<double> scratch;
   for (const double discard : {0.0, 0.2}) {
@@ -205,7 +208,9 @@ TEST(TwoNn, IsTheMeanLogRatioAndItsFit) {
   const RowMatrix<double> distances = random_distances(20, 6);
   const Neighbours neighbours = found_in(distances);
   std::vector<double> ratios;
-  for (Index i = 0; i < 20; ++i) ratios.push_back(neighbours.log[i * 20 + 1] - neighbours.log[i * 20]);
+  for (Index i = 0; i < 20; ++i) {
+    ratios.push_back(neighbours.log[i * 20 + 1] - neighbours.log[i * 20]);
+  }
   std::sort(ratios.begin(), ratios.end());
   double sum = 0.0, products = 0.0, squares = 0.0;
   for (Index i = 0; i < 20; ++i) {

@@ -211,6 +211,66 @@ TEST(Persistence, ALoopBornAtTheEnclosingRadiusIsNoBar) {
   expect_brute_force(a, "a ring and its cone");
 }
 
+template <class Scalar>
+void expect_distances_are_read_as_they_are(const RowMatrix<double>& weights, double scale) {
+  // Weights whose distance from 1 every type holds; distances scaled by a power of two.
+  const RowMatrix<Scalar> distances = (scale * (1.0 - weights.array())).matrix().cast<Scalar>();
+  for (const int dimension : {0, 1}) {
+    PersistenceOptions options;
+    options.max_dimension = dimension;
+    const auto expected = bars_of(weights, options);
+    options.metric = Metric::distance;
+    // Whatever becomes of weights, the larger of two distances counts.
+    options.symmetrize = Symmetrize::mean;
+    PersistenceWorkspace workspace;
+    std::vector<Bar> bars;
+    persistence(view(distances), options, workspace, bars);
+    ASSERT_EQ(bars.size(), expected.size());
+    for (std::size_t k = 0; k < bars.size(); ++k) {
+      EXPECT_EQ(bars[k].birth, scale * expected[k].birth);
+      EXPECT_EQ(bars[k].death, scale * expected[k].death);
+      EXPECT_EQ(bars[k].birth_edge[0], expected[k].birth_edge[0]);
+      EXPECT_EQ(bars[k].death_edge[0], expected[k].death_edge[0]);
+      EXPECT_EQ(bars[k].death_edge[1], expected[k].death_edge[1]);
+    }
+  }
+}
+
+TEST(Persistence, DistancesAreOrderedByThemselves) {
+  std::mt19937 generator(4);
+  for (const Index n : {1, 2, 3, 17, 40, 70}) {
+    RowMatrix<double> weights = RowMatrix<double>::Ones(n, n);
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < i; ++j) {
+        weights(i, j) = weights(j, i) = double(generator() % 129) / 128.0;
+      }
+    }
+    for (const double scale : {0.125, 1.0, 64.0}) {
+      expect_distances_are_read_as_they_are<double>(weights, scale);
+      expect_distances_are_read_as_they_are<float>(weights, scale);
+      expect_distances_are_read_as_they_are<Eigen::half>(weights, scale);
+      expect_distances_are_read_as_they_are<Eigen::bfloat16>(weights, scale);
+    }
+  }
+}
+
+TEST(Persistence, TheLargerOfTwoDistancesCountsAndMinusNothingIsNothing) {
+  RowMatrix<double> distances(3, 3);
+  distances << 0, 2, 5, 1, 0, 3, 5, 4, 0;
+  for (const int dimension : {0, 1}) {
+    const PersistenceOptions options{.max_dimension = dimension, .metric = Metric::distance};
+    auto bars = bars_of(distances, options);
+    ASSERT_EQ(bars.size(), 3u);
+    EXPECT_EQ(bars[0].death, 2.0);
+    EXPECT_EQ(bars[1].death, 4.0);
+    RowMatrix<double> zero = RowMatrix<double>::Constant(3, 3, -0.0);
+    zero(2, 0) = zero(2, 1) = zero(0, 2) = zero(1, 2) = 7.0;
+    bars = bars_of(zero, options);
+    ASSERT_EQ(bars.size(), 2u);
+    EXPECT_EQ(bars[0].death, 7.0);
+  }
+}
+
 TEST(Persistence, WeightsOfOneAndMoreMakeNoBar) {
   const auto bars = bars_of(testing::complete(5, 1.5));
   ASSERT_EQ(bars.size(), 1u);

@@ -34,7 +34,8 @@ RowMatrix<double> distances_of(const RowMatrix<double>& points, PointMetric metr
   }
   RowMatrix<double> out = RowMatrix<double>::Constant(n, n + 2, -1.0);
   for (Index begin = 0; begin < n; begin += kDistanceRows) {
-    row_distances(rows, n, width, metric, begin, std::min(begin + kDistanceRows, n), out.data(), n + 2);
+    const Index end = std::min(begin + kDistanceRows, n);
+    row_distances(rows, n, width, metric, begin, end, out.data(), n + 2);
   }
   EXPECT_TRUE((out.rightCols(2).array() == -1.0).all());
   return out.leftCols(n);

@@ -5,7 +5,7 @@
 
 namespace attnscope::fuzz {
 
-// The size of the component of every vertex of the graph of all pairs not farther apart than a scale.
+// The sizes of the components of the graph of all pairs not farther apart than a scale.
 template <class Scalar>
 std::vector<Index> sizes_by_search(const Distances<Scalar>& distances, double scale) {
   const Index n = distances.size();
@@ -35,7 +35,8 @@ void pieces(Bytes& bytes) {
   static FragmentationWorkspace reused;
   FragmentationWorkspace fresh;
   const double value = fragmentation(distances.view(), nullptr, fresh);
-  LAW(near(value, fragmentation(distances.view(), nullptr, reused), 0.0), "scratch changes %g", value);
+  LAW(near(value, fragmentation(distances.view(), nullptr, reused), 0.0), "scratch: %g",
+      value);
   LAW(std::isnan(value) || value > 0.0, "%g", value);
 
   const double subset = fragmentation(distances.view(), members.flags.get(), reused);
@@ -60,7 +61,8 @@ void pieces(Bytes& bytes) {
     LAW(found[s].components == static_cast<Index>(sizes.size()), "%ld", long(found[s].components));
     LAW(found[s].clusters == count([=](Index size) { return size >= least; }), "clusters");
     LAW(found[s].singletons == count([](Index size) { return size == 1; }), "singletons");
-    LAW(found[s].largest == double(*std::max_element(sizes.begin(), sizes.end())) / double(n), "largest");
+    const Index largest = *std::max_element(sizes.begin(), sizes.end());
+    LAW(found[s].largest == double(largest) / double(n), "largest");
   }
 }
 

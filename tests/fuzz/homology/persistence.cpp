@@ -2,6 +2,7 @@
 #include "kernels/homology/persistence.h"
 
 #include "bars.h"
+#include "distances.h"
 
 namespace attnscope::fuzz {
 
@@ -9,6 +10,29 @@ inline bool same(const Bar& a, const Bar& b) {
   return same_bits(a.birth, b.birth) && same_bits(a.death, b.death) && a.dimension == b.dimension &&
          a.birth_edge[0] == b.birth_edge[0] && a.birth_edge[1] == b.birth_edge[1] &&
          a.death_edge[0] == b.death_edge[0] && a.death_edge[1] == b.death_edge[1];
+}
+
+// Distances of points: every bar begins and ends at one of them, and H0 alone is H0 with loops.
+template <class Scalar>
+void bars_of_points(Bytes& bytes) {
+  const Distances<Scalar> distances(bytes, read_size(bytes, 28, 140));
+  PersistenceOptions options{.metric = Metric::distance};
+  static PersistenceWorkspace reused;
+  std::vector<Bar> both;
+  std::vector<Bar> alone;
+  persistence(distances.view(), options, reused, both);
+  options.max_dimension = 0;
+  persistence(distances.view(), options, reused, alone);
+  LAW(alone.size() <= both.size() && std::equal(alone.begin(), alone.end(), both.begin(), same),
+      "H0 alone: %zu bars of %zu", alone.size(), both.size());
+  for (const Bar& bar : both) {
+    LAW(bar.birth < bar.death, "a bar from %.17g to %.17g", bar.birth, bar.death);
+    LAW(bar.dimension == 0 ? bar.birth == 0.0
+                           : bar.birth == distances(bar.birth_edge[0], bar.birth_edge[1]),
+        "born at %.17g", bar.birth);
+    if (std::isinf(bar.death)) continue;
+    LAW(bar.death == distances(bar.death_edge[0], bar.death_edge[1]), "dies at %.17g", bar.death);
+  }
 }
 
 template <class Scalar>
@@ -73,6 +97,7 @@ void bars(Bytes& bytes) {
     LAW(loops == expected, "%zu loops, expected %zu, n = %ld", loops.size(), expected.size(),
         long(n));
   }
+  if (bytes.byte() % 4 == 0) bars_of_points<Scalar>(bytes);
 }
 
 }  // namespace attnscope::fuzz

@@ -9,27 +9,7 @@ import attnscope as asc
 import models
 from attnscope.capture import capture
 
-WINDOW = 7
-SIZES = {"vocab_size": models.VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
-
-
-def build(name):
-    import transformers
-
-    torch.manual_seed(0)
-    if name in ("mistral", "gpt_oss", "llama"):
-        return models.tiny(name)
-    if name == "gemma3":
-        config = transformers.Gemma3TextConfig(
-            **SIZES, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-            sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        )  # fmt: skip
-        return transformers.Gemma3ForCausalLM(config).eval()
-    config = transformers.ModernBertConfig(
-        **SIZES, num_hidden_layers=3, num_attention_heads=4, local_attention=2 * WINDOW,
-        global_attn_every_n_layers=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
-    )  # fmt: skip
-    return transformers.ModernBertForMaskedLM(config).eval()
+KINDS = models.LAYER_KINDS
 
 
 def inputs_of(padding, lengths=(30, 19), n=30):
@@ -42,17 +22,8 @@ def inputs_of(padding, lengths=(30, 19), n=30):
 
 
 def layers_of(name, padding, sites=("attention",)):
-    with capture(build(name), sites=sites) as recording:
+    with capture(models.tiny(name), sites=sites) as recording:
         return list(recording.run(**inputs_of(padding)))
-
-
-KINDS = {
-    "llama": ["causal"] * 3,
-    "mistral": ["window 7"] * 3,
-    "gemma3": ["window 7", "causal", "window 7"],
-    "modernbert": ["full", "window 7+7", "window 7+7"],
-    "gpt_oss": ["window 7", "causal"],
-}
 
 
 def seen_by(kind, n):
@@ -120,7 +91,7 @@ def test_what_a_window_is_when_it_is_read_as_causal():
     """The same map of a window, judged by itself and by its support."""
     n = 64
     back = torch.arange(n)[:, None] - torch.arange(n)
-    band = (back >= 0) & (back < WINDOW)
+    band = (back >= 0) & (back < 7)
     uniform = band.double() / band.sum(-1, keepdim=True)
     by_itself, known = asc.sink_share(uniform), asc.sink_share(uniform, support=band)
     assert known.boost.item() == pytest.approx(1, rel=1e-12)

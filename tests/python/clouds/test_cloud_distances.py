@@ -114,6 +114,16 @@ def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
     assert torch.equal(found[2, :6, :6], asc.cloud_distances(points[2, :6]))
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_cuda_tensors_are_taken_and_results_come_back_on_the_cpu():
+    points = cloud("gaussian", 30)
+    subsets = torch.rand(4, 30) < 0.5
+    found = asc.local_dimension(points.cuda(), k=4, subsets=subsets.cuda())
+    assert torch.equal(found.value, asc.local_dimension(points, k=4, subsets=subsets).value)
+    assert torch.equal(asc.cloud_distances(points.cuda()), asc.cloud_distances(points))
+    assert asc.boundary(points.cuda(), points.cuda() + 1).norm.device.type == "cpu"
+
+
 def test_bad_input():
     with pytest.raises(ValueError, match=r"zero vector at index 1$"):
         asc.cloud_distances(torch.tensor([[1.0, 0.0], [0.0, 0.0]]), metric="cosine")

@@ -220,8 +220,8 @@ def test_interval_covers_as_often_as_it_says() -> None:
 
 def test_baseline_is_averaged_over_the_lengths_there_are() -> None:
     frame = pd.DataFrame({"n_tokens": [4, 8]})
-    rows = [(4, "x", 1.0, "uniform_causal", np.nan), (8, "x", 3.0, "uniform_causal", np.nan)]
-    baselines = pd.DataFrame(rows, columns=["n_tokens", "metric", "value", "kind", "threshold"])
+    rows = [(4, "x", 1.0, "uniform", "causal", np.nan), (8, "x", 3.0, "uniform", "causal", np.nan)]
+    baselines = pd.DataFrame(rows, columns=["n_tokens", "metric", "value", "kind", "support", "threshold"])
     assert uniform_value(frame, baselines, "x") == 2.0
     assert np.isnan(uniform_value(frame, baselines, "y"))
     assert np.isnan(uniform_value(frame, baselines, "x", 0.1))

@@ -57,8 +57,8 @@ def test_baselines_are_uniform_attention_of_every_length(tmp_path, llama, texts)
     results = run(study(tmp_path, str(llama), str(texts)), progress=False)
     table = results.table("baselines")
     assert sorted(set(table["n_tokens"])) == list(range(4, 11))
-    assert set(table["kind"]) == {"uniform_causal"}
-    assert not table.duplicated(["n_tokens", "metric", "kind", "threshold"]).any()
+    assert (set(table["kind"]), set(table["support"])) == ({"uniform"}, {"causal"})
+    assert not table.duplicated(["n_tokens", "metric", "kind", "support", "threshold"]).any()
     n = 9
     row = table[(table["n_tokens"] == n) & (table["metric"] == "fiedler_value") & table["threshold"].isna()]
     uniform = torch.ones(n, n, dtype=torch.float64).tril() / torch.arange(1, n + 1)[:, None]
@@ -129,7 +129,7 @@ def test_an_encoder_gets_the_full_baseline(tmp_path, texts):
     folder = model_folder(tmp_path / "bert", "bert")
     results = run(study(tmp_path, str(folder), str(texts), metrics=["fiedler_value"]))
     table = results.table("baselines")
-    assert set(table["kind"]) == {"uniform_full"}
+    assert (set(table["kind"]), set(table["support"])) == ({"uniform"}, {"full"})
     complete = table[table["metric"] == "fiedler_value"]
     np.testing.assert_allclose(complete["value"], 1.0, rtol=1e-10)
 

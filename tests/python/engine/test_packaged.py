@@ -35,7 +35,7 @@ HUB = {
     "xlm-r-large": "FacebookAI/xlm-roberta-large",
 }
 #: Packaged studies of other papers.
-OTHERS = ("wavelet", "absolute_position", "attention_likelihood", "writes", "pretraining_writes")
+OTHERS = ("wavelet", "absolute_position", "attention_likelihood", "pretraining_writes")
 SETTING = {
     "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),
     "divergence": (50, 128), "random_matrix": (100, 128),
@@ -139,7 +139,7 @@ def test_a_file_of_ones_own_extends_a_packaged_study(tmp_path):
     assert Study(**study.to_dict()) == study
 
 
-PAIRS = [name for name in packaged() if name.startswith("writes-")]
+PAIRS = [name for name in packaged() if name.startswith("pretraining_writes/")]
 
 
 @pytest.mark.parametrize("name", PAIRS)

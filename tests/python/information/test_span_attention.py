@@ -183,7 +183,6 @@ def test_a_sliding_window_counts_the_keys_that_are_seen():
     found = asc.span_attention(attention, [5, 7], support=visible)
     agrees(found, loops(attention, 5, 7, visible=visible.numpy()))
     assert found.uniform.item() == pytest.approx((1 / 4 + 2 / 4) / 2, abs=1e-15)
-    assert found.uniform < asc.span_attention(torch.ones(n, n).tril(), [5, 7]).uniform * 2
 
 
 def test_a_query_that_sees_nothing_counts_as_nothing():

@@ -123,6 +123,7 @@ def test_outer_is_a_function_of_inner_and_the_mean_of_the_number_of_tokens():
 
 def test_lengths_cut_maps_and_a_map_without_a_word_is_nan():
     attention = maps(2, 9, 9)
+    attention[0, :6, :6] = maps(6, 6)
     found = protocol.span_attention(attention, [[2, 5], [-1, -1]], lengths=[6, 9])
     alone = protocol.span_attention(attention[0, :6, :6], [2, 5])
     for field, own in zip(found, alone, strict=True):

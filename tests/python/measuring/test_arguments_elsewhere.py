@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 import attnscope as asc
 from attnscope import protocols
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.requests import metric_names
 
 quick = settings(
     max_examples=int(os.environ.get("ATTNSCOPE_EXAMPLES", "4")),
@@ -199,12 +199,19 @@ def test_every_public_function_has_a_test_of_arguments():
         "first_token_trajectory",
         "fisher_trace",
         "load",
+        "detection",
         "output_kl",
         "output_projection",
         "position_profile",
+        "replacements",
         "resume",
+        "row_logits",
         "run",
+        "sensitivity",
         "show_config",
+        "token_likelihood",
+        "word_likelihood",
+        "word_spans",
         # They take weight matrices or what was summed of their inputs.
         "alignment_gain",
         "concentration",

@@ -35,14 +35,13 @@ def test_the_readout_is_the_models_own(name):
         torch.testing.assert_close(asc.readout(model)(hidden), logits, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gpt_neox", "opt", "gpt2", "olmo2", "cohere", "nemotron"]
-)
+@pytest.mark.parametrize("name", CAUSAL)
 def test_equals_finite_differences_of_logits(name):
     changes = {"final_logit_softcapping": None} if name == "gemma2" else {}
-    model = tiny(name, **changes).double()
+    model = tiny(name, **changes)
     found = asc.weight_map(model)
     hidden, _ = last_state(model, torch.arange(3, 12)[None])
+    model = model.double()
     h = hidden[0, 4].double()
     d = len(h)
     with torch.no_grad():

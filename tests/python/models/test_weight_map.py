@@ -64,6 +64,25 @@ def test_each_role_does_what_its_name_says(name):
     assert all(torch.equal(before[key], value) for key, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize("name", FAMILIES)
+def test_shapes_fit_one_another(name):
+    """What reads or writes the residual stream is as wide as it; the rest fits in between."""
+    found = asc.weight_map(tiny(name))
+    for layer in range(found.layers):
+        own = {(one.role, one.expert): one.shape for one in found if one.layer == layer}
+        for (role, expert), (out, inside) in own.items():
+            if role in ("q", "k", "v", "kv", "gate", "up", "router"):
+                assert inside == 48, (layer, role)
+            if role in ("o", "down"):
+                assert out == 48, (layer, role)
+            if role == "down":
+                assert inside == own["up", expert][0], (layer, role)
+            if role == "gate":
+                assert out == own["up", expert][0], (layer, role)
+            if role == "o" and ("q", None) in own and ("q_up", None) not in own and "deepseek" not in name:
+                assert inside == own["q", None][0], (layer, role)
+
+
 @pytest.mark.parametrize("name", ["llama", "gpt2", "mixtral"])
 def test_half_precision_is_verified_in_float32(name):
     asc.verify_weight_map(tiny(name).to(torch.bfloat16))

@@ -11,7 +11,7 @@ import numpy as np
 import torch
 
 import attnscope as asc
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.requests import metric_names
 
 SIZES = (*range(1, 41), 64, 100, 257)
 DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
@@ -62,6 +62,7 @@ def answers(n, causal, dtype):
     head = -(-n // 2)
     shared = states[:, None]
     more = {
+        "span_attention": {"spans": torch.tensor([0, 1])},
         "geometric_semantic_alignment": {"states": shared},
         "reference_influence": {"states": shared, "reference": torch.arange(n) % 3 == 0},
         "entropy_magnitude_correlation": {"before": shared, "after": shared.flip(-1)},

@@ -3,7 +3,6 @@
 
 import csv
 import json
-import re
 import shutil
 import subprocess
 import sys
@@ -14,21 +13,9 @@ import pytest
 import attnscope
 from attnscope.commands import cli
 from attnscope.metrics.discovery import found
-from attnscope.metrics.quantity import Quantity
 from folders import model_folder, sentences, series
 
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
-
-
-@pytest.fixture
-def call(capsys):
-    def made(*arguments):
-        with pytest.raises(SystemExit) as end:
-            cli.main([str(one) for one in arguments])
-        out, err = capsys.readouterr()
-        return end.value.code or 0, out, err
-
-    return made
 
 
 @pytest.fixture(scope="module")
@@ -87,6 +74,23 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     assert json.loads(out) == {**answer, "report": None, "figures_left_out": {}}
 
 
+def test_two_shards_and_their_gathering(call, inputs, tmp_path):
+    model, texts = inputs
+    run = ("run", "--model", model, "--texts", texts, "--samples", 3, "--block", 2, "--output", tmp_path)
+    folder = tmp_path / "attention_sinks-tiny"
+    for number in (2, 1):
+        code, _, err = call(*run, "--set", "metrics=[fiedler_value]", "--shard", f"{number}/2")
+        assert code == 0
+        assert f"units stored in {folder}/parts/{number}-of-2" in err
+        assert f"attnscope gather {folder}" in err
+    code, out, _ = call("gather", folder, "--no-draw", "--json")
+    assert code == 0
+    assert json.loads(out)["tables"] == {"samples": 3, "heads": 24, "head_means": 6, "baselines": 6}
+    code, out, _ = call("slurm", "attention_sinks", "--array", 2, "--set", f"models={model}")
+    assert code == 0
+    assert out.startswith("#!/bin/bash\n")
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -99,6 +103,9 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
         (["run", "--model", "gpt2", "--block", "0"], "block"),
         (["run", "--model", "gpt2", "--protocol", "exakt"], "exakt"),
         (["run", "--model", "gpt2", "--wrong"], "--wrong"),
+        (["run", "--model", "gpt2", "--shard", "9/8"], "expected i/n with i from 1 to n"),
+        (["run", "--model", "gpt2", "--shard", "1/2", "--ray", "auto"], "--shard or --ray, not both"),
+        (["slurm", "nope", "--array", "2"], "neither a file nor a packaged study"),
         (["metrics", "fiedler"], "there is no metric 'fiedler'; did you mean 'fiedler_value'?"),
         (["tables"], "DIR"),
     ],
@@ -111,7 +118,7 @@ def test_usage_errors_end_with_2(call, arguments, message):
     assert "Traceback" not in err
 
 
-@pytest.mark.parametrize("command", ["resume", "tables"])
+@pytest.mark.parametrize("command", ["resume", "tables", "gather"])
 def test_folders_that_hold_nothing_end_with_1(call, command, tmp_path):
     code, _, err = call(command, tmp_path / "none")
     assert code == 1
@@ -212,7 +219,9 @@ def test_tables_as_text_latex_csv_and_json(call, finished, tmp_path):
 def test_figures_and_report(call, finished, tmp_path):
     code, out, err = call("figures", finished / "a", "depth", "--output", tmp_path)
     assert (code, err) == (0, "")
-    assert sorted(line.rpartition("/")[2] for line in out.splitlines()) == ["depth.pdf", "depth.png"]
+    assert sorted(line.rpartition("/")[2] for line in out.splitlines()) == [
+        "captions.tex", "depth.pdf", "depth.png",
+    ]  # fmt: skip
     assert (tmp_path / "depth.pdf").read_bytes()[:4] == b"%PDF"
     code, _, err = call("figures", finished / "a", "dept")
     assert (code, "there is no figure 'dept'; did you mean 'depth'?" in err) == (2, True)
@@ -302,63 +311,6 @@ def test_metrics_prints_definition_and_reference(call):
     code, out, _ = call("metrics", "cloud_persistence")
     assert code == 0
     assert out.startswith("attnscope.cloud_persistence(points, *, metric='cosine', max_dimension=1")
-
-
-def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):
-    code, out, _ = call("doctor")
-    assert code == 0
-    assert "BAD" not in out
-    assert "instruction set" in out
-    real = Quantity.example
-    monkeypatch.setattr(
-        Quantity,
-        "example",
-        lambda one: (real(one)[0], real(one)[1] + 1e-9 * (one.name == "fiedler_value_normalized")),
-    )
-    code, out, _ = call("doctor", "--json")
-    checks = {check["name"]: check["ok"] for check in json.loads(out)["checks"]}
-    assert code == 1
-    assert not checks.pop("fiedler_value")
-    assert all(checks.values())
-    assert json.loads(out)["verdict"].startswith("1 fault: fiedler_value\n")
-    code, out, _ = call("doctor")
-    assert code == 1
-    assert re.search(r"^BAD +fiedler_value .*expected", out, re.MULTILINE)
-    *_, count, remedy = out.strip().splitlines()
-    assert count == "1 fault: fiedler_value"
-    assert "do not use the numbers of what is BAD" in remedy
-    assert "pip install --no-build-isolation --force-reinstall" in remedy
-
-
-def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, monkeypatch):
-    from attnscope import _isa
-
-    monkeypatch.setattr(_isa, "live", lambda: "x86_64_v2")
-    monkeypatch.setattr(_isa, "runnable", lambda: ["x86_64_v3", "x86_64_v2"])
-    monkeypatch.setenv("ATTNSCOPE_ISA", "x86-64-v2")
-    code, out, _ = call("doctor")
-    assert code == 0
-    assert re.search(
-        r"^note  instruction set +x86_64_v2, chosen by ATTNSCOPE_ISA; x86_64_v3 would run too$", out, re.M
-    )
-    assert out.strip().splitlines()[-1] == "0 faults: this installation is sound"
-    code, out, _ = call("doctor", "--json")
-    checks = {check["name"]: check for check in json.loads(out)["checks"]}
-    assert checks["instruction set"]["ok"]
-    assert checks["instruction set"]["note"]
-    assert [name for name, check in checks.items() if check["note"]] == ["instruction set"]
-    monkeypatch.delenv("ATTNSCOPE_ISA")
-    code, out, _ = call("doctor")
-    assert code == 1
-    assert re.search(r"^BAD +instruction set +x86_64_v2 is live, x86_64_v3 would run$", out, re.M)
-    assert out.strip().splitlines()[-2:] == ["1 fault: instruction set", "start a new Python process"]
-
-
-def test_the_doctor_knows_an_answer_for_every_metric():
-    from attnscope.commands.catalogue import first_lines
-    from attnscope.commands.doctor import examine
-
-    assert set(first_lines()) <= {check.name for check in examine()}
 
 
 def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from attnscope import _build, _isa
-from attnscope.metrics.measure import metric_names
+from attnscope.metrics.requests import metric_names
 
 
 def python(script, **environment):

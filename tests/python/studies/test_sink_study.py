@@ -299,7 +299,7 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
         study(tmp_path, folder, texts, block=8, options={"extra": ["fisher", "ablation"]}), say=said.append
     )
     assert not results.table("samples")["causal"].any()
-    assert set(results.table("baselines")["kind"]) == {"uniform_full"}
+    assert set(results.table("baselines")["support"]) == {"full"}
     if name == "bert_model":
         assert {"fisher", "ablation"} & set(results.tables()) == set()
         assert any("fisher: enc: BertModel has no language-model head" in line for line in said)

@@ -26,7 +26,7 @@ def test_nulls_are_averaged_into_baselines(results):
         row = baselines[(baselines["n_tokens"] == n) & (baselines["metric"] == "fiedler_value")]
         row = row[(row["kind"] == "row_permutation") & (row["scope"] == "heads") & row["threshold"].isna()]
         assert row["value"].item() == pytest.approx(value)
-    uniform = baselines[baselines["kind"] == "uniform_causal"]
+    uniform = baselines[baselines["kind"] == "uniform"]
     assert (uniform["scope"] == "any").all()
     assert (uniform["model"] == "").all()
     pr = uniform[(uniform["metric"] == "participation_ratio") & (uniform["protocol"] == "ruscio2025")]

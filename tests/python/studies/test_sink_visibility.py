@@ -11,37 +11,11 @@ from attnscope.engine.config import Study
 from attnscope.engine.run import run
 from folders import sentences, tokenizer
 
-WINDOW = 7
-SIZES = {"vocab_size": models.VOCABULARY, "hidden_size": 48, "intermediate_size": 32, "pad_token_id": 0}
 METRICS = [
     *("sink_share", "top_mass", "attention_entropy", "head_divergence", "sink_removal", "sink_test"),
     *("marchenko_pastur", "entropy_magnitude_correlation"),
 ]
-LAYERS = {
-    "mistral": ["window 7"] * 3,
-    "gemma3": ["window 7", "causal", "window 7"],
-    "modernbert": ["full", "window 7+7", "window 7+7"],
-    "gpt_oss": ["window 7", "causal"],
-}
-
-
-def build(name):
-    import transformers
-
-    torch.manual_seed(0)
-    if name in ("mistral", "gpt_oss"):
-        return models.tiny(name)
-    if name == "gemma3":
-        config = transformers.Gemma3TextConfig(
-            **SIZES, num_hidden_layers=3, num_attention_heads=4, num_key_value_heads=2, head_dim=12,
-            sliding_window=WINDOW, layer_types=["sliding_attention", "full_attention", "sliding_attention"],
-        )  # fmt: skip
-        return transformers.Gemma3ForCausalLM(config).eval()
-    config = transformers.ModernBertConfig(
-        **SIZES, num_hidden_layers=3, num_attention_heads=4, local_attention=2 * WINDOW,
-        global_attn_every_n_layers=3, bos_token_id=1, eos_token_id=2, cls_token_id=1, sep_token_id=2,
-    )  # fmt: skip
-    return transformers.ModernBertForMaskedLM(config).eval()
+LAYERS = {name: kinds for name, kinds in models.LAYER_KINDS.items() if name != "llama"}
 
 
 def seen_by(kind, n):
@@ -55,7 +29,7 @@ def seen_by(kind, n):
 def case(request, tmp_path_factory):
     """The name, a run over a short and a long text in one batch, and each text's maps captured alone."""
     home = tmp_path_factory.mktemp(request.param)
-    model = build(request.param)
+    model = models.tiny(request.param)
     model.save_pretrained(home / "model")
     tokenizer().save_pretrained(home / "model")
     texts = sentences(home / "texts.txt", 2, shortest=5)
@@ -69,7 +43,7 @@ def case(request, tmp_path_factory):
     alone = []
     for ids in results.table("samples")["token_ids"]:
         with capture(model, sites=("attention",)) as recording:
-            inputs = torch.as_tensor(np.asarray(ids))[None]
+            inputs = torch.tensor(list(ids))[None]
             layers = list(recording.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
         alone.append([(one.matrices()[0].double(), one.states("sink_mass")[0].double()) for one in layers])
     return request.param, results, alone
@@ -141,7 +115,8 @@ def test_uniform_attention_stands_beside_each_support(case):
     for kind, maps, _, _ in rows(case):
         n = maps.shape[-1]
         seen = seen_by(kind, n)
-        own = baselines[(baselines["n_tokens"] == n) & (baselines["kind"] == f"uniform_{kind}")]
+        own = baselines[(baselines["n_tokens"] == n) & (baselines["support"] == kind)]
+        assert set(own["kind"]) == {"uniform"}
         value = own.set_index("metric")["value"]
         assert value["entropy_normalized"] == pytest.approx(1.0)
         assert value["entropy"] == pytest.approx(np.log(seen.sum(1)).mean())
@@ -150,7 +125,8 @@ def test_uniform_attention_stands_beside_each_support(case):
 
 
 def test_shuffled_rows_stay_inside_what_queries_see():
-    from attnscope.studies.nulls import shuffled_rows, visible_pairs
+    from attnscope.studies.nulls import shuffled_rows
+    from attnscope.studies.supports import visible_pairs
 
     for name in ("causal", "full", "window 3", "window 2+1"):
         seen = visible_pairs(name, 9)

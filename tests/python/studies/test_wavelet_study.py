@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
+import models
 from attnscope.capture import capture
 from attnscope.engine.config import ConfigError, Study
 from attnscope.engine.packaged import packaged
@@ -15,10 +16,11 @@ from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.engine.schema import MissingError
 from attnscope.published import compare_published, published_numbers
+from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
 from census import Census
-from folders import model_folder, sentences, series
+from folders import model_folder, sentences, series, tokenizer
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
@@ -175,7 +177,7 @@ def test_uncertainty_and_its_nulls(made):
 def test_uniform_baselines_are_closed_forms(made):
     table = made[0].table("baselines")
     n = int(table["n_tokens"].min())
-    own = table[(table["n_tokens"] == n) & (table["kind"] == "uniform_causal")].set_index("metric")["value"]
+    own = table[(table["n_tokens"] == n) & (table["kind"] == "uniform")].set_index("metric")["value"]
     lengths = np.arange(32, n + 1)
     assert own["position_entropy"] == pytest.approx(np.log(lengths).mean(), rel=1e-12)
     assert own["fourier_entropy"] == pytest.approx(0, abs=1e-12)
@@ -183,6 +185,58 @@ def test_uniform_baselines_are_closed_forms(made):
     far = sum((i - 8) / (i + 1) for i in range(8, n))
     assert own["local_global_ratio"] == pytest.approx((n - far) / far, rel=1e-12)
     assert 0.6 < own["spectral_selectivity"] <= 2 / 3
+
+
+@pytest.mark.parametrize("name", ["mistral", "gpt_oss", "modernbert"])
+def test_windows_masks_and_learned_sinks_reach_every_number(tmp_path, name):
+    """Each row is a signal among the keys that it sees, read here by itself as the last row of a full map."""
+    model = models.tiny(name)
+    model.save_pretrained(tmp_path / "hf")
+    tokenizer().save_pretrained(tmp_path / "hf")
+    texts = sentences(tmp_path / "t.txt", 2, shortest=17)
+    options = {"min_keys": 6, "prefixes": [0.7], "nulls": ["row_permutation"], "harmonics": False}
+    results = run(study(tmp_path, tmp_path / "hf", texts, **options), say=lambda text: None, progress=False)
+    heads, ids = results.table("heads"), results.table("samples").iloc[1]["token_ids"]
+    with capture(model) as recording:
+        inputs = torch.tensor(list(ids))[None]
+        layers = list(recording.run(input_ids=inputs, attention_mask=torch.ones_like(inputs)))
+    supports = set()
+    for number, layer in enumerate(layers):
+        own = heads[(heads["sample"] == 1) & (heads["layer"] == number)]
+        (word,) = set(own["support"])
+        supports.add(word)
+        seen = visible_pairs(word, len(ids)).numpy()
+        signals = [np.flatnonzero(row) for row in seen if row.sum() >= 6]
+        for place, row in enumerate(own.itertuples()):
+            maps = layer.matrices()[0, place].double()
+            rows = [
+                maps[i][there] for i, there in zip(np.flatnonzero(seen.sum(1) >= 6), signals, strict=True)
+            ]
+            alone = []
+            for signal in rows:
+                one = torch.zeros(len(signal), len(signal), dtype=torch.float64)
+                one[-1] = signal
+                alone.append(asc.power_spectrum(one, signal="last", support="full", min_keys=6).low)
+            assert row.low_band == pytest.approx(float(torch.stack(alone).mean()), rel=1e-6), (word, number)
+            entropy = [float(torch.special.entr(one / one.sum()).sum()) for one in rows]
+            assert row.position_entropy == pytest.approx(np.mean(entropy), rel=1e-6)
+            learned = layer.states("sink_mass")[0, place].double().mean()
+            stored = 0.0 if np.isnan(row.learned_sink_mass) else row.learned_sink_mass
+            assert stored == pytest.approx(float(learned), abs=1e-6)
+        uniform = results.table("baselines")
+        uniform = uniform[(uniform["support"] == word) & (uniform["n_tokens"] == len(ids))].set_index(
+            "metric"
+        )
+        expected = np.mean([np.log(len(there)) for there in signals])
+        assert uniform.loc["position_entropy", "value"] == pytest.approx(expected, rel=1e-12)
+        signal = results.table("signals").query("layer == @number and head == 0")["signal"].iloc[0]
+        first = results.table("samples").iloc[0]["n_tokens"]
+        assert len(signal) == visible_pairs(word, first)[-1].sum()
+    assert len(supports) == 2 or name == "mistral"
+    controls = results.variants().set_index(["sample", "metric"])["value"]
+    plain = heads[heads["sample"] == 1]["position_entropy"].mean()
+    assert controls[1, "position_entropy"] == pytest.approx(plain, abs=1e-6)
+    assert results.table("scale_sensitivity")["energy"].notna().any()
 
 
 def test_signals_are_stored_for_scalograms(made):
@@ -226,7 +280,7 @@ def test_a_model_without_rope_and_an_encoder(tmp_path):
     assert any("no RoPE" in text for text in said + results.provenance["notes"])
     heads = results.table("heads")
     assert heads["low_band"].notna().all()
-    assert set(results.table("baselines")["kind"]) == {"uniform_full"}
+    assert set(results.table("baselines")["support"]) == {"full"}
 
 
 def test_published_values_stand_beside_their_own_models():

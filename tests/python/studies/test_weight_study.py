@@ -158,7 +158,7 @@ def test_training_is_concentrated_and_noise_is_not(made):
 def test_changes_of_rank_one_are_as_the_closed_form_says(made):
     rows = made.table("rank_one")
     down = rows[rows["role"] == "down"]
-    assert set(rows["direction"]) == {"prediction", "complement", "haar", "gradients"}
+    assert set(down["direction"]) == {"prediction", "complement", "haar", "gradients"}
     assert set(rows["sample"]) == {0, 1, 2}
     np.testing.assert_allclose(down["kl"], down["predicted_kl"], rtol=0.25)
     assert rows[rows["role"] == "o"]["predicted_kl"].isna().all()

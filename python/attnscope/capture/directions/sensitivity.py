@@ -144,6 +144,7 @@ def sensitivity_of(
     refusal: Sequence[int] | None = None,
     method: str = "jvp",
     relative_step: float = 1e-2,
+    curved: bool = True,
 ) -> Sensitivity:
     """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
 
@@ -153,6 +154,7 @@ def sensitivity_of(
         directions: [m, D].
         depth: number of blocks.
         refusal, method, relative_step: as for `sensitivity`.
+        curved: take the second derivative too, which is two thirds of the work; NaN without.
     """
     m = len(directions)
     device = steps.ids.device
@@ -169,20 +171,20 @@ def sensitivity_of(
     mean = (p * dz).sum(-1, keepdim=True)
     fisher = (p * (dz - mean).square()).sum(-1)
     entropy = -(p * (dz - mean) * z.log_softmax(-1)).sum(-1)
-    likeliest = z[0].argmax()
-    sides = []
-    for sign in (1.0, -1.0):
-        moved, moves, _ = slopes(steps, layer, directions, sign * shift, depth, shift)
-        q = moved.softmax(-1)
-        sides.append((q * moves).sum(-1) - moves[:, likeliest])
-    step = relative_step * state.norm() / lengths
+    curvature = torch.full((m,), math.nan, dtype=torch.float64, device=device)
+    if curved:
+        sides = []
+        for sign in (1.0, -1.0):
+            moved, moves, _ = slopes(steps, layer, directions, sign * shift, depth, shift)
+            sides.append((moved.softmax(-1) * moves).sum(-1) - moves[:, z[0].argmax()])
+        curvature = (sides[0] - sides[1]) / (2 * relative_step * state.norm() / lengths)
     refused = torch.full((m,), math.nan, dtype=torch.float64, device=device)
     if tokens is not None:
         inside = torch.zeros(z.shape[-1], dtype=torch.bool, device=device)
         inside[tokens.to(device)] = True
         refused = (z[:, inside].softmax(-1) * dz[:, inside]).sum(-1)
         refused = refused - (z[:, ~inside].softmax(-1) * dz[:, ~inside]).sum(-1)
-    values = (fisher, (sides[0] - sides[1]) / (2 * step), entropy, refused, amplification / lengths)
+    values = (fisher, curvature, entropy, refused, amplification / lengths)
     return Sensitivity(*(value.cpu() for value in values))
 
 

@@ -12,6 +12,7 @@ Example:
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import socket
@@ -24,6 +25,8 @@ from filelock import FileLock, Timeout
 
 #: Seconds without a sign of life after which a lock left by another machine counts as stale.
 STALE_AFTER = 600.0
+# What file systems without locks answer.
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)
 
 
 class FolderLocked(RuntimeError):
@@ -56,6 +59,13 @@ class FolderLock:
             self._lock.acquire(timeout=0)
         except Timeout:
             raise FolderLocked(f"{self.folder} is in use by {_words(self._owner())}") from None
+        except (NotImplementedError, OSError) as error:
+            if isinstance(error, OSError) and error.errno not in _NO_LOCKS:
+                raise
+            raise FolderLocked(
+                f"{self.folder} lies on a disk without file locks ({error}), where two processes could write "
+                "into one folder; choose another --output"
+            ) from None
         owner = self._owner()
         if owner and owner.get("host") != socket.gethostname():
             quiet = time.time() - self.owner.stat().st_mtime

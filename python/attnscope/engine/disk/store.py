@@ -21,6 +21,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,12 +41,15 @@ class Store:
 
     Args:
         folder: the run folder; `units/` is made when missing.
+        beside: folders of the same plan that other processes write into; their units are read, never changed.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, beside: Sequence[Path] = ()) -> None:
         self.folder = folder / "units"
+        self.beside = [one / "units" for one in beside]
         self._names: dict[str, str] = {}
         self._known: dict[str, dict[str, Any]] = {}
+        self._elsewhere: dict[str, Path] = {}
 
     def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
         """Checks every stored unit, and sets aside what cannot be trusted.
@@ -59,15 +63,20 @@ class Store:
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
-        self._names, self._known = dict(units), {}
+        self._names, self._known, self._elsewhere = dict(units), {}, {}
+        there = set(os.listdir(self.folder))
         for unit, name in units.items():
-            about = _checked(self.folder / name, unit)
-            if about is not None:
+            if name in there and (about := checked(self.folder / name, unit)) is not None:
                 self._known[unit] = about
         trusted = {self._names[unit] for unit in self._known} | {"set-aside"}
         for path in sorted(self.folder.iterdir()):
             if path.name not in trusted:
                 self._set_aside(path, say)
+        for folder in self.beside:
+            there = set(os.listdir(folder)) if folder.is_dir() else set()
+            for unit, name in units.items():
+                if name in there and unit not in self._known:
+                    self._elsewhere[unit] = folder / name
         return list(self._known)
 
     def write(
@@ -95,28 +104,59 @@ class Store:
             (folder / _ABOUT).write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
         self._known[unit] = whole
 
+    def adopt(self, unit: str, source: Path) -> bool:
+        """Takes in a unit that another process has stored: a link to its files, a copy on another disk.
+
+        Args:
+            unit: id of the unit.
+            source: its folder.
+
+        Returns:
+            False where the folder cannot be trusted.
+        """
+        about = checked(source, unit)
+        if about is None:
+            return False
+        with atomic_folder(self.folder / self._names[unit]) as folder:
+            for file in source.iterdir():
+                _link(file, folder / file.name)
+        self._known[unit] = about
+        return True
+
     def drop(self, unit: str) -> None:
         """Forgets a unit whose inputs have changed, and sets its folder aside."""
         del self._known[unit]
         self._set_aside(self.folder / self._names[unit], lambda _: None)
 
     def __contains__(self, unit: str) -> bool:
+        return unit in self._known or unit in self._elsewhere
+
+    def own(self, unit: str) -> bool:
+        """Whether a stored unit lies in this folder, not beside it."""
         return unit in self._known
+
+    def count(self) -> int:
+        """How many units are stored now, in this folder and by other processes beside it."""
+        beside = {name for folder in self.beside if folder.is_dir() for name in os.listdir(folder)}
+        return len({self._names[unit] for unit in self._known} | (beside & set(self._names.values())))
 
     def about(self, unit: str) -> dict[str, Any]:
         """What `unit.json` of a stored unit holds."""
+        if unit not in self._known:
+            whole: dict[str, Any] = json.loads((self._elsewhere[unit] / _ABOUT).read_text("utf-8"))
+            return whole
         return self._known[unit]
 
     def rows(self, unit: str) -> dict[str, int]:
         """Number of rows of each table of a stored unit."""
-        return {name: one["rows"] for name, one in self._known[unit]["files"].items()}
+        return {name: one["rows"] for name, one in self.about(unit)["files"].items()}
 
     def files(self, units: Iterable[str], table: str) -> list[Path]:
         """The files of one table, in the order of the units."""
         return [
-            self.folder / self._names[unit] / f"{table}.parquet"
+            self._elsewhere.get(unit, self.folder / self._names[unit]) / f"{table}.parquet"
             for unit in units
-            if unit in self._known and table in self._known[unit]["files"]
+            if unit in self and table in self.about(unit)["files"]
         ]
 
     def read(self, unit: str, table: str) -> pa.Table:
@@ -173,7 +213,7 @@ def dataset(files: Sequence[Path]) -> Any:
     return ds.dataset([str(file) for file in files], schema=schema, format="parquet")
 
 
-def _checked(folder: Path, unit: str) -> dict[str, Any] | None:
+def checked(folder: Path, unit: str) -> dict[str, Any] | None:
     """What a unit's folder says of itself, None where a file of it is not as it was written."""
     try:
         about = json.loads((folder / _ABOUT).read_text("utf-8"))
@@ -188,6 +228,13 @@ def _checked(folder: Path, unit: str) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
     return about if whole and isinstance(about, dict) else None
+
+
+def _link(source: Path, target: Path) -> None:
+    try:
+        os.link(source, target)
+    except OSError:
+        shutil.copyfile(source, target)
 
 
 def _hash(file: Path) -> str:

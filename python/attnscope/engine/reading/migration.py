@@ -60,8 +60,10 @@ _KEYS_1 = {
     "harmonics": (*CHECKPOINT_KEYS, "layer", "input", "pair", "protocol"),
     "uncertainty": (*CHECKPOINT_KEYS, "sample", "protocol"),
     "phases": (*CHECKPOINT_KEYS, "metric"),
-    "baselines": ("n_tokens", "metric", "kind", "threshold"),
+    "baselines": ("n_tokens", "metric", "kind", "support", "threshold"),
 }
+#: Whose kind said what uniform attention is among, and the other controls by their names.
+_UNIFORM_1 = "uniform_"
 _NULL_KEYS_1 = ("sample", "kind", "protocol", "scope", "metric", "threshold", "value")
 #: Numbers of a thresholded graph that schema 1 called as those of the map, and what they are called.
 _OF_GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
@@ -139,8 +141,13 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
 
     if set(_NULL_KEYS_1) <= set(table.column_names):
         return _variants(table)
+    if name == "baselines" and "support" not in table.column_names:
+        table = _with_supports(table)
     about = json.loads((table.schema.metadata or {}).get(b"attnscope_table", b"{}"))
-    keys = [key for key in about.get("keys", _KEYS_1.get(name, ())) if key in table.column_names]
+    named = about.get("keys", _KEYS_1.get(name, ()))
+    if name == "baselines":
+        named = [new for key in named for new in (("kind", "support") if key == "kind" else (key,))]
+    keys = [key for key in named if key in table.column_names]
     if "threshold" in keys:
         table = _of_graphs(table)
     if name not in _WHOLE_1:
@@ -154,6 +161,19 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
         name: _with_keys(heads, name, keys),
         whose: _with_keys(means, whose, [key for key in keys if key != "head"]),
     }
+
+
+def _with_supports(table: pa.Table) -> pa.Table:
+    """What uniform attention is among in a column of its own, beside the name of the control."""
+    import pyarrow as pa
+
+    kinds = [str(one) for one in table["kind"].to_pylist()]
+    uniform = [one.startswith(_UNIFORM_1) for one in kinds]
+    at = table.column_names.index("kind")
+    names = ["uniform" if own else one for one, own in zip(kinds, uniform, strict=True)]
+    supports = [one.removeprefix(_UNIFORM_1) if own else "" for one, own in zip(kinds, uniform, strict=True)]
+    found = table.set_column(at, "kind", pa.array(names, pa.string()))
+    return found.add_column(at + 1, "support", pa.array(supports, pa.string()))
 
 
 def _of_graphs(table: pa.Table) -> pa.Table:

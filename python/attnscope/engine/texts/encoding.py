@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from attnscope.engine.config import ConfigError, ModelSource, Settings
+from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.texts.windows import windows
 from attnscope.engine.units import Input, Unit
 from attnscope.models import Checkpoint, Encoder, LoadError, load_tokenizer
@@ -14,6 +15,7 @@ from attnscope.models.loading import context_length, load_config
 
 if TYPE_CHECKING:
     from attnscope.engine.plan import Plan
+    from attnscope.engine.study import Study
 
 #: Attention of one layer that a batch may hold when `max_memory` says nothing. A constant, because the
 #: composition of batches must not depend on the machine's state: it decides the last bits of the numbers.
@@ -22,11 +24,14 @@ LAYER_BYTES = 128 * 1024**2
 BATCH_TOKENS = 2048
 
 
-def encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]) -> list[Input]:
+def encode(
+    plan: Plan, study: Study, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]
+) -> list[Input]:
     """The texts of a run as one model reads them; what a person should know of them goes into the plan.
 
     Args:
         plan: takes the encoder and the counts.
+        study: words the texts for the model.
         position: of the model in the settings.
         source: the model.
         checkpoints: of the model.
@@ -43,9 +48,10 @@ def encode(plan: Plan, position: int, source: ModelSource, checkpoints: Sequence
     encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
     inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
     windowed = any(one.per == "window" for one in settings.texts)
-    sentences = plan.sentences
+    sentences: Sequence[Sentence] = plan.sentences
     if windowed:
-        sentences = windows(sentences, settings, encoder, checkpoints[0].model)
+        sentences = windows(plan.sentences, settings, encoder, checkpoints[0].model)
+    sentences = study.worded(sentences, encoder, checkpoints[0].model, plan)
     for sentence in sentences:
         try:
             if windowed:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import csv
+import functools
 import io
 import json
 import math
@@ -19,6 +20,7 @@ import numpy as np
 
 from attnscope._nearest import nearest
 from attnscope.engine.config import ConfigError, TextSource
+from attnscope.engine.discovery import studies
 from attnscope.engine.texts.wordnet import wordnet_rows
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
@@ -311,9 +313,16 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
 
 
 def _builtin(source: TextSource) -> Iterator[Row]:
+    """Text on this machine: Python's manual, WordNet's examples, the prompts that a study comes with."""
+    prompts = {f"builtin:{one.name}": one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         "builtin:pydoc": _read_pydoc,
         "builtin:wordnet": wordnet_rows,
+        **{
+            name: functools.partial(_read_csv, file, source)
+            for name, file in prompts.items()
+            if file.is_file()
+        },
     }
     if source.path not in readers:
         raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, readers)}")

@@ -73,7 +73,10 @@ def distances_argument(
     """
     checked = _checks.attention_argument(function, distances, lengths, name=name)
     _few_enough(function, name, checked.n)
-    tensor, sees = checked.tensor, inside(checked)
+    tensor = checked.tensor
+    if torch.equal(tensor, tensor.mT) and (tensor.numel() == 0 or bool(tensor.amin() >= 0)):
+        return checked
+    sees = inside(checked)
     both = sees[..., :, None] & sees[..., None, :]
     if bool((negative := (tensor < 0) & both).any()):
         place = tuple(int(axis) for axis in negative.nonzero()[0])

@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 def write(run: StageRun, options: Any) -> None:
-    """The table `claims` of a checkpoint."""
+    """The table `claims` of a checkpoint; that of encodings, C7, is one of all models together."""
     write_claims(run, _claims(run, options))
 
 
@@ -40,12 +40,15 @@ def _claims(run: StageRun, options: Any) -> Iterator[Claim]:
     yield _c4(run.read("trajectory"))
     yield _c5(removed)
     yield _c6(removed)
-    yield Claim(
-        "C7", "depth slopes of moved attention between encodings", NOT_TESTABLE,
-        "one trained model differs from another in everything at once; models of one shape, trained with "
-        "each encoding, are needed",
-    )  # fmt: skip
     yield _c8(run.read("trajectory"), _table(run, "fingerprints"))
+    yield _p1(_table(run, "leakage_slopes"))
+    yield _p2(_table(run, "leakage_tests"), options)
+    yield _p3(_table(run, "position_shares"))
+    yield Claim(
+        "P4", "entropy of attention over layers", NOT_TESTABLE,
+        "what counts as a transition could not be read; softmax_statistics of "
+        "attnscope.protocols.ruscio2025once gives the notebook's entropies",
+    )  # fmt: skip
 
 
 def _table(run: StageRun, name: str) -> pd.DataFrame:
@@ -164,3 +167,47 @@ def _c8(trajectory: pd.DataFrame, fingerprints: pd.DataFrame) -> Claim:
     without = fingerprints[fingerprints["arm"] == "no_bos"]["fingerprint_cosine"]
     null = float(without.mean()) if len(without) else np.nan
     return Claim("C8", statistic, SUPPORTED if value >= 1 - 1e-5 else CONTRADICTED, "", value, null=null)
+
+
+def _p1(slopes: pd.DataFrame) -> Claim:
+    statistic = "slope of log leakage share on log length; mean, lowest and highest end over layers; null: 0"
+    known = slopes.dropna(subset=["slope_low", "slope_high"]) if len(slopes) else slopes
+    if known.empty:
+        return Claim(
+            "P1", statistic, NOT_TESTABLE, "texts of one length, or no share above 0; options.lengths"
+        )
+    low, high = float(known["slope_low"].min()), float(known["slope_high"].max())
+    falls, rises = known["slope_high"] < 0, known["slope_low"] >= 0
+    verdict = SUPPORTED if falls.all() else CONTRADICTED if rises.any() else UNDECIDED
+    reason = f"falls in {int(falls.sum())} of {len(known)} layers"
+    return Claim("P1", statistic, verdict, reason, float(known["slope"].mean()), low, high, 0.0)
+
+
+def _p2(tests: pd.DataFrame, options: Any) -> Claim:
+    statistic = "share of heads whose leakage lies above that of turned texts (Benjamini–Hochberg)"
+    tests = tests[tests["protocol"] == "exact"] if len(tests) else tests
+    value = float((tests["p_adjusted"] <= options.alpha).mean()) if len(tests) else np.nan
+    reason = (
+        "two models of one family are compared; the published 57x counts heads by what are no q-values, and "
+        "heads of one model are this share"
+    )
+    return Claim("P2", statistic, NOT_TESTABLE, reason, value)
+
+
+def _p3(shares: pd.DataFrame) -> Claim:
+    statistic = (
+        "share of variance between positions, output of an MLP over its input; mean, least and most of layers"
+    )
+    found = shares[shares["arm"] == "base"] if len(shares) else shares
+    if found.empty or not {"mlp_input", "mlp_output"} <= set(found["site"]):
+        return Claim("P3", statistic, NOT_TESTABLE, "the inputs and outputs of MLPs are out of reach")
+    grid = found.pivot_table(index="layer", columns="site", values="position_share")
+    grid = grid[(grid["mlp_input"] > 0) & (grid.index >= 1)]
+    if grid.empty:
+        return Claim("P3", statistic, NOT_TESTABLE, "no input of an MLP has a share of position above 0")
+    ratio = grid["mlp_output"] / grid["mlp_input"]
+    verdict = SUPPORTED if (ratio < 1).all() else CONTRADICTED if (ratio > 1).all() else UNDECIDED
+    reason = f"less than in the input in {int((ratio < 1).sum())} of {len(ratio)} layers from 1; no interval"
+    return Claim(
+        "P3", statistic, verdict, reason, float(ratio.mean()), float(ratio.min()), float(ratio.max()), 1.0
+    )

@@ -11,8 +11,9 @@ from attnscope.inference.groups import jackknife_bounds, mean_product
 from attnscope.inference.leakage import leakage_share
 from attnscope.inference.residuals import moved_distance, removed, residual_size
 from attnscope.metrics.positions.position_profile import PositionProfile, Weights
+from attnscope.studies.absolute_position.checks import check_shuffled
 from attnscope.studies.absolute_position.options import query_sets
-from attnscope.studies.absolute_position.sums import profile_of
+from attnscope.studies.absolute_position.sums import keep, profile_of
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -46,6 +47,8 @@ def position(run: StageRun, options: Any) -> None:
             found = estimated(profile, chosen, options, run)
             keys = {"arm": arm, "input": kind, "queries": name}
             means = over_heads(profile, chosen, found)
+            if name == "early" and (arm, kind) == ("base", "shuffled") and 0 in profile.layers:
+                check_shuffled(run, found["p_value"][profile.layers.index(0)])
             found["correction"] = np.full(found["residual"].shape, "Benjamini–Hochberg", dtype=object)
             for at, layer in enumerate(profile.layers):
                 own = {column: values[at] for column, values in found.items()}
@@ -53,6 +56,8 @@ def position(run: StageRun, options: Any) -> None:
                 run.write("position", layer=layer, head=heads, protocol="exact", **keys, **own)
                 run.write("layer_means", layer=layer, **keys, **{one: means[one][at] for one in means})
         _offsets(run, profile, arm, kind)
+        if options.keep_sums:
+            keep(run, profile, arm, kind)
         if (arm, kind) == ("base", "windows"):
             _strongest(run, profile, query_sets(options, profile.m)["early"], options)
 
@@ -107,7 +112,7 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
     # the pair with key 0 is not stored, but how much it is preferred to the body's mean is
     first = profile.mean("first").numpy() + profile.mean("row").numpy() + profile.mean("profile").numpy()
     rest[..., 0] = first - whole[..., :m]
-    sizes = np.sqrt(np.nanmean(np.square(rest[..., 1:, :]), axis=-1))  # query 0 has no key but itself
+    sizes = np.sqrt(_mean(np.square(rest[..., 1:, :])))  # query 0 has no key but itself
     normalizer = np.logaddexp.accumulate(np.nan_to_num(whole[..., :m], nan=-np.inf), axis=-1)
     return {
         "residual_simple": np.concatenate([np.zeros((*sizes.shape[:-1], 1)), sizes], axis=-1),
@@ -126,7 +131,7 @@ def over_heads(
         found: columns of `position`.
     """
     apart = ("p_value", "p_adjusted", "reliability")
-    means = {one: np.nanmean(values, axis=-1) for one, values in found.items() if not one.endswith(apart)}
+    means = {one: _mean(values) for one, values in found.items() if not one.endswith(apart)}
     for column, weights in SIZES.items():
         if column in found:
             value, low, high = _interval(profile.gram(chosen, weights=weights).mean(1).numpy())
@@ -141,7 +146,7 @@ def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> No
         if len(queries) < 3:
             continue
         found, products = _at_offset(profile, queries, offset)
-        means: dict[str, Any] = {name: np.nanmean(values, axis=-1) for name, values in found.items()}
+        means: dict[str, Any] = {name: _mean(values) for name, values in found.items()}
         means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
         for at, layer in enumerate(profile.layers):
@@ -184,6 +189,13 @@ def _interval(products: Array) -> tuple[Array, Array, Array]:
         np.arange(products.shape[-1]), lambda kept: mean_product(products[..., kept, :][..., kept])
     )
     return value, low, high
+
+
+def _mean(values: Array) -> Array:
+    """Over what is known along the last axis; NaN where nothing is."""
+    known = np.isfinite(values)
+    count = known.sum(-1)
+    return np.where(count > 0, np.where(known, values, 0.0).sum(-1) / np.maximum(count, 1), np.nan)
 
 
 def _covariance(one: Array, other: Array) -> Array:

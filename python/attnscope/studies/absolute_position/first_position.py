@@ -144,23 +144,29 @@ def fingerprints(run: StageRun, options: Any) -> None:
     directions = run.reduced("directions", ("arm", "layer"))
     if not directions:
         return
+    from scipy import stats
+
     keys, centres = (run.reduced(name, ("arm", "layer")) for name in ("first_key", "first_key_centre"))
     by_head = run.read("reads").groupby(["arm", "layer", "head"])
     reads = by_head.mean(numeric_only=True)
+    spread = by_head["a0"].std() / np.sqrt(by_head["a0"].count())
+    for name, sign in (("a0_low", -1.0), ("a0_high", 1.0)):
+        reads[name] = reads["a0"] + sign * spread * stats.t.ppf(0.975, by_head["a0"].count() - 1)
     reads["same_token_gap"] = by_head["same_token_gap"].max()
     for (arm, layer), found in directions.items():
         own, count = keys[arm, layer].mean, found.count
         m, texts = own.shape[-1], keys[arm, layer].count
         a0, squared, cut = (own[:, at, slice(*_early(options, m))] for at in range(3))
-        spread, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
+        varied, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
         clock = [
             float(position_share(_moments(texts, one[:, None] * texts, two.sum() * texts, centre)))
             for one, two, centre in zip(a0, squared, centres[arm, layer].sum, strict=True)
         ]
         heads = np.arange(len(own))
         mean = reads.loc[(arm, layer)].reindex(heads)
+        uniform = float(np.mean(1 / np.arange(2, 2 * m + 1)))
         with np.errstate(invalid="ignore"):
-            clock_mask = spread / (spread + noise)
+            clock_mask = varied / (varied + noise)
         run.write(
             "fingerprints",
             arm=arm,
@@ -169,8 +175,11 @@ def fingerprints(run: StageRun, options: Any) -> None:
             fingerprint_cosine=(count * np.square(found.mean).sum(-1) - 1) / (count - 1),
             clock=np.array(clock),
             clock_mask=clock_mask,
-            uniform=float(np.mean(1 / np.arange(2, 2 * m + 1))),
-            readers=[[tau for tau in options.sinks if one > tau] for one in mean["a0"]],
+            uniform=uniform,
+            readers=[
+                [tau for tau in options.sinks if one > tau and low > uniform]
+                for one, low in zip(mean["a0"], mean["a0_low"], strict=True)
+            ],
             **{name: mean[name].to_numpy() for name in mean.columns if name != "sample"},
         )
         for head, values in enumerate(own):

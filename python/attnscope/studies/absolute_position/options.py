@@ -58,6 +58,8 @@ class PositionOptions(Options):
         rope: another rotation that every pass runs under: "none", ["ntk", f] or ["interpolate", f]; null: the
             model's own. What a trained model does under it shows the architecture off its training.
         window: keys that a query sees in every pass, within the model's own mask; null: all.
+        keep_sums: store the sums over texts in the table `sums`; `sums.profile_of_sums` makes profiles of
+            them again, to which those of further texts can be merged.
         nulls: "random_weights": the same architecture with weights drawn anew.
         random_weights: how many of them.
     """
@@ -78,6 +80,7 @@ class PositionOptions(Options):
     window: int | None = Field(default=None, ge=1)
     bands: int = Field(default=10, ge=0)
     lengths: list[Annotated[int, Field(ge=6)]] = Field([])
+    keep_sums: bool = False
     alpha: float = Field(default=0.05, gt=0.0, lt=1.0)
     nulls: Annotated[list[str], _names(("random_weights",))] = Field(["random_weights"])
     random_weights: int = Field(default=8, ge=1)

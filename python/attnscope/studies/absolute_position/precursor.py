@@ -14,13 +14,14 @@ import torch
 from torch import Tensor
 
 from attnscope.capture import Forward, forward
-from attnscope.capture.sites import INTERFACE
+from attnscope.capture.sites import INTERFACE, TABLE
 from attnscope.inference.leakage import leakage_slope
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.metrics.positions.rope_bands import rope_bands, rotary_layout
 from attnscope.protocols import ruscio2025once
 from attnscope.protocols.ruscio2025once.leakage import MOST_TOKENS
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
+from attnscope.studies.absolute_position.encodings import rotary_dimensions
 from attnscope.studies.absolute_position.sums import softmax_of
 
 if TYPE_CHECKING:
@@ -50,6 +51,28 @@ def significance(run: StageRun, options: Any, tier: int) -> None:
             "leakage_tests", layer=layer, head=np.arange(found.gap.shape[1]), protocol="ruscio2025once",
             gap=found.gap[at], gap_low=found.low[at], gap_high=found.high[at],
             p_value=found.p_value[at], p_adjusted=found.q_value[at], correction=RANK,
+        )  # fmt: skip
+
+
+def probes(run: StageRun, options: Any, tier: int) -> None:
+    """The notebook's probe of what MLPs read and write, means over texts, beside what white noise gives."""
+    sites = ("mlp_input", "mlp_output")
+    if not all(tier in TABLE[site].tiers for site in sites):
+        run.note("absolute_position: no probes: the inputs and outputs of MLPs are out of reach")
+        return
+    sums: dict[tuple[int, str], list[Tensor]] = {}
+    null = np.nan
+    for batch in run.batches():
+        ids = token_ids(run, batch, BARE)
+        for layer in _layers(run, ids, options, tier, sites):
+            for site in sites:
+                found = ruscio2025once.position_probe(layer.states(site))
+                null = float(found.null)
+                sums.setdefault((layer.index, site), []).append(found.r2)
+    for (layer_index, site), values in sums.items():
+        run.write(
+            "probes", layer=layer_index, site=site, protocol="ruscio2025once",
+            r2=float(torch.cat(values).mean()), null=null,
         )  # fmt: skip
 
 
@@ -123,12 +146,6 @@ def lengths(run: StageRun, options: Any, tier: int) -> None:
         )  # fmt: skip
     slope = {f"slope{end}": values for end, values in zip(("", "_low", "_high"), found.slope, strict=True)}
     run.write("leakage_slopes", layer=every, **slope)
-
-
-def rotary_dimensions(model: Any) -> int | None:
-    """How many dimensions of a head a model rotates; None where it has no rotary frequencies."""
-    found = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
-    return 2 * len(found[0]) if found else None
 
 
 def scaling_of(model: Any, layer: int, d: int) -> float:

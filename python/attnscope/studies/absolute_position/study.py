@@ -6,14 +6,14 @@ splits that change into what the causal mask does (a query sees i + 1 keys) and 
 (queries and keys have become different), traces the second to position 0, and takes it away there.
 
 Stages of a checkpoint: `checks` (identities that hold for any causal model; where one fails, the checkpoint
-is left), `passes` (sums over texts of every arm), `position` (estimates from these sums), `reads` (the arms
-that need to know which heads read position 0), `precursor` (tests of leakage, bands, lengths), `removed`,
-`claims`; at the end of the run, `controls`.
+goes no further), `passes` (sums over texts of every arm), `position` (estimates from these sums),
+`precursor` (tests of leakage, bands, probes, lengths), `reads` (the arms that need to know which heads read
+position 0), `removed`, `claims`; at the end of the run, `depth` (encodings beside one another), `controls`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -26,9 +26,16 @@ from attnscope.engine.study import Study
 from attnscope.engine.units import Cut, Stage, Units
 from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
-from attnscope.studies.absolute_position import claims, estimates, first_position, leakage, precursor
+from attnscope.studies.absolute_position import (
+    claims,
+    encodings,
+    estimates,
+    first_position,
+    leakage,
+    precursor,
+)
 from attnscope.studies.absolute_position.arms import Arm, first_arms, imposed, reading_arms, token_ids
-from attnscope.studies.absolute_position.checks import check_model, check_shuffled
+from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
 from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
@@ -67,6 +74,23 @@ class AbsolutePosition(Study):
                 f"reads the same tokens; got {uneven}"
             )
 
+    @classmethod
+    def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
+        """The texts are windows where nothing else is said of them.
+
+        Args:
+            values: as they were given.
+            known: keys of the settings themselves.
+        """
+        found = super().settled(values, known)
+        texts = found.get("texts") or []
+        sources = [
+            {"path": one} if isinstance(one, str) else one
+            for one in (texts if isinstance(texts, list) else [texts])
+        ]
+        windows = [{"per": "window", **one} if isinstance(one, Mapping) else one for one in sources]
+        return {**found, "texts": windows} if windows else found
+
     def stages(self, units: Units) -> list[Stage]:
         """In the order in which a checkpoint goes through them."""
         more = self.options.random_weights if self.options.nulls else 0
@@ -77,30 +101,40 @@ class AbsolutePosition(Study):
         of_texts = (*PROFILES, *SUMS, "trajectories", "reads", "leakage")
         estimated = (
             "position", "layer_means", "offsets", "offset_means", "residual_maps", "trajectory",
-            "fingerprints", "position_shares", "clocks",
+            "fingerprints", "position_shares", "clocks", "checks", "sums",
         )  # fmt: skip
+        judged: tuple[str, ...] = (
+            "position",
+            "trajectory",
+            "fingerprints",
+            "position_shares",
+            "removed",
+            "checks",
+        )
+        reads = ("fingerprints", "checks")
         every = [
-            Stage("checks", once, self.check, writes=("checks",)),
-            Stage("passes", texts, self.measure, writes=of_texts),
-            Stage("position", once, self.estimate, reads=of_texts, writes=estimated, within=here),
-            Stage("reads", units.texts(), self.read, reads=("fingerprints",), writes=PROFILES, within=here),
-            Stage("removed", once, self.remove, reads=PROFILES, writes=("removed",), within=here),
+            Stage("checks", once, self.check, writes=("checks", "encodings")),
+            Stage("passes", texts, self.measure, reads=("checks",), writes=of_texts, within=here),
             Stage(
-                "claims",
-                once,
-                self.claim,
-                reads=("position", "trajectory", "fingerprints", "removed", "checks"),
-                writes=("claims",),
-                within=here,
+                "position", once, self.estimate, reads=("checks", *of_texts), writes=estimated, within=here
             ),
+            Stage("reads", units.texts(), self.read, reads=reads, writes=PROFILES, within=here),
+            Stage("removed", once, self.remove, reads=PROFILES, writes=("removed",), within=here),
         ]
         if self.options.leakage or self.options.bands or self.options.lengths:
-            tables = ("leakage_tests", "bands", "leakage_lengths", "leakage_slopes")
+            tables = ("leakage_tests", "bands", "probes", "leakage_lengths", "leakage_slopes")
             all_texts = units.texts(block=10**9)
             stage = Stage(
                 "precursor", all_texts, self.precede, reads=("leakage",), writes=tables, within=here
             )
             every.insert(3, stage)
+            judged = (*judged, "leakage_tests", "leakage_slopes")
+        every.append(Stage("claims", once, self.claim, reads=judged, writes=("claims",), within=here))
+        depth = Stage(
+            "depth", units.once(), self.compare, reads=("layer_means", "encodings", "checks"),
+            writes=("depth_slopes", "claims"),
+        )  # fmt: skip
+        every.append(depth)
         if more:
             every.append(Stage("controls", units.once(), self.control, reads=PROFILES, writes=("controls",)))
         return every
@@ -136,11 +170,13 @@ class AbsolutePosition(Study):
         return lines
 
     def check(self, unit: Unit, run: StageRun) -> None:
-        """Identities of the model; one that fails ends the checkpoint's part of the run."""
+        """Identities of the model, and how it tells positions apart."""
         check_model(run)
+        encodings.record(run)
 
     def measure(self, unit: Unit, run: StageRun) -> None:
-        """Every arm that needs no other arm's numbers."""
+        """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
+        require_checks(run)
         m = _early(unit)
         self._enough(run)
         arms = list(first_arms(run, self.options, m))
@@ -156,6 +192,7 @@ class AbsolutePosition(Study):
 
     def read(self, unit: Unit, run: StageRun) -> None:
         """The arms in which heads do not read position 0."""
+        require_checks(run)
         if "fingerprints" not in run.stored.tables():
             run.note(
                 "absolute_position: nothing tells which heads read position 0; unread, hidden are left out"
@@ -164,7 +201,7 @@ class AbsolutePosition(Study):
         found = run.read("fingerprints")
         found = found[found["arm"] == "base"]
         shape = (int(found["layer"].max()) + 1, int(found["head"].max()) + 1)
-        readers = found[found["a0"] > self.options.reader]
+        readers = found[(found["a0"] > self.options.reader) & (found["a0_low"] > found["uniform"])]
         chosen = [(int(one.layer), int(one.head)) for one in readers.itertuples()]
         arms = list(reading_arms(chosen, shape, run, self.options))
         for batch in run.batches():
@@ -188,6 +225,7 @@ class AbsolutePosition(Study):
             leakage.tests(run, self.options)
             if "ruscio2025once" in self.settings.protocols:
                 precursor.significance(run, self.options, tier)
+                precursor.probes(run, self.options, tier)
         if self.options.bands:
             precursor.bands(run, self.options, tier)
         if self.options.lengths:
@@ -199,8 +237,11 @@ class AbsolutePosition(Study):
 
     def claim(self, unit: Unit, run: StageRun) -> None:
         """What the numbers say of the paper's claims."""
-        check_shuffled(run, self.options)
         claims.write(run, self.options)
+
+    def compare(self, unit: Unit, run: StageRun) -> None:
+        """Encodings beside one another, where a run holds models that differ in nothing else."""
+        encodings.compare(run)
 
     def control(self, unit: Unit, run: StageRun) -> None:
         """The same estimates of models with random weights."""

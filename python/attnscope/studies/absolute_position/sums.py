@@ -17,6 +17,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import pandas as pd
 import torch
 from torch import Tensor
 
@@ -146,4 +147,53 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
         flat = stacked(name)
         square = np.zeros((*shape, m, m)) if flat is None else unpacked(flat, m, m)
         state[name] = square if name == "residual" else square[..., made.queries, :]
+    return PositionProfile.from_state(state)
+
+
+def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
+    """Writes everything of a profile to the table `sums`, for `profile_of_sums`.
+
+    Args:
+        run: of a stage that writes it.
+        profile: of all texts.
+        arm: whose.
+        kind: of input.
+    """
+    state = {name: values.numpy() for name, values in profile.state().items()}
+    for g, group in enumerate(profile.present):
+        for k, layer in enumerate(profile.layers):
+            texts = state["count"][g, k]
+            rows = {one: [own.ravel().tolist() for own in state[one][g, k]] for one in PositionProfile.SUMS}
+            run.write(
+                "sums", arm=arm, input=kind, group=group, layer=layer, head=np.arange(len(texts)),
+                tokens=profile.n, groups=profile.groups, texts=texts, **rows,
+            )  # fmt: skip
+
+
+def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
+    """The profile of stored sums: of more texts when that of another run is merged into it.
+
+    Args:
+        table: rows of `sums` of one model, arm and input.
+
+    Raises:
+        ValueError: rows of several.
+    """
+    several = [one for one in ("model", "revision", "step", "arm", "input") if table[one].nunique() > 1]
+    if several or table.empty:
+        raise ValueError(
+            f"profile_of_sums: expected rows of one model, arm and input, got {len(table)} rows that differ "
+            f"in {', '.join(several) or 'nothing'}"
+        )
+    rows = table.sort_values(["group", "layer", "head"])
+    made = PositionProfile(int(rows["tokens"].iloc[0]), groups=int(rows["groups"].iloc[0]))
+    groups, layers = sorted(set(rows["group"])), sorted(set(rows["layer"]))
+    shape = (len(groups), len(layers), -1)
+    trailing = {"m": (made.m,), "n": (made.n,), "mm": (made.m,) * 2, "Qm": (len(made.queries), made.m)}
+    state: dict[str, Any] = {
+        "n": made.n, "groups": made.groups, "left_out": 0, "queries": made.queries, "group": groups,
+        "layer": layers, "count": rows["texts"].to_numpy(copy=True).reshape(shape),
+    }  # fmt: skip
+    for name, axes in PositionProfile.SUMS.items():
+        state[name] = np.stack(list(rows[name])).reshape(*shape, *trailing[axes])
     return PositionProfile.from_state(state)

@@ -6,6 +6,7 @@ from __future__ import annotations
 from attnscope.engine.claims import CLAIM_COLUMNS
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.engine.tables import Column, Table
+from attnscope.metrics.positions.position_profile import PositionProfile
 
 #: Sums of states and directions over texts.
 SUMS = ("states", "directions", "first_key", "first_key_centre")
@@ -135,7 +136,9 @@ TABLES = (
         "fingerprints",
         (*CHECKPOINT_KEYS, "arm", "layer", "head"),
         (
-            Column("a0", kind="ratio", label="attention to key 0", low=0, high=1),
+            *_interval(
+                "a0", "attention to key 0", "Mean over queries and texts; interval over texts.", low=0
+            ),
             Column("uniform", kind="ratio", label="uniform attention to key 0", low=0, high=1),
             Column("fingerprint_cosine", label="cosine of fingerprints over texts", high=1),
             Column("fingerprint_share", kind="ratio", low=0),
@@ -146,7 +149,12 @@ TABLES = (
                 "clock", label="clock", meaning="Share of the variance of A_i0 between positions.", high=1
             ),
             Column("clock_mask", label="clock of the mask alone", high=1),
-            Column("readers", "list<float64>", "text", meaning="The thresholds that the head exceeds."),
+            Column(
+                "readers",
+                "list<float64>",
+                "text",
+                meaning="The thresholds that the head exceeds, its interval above uniform attention.",
+            ),
         ),
     ),
     Table(
@@ -198,6 +206,49 @@ TABLES = (
         "leakage_slopes",
         (*CHECKPOINT_KEYS, "layer"),
         _interval("slope", "slope of log leakage share on log length", ""),
+    ),
+    Table(
+        "probes",
+        (*CHECKPOINT_KEYS, "layer", "site", "protocol"),
+        (
+            Column("r2", kind="ratio", low=0, high=1, meaning="In sample, mean over texts."),
+            Column("null", kind="ratio", meaning="What white noise gives."),
+        ),
+    ),
+    Table(
+        "encodings",
+        CHECKPOINT_KEYS,
+        (
+            Column("encoding", "string", "text"),
+            Column("rope_type", "string", "text"),
+            Column("rope_theta"),
+            Column("rope_factor"),
+            Column("rotary_dimensions", kind="count"),
+            Column("windows", "string", "text", meaning="What queries see, each kind of layer once."),
+            Column("sets_bos", kind="flag"),
+            *(Column(one, kind="count") for one in ("layers", "heads", "width")),
+        ),
+    ),
+    Table(
+        "depth_slopes",
+        ("model", "measure"),
+        (
+            Column("encoding", "string", "text"),
+            Column("slope", meaning="Of the mean over heads on depth, the first layer 0 and the last 1."),
+        ),
+    ),
+    Table(
+        "sums",
+        (*CHECKPOINT_KEYS, "arm", "input", "group", "layer", "head"),
+        (
+            Column("tokens", kind="count", meaning="Of a text."),
+            Column("groups", kind="count", meaning="That texts are put into."),
+            Column("texts", kind="count", meaning="Of the group."),
+            *(
+                Column(one, "list<float64>", "text", meaning="Sum over texts.")
+                for one in PositionProfile.SUMS
+            ),
+        ),
     ),
     Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),

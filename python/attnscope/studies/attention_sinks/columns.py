@@ -123,28 +123,6 @@ def by_test(one: Quantity) -> Quantity:
     return one.with_options(**mine) if mine else one
 
 
-def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -> list[Quantity]:
-    """Exact quantities of maps whose visibility is known.
-
-    Args:
-        quantities: of the exact protocol.
-        kind: "causal", "full", "auto", or "mask": the site `support` holds it.
-        learned: whether the site `sink_mass` holds what a learned sink takes.
-    """
-    given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
-    if learned:
-        given["sink_mass"] = Site("sink_mass")
-    found = []
-    for one in quantities:
-        shared = {
-            name: replace(value, options=(*value.options, ("support", given["support"])))
-            for name, value in one.options.items()
-            if isinstance(value, Shared)
-        }
-        found.append(one.with_options(**given, **shared))
-    return found
-
-
 def _asked_by(one: Quantity) -> str:
     if one.protocol == "ruscio2025" and one.metric == "betti_numbers":
         return "topology"

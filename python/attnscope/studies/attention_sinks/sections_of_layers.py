@@ -124,7 +124,7 @@ SECTIONS: tuple[Section, ...] = (
             "heads have a sink there is none."
         ),
         definition=(
-            "Share of the commonest sink over those heads and sentences in the early, middle and late "
+            "Share of the most frequent sink over those heads and sentences in the early, middle and late "
             "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
             "samples of sentences with the same verdict. Consistent heads have the same sink, by the test, "
             "in at least 30 % of at least five sentences."

@@ -19,7 +19,7 @@ SECTIONS: tuple[Section, ...] = (
         tables=("heads", "ablation"),
         words=(
             "A sink is a key, usually the first, that many queries attend to although it says little. How "
-            "much a head rests on it means something only beside what uniform attention would give: a "
+            "much a head attends to it means something only beside what uniform attention would give: a "
             "short sequence makes any first key look heavy."
         ),
         definition=(

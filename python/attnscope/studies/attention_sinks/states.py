@@ -3,24 +3,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from torch import Tensor
 
 from attnscope.engine.forward import head_mean
+from attnscope.studies.supports import Seen
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
-    from attnscope.capture.visibility import Visibility
 
 #: Sites beside attention that the study takes where a model lets them be captured.
 SITES = ("value", "hidden", "attention_output", "mlp_output", "block_output")
 
 
 @dataclass(frozen=True)
-class States:
+class States(Seen):
     """What one layer of one batch left for measurement.
 
     Attributes:
@@ -29,9 +28,6 @@ class States:
         lengths: real tokens [b].
         names: numbers of the heads.
         sites: captured states by site, on the CPU: value [b, kv, n, d], the others [b, n, D].
-        support: which keys queries see, as metrics take it.
-        supports: that in a word, of each text by itself.
-        learned: what a learned sink takes of each row [b, h, n], None in models without one.
     """
 
     heads: Tensor
@@ -39,9 +35,6 @@ class States:
     lengths: Tensor
     names: tuple[int, ...]
     sites: dict[str, Tensor]
-    support: Any
-    supports: tuple[str, ...]
-    learned: Tensor | None
 
     @classmethod
     def of(cls, layer: Layer) -> States:
@@ -55,51 +48,11 @@ class States:
         # each query head its own value head, unless the heads divide evenly, which the kernels read in place
         if "value" in sites and heads.shape[1] % sites["value"].shape[1]:
             sites["value"] = layer.states("value", per_head=True).cpu()
-        learned = None if layer.sink_logits is None else layer.states("sink_mass").cpu()
-        seen = layer.visibility
-        support = seen.support.cpu() if isinstance(seen.support, Tensor) else seen.support
-        names = support_names(seen, layer.lengths.tolist(), heads)
-        return cls(heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites, support, names, learned)
-
-    @property
-    def kind(self) -> str:
-        """The support in a word, "mask" for a tensor."""
-        return "mask" if isinstance(self.support, Tensor) else str(self.support)
-
-    def rows(self, *, mean: bool) -> dict[str, Tensor]:
-        """Sites that belong to the rows of the maps: the support, and the learned sink's mass.
-
-        Args:
-            mean: of the head mean instead of the heads.
-        """
-        found = {"support": self.support} if isinstance(self.support, Tensor) else {}
-        if self.learned is not None:
-            found["sink_mass"] = self.learned.double().mean(1, keepdim=True) if mean else self.learned
-        return found
+        seen = Seen.by(layer, heads)
+        given = (seen.support, seen.supports, seen.learned)
+        return cls(*given, heads, head_mean(heads), layer.lengths, tuple(layer.heads), sites)
 
     def copy(self) -> States:
         """The same numbers in memory of their own, which outlive the forward pass."""
         sites = {site: tensor.clone() for site, tensor in self.sites.items()}
         return replace(self, heads=self.heads.clone(), sites=sites)
-
-
-def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tuple[str, ...]:
-    """What each text's queries see, in a word that does not depend on the texts beside it.
-
-    A window that a text is not longer than is causal or full attention of this text.
-
-    Args:
-        seen: of the layer.
-        lengths: of the texts.
-        heads: maps [b, h, n, n], which say it where the layer does not.
-    """
-    names = []
-    for text, n in enumerate(lengths):
-        name = seen.name
-        if seen.kind == "auto":
-            name = "full" if bool((heads[text, :, 0, 1:n] != 0).any()) else "causal"
-        elif seen.kind == "window":
-            left, right = (side is None or side >= n - 1 for side in (seen.before, seen.after))
-            name = "full" if left and right else "causal" if left and seen.after == 0 else name
-        names.append("causal" if n < 2 else name)
-    return tuple(names)

@@ -29,7 +29,6 @@ from attnscope.studies.attention_sinks.columns import (
     of_layers,
     of_means,
     taken,
-    under,
     write_bars,
     write_rows,
 )
@@ -42,6 +41,7 @@ from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
 from attnscope.studies.nulls import shuffled_rows
+from attnscope.studies.supports import under
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings

@@ -20,7 +20,7 @@ from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
-from attnscope.studies.attention_sinks.columns import levels, under
+from attnscope.studies.attention_sinks.columns import levels
 from attnscope.studies.attention_sinks.comparisons import (
     checkpoints,
     layer_tests,
@@ -29,7 +29,8 @@ from attnscope.studies.attention_sinks.comparisons import (
 )
 from attnscope.studies.attention_sinks.emergence import emergence
 from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
-from attnscope.studies.nulls import by_length, uniform_over, visible_pairs
+from attnscope.studies.nulls import by_length
+from attnscope.studies.supports import supports_of, under, uniform_over, visible_pairs
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
@@ -65,7 +66,7 @@ def write_baselines(
     for n, support in supports_of(samples, [run.read(name) for name in whole if name in run.stored.tables()]):
         seen = visible_pairs(support, n)
         sites = {"attention": uniform_over(seen)[None, None], "support": seen}
-        kind = f"uniform_{support}"
+        of: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
         for protocol, quantities in chosen.items():
             own = masked if protocol == "exact" and support not in ("causal", "full") else quantities
             with warnings.catch_warnings():
@@ -75,31 +76,12 @@ def write_baselines(
             for one, values in found.values.items():
                 numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
                 at = levels(thresholds, n) if one.axes else np.full(1, math.nan)
-                keys: dict[str, Any] = {"n_tokens": n, "metric": one.name, "kind": kind, "threshold": at}
-                run.write("baselines", **keys, protocol=protocol, **whose, value=numbers)
+                keys = {**of, "metric": one.name, "threshold": at, "protocol": protocol}
+                run.write("baselines", **keys, **whose, value=numbers)
     controls = run.stored.variants()
     if len(controls):
         rows: dict[Any, Any] = by_length(controls, samples).to_dict("series")
         run.write("baselines", **rows)
-
-
-def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
-    """The lengths of texts and what queries saw in any layer of them; of masks no more is known.
-
-    Args:
-        samples: the table.
-        tables: that have supports of layers.
-    """
-    keys = [*CHECKPOINT_KEYS, "sample"]
-    # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
-    words = samples["causal"].map({True: "causal", False: "full"})
-    found = [samples.assign(support=words)[["n_tokens", "support"]]] if not tables else []
-    for table in tables:
-        once = table[[*keys, "support"]].drop_duplicates()
-        found.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
-    every = pd.concat(found).dropna().drop_duplicates()
-    every = every[every["support"] != "mask"]
-    return sorted((int(n), str(support)) for n, support in every.itertuples(index=False))
 
 
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:

@@ -11,6 +11,7 @@ from attnscope.engine.tables import Column, Table
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import METRICS, table_of, taken
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
+from attnscope.studies.supports import SUPPORT
 
 _SAMPLE = (*CHECKPOINT_KEYS, "sample")
 _LAYER = (*_SAMPLE, "layer", "protocol")
@@ -24,9 +25,6 @@ _TESTS = tuple(
 )
 _INTERVAL = (Column("difference"), Column("low"), Column("high"))
 _SAMPLES = Column("samples", kind="count", label="sentences")
-_SUPPORT = Column(
-    "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."
-)
 _TOKENS = Column("n_tokens", kind="count", label="tokens")
 
 
@@ -62,9 +60,9 @@ _OF_HEADS = (
     Table(
         "heads",
         HEAD_KEYS,
-        (_TOKENS, *_texts("sink_token"), _SUPPORT, *_texts("mp_law"), *_quantities("heads")),
+        (_TOKENS, *_texts("sink_token"), SUPPORT, *_texts("mp_law"), *_quantities("heads")),
     ),
-    Table("graphs", (*HEAD_KEYS, "threshold"), (_SUPPORT, *_quantities("graphs"))),
+    Table("graphs", (*HEAD_KEYS, "threshold"), (SUPPORT, *_quantities("graphs"))),
     Table("bars", (*HEAD_KEYS, "dimension", "birth", "death")),
 )
 
@@ -84,8 +82,9 @@ TABLES = (
     ),
     Table(
         "baselines",
-        ("n_tokens", "metric", "kind", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
+        ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
         (*_values("value", "std"), *_counts("count")),
+        version=2,
     ),
     Table(
         "sink_sums",

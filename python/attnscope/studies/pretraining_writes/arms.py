@@ -19,6 +19,7 @@ from attnscope.engine.claims import (
     Claim,
 )
 from attnscope.studies.pretraining_writes.evidence import Pair
+from attnscope.studies.pretraining_writes.fractions import spread_over
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
@@ -73,14 +74,8 @@ def _contrast(pair: Pair) -> float:
 
 def _interval(values: list[float]) -> tuple[float, float, float]:
     """Mean and 95 % t interval over training runs."""
-    from scipy import stats
-
-    own = np.array([value for value in values if math.isfinite(value)])
-    mean = float(own.mean()) if len(own) else math.nan
-    if len(own) < 2:
-        return mean, math.nan, math.nan
-    half = float(stats.t.ppf(0.975, len(own) - 1) * own.std(ddof=1) / math.sqrt(len(own)))
-    return mean, mean - half, mean + half
+    own = [value for value in values if math.isfinite(value)]
+    return (float(np.mean(own)) if own else math.nan, *spread_over(own))
 
 
 def _verdict(low: float, high: float) -> str:

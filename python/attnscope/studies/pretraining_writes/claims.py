@@ -20,18 +20,24 @@ from attnscope.engine.claims import (
 )
 from attnscope.studies.pretraining_writes.arms import MATCHED, arm_claims
 from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
+from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.studies.pretraining_writes.options import WeightsOptions
 
 READ, WRITE = ("q", "k"), ("o", "down")
+#: What claims over several pairs are about, in octaves.
+_OVER_PAIRS = {
+    "C1": "q, k on their own inputs (octaves above isotropic), mean over pairs",
+    "C1b": "D1 (octaves), mean over pairs",
+    "C2": "o, down on the prediction subspace (octaves above isotropic), mean over pairs",
+}
+_READING, _WRITING = (READ, "in", "inputs"), (WRITE, "out", "prediction")
 #: What counts as nearly isotropic.
 BAND = (0.8, 1.25)
 #: Deviations beyond which a mean is outside the 99.9 % band of random subspaces.
 BEYOND = 3.29
-#: Share of a pair's change that may be rounding.
-FLOOR = 0.5
 
 
 def write(run: StageRun, options: WeightsOptions) -> None:
@@ -42,12 +48,41 @@ def write(run: StageRun, options: WeightsOptions) -> None:
     pairs = pairs_of(tables)
     for pair in pairs:
         write_claims(run, _of_pair(pair, tables, pairs, options), **pair.keys)
+    several = [pair for pair in pairs if pair.keys["model"] not in options.arms and pair.noise < FLOOR]
+    if len({pair.keys["model"] for pair in several}) > 2:
+        whole = {"model": "all pairs", "revision": "", "step": -1, "reference": ""}
+        write_claims(run, _over_pairs(several), **whole)
     if options.arms:
         keys = {"model": "all arms", "revision": "", "step": -1, "reference": pairs[0].keys["reference"]}
         write_claims(run, arm_claims(pairs, options), **keys)
         if any(arm.endswith(MATCHED) for arm in options.arms.values()):
             claims = arm_claims(pairs, options, matched=True)
             write_claims(run, claims, **{**keys, "model": "all arms at equal ‖ΔW‖"})
+
+
+def _over_pairs(pairs: list[Pair]) -> Iterator[Claim]:
+    """C1, C1b and C2 over models: the pair is the unit, of a series its last checkpoint."""
+    last = {pair.keys["model"]: pair for pair in sorted(pairs, key=lambda one: int(one.keys["step"]))}
+    border = {"C1": 0.0, "C1b": 0.0, "C2": math.log2(BAND[1])}
+    means: dict[str, list[Mean | None]] = {
+        "C1": [pair.mean(*_READING) for pair in last.values()],
+        "C1b": [pair.contrast(READ, WRITE, "in", "inputs") for pair in last.values()],
+        "C2": [pair.mean(*_WRITING) for pair in last.values()],
+    }
+    for claim, statistic in _OVER_PAIRS.items():
+        values = [mean.value for mean in means[claim] if mean is not None]
+        if len(values) < 3:
+            yield Claim(claim, statistic, NOT_TESTABLE, "fewer than three pairs have it")
+            continue
+        low, high = spread_over(values)
+        edge = border[claim]
+        above = sum(value > edge for value in values)
+        verdict = SUPPORTED if low > edge else CONTRADICTED if high <= edge else UNDECIDED
+        if claim == "C2":
+            turned = {SUPPORTED: CONTRADICTED, CONTRADICTED: SUPPORTED}
+            verdict = turned.get(verdict, verdict)
+        words = f"{above} of {len(values)} pairs above {edge:.2g}; pairs of one base are no independent ones"
+        yield Claim(claim, statistic, verdict, words, float(np.mean(values)), low, high, edge)
 
 
 def _of_pair(
@@ -80,8 +115,7 @@ def _no_concentration(mean: Mean) -> str:
     if abs(mean.value) > BEYOND * mean.deviation:
         return ""
     spread = 2.0 ** (1.96 * mean.deviation) - 1
-    interval = f" [{2**mean.low:.2f}, {2**mean.high:.2f}]" if math.isfinite(mean.low) else ""
-    return f"{2**mean.value:.2f}{interval}, isotropic is 1 ± {spread:.2f} (Haar): no concentration"
+    return f"{mean.words()}, isotropic is 1 ± {spread:.2f} (Haar): no concentration"
 
 
 def _c1(pair: Pair) -> Claim:
@@ -115,8 +149,15 @@ def _c1b(pair: Pair) -> Claim:
         return Claim("C1b", statistic, NOT_TESTABLE, "one of the pathways has no inputs of its own")
     parts = [pair.mean(roles, "in", "inputs") for roles in (READ, WRITE)]
     none = all(one is not None and one.within(BEYOND) for one in parts)
-    reason = "no concentration in either pathway" if none else ""
-    verdict = SUPPORTED if mean.low > 0 else CONTRADICTED if mean.high <= 0 or reason else UNDECIDED
+    verdict = SUPPORTED if mean.low > 0 else CONTRADICTED if mean.high <= 0 or none else UNDECIDED
+    values = [
+        f"{', '.join(roles)} {one.words()}"
+        for roles, one in zip((READ, WRITE), parts, strict=True)
+        if one is not None
+    ]
+    reason = f"{'; '.join(values)} times isotropic"
+    if none:
+        reason = f"no concentration in either pathway: {reason}"
     return mean.claim("C1b", statistic, verdict, reason, 0.0, octaves=True)
 
 

@@ -34,6 +34,11 @@ class Mean(NamedTuple):
         """Whether it lies so close to 0."""
         return abs(self.value) <= deviations * self.deviation
 
+    def words(self) -> str:
+        """The ratio to isotropic and its interval."""
+        interval = f" [{2**self.low:.2f}, {2**self.high:.2f}]" if math.isfinite(self.low) else ""
+        return f"{2**self.value:.2f}{interval}"
+
     def claim(
         self, name: str, statistic: str, verdict: str, reason: str, null: float, *, octaves: bool = False
     ) -> Claim:

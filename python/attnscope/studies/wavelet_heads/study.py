@@ -11,7 +11,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,13 +20,16 @@ from torch import Tensor
 from attnscope.engine.forward import Batch, head_mean
 from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
-from attnscope.metrics.measure import Measured, measure_quantities
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
 from attnscope.studies.nulls import shuffled_rows
+from attnscope.studies.supports import Seen, under
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
 from attnscope.studies.wavelet_heads.options import BANDS, METRICS, WaveletOptions
 from attnscope.studies.wavelet_heads.tables import (
+    LEARNED,
     MEASURED,
     POWER_SHARE,
     PROFILE,
@@ -39,8 +42,23 @@ if TYPE_CHECKING:
     from attnscope.engine.config import Settings
     from attnscope.engine.stage_run import StageRun
 
-#: What a text's beginning is compared with, by layer and table.
-Descriptions = dict[tuple[int, str], Measured]
+#: What a text's beginning is compared with, by layer and table: energies of the scales, their coefficients.
+Descriptions = dict[tuple[int, str], list[Tensor]]
+
+
+class Chosen(NamedTuple):
+    """Quantities under the visibility of a layer: of `heads`, of the bands, of the scales."""
+
+    heads: list[Quantity]
+    power: list[Quantity]
+    scales: list[Quantity]
+
+    @property
+    def all(self) -> list[Quantity]:
+        """Each once."""
+        return [*self.heads, *self.power, *self.scales]
+
+
 #: Entropies of each text's heads, layer by layer: those of position, of the spectrum, of Fourier.
 Entropies = defaultdict[int, list[dict[str, Any]]]
 
@@ -58,14 +76,14 @@ class WaveletStudy(Study):
     def __init__(self, settings: Settings) -> None:
         super().__init__(settings)
         options: WaveletOptions = self.options
-        self._of_heads = of_heads(options, [metric for metric in METRICS if options.takes(metric)])
-        self._power = over_queries(POWER_SHARE, options)
-        self._scales = (over_queries(ENERGY, options), over_queries(PROFILE, options))
-        self._measured = (
-            *self._of_heads,
-            *((self._power,) if options.takes("power_spectrum") else ()),
-            *(self._scales if options.takes("scale_sensitivity") else ()),
+        scales = [over_queries(ENERGY, options), over_queries(PROFILE, options)]
+        self._taken = Chosen(
+            [*of_heads(options, [metric for metric in METRICS if options.takes(metric)])],
+            [over_queries(POWER_SHARE, options)] if options.takes("power_spectrum") else [],
+            scales if options.takes("scale_sensitivity") else [],
         )
+        # one choice for each kind of layer: plans are kept by the quantities that they are of
+        self._known: dict[tuple[str, bool], Chosen] = {}
 
     def stages(self, units: Units) -> list[Stage]:
         """RoPE's harmonics of every checkpoint, the texts, and what is made of them."""
@@ -95,13 +113,14 @@ class WaveletStudy(Study):
             whole: Descriptions = {}
             for number, layer in run.layers(batch):
                 heads, names = layer.matrices(), list(layer.heads)
-                self._write(run, head_mean(heads), None, number, batch, whole)
-                found = self._write(run, heads, names, number, batch, whole)
+                seen = Seen.by(layer, heads)
+                self._write(run, head_mean(heads), seen, None, number, batch, whole)
+                found = self._write(run, heads, seen, names, number, batch, whole)
                 _gather(entropies, found, batch)
                 if not unit.variant:
-                    self._write_signals(run, heads, names, number, batch)
+                    self._write_signals(run, heads, seen, names, number, batch)
                     if "row_permutation" in self.options.nulls:
-                        found = self._write_permuted(run, heads, names, number, batch)
+                        found = self._write_permuted(run, heads, seen, names, number, batch)
                         _gather(permuted, found, batch)
                 # while the next layer is computed, this one must be free
                 del heads, layer
@@ -118,6 +137,7 @@ class WaveletStudy(Study):
         self,
         run: StageRun,
         maps: Tensor,
+        seen: Seen,
         names: Sequence[int] | None,
         number: int,
         batch: Batch,
@@ -126,41 +146,58 @@ class WaveletStudy(Study):
     ) -> dict[str, Tensor]:
         """Rows of `heads`, or of `head_means` where no head has a name; its numbers [batch, maps]."""
         control = variant or run.unit.variant
-        quantities = self._of_heads if control else self._measured
+        chosen = self._chosen(seen)
+        quantities = chosen.heads if control else chosen.all
         if not quantities:
             return {}
-        found = measure_quantities({"attention": maps}, quantities, lengths=batch.lengths)
-        values = {one.name: found.values[one] for one in self._of_heads}
+        sites = {"attention": maps, **seen.rows(mean=names is None)}
+        found = measure_quantities(sites, quantities, lengths=batch.lengths)
+        values = {one.name: found.values[one] for one in chosen.heads}
         if values:
-            columns = {name: numbers.flatten().numpy() for name, numbers in values.items()}
-            tokens = {} if control else {"n_tokens": np.repeat(batch.lengths, maps.shape[1])}
+            columns: dict[str, Any] = {name: numbers.flatten().numpy() for name, numbers in values.items()}
+            if not control:
+                columns["n_tokens"] = np.repeat(batch.lengths, maps.shape[1])
+                columns["support"] = np.repeat(seen.supports, maps.shape[1]).tolist()
             table = "head_means" if names is None else "heads"
-            run.write(table, variant=variant, **_keys(batch, number, names), **tokens, **columns)
+            run.write(table, variant=variant, **_keys(batch, number, names), **columns)
         if control:
             return values
-        if self._power in found.values and names is not None:
-            shares = found.values[self._power].nanmean(1)
+        if chosen.power and names is not None:
+            shares = found.values[chosen.power[0]].nanmean(1)
             keys = {"sample": np.repeat(batch.samples, BANDS), "layer": number, "protocol": "exact"}
             centers = np.tile((np.arange(BANDS) + 0.5) / BANDS, len(batch.samples))
             run.write("spectra", **keys, frequency=centers, power_share=shares.flatten().numpy())
-        whole[number, _sensitivity(names)] = found
+        whole[number, _sensitivity(names)] = [found.values[one].flatten(2) for one in chosen.scales]
         return values
 
+    def _chosen(self, seen: Seen) -> Chosen:
+        """The quantities under the visibility of a layer."""
+        learned = seen.learned is not None
+        key = (seen.kind, learned)
+        if key not in self._known:
+            heads, power, scales = (under(some, seen.kind) for some in self._taken)
+            if learned and heads:
+                heads += under([LEARNED], seen.kind, learned=True)
+            self._known[key] = Chosen(heads, power, scales)
+        return self._known[key]
+
     def _write_permuted(
-        self, run: StageRun, heads: Tensor, names: Sequence[int], number: int, batch: Batch
+        self, run: StageRun, heads: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
     ) -> dict[str, Tensor]:
         """The same numbers of maps with shuffled rows, as a control."""
-        maps = shuffled_rows(heads, batch.lengths, batch.samples, number, self.settings.seed)
-        return self._write(run, maps, names, number, batch, {}, "row_permutation")
+        support = seen.rows(mean=False).get("support")
+        maps = shuffled_rows(heads, batch.lengths, batch.samples, number, self.settings.seed, support)
+        return self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
 
     def _write_signals(
-        self, run: StageRun, maps: Tensor, names: Sequence[int], number: int, batch: Batch
+        self, run: StageRun, maps: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
     ) -> None:
-        """The last query's attention of the samples that the options name."""
+        """The last query's attention, among the keys that it sees, of the samples that the options name."""
         for place, sample in enumerate(batch.samples):
             if sample in self.options.signals:
                 n = batch.lengths[place]
-                signals = [row[:n].double().tolist() for row in maps[place, :, n - 1].cpu()]
+                there = seen.of_text(place, n)[n - 1]
+                signals = [row[:n][there].double().tolist() for row in maps[place, :, n - 1].cpu()]
                 keys = {"sample": sample, "layer": number, "head": list(names), "protocol": "exact"}
                 run.write("signals", **keys, n_tokens=n, signal=signals)
 
@@ -178,21 +215,24 @@ class WaveletStudy(Study):
             )
             for number, layer in run.layers(part):
                 heads = layer.matrices()
+                seen = Seen.by(layer, heads)
+                chosen = self._chosen(seen).scales
                 for maps, names in ((head_mean(heads), None), (heads, list(layer.heads))):
                     table = _sensitivity(names)
-                    found = measure_quantities({"attention": maps}, self._scales, lengths=lengths)
-                    pairs = [
-                        (whole[number, table].values[one].flatten(2), found.values[one].flatten(2))
-                        for one in self._scales
-                    ]
-                    energy, coefficients = (one_minus_cosine(*pair).flatten().numpy() for pair in pairs)
+                    sites = {"attention": maps, **seen.rows(mean=names is None)}
+                    found = measure_quantities(sites, chosen, lengths=lengths)
+                    parts = [found.values[one].flatten(2) for one in chosen]
+                    energy, coefficients = (
+                        one_minus_cosine(*pair).flatten().numpy()
+                        for pair in zip(whole[number, table], parts, strict=True)
+                    )
                     keys = {**_keys(part, number, names), "fraction": fraction}
                     tokens = np.repeat(lengths, maps.shape[1])
                     run.write(table, **keys, n_tokens=tokens, energy=energy, coefficients=coefficients)
-                del heads, layer, maps
+                del heads, layer, maps, sites
 
     def _summaries(self, unit: Unit, run: StageRun) -> None:
-        summaries.write_baselines(run, self._of_heads)
+        summaries.write_baselines(run, self._taken.heads)
         summaries.write_phases(run)
 
 

@@ -14,7 +14,8 @@ from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
-from attnscope.studies.nulls import by_length, uniform_attention
+from attnscope.studies.nulls import by_length
+from attnscope.studies.supports import supports_of, under, uniform_over, visible_pairs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -48,7 +49,7 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
-    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls.
+    """Writes every number of uniform attention of the lengths and supports there are, and means of controls.
 
     Args:
         run: of the unit.
@@ -57,16 +58,18 @@ def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
     samples = run.read("samples")
     whose: dict[str, Any] = {"protocol": "exact", "threshold": math.nan}
     nobody = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
-    seen = samples[["n_tokens", "causal"]].dropna().drop_duplicates()
-    for n, causal in sorted((int(n), bool(causal)) for n, causal in seen.itertuples(index=False)):
-        maps = uniform_attention(n, causal=causal)[None, None]
-        whose["kind"] = "uniform_causal" if causal else "uniform_full"
+    tables = [run.read(name) for name in ("heads", "head_means") if name in run.stored.tables()]
+    chosen = under(quantities, "mask")
+    for n, support in supports_of(samples, tables) if chosen else ():
+        seen = visible_pairs(support, n)
         with warnings.catch_warnings():
             # what has no value on uniform attention is null in the table, which says enough
             warnings.simplefilter("ignore", RuntimeWarning)
-            found = measure_quantities({"attention": maps}, quantities).values if quantities else {}
+            sites = {"attention": uniform_over(seen)[None, None], "support": seen}
+            found = measure_quantities(sites, chosen).values
+        keys = {"n_tokens": n, "kind": "uniform", "support": support}
         for one, value in found.items():
-            run.write("baselines", n_tokens=n, metric=one.name, value=value.item(), **whose, **nobody)
+            run.write("baselines", **keys, metric=one.name, value=value.item(), **whose, **nobody)
     controls = run.stored.variants()
     if len(controls):
         rows = by_length(controls, samples)
@@ -96,7 +99,7 @@ def phases(results: Results) -> pd.DataFrame:
     columns = [*CHECKPOINT_KEYS, "metric", "mean", "low", "high", "samples"]
     there = [name for name in results.tables() if name in ("heads", "uncertainty", "scale_sensitivity")]
     tables = {name: results.table(name) for name in there}
-    known = {*results.keys("heads"), "n_tokens"} if "heads" in tables else set()
+    known = {*results.keys("heads"), "n_tokens", "support"} if "heads" in tables else set()
     checkpoints = [table[list(CHECKPOINT_KEYS)] for table in tables.values()]
     seen = pd.concat(checkpoints).drop_duplicates() if checkpoints else pd.DataFrame()
     for key in seen.itertuples(index=False):

@@ -6,13 +6,16 @@ Quantities of signals have an axis of queries where each row is a signal; the ta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.tables import Column, Table
+from attnscope.metrics.information import sink_sets
 from attnscope.metrics.quantity import Quantity, field_of
 from attnscope.metrics.signals import locality, power_spectrum, uncertainty, wavelet
+from attnscope.studies.supports import SUPPORT
 from attnscope.studies.wavelet_heads.harmonics import ORDERS
 from attnscope.studies.wavelet_heads.options import METRICS, WaveletOptions
 
@@ -25,6 +28,8 @@ HEADS: Mapping[str, tuple[Quantity, ...]] = {
 }
 #: Share of the power in each band, [batch, maps, band].
 POWER_SHARE = power_spectrum.QUANTITIES[-1]
+#: What a learned sink takes of each row: signals are of real keys, and no key stands for it.
+LEARNED = next(one for one in sink_sets.QUANTITIES if one.name == "learned_sink_mass")
 #: The coefficients of each scale at as many places, [batch, maps, scale, place].
 PROFILE = replace(
     wavelet.ENERGY,
@@ -44,12 +49,16 @@ def of_heads(options: WaveletOptions, metrics: Sequence[str] = METRICS) -> tuple
         options: of the study.
         metrics: those that are taken.
     """
+    # the shortest signals have so many scales of details, and those of all signals are compared
+    levels = math.floor(math.log2(options.min_keys / 3))
     scales = over_queries(wavelet.ENERGY, options), over_queries(wavelet.POSITION_ENTROPY, options)
     found = []
     for metric, quantities in HEADS.items():
         for one in quantities if metric in metrics else ():
             stem, _, scale = one.name.rpartition("_")
             spread = [whole for whole in scales if whole.name == stem]
+            if spread and int(scale) > levels:
+                continue
             # the mean over queries of all scales at once, then the scale
             made = spread[0].at(scale=int(scale)) if spread else over_queries(one, options)
             found.append(replace(made, label=one.label, meaning=one.meaning))
@@ -69,7 +78,7 @@ _INTERVAL = (
     Column("high", meaning="Upper end of it."),
 )
 _OF_HEADS = (
-    Table("heads", HEAD_KEYS, (_TOKENS, *of_heads(WaveletOptions()))),
+    Table("heads", HEAD_KEYS, (_TOKENS, SUPPORT, *of_heads(WaveletOptions()), LEARNED)),
     Table(
         "scale_sensitivity",
         (*HEAD_KEYS, "fraction"),
@@ -131,8 +140,9 @@ TABLES = (
     Table("uncertainty", (*_SAMPLE, "protocol"), (Column("heads", kind="count", label="heads"), *_RHO)),
     Table(
         "baselines",
-        ("n_tokens", "metric", "kind", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
+        ("n_tokens", "metric", "kind", "support", "threshold", "protocol", "scope", *CHECKPOINT_KEYS),
         (Column("value"), Column("std", label="standard deviation"), Column("count", kind="count")),
+        version=2,
     ),
     Table("phases", (*CHECKPOINT_KEYS, "metric"), (Column("mean"), *_INTERVAL, _SAMPLES)),
     Table(

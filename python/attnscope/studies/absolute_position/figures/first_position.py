@@ -80,7 +80,7 @@ def removed(results: Tables, options: Options) -> Drawn:
     for place, (_, own) in enumerate(rows):
         mean = own[["energy_removed", "pattern_removed"]].mean()
         if mean.isna().all():
-            ax.annotate("nothing left to remove", (0.02, place), color=MUTED, fontsize=6.5, va="center")
+            ax.annotate("base within its noise", (0.02, place), color=MUTED, fontsize=6.5, va="center")
         elif len(own) == 1:
             one = own.iloc[0]
             for column, shift in (("energy_removed", -0.12), ("pattern_removed", 0.12)):

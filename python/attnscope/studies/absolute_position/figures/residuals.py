@@ -209,37 +209,50 @@ def score_split(results: Tables, options: Options) -> Drawn:
     )
 
 
-@figure("layer_means")
+@figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Tables, options: Options) -> Drawn:
-    """Models beside one another: the felt residual and how far attention is moved, by depth."""
+    """Encodings beside one another: felt residual and moved attention by depth, and the latter's slope."""
     table = last_step(stored(results, "layer_means", "felt", "moved_tv"))
     table = table[(table["queries"] == "early") & (table["arm"] == "base") & (table["input"] == "windows")]
+    slopes = stored(results, "depth_slopes", "slope")
+    slopes = slopes[slopes["measure"] == "moved_l2"]
     models = list(dict.fromkeys(table["model"]))
     if len(models) < 2:
         raise NotDrawable("the run has one model; encodings are compared between models")
-    figure_, axes = panels(1, 2, height=2.7, width=options.width)
-    for at, model in enumerate(models[:8]):
-        own = (
-            table[table["model"] == model]
-            .groupby("layer")[["felt", "moved_l2", "moved_tv", "moved_floor"]]
-            .mean()
-        )
-        depth = own.index / max(1, own.index.max())
-        for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=True):
-            ax.plot(depth, own[column], marker="o", markersize=3, color=PALETTE[at], label=model)
-        axes[0][1].plot(depth, own["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
+    names = slopes.set_index("model")["encoding"].reindex(models)
+    every = list(dict.fromkeys(names))
+    shown = every[: len(PALETTE)]
+    figure_, axes = panels(1, 3, height=3.0, width=options.width)
+    for at, name in enumerate(shown):
+        own = table[table["model"].isin(names.index[names == name])]
+        means = own.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()
+        depth = means.index / max(1, means.index.max())
+        for ax, column in zip(axes[0], ("felt", "moved_tv"), strict=False):
+            ax.plot(depth, means[column], marker="o", markersize=3, color=PALETTE[at], label=name)
+        axes[0][1].plot(depth, means["moved_floor"], color=PALETTE[at], linewidth=0.7, linestyle=":")
+        values = slopes[slopes["encoding"] == name]["slope"].dropna().to_numpy()
+        place = np.full(len(values), at)
+        axes[0][2].plot(values, place, "o", color=PALETTE[at], markersize=3, alpha=0.6)
+        if len(values):
+            axes[0][2].plot(values.mean(), at, "|", color=PALETTE[at], markersize=12)
     for ax, label in zip(
-        axes[0], ("felt residual (nats²)", "moved attention (total variation)"), strict=True
+        axes[0], ("felt residual (nats²)", "moved attention (total variation)"), strict=False
     ):
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         ax.set_xlabel("depth (share of the layers)")
         ax.set_ylabel(label)
+    ax = axes[0][2]
+    ax.axvline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+    ax.set_yticks(range(len(shown)), shown)
+    ax.set_ylim(len(shown) - 0.5, -0.5)
+    ax.set_xlabel("slope of moved attention, squared")
     _signed(axes[0][0], table[["felt"]], table["felt_high"] - table["felt_low"])
     handles, labels = axes[0][0].get_legend_handles_labels()
     figure_.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
     return captioned(
         figure_,
-        "Early queries, means over heads; dotted: the floor of each model's moved attention. Trained models "
-        "differ in more than their encoding.",
-        left_out=[f"model {model}" for model in models[8:]],
+        "Early queries, means over heads and trainings; dotted: the floor of moved attention. Right: slope "
+        "on depth, a point each training, a line their mean. Models of different shape or data differ in "
+        "more than their encoding.",
+        left_out=[f"encoding {name}" for name in every[len(PALETTE) :]],
     )

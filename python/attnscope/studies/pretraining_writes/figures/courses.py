@@ -12,7 +12,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.style import INK, MUTED, PALETTE
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
@@ -141,7 +141,17 @@ def graded(results: Tables, options: Options) -> Drawn:
     octaves(ax, along="x")
     ax.set_xlabel("negatives K")
     ax.set_ylabel(f"{label} / isotropic")
-    return captioned(drawn, f"Slope {slope:.2f} octaves for each doubling of K; dots are training runs.")
+    claims = optional(results, "claims")
+    interval = ""
+    if claims is not None:
+        rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
+        for _, row in rows.iterrows():
+            interval = f" [{row['low']:.2f}, {row['high']:.2f}] over runs"
+    return captioned(
+        drawn,
+        f"Slope {slope:.2f}{interval} octaves for each doubling of K; dots are training runs; band: random "
+        "subspaces.",
+    )
 
 
 #: Classes of directions in the order of the axis; the last is the null.

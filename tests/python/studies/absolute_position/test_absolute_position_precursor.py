@@ -3,32 +3,16 @@
 
 import numpy as np
 import pytest
-import torch
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025once
 from attnscope.published import compare_published, published_numbers
-from folders import model_folder, sentences
+from folders import model_folder
 from position_study import TEXTS, N, settings
 
 QUICK = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": []}
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return sentences(tmp_path_factory.mktemp("t") / "texts.txt", 40)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("m") / "m", num_hidden_layers=3)
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,10 @@ import torch
 
 import attnscope as asc
 from attnscope.demo.encodings import ENCODINGS, PositionsRecipe, compare_encodings, residual_summary
+from attnscope.studies.absolute_position.figures import FIGURES
 from models import sharpen
 
 N, TEXTS, GROUPS = 32, 64, 8
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.mark.parametrize("encoding", ENCODINGS)
@@ -66,3 +62,13 @@ def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
     assert size["learned"] > 1e-3
     assert size.drop("learned").abs().max() < 1e-4
     assert len(residual_summary(results)) == 1 + len(ENCODINGS)
+    named = results.table("depth_slopes").query("measure == 'moved_l2'").set_index("model")["encoding"]
+    assert named["ntk"] == "rope 1e+06"
+    assert named["window"] == "rope 10000 window 32"
+    assert named["alibi"] == "alibi"
+    claims = results.table("claims").query("claim == 'C7'")
+    assert list(claims["model"]) == ["all models"]
+    assert "two trainings or more" in claims["reason"].iloc[0]
+    drawn = FIGURES["encodings"](results)
+    assert len(drawn.figure.axes) == 3
+    assert [one.get_text() for one in drawn.figure.axes[2].get_yticklabels()] == list(named)

@@ -15,11 +15,6 @@ from position_study import settings
 IDS = torch.randint(3, 40, (3, 10), generator=torch.Generator().manual_seed(0))
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("encoding", ["rope", "learned", "alibi", "none"])
 def test_a_replaced_embedding_and_a_zero_one(encoding):
     model = PositionsRecipe(layers=2, heads=2, width=32, inner_width=16, encoding=encoding).build().eval()
@@ -52,6 +47,7 @@ def test_fingerprints_of_one_first_token():
     assert gaps[2, 0].item() == pytest.approx(0.1)
 
 
+@pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_another_encoding_changes_what_is_measured(tmp_path):
     folder = model_folder(tmp_path / "m")
     texts = sentences(tmp_path / "texts.txt", 40)

@@ -1,0 +1,37 @@
+# SPDX-License-Identifier: MIT
+"""Units that sleep."""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from attnscope.engine.study import Options, Study
+from attnscope.engine.tables import Column, Table
+from attnscope.engine.units import Stage, Unit, Units
+
+
+class SleepingOptions(Options):
+    """How long a unit takes."""
+
+    seconds: float = 10.0
+
+
+class Sleeping(Study):
+    """`rests` of every text."""
+
+    name = "sleeping"
+    Options = SleepingOptions
+    tables = (Table("rests", keys=("model", "revision", "step", "sample"), columns=(Column("seconds"),)),)
+
+    def stages(self, units: Units) -> list[Stage]:
+        """Texts alone."""
+        return [Stage("rest", units.texts(), self.rest, writes=("rests",))]
+
+    def rest(self, unit: Unit, run: Any) -> None:
+        """Sleeps, and writes a row for each text."""
+        time.sleep(self.options.seconds)
+        run.write("rests", sample=[one.sentence.sample for one in unit.inputs], seconds=self.options.seconds)
+
+
+STUDY = Sleeping

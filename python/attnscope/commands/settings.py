@@ -1,0 +1,116 @@
+# SPDX-License-Identifier: MIT
+"""Every setting of a study as YAML that explains itself."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+import types
+import typing
+from typing import Any
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import PydanticUndefined
+
+from attnscope.engine.config import ModelSource, Settings, TextSource
+from attnscope.engine.discovery import default_study, study_class
+
+_NESTED: dict[str, type[BaseModel]] = {"models": ModelSource, "texts": TextSource}
+_FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "sentences.txt"}]}
+
+
+def written(study: str = "") -> str:
+    """The settings of a study with their defaults, each under a comment with its type and meaning.
+
+    Args:
+        study: its name; empty takes the default one.
+
+    Raises:
+        ConfigError: there is no such study.
+    """
+    name = study or default_study()
+    own = study_class(name)
+    lines = [f"# Settings of the study {own.name}; a key that is left out keeps the value shown here."]
+    meanings = _meanings(Settings)
+    for key, field in Settings.model_fields.items():
+        if key == "options":
+            continue
+        value = own.name if key == "study" else _FIRST.get(key, _default(field))
+        lines += _entry(key, value, _type(field), meanings.get(key, ""))
+        nested = _NESTED.get(key)
+        if nested is not None:
+            lines += [
+                f"#     {one}: {_type(about)}, default {_plain(_default(about))}"
+                for one, about in nested.model_fields.items()
+                if one != "path"
+            ]
+    lines.append("options:")
+    found = _meanings(own.Options)
+    options: type[BaseModel] = own.Options
+    for key, field in options.model_fields.items():
+        lines += [f"  {line}" for line in _entry(key, _default(field), _type(field), found.get(key, ""))]
+    if not options.model_fields:
+        lines[-1] = "options: {}"
+    return "\n".join(lines) + "\n"
+
+
+def _entry(key: str, value: Any, kind: str, meaning: str) -> list[str]:
+    about = textwrap.wrap(f"{meaning} ({kind})" if meaning else f"({kind})", 96)
+    return [*(f"# {line}" for line in about), yaml.safe_dump({key: value}, allow_unicode=True).rstrip()]
+
+
+def _default(field: Any) -> Any:
+    value = field.get_default(call_default_factory=True)
+    if value is PydanticUndefined:
+        return None
+    return _data(value)
+
+
+def _data(value: Any) -> Any:
+    """Plain data that YAML writes as it is read."""
+    if isinstance(value, BaseModel):
+        return value.model_dump(mode="json")
+    if isinstance(value, dict):
+        return {str(key): _data(one) for key, one in value.items()}
+    return [_data(one) for one in value] if isinstance(value, (list, tuple, set, frozenset)) else value
+
+
+def _plain(value: Any) -> str:
+    text: str = yaml.safe_dump(value, default_flow_style=True, allow_unicode=True)
+    return text.removesuffix("...\n").strip() or '""'
+
+
+def _type(field: Any) -> str:
+    """The type in words of Python, without the machinery of its checks."""
+    return _name(field.annotation)
+
+
+def _name(kind: Any) -> str:
+    origin, inside = typing.get_origin(kind), typing.get_args(kind)
+    if origin is typing.Annotated:
+        return _name(inside[0])
+    if origin is typing.Literal:
+        return " | ".join(repr(one) for one in inside)
+    if origin in (typing.Union, types.UnionType):
+        return " | ".join("null" if one is type(None) else _name(one) for one in inside)
+    if origin in (tuple, list):
+        return f"list of {_name(inside[0])}" if inside else "list"
+    if origin is dict:
+        return "mapping"
+    return str(getattr(kind, "__name__", kind))
+
+
+def _meanings(model: type[BaseModel]) -> dict[str, str]:
+    """What the docstring of a model says of each key under Args or Attributes."""
+    found: dict[str, str] = {}
+    key = ""
+    for line in (model.__doc__ or "").splitlines():
+        if match := re.fullmatch(r" {8}(\w+): (.*)", line):
+            key = match[1]
+            found[key] = match[2]
+        elif key and re.match(r" {12}\S", line):
+            found[key] += " " + line.strip()
+        else:
+            key = ""
+    return found

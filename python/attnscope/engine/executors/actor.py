@@ -1,0 +1,30 @@
+# SPDX-License-Identifier: MIT
+"""The worker as Ray runs it; imported by its name on both sides, and only where Ray is installed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import ray
+
+from attnscope.engine.executors.worker import Worker
+
+
+class RemoteWorker:
+    """A worker whose reads come through the object store."""
+
+    def __init__(self, study: str, found: str, threads: int) -> None:
+        self._worker = Worker(study, found, threads)
+
+    def begin(self) -> dict[str, Any]:
+        """Makes the plan; says what this machine is, and which node of the cluster."""
+        return {**self._worker.begin(), "node": ray.get_runtime_context().get_node_id()}
+
+    def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
+        """Does one unit, as `Worker.do`."""
+        return self._worker.do(number, skipped, reads, ray.get)
+
+    def end(self) -> None:
+        """Removes what was fetched."""
+        self._worker.end()

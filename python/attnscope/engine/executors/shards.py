@@ -1,0 +1,354 @@
+# SPDX-License-Identifier: MIT
+"""Shards: process i of n does its share of the units in a folder of its own, and one process gathers them.
+
+A share is a stretch of the plan, so that a model is loaded once, and about as many tokens as any other; long
+checkpoints are divided. Shards do not wait for each other: a unit that reads what another shard has not yet
+stored is left for the next round, in which every shard is started again.
+
+Example:
+    >>> from attnscope.engine.executors.shards import Shard
+    >>> Shard.parse("2/8"), Shard.parse("2/8").folder
+    (Shard(number=2, of=8), '2-of-8')
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+from collections import defaultdict
+from collections.abc import Iterable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.disk.lock import FolderLock
+from attnscope.engine.executors.local import Local
+from attnscope.engine.plan import Plan
+from attnscope.engine.provenance import other_numbers, stored
+from attnscope.engine.results import Results, load, resume_command
+from attnscope.engine.run import Engine, Say, settings_of
+from attnscope.engine.run_folder import SHARDS, begun, changes, refuse_another
+from attnscope.engine.schema import ResultsError
+from attnscope.engine.units import Unit
+
+#: How far the end of a share moves to the end of a checkpoint, as a part of a share.
+_SLACK = 0.1
+
+
+@dataclass(frozen=True)
+class Shard:
+    """One of the processes that share a plan.
+
+    Attributes:
+        number: from 1.
+        of: how many there are.
+    """
+
+    number: int
+    of: int
+
+    @classmethod
+    def parse(cls, text: str) -> Shard:
+        """Reads `i/n`.
+
+        Raises:
+            ConfigError: not two numbers with 1 <= i <= n.
+        """
+        found = re.fullmatch(r"(\d+)/(\d+)", text.strip())
+        shard = cls(int(found[1]), int(found[2])) if found else cls(0, 0)
+        if not 1 <= shard.number <= shard.of:
+            raise ConfigError(f"--shard: expected i/n with i from 1 to n, such as 2/8, got {text!r}")
+        return shard
+
+    @property
+    def folder(self) -> str:
+        """Name of its folder."""
+        return f"{self.number}-of-{self.of}"
+
+
+@dataclass(frozen=True)
+class ShardDone:
+    """What a shard has come to.
+
+    Attributes:
+        folder: where its units lie.
+        run: the run folder that they are gathered into.
+        stored: units of its share that are there.
+        left: units of its share, but for those over the whole run, whose reads other shards have not stored.
+        skipped: title and reason of checkpoints that it could not use.
+    """
+
+    folder: Path
+    run: Path
+    stored: int
+    left: int
+    skipped: list[tuple[str, str]]
+
+
+def shares(plan: Plan, of: int) -> list[set[str]]:
+    """The ids of the units of each shard: stretches of every phase of the plan, of about as many tokens each.
+
+    Args:
+        plan: of the run.
+        of: number of shards.
+    """
+    found: list[set[str]] = [set() for _ in range(of)]
+    for phase in sorted(set(plan.phases.values())):
+        pieces = _pieces(plan, [unit for unit in plan.units if plan.phases[unit.stage] == phase])
+        costs = [sum(unit.tokens or 1 for unit in piece) for piece in pieces]
+        ends, done = [], 0.0
+        for piece, cost in zip(pieces, costs, strict=True):
+            done += cost
+            ends.append((done, _model(piece[-1])))
+        models = [model for _, model in ends]
+        closed = [
+            end for (end, model), after in zip(ends, [*models[1:], None], strict=True) if model != after
+        ]
+        borders = [_border(closed, done * number / of, _SLACK * done / of) for number in range(1, of)]
+        for piece, cost, (end, _) in zip(pieces, costs, ends, strict=True):
+            number = sum(end - cost / 2 > border for border in borders)
+            found[number].update(unit.id for unit in piece)
+    return found
+
+
+def rounds(plan: Plan) -> int:
+    """How often an array of shards is started; the last stages over the whole run are the gathering's."""
+    return 1 + max(plan.phases[unit.stage] for unit in plan.units if unit.checkpoint is not None)
+
+
+def _pieces(plan: Plan, units: Iterable[Unit]) -> list[list[Unit]]:
+    """Units that one process has to do together: those of a checkpoint where one reads another."""
+    groups: dict[Any, list[Unit]] = defaultdict(list)
+    for unit in units:
+        groups[_model(unit) if unit.checkpoint else unit.id].append(unit)
+    pieces = []
+    for group in groups.values():
+        stages = [plan.stages[name] for name in dict.fromkeys(unit.stage for unit in group)]
+        written = {table for stage in stages for table in stage.writes}
+        chained = any(written & set(stage.reads) for stage in stages)
+        pieces += [group] if chained else [[unit] for unit in group]
+    return pieces
+
+
+def _model(unit: Unit) -> tuple[Any, ...]:
+    """What is in memory for a unit."""
+    return unit.checkpoint, unit.variant, unit.seed
+
+
+def _border(closed: Sequence[float], ideal: float, slack: float) -> float:
+    """The end of a checkpoint that is nearest to an ideal border, the border itself where none is near."""
+    nearest = min(closed, key=lambda end: abs(end - ideal))
+    return nearest if abs(nearest - ideal) <= slack else ideal
+
+
+def run_shard(
+    config: str | Path | Settings,
+    shard: str | Shard,
+    *,
+    progress: bool = True,
+    say: Say | None = None,
+    **overrides: Any,
+) -> ShardDone:
+    """Does one shard of a study, or goes on with it; `gather` makes tables of all of them.
+
+    Units go to `OUTPUT/NAME/parts/i-of-n`, which no other process writes into; what lies beside it there
+    counts as stored.
+
+    Args:
+        config: as `run` takes it.
+        shard: `i/n`.
+        progress: bars on a terminal.
+        say: called with what a person should know.
+        overrides: keys that replace those of the config.
+
+    Raises:
+        ConfigError: the study cannot be understood or done in shards.
+        FileExistsError: the run folder holds another study.
+        FolderLocked: another process does this shard.
+        Interrupted: after Ctrl-C or SIGTERM, when the unit at work was stored.
+
+    Returns:
+        where its units are, and how many of its share wait for other shards.
+
+    Example:
+        >>> from attnscope.engine.executors.shards import run_shard
+        >>> run_shard("study.yaml", "9/8")
+        Traceback (most recent call last):
+        attnscope.engine.config.ConfigError: --shard: expected i/n with i from 1 to n, such as 2/8, got '9/8'
+    """
+    shard = shard if isinstance(shard, Shard) else Shard.parse(shard)
+    settings = settings_of(config, **overrides)
+    refuse_free_disk(settings)
+    whole = Engine(settings).folder
+    settings = Settings(**{**settings.to_dict(), "output": str(whole.parent), "name": whole.name})
+    if (whole / "study.yaml").is_file() or (begun(whole) and not (whole / SHARDS).is_dir()):
+        refuse_another(whole, settings)
+    folder = whole / SHARDS / shard.folder
+    again = (folder / "study.yaml").is_file()
+    if again:
+        refuse_another(folder, settings)
+    beside = [whole, *(one for one in parts_of([whole], begun=False) if one != folder)]
+    mine: set[str] = set()
+    engine = Engine(settings, progress=progress, say=say, folder=folder, beside=beside)
+    engine.executor = Local(lambda unit: unit.id in mine and engine.ready(unit))
+    with engine.begun(again) as (facts, lock):
+        mine |= shares(engine.plan, shard.of)[shard.number - 1]
+        facts["shard"] = f"{shard.number}/{shard.of}"
+        engine.do(facts, lock)
+        engine.write_provenance(facts, "shard finished")
+        own = [unit for unit in engine.plan.units if unit.id in mine]
+        done = sum(unit.id in engine.store for unit in own)
+        left = sum(
+            unit.checkpoint is not None and unit.id not in engine.store and not engine.skipped(unit)
+            for unit in own
+        )
+    return ShardDone(folder, whole, done, left, engine.plan.skipped)
+
+
+def refuse_free_disk(settings: Settings) -> None:
+    """Raises ConfigError where a checkpoint would be removed from a disk that others read too."""
+    for position, source in enumerate(settings.models):
+        if source.free_disk:
+            raise ConfigError(
+                f"models[{position}].free_disk: other workers may still read what one of them removes; "
+                "leave it off in shards and on a cluster"
+            )
+
+
+def parts_of(folders: Iterable[str | Path], *, begun: bool = True) -> list[Path]:
+    """The folders of shards among some folders and in their `parts/`.
+
+    Args:
+        folders: run folders, or folders of shards.
+        begun: only those that hold a study.
+    """
+    found = []
+    for folder in map(Path, folders):
+        inside = sorted((folder / SHARDS).glob("*-of-*"), key=lambda one: [*map(int, one.name.split("-of-"))])
+        found += inside or [folder]
+    return [one for one in dict.fromkeys(found) if not begun or stored(one).get("shard")]
+
+
+def gather(
+    folders: Sequence[str | Path],
+    *,
+    into: str | Path | None = None,
+    progress: bool = True,
+    say: Say | None = None,
+) -> Results:
+    """Makes one run of its shards: takes in their units, does the stages over the whole run, writes tables.
+
+    A checkpoint that a shard could not load is tried once more, here, and then skipped with the reason.
+
+    Args:
+        folders: of shards, or run folders with shards in `parts/`.
+        into: the run folder; None is the one that the shards were started for.
+        progress: bars on a terminal.
+        say: called with what a person should know.
+
+    Raises:
+        FileNotFoundError: no shard lies there.
+        ConfigError: shards of different plans, versions or instruction sets, or a unit in two of them.
+        ResultsError: units are missing; those that are there were taken in.
+        FolderLocked: another process writes into the run folder or into a shard.
+
+    Returns:
+        the stored results of the whole run.
+
+    Example:
+        >>> from attnscope.engine.executors.shards import gather
+        >>> gather(["no/such/folder"])
+        Traceback (most recent call last):
+        FileNotFoundError: gather: there is no shard in no/such/folder
+    """
+    parts = parts_of(folders)
+    if not parts:
+        raise FileNotFoundError(f"gather: there is no shard in {', '.join(map(str, folders))}")
+    settings = Settings.from_yaml(parts[0] / "study.yaml")
+    for part in parts[1:]:
+        if changed := changes(Settings.from_yaml(part / "study.yaml"), settings):
+            raise ConfigError(f"gather: {part} is of another study than {parts[0]}: {changed}")
+    target = Path(into) if into else Path(settings.output) / settings.name
+    if len(folders) == 1 and not into and parts[0].parent == Path(folders[0]) / SHARDS:
+        target = Path(folders[0])
+    target = target.resolve()
+    settings = Settings(**{**settings.to_dict(), "output": str(target.parent), "name": target.name})
+    if (target / "study.yaml").is_file():
+        refuse_another(target, settings)
+    engine = Engine(settings, progress=progress, say=say, folder=target)
+    with engine.begun(resume=True) as (facts, lock):
+        skipped = take_in(engine, parts, facts)
+        engine.executor = Local(lambda unit: unit.checkpoint is None or unit.checkpoint.title in skipped)
+        missing = [
+            unit
+            for unit in engine.plan.units
+            if unit.checkpoint is not None
+            and unit.id not in engine.store
+            and not engine.skipped(unit)
+            and unit.checkpoint.title not in skipped
+        ]
+        if missing:
+            engine.write_provenance(facts, "units missing")
+            names = "; ".join(f"{unit.folder} ({unit.title})" for unit in missing[:5])
+            raise ResultsError(
+                f"gather: {len(missing)} of {len(engine.plan.units)} units are in no shard: {names}"
+                f"{'; ...' if len(missing) > 5 else ''}. Start the shards again, or do the rest here: "
+                f"{resume_command(target)}"
+            )
+        engine.finish(facts, lock)
+    return load(target)
+
+
+def take_in(engine: Engine, parts: Sequence[Path], facts: dict[str, Any]) -> set[str]:
+    """Links the units of shards into the run folder that an engine holds.
+
+    Args:
+        engine: begun.
+        parts: folders of shards.
+        facts: of the engine's provenance.
+
+    Returns:
+        titles of the checkpoints that a shard could not use.
+
+    Raises:
+        ConfigError: another plan, version or instruction set, or a unit in two shards.
+        FolderLocked: a shard is at work.
+    """
+    skipped: set[str] = set()
+    with ExitStack() as locks:
+        for part in parts:
+            locks.enter_context(FolderLock(part))
+            about = stored(part)
+            if other := other_numbers(about, facts):
+                raise ConfigError(f"{part}: {other}; one table would hold numbers of both")
+            if about.get("plan") != facts["plan"]:
+                raise ConfigError(
+                    f"{part} is of another plan: the texts or the weights that it read are not those of here"
+                )
+            skipped |= {one["checkpoint"] for one in about.get("skipped", ())}
+            engine.machines = {**about.get("machines", {}), **engine.machines}
+        there = {part: set(os.listdir(part / "units")) for part in parts}
+        for unit in engine.plan.units:
+            where = [part for part, names in there.items() if unit.folder in names]
+            if len(where) > 1:
+                raise ConfigError(
+                    f"unit {unit.folder} ({unit.title}) is in two shards, {where[0]} and {where[1]}: "
+                    "gather one of them"
+                )
+            elif where and unit.id not in engine.store:
+                source = where[0] / "units" / unit.folder
+                if not engine.store.adopt(unit.id, source):
+                    engine.say(f"{source} is damaged: its unit counts as missing")
+    return skipped
+
+
+def gather_command(folder: str | Path) -> str:
+    """What to type to gather the shards of a run.
+
+    >>> gather_command("runs/a")
+    'attnscope gather runs/a'
+    """
+    return f"attnscope gather {shlex.quote(str(folder))}"

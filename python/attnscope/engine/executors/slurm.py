@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: MIT
+"""A Slurm script that does a study in shards and gathers them.
+
+Example:
+    >>> from attnscope.engine.executors.slurm import TEMPLATE
+    >>> TEMPLATE.splitlines()[0]
+    '#!/bin/bash'
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.executors.held import needed_bytes
+from attnscope.engine.executors.shards import gather_command, refuse_free_disk, rounds
+from attnscope.engine.run import Engine
+from attnscope.engine.run_folder import resolved
+
+TEMPLATE = """#!/bin/bash
+#SBATCH --job-name={name}
+#SBATCH --array=1-{shards}
+#SBATCH --cpus-per-task={cpus}
+#SBATCH --mem={memory}M{gpus}
+#SBATCH --time={time}
+#SBATCH --requeue
+#SBATCH --signal=B:TERM@120
+#SBATCH --output={name}-%A_%a.log
+# bash THIS on a login node submits everything: {rounds} of {shards} shards, then the gathering.
+# sbatch THIS submits one round alone. Either may be repeated: what is stored is not done again.
+set -euo pipefail
+if [ -z "${{SLURM_ARRAY_TASK_ID:-}}" ]; then
+    job=$(sbatch --parsable "$0")
+    for round in $(seq 2 {count}); do
+        job=$(sbatch --parsable --dependency=afterany:"${{job%%;*}}" "$0")
+    done
+    sbatch --array=0 --dependency=afterany:"${{job%%;*}}" "$0"
+    exit
+fi
+export OMP_NUM_THREADS="${{SLURM_CPUS_PER_TASK:-{cpus}}}"
+if [ "$SLURM_ARRAY_TASK_ID" = 0 ]; then
+    exec {gather}
+fi
+exec {run} --shard "$SLURM_ARRAY_TASK_ID/{shards}"
+"""
+
+
+def slurm_script(config: str, shards: int, *, overrides: Sequence[str] = (), time: str = "24:00:00") -> str:
+    """A script for `bash`, which submits itself with `sbatch`.
+
+    A shard that reaches its time limit or is preempted stores its unit and is done again from there.
+
+    Args:
+        config: a YAML file or the name of a packaged study.
+        shards: processes of the array.
+        overrides: `key=value` texts, as `attnscope run --set` takes them.
+        time: limit of each shard.
+
+    Returns:
+        the script; memory is what the largest checkpoint and the longest text need, processors and GPUs are
+        those of `workers` in the settings.
+
+    Raises:
+        ConfigError: the study cannot be understood, or done in shards.
+    """
+    if shards < 1:
+        raise ConfigError(f"--array: at least one shard is needed, got {shards}")
+    settings = resolved(Settings.from_yaml(config, overrides=overrides))
+    refuse_free_disk(settings)
+    engine = Engine(settings, progress=False, say=lambda text: None)
+    plan = engine.prepare()
+    here = Path(sys.executable).with_name("attnscope")
+    command = shlex.quote(str(here)) if here.is_file() else "attnscope"
+    study = str(Path(config).resolve()) if Path(config).is_file() else config
+    where = [f"output={engine.folder.parent.resolve()}", f"name={engine.folder.name}"]
+    sets = "".join(f" --set {shlex.quote(one)}" for one in [*overrides, *where])
+    folder = engine.folder.resolve()
+    count = rounds(plan)
+    return TEMPLATE.format(
+        name=f"attnscope-{engine.folder.name}".replace(" ", "-"),
+        shards=shards,
+        cpus=settings.workers.cpus or torch.get_num_threads(),
+        memory=-(-needed_bytes(plan) // 1024**2),
+        gpus=f"\n#SBATCH --gpus-per-task={settings.workers.gpus:g}" if settings.workers.gpus else "",
+        time=time,
+        rounds="1 round" if count == 1 else f"{count} rounds",
+        count=count,
+        gather=gather_command(folder).replace("attnscope", command, 1),
+        run=f"{command} run {shlex.quote(study)}{sets} --no-draw",
+    )

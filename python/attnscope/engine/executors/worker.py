@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""A process of a cluster that does units for a driver elsewhere.
+
+It is given the study's YAML, the checkpoints that the driver found, and numbers of units, all of it text and
+numbers; it makes the plan for itself from the texts and models that it can read. What it runs is what is
+installed where it runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+
+from attnscope.engine.config import ConfigError, Settings
+from attnscope.engine.executors.executor import Tally
+from attnscope.engine.plan import Found
+from attnscope.engine.provenance import machine
+from attnscope.engine.run import Engine
+from attnscope.engine.units import Unit
+from attnscope.models import Checkpoint, LoadError
+from attnscope.models.checkpoints import fingerprint
+
+
+def as_text(found: Found) -> str:
+    """The checkpoints of a plan as JSON.
+
+    >>> place = Checkpoint("m", "step2", 2, "/models/step2", True)
+    >>> as_found(as_text({0: [(place, "abc")]})) == {0: [(place, "abc")]}
+    True
+    """
+    return json.dumps([[at, [[asdict(one), weights] for one, weights in own]] for at, own in found.items()])
+
+
+def as_found(text: str) -> Found:
+    """The checkpoints that `as_text` wrote."""
+    return {at: [(Checkpoint(**one), weights) for one, weights in own] for at, own in json.loads(text)}
+
+
+class Worker:
+    """Does units of one study.
+
+    Args:
+        study: the settings as YAML.
+        found: the driver's checkpoints, from `as_text`.
+        threads: of torch and of the kernels.
+    """
+
+    def __init__(self, study: str, found: str, threads: int) -> None:
+        self._study, self._found = study, as_found(found)
+        self._verified: set[Checkpoint] = set()
+        torch.set_num_threads(threads)
+
+    def begin(self) -> dict[str, Any]:
+        """Makes the plan.
+
+        Returns:
+            what this machine is, and the plan's digest or the error that there is none.
+        """
+        about = {"machine": machine(), "process": os.getpid(), "plan": "", "error": ""}
+        try:
+            settings = Settings(**yaml.safe_load(self._study))
+            self._scratch = tempfile.TemporaryDirectory(prefix="attnscope-")
+            folder = Path(self._scratch.name)
+            self._engine = Engine(settings, progress=False, say=lambda text: None, folder=folder)
+            plan = self._engine.prepare(self._found)
+            self._engine.store.open({unit.id: unit.folder for unit in plan.units})
+            about["plan"] = plan.digest
+        except (ConfigError, LoadError, OSError) as error:
+            about["error"] = str(error)
+        return about
+
+    def do(
+        self,
+        number: int,
+        skipped: Sequence[tuple[str, str]],
+        reads: Mapping[int, Any],
+        fetch: Callable[[Any], Mapping[str, Any]],
+    ) -> dict[str, Any]:
+        """Does one unit.
+
+        Args:
+            number: of the unit in the plan.
+            skipped: title and reason of the checkpoints that the run skips.
+            reads: what the unit reads and this worker does not have yet, by the number of the unit it is of.
+            fetch: gets the tables that a value of `reads` stands for.
+
+        Returns:
+            `tables`, or the reason why a checkpoint cannot be loaded here as `skipped`; counts and notes.
+        """
+        engine = self._engine
+        units = engine.plan.units
+        for at, tables in reads.items():
+            if units[at].id not in engine.store:
+                engine.store.write(units[at].id, fetch(tables))
+        engine.plan.skipped[:] = [(title, reason) for title, reason in skipped]
+        engine.tally, engine.notes = Tally(), []
+        try:
+            self._verify(units[number])
+            answer: dict[str, Any] = {"tables": engine.work(units[number])}
+        except LoadError as error:
+            answer = {"skipped": str(error)}
+        tally = {key: dict(one) if isinstance(one, dict) else one for key, one in vars(engine.tally).items()}
+        return {**answer, "tally": tally, "notes": engine.notes}
+
+    def end(self) -> None:
+        """Removes what was fetched."""
+        self._scratch.cleanup()
+
+    def _verify(self, unit: Unit) -> None:
+        """Raises LoadError where other files lie here than the driver found."""
+        weights = dict(pair for own in self._found.values() for pair in own)
+        for one in (unit.checkpoint, unit.other):
+            if one is None or one in self._verified or not one.local:
+                continue
+            if not Path(one.path).is_dir():
+                raise LoadError(f"{one.title}: there is no folder {one.path} on {socket.gethostname()}")
+            if fingerprint(one) != weights[one]:
+                where = f"{one.path} on {socket.gethostname()}"
+                raise LoadError(f"{one.title}: in {where} lie other weights than the driver found")
+            self._verified.add(one)

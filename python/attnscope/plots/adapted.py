@@ -1,0 +1,118 @@
+# SPDX-License-Identifier: MIT
+"""What an author changes of a drawn figure: colours, words, the size of letters, letters of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from matplotlib.colors import is_color_like, to_rgba
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
+
+#: Widths by name, in inches: a column and the text of a two-column page.
+WIDTHS = {"single": 3.4, "double": WIDTH}
+#: Setters and getters of an artist's colours.
+_COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How figures are drawn.
+
+    Args:
+        width: of a figure that fills the text, in inches, or "single" (3.4, a column) or "double" (7, the
+            text of a two-column page). Where panels would be too narrow they stand in more rows.
+        font: family, such as "serif" or "Times New Roman"; "" takes the style's, or the user's rcParams.
+        font_size: of labels, in points; all other letters keep their proportion to them.
+        palette: colours in the place of the style's, in its order; it may be shorter.
+        labels: words of a figure -> words in their place, such as a model's name.
+        letters: whether panels are lettered a, b, c.
+
+    Raises:
+        ValueError: a width outside 2 to 20 inches, a size of letters that is not positive, no colour.
+
+    >>> Options(width="single").width, Options(width=5).width
+    (3.4, 5.0)
+    """
+
+    width: float = WIDTH
+    font: str = ""
+    font_size: float = FONT_SIZE
+    palette: Sequence[str] = ()
+    labels: Mapping[str, str] = field(default_factory=dict)
+    letters: bool = False
+
+    def __post_init__(self) -> None:
+        given: Any = self.width
+        try:
+            inches = float(WIDTHS.get(given, given) if isinstance(given, str) else given)
+        except (TypeError, ValueError):
+            words = " or ".join(repr(name) for name in WIDTHS)
+            raise ValueError(f"figures: width must be inches, {words}, got {given!r}") from None
+        if not 2 <= inches <= 20:
+            raise ValueError(f"figures: width must lie between 2 and 20 inches, got {given!r}")
+        object.__setattr__(self, "width", inches)
+        if not self.font_size > 0:
+            raise ValueError(f"figures: font_size must be positive, got {self.font_size!r}")
+        for color in self.palette:
+            if not is_color_like(color):
+                raise ValueError(f"figures: palette holds {color!r}, which is no colour")
+
+
+def adapt(figure: Figure, options: Options) -> None:
+    """Changes a drawn figure in place."""
+    if options.palette:
+        _recolour(figure, options.palette)
+    scale = options.font_size / FONT_SIZE
+    for text in figure.findobj(Text):
+        if scale != 1:
+            text.set_fontsize(float(text.get_fontsize()) * scale)
+        for old, new in options.labels.items():
+            if old and old in text.get_text():
+                text.set_text(text.get_text().replace(old, new))
+    if scale != 1:
+        for ax in figure.axes:
+            for axis in (ax.xaxis, ax.yaxis):
+                size = axis.get_tick_params().get("labelsize")
+                if isinstance(size, (int, float)):
+                    axis.set_tick_params(labelsize=size * scale)
+    if options.letters:
+        _letter(figure, options.font_size)
+
+
+def _letter(figure: Figure, size: float) -> None:
+    """Letters the panels in the order in which they were made; a colour bar is no panel."""
+    panels = [ax for ax in figure.axes if ax.get_visible() and not hasattr(ax, "_colorbar")]
+    if len(panels) < 2:
+        return
+    for place, ax in enumerate(panels):
+        ax.annotate(
+            chr(ord("a") + place) if place < 26 else f"a{chr(ord('a') + place - 26)}",
+            (0, 1), (-0.9 * size, 0.55 * size), xycoords="axes fraction", textcoords="offset points",
+            ha="right", va="bottom", fontweight="bold", fontsize=size + 1, color=INK, annotation_clip=False,
+        )  # fmt: skip
+
+
+def _recolour(figure: Figure, palette: Sequence[str]) -> None:
+    """Puts the colours of a palette in the places of the style's."""
+    places = {to_rgba(old)[:3]: to_rgba(new)[:3] for old, new in zip(PALETTE, palette, strict=False)}
+    for artist in figure.findobj():
+        for name in _COLOURS:
+            get, put = getattr(artist, f"get_{name}", None), getattr(artist, f"set_{name}", None)
+            if get is None or put is None:
+                continue
+            given: Any = get()
+            if isinstance(given, str) and given in ("none", "auto"):
+                continue
+            several = getattr(given, "ndim", 1) == 2
+            try:
+                colours = [to_rgba(one) for one in given] if several else [to_rgba(given)]
+            except (ValueError, TypeError):
+                continue
+            changed = [(*places[one[:3]], one[3]) if one[:3] in places else one for one in colours]
+            if changed != colours:
+                put(changed if several else changed[0])

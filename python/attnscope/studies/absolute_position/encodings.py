@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: MIT
+"""How models tell positions apart, and how what moves attention grows with depth under each encoding.
+
+One trained model differs from another in everything at once. Encodings are compared between trainings that
+differ in nothing else, several of each: the unit is the training.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from attnscope.capture import Forward, forward, preflight
+from attnscope.capture.sites import INTERFACE
+from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, Claim, write_claims
+from attnscope.inference.comparisons import welch_test
+from attnscope.plots.selection import last_step
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+
+#: What a model is but for its encoding.
+SHAPE = ("layers", "heads", "width")
+#: What is followed over depth.
+MEASURES = ("moved_l2", "felt")
+
+
+def rotary_dimensions(model: Any) -> int | None:
+    """How many dimensions of a head a model rotates; None where it has no rotary frequencies."""
+    found = [buffer for name, buffer in model.named_buffers() if name.endswith("inv_freq")]
+    return 2 * len(found[0]) if found else None
+
+
+def record(run: StageRun) -> None:
+    """The table `encodings`: what a model's configuration and its mask say of positions."""
+    model = run.model().model
+    config = model.config.get_text_config()
+    rotary = rotary_dimensions(model)
+    given = getattr(config, "rope_parameters", None) or getattr(config, "rope_scaling", None) or {}
+    kinds = [one for one in given.values() if isinstance(one, dict)] or [given] if rotary else []
+    theta = [one.get("rope_theta", getattr(config, "rope_theta", None)) for one in kinds]
+    named = getattr(config, "position_encoding", "") or ("alibi" if getattr(config, "alibi", False) else "")
+    run.write(
+        "encodings",
+        encoding="rope" if rotary else named or "other",
+        rope_type=", ".join(str(one.get("rope_type", "default")) for one in kinds),
+        rope_theta=float(theta[0]) if theta and theta[0] is not None else np.nan,
+        rope_factor=float(kinds[0].get("factor", 1.0)) if kinds else np.nan,
+        rotary_dimensions=rotary or 0,
+        windows=", ".join(_visible(run)),
+        sets_bos=run.encoder.bos_id is not None,
+        layers=int(config.num_hidden_layers),
+        heads=int(config.num_attention_heads),
+        width=int(config.hidden_size),
+    )
+
+
+def _visible(run: StageRun) -> list[str]:
+    """What queries of a text of the study's length see, each kind once: causal, window 32, …"""
+    model = run.model().model
+    longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
+    n = min(run.settings.max_tokens or 64, longest)
+    ids = torch.ones(1, n, dtype=torch.long, device=run.model().device)
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    try:
+        if preflight.plan_for(model, inputs).tier != INTERFACE:
+            return []
+    except RuntimeError:
+        return []
+    with forward(model, inputs, Forward(("lse",))) as layers:
+        return list(dict.fromkeys(layer.visibility.name for layer in layers))
+
+
+def compare(run: StageRun) -> None:
+    """The table `depth_slopes` of the run, and the claim that encodings differ."""
+    if "layer_means" not in run.stored.tables():
+        return  # no model went beyond its checks
+    means = last_step(run.read("layer_means"))
+    facts = last_step(run.read("encodings"))
+    checks = run.read("checks")
+    failed = checks[~checks["holds"].astype(bool)]["model"]
+    facts = facts[facts["model"].isin(means["model"]) & ~facts["model"].isin(failed)]
+    if facts.empty:
+        return
+    means = means[
+        (means["queries"] == "early") & (means["arm"] == "base") & (means["input"] == "windows")
+    ].dropna(subset=["moved_l2"])
+    slopes = _slopes(facts, means)
+    run.write("depth_slopes", **{str(name): slopes[name].to_numpy() for name in slopes})
+    models = facts["model"].unique()
+    own = facts.iloc[0] if len(models) == 1 else None
+    keys: dict[str, Any] = {"model": "all models", "revision": "", "step": -1}
+    if own is not None:
+        keys = {"model": own["model"], "revision": own["revision"], "step": int(own["step"])}
+    write_claims(run, [_claim(facts, slopes)], **keys)
+
+
+def _slopes(facts: pd.DataFrame, means: pd.DataFrame) -> pd.DataFrame:
+    """Slope on depth, the first layer 0 and the last 1, by model and measure; of two layers or more."""
+    rows = []
+    for one in facts.to_dict("records"):
+        own = means[means["model"] == one["model"]].sort_values("layer")
+        depth = own["layer"].to_numpy(dtype=float) / max(1, one["layers"] - 1)
+        for measure in MEASURES:
+            values = own[measure].to_numpy(dtype=float)
+            known = np.isfinite(values)
+            slope = np.polyfit(depth[known], values[known], 1)[0] if known.sum() >= 2 else np.nan
+            rows.append({"model": one["model"], "encoding": label(one), "measure": measure, "slope": slope})
+    found: pd.DataFrame = pd.DataFrame(rows, columns=["model", "encoding", "measure", "slope"])
+    return found
+
+
+def label(facts: Any) -> str:
+    """An encoding in a few words: rope 10000, rope 10000 window 32, learned, …"""
+    name = str(facts["encoding"])
+    if np.isfinite(facts["rope_theta"]):
+        name += f" {facts['rope_theta']:g}"
+    windows = [one for one in str(facts["windows"]).split(", ") if one.startswith("window")]
+    return " ".join([name, *windows])
+
+
+def _claim(facts: pd.DataFrame, slopes: pd.DataFrame) -> Claim:
+    statistic = (
+        "slope of moved attention on depth, window less plain rotation; low, high: of the smaller of its "
+        "differences to plain rotation and of plain rotation to a larger base"
+    )
+    alone = "one trained model differs from another in everything at once; "
+    if len(facts[list(SHAPE)].drop_duplicates()) > 1:
+        return Claim("C7", statistic, NOT_TESTABLE, alone + "the run's models are not of one shape")
+    rotary = facts[facts["encoding"] == "rope"]
+    rotary = rotary.assign(label=[label(one) for one in rotary.to_dict("records")])
+    windowed = rotary["windows"].str.contains("window")
+    plain = rotary[~windowed].sort_values("rope_theta")
+    bases = list(dict.fromkeys(plain["label"]))
+    if len(bases) < 2 or not windowed.any():
+        return Claim(
+            "C7", statistic, NOT_TESTABLE,
+            alone + "models of one shape with plain rotation, a larger base and a window are needed",
+        )  # fmt: skip
+    groups = [
+        slopes[(slopes["encoding"] == one) & (slopes["measure"] == "moved_l2")]["slope"].dropna().to_numpy()
+        for one in (bases[-1], bases[0], rotary[windowed]["label"].iloc[0])
+    ]
+    if min(map(len, groups)) < 2:
+        return Claim("C7", statistic, NOT_TESTABLE, alone + "two trainings or more of each are needed")
+    steps = [welch_test(groups[at + 1], groups[at]) for at in range(2)]
+    low, high = min(one.low for one in steps), min(one.high for one in steps)
+    value = float(groups[2].mean() - groups[1].mean())
+    words = "; ".join(
+        f"{name} {values.mean():.2g}"
+        for name, values in zip(("larger base", "plain", "window"), groups, strict=True)
+    )
+    verdict = SUPPORTED if low > 0 else CONTRADICTED if high < 0 else UNDECIDED
+    return Claim("C7", statistic, verdict, f"mean slopes: {words}", value, low, high, 0.0)

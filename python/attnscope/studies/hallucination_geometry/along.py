@@ -1,0 +1,331 @@
+# SPDX-License-Identifier: MIT
+"""The model along the boundary: what its next token does when the difference of means is put there.
+
+Every number stands beside those of random directions of the same length: as likely one way as another, of the
+states' covariance, and of exchanged labels.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import attnscope as asc
+from attnscope.capture import Gradient
+from attnscope.capture.directions.sensitivity import sensitivity_of
+from attnscope.capture.directions.steps import PromptSteps
+from attnscope.capture.edits import AddDirection
+from attnscope.inference import max_t
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts, stratified
+from attnscope.studies.hallucination_geometry.states import Stored
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions, SensitivityOptions
+
+Array = np.ndarray[Any, Any]
+KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", "covariance", "labels")
+
+
+def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
+    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them.
+
+    Args:
+        run: of a stage that has the states.
+        table: of the prompts.
+        options: of the study.
+    """
+    if options.lens:
+        _lens(run, table)
+    if options.sensitivity is False:
+        return
+    stored = Stored(run)
+    every = contrasts(table, options, run.rng("contrasts"))
+    means: dict[tuple[str, int], Tensor] = {}
+    nulls: dict[tuple[str, int], dict[str, Tensor]] = {}
+    layers = [layer for layer in stored.layers() if layer >= 0]
+    good = []
+    for layer in layers:
+        states = stored.layer(layer, table["sample"])
+        if not bool(states.isfinite().all()):
+            continue
+        good.append(layer)
+        for contrast in every:
+            own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
+            labels = torch.from_numpy(contrast.labels == 1)
+            means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
+            nulls[contrast.name, layer] = {
+                kind: asc.null_directions(
+                    own, kind, labels=contrast.labels if kind == "labels" else None,
+                    draws=options.sensitivity.directions, seed=run.settings.seed,
+                )
+                for kind in KINDS
+            }  # fmt: skip
+    _readout(run, every, good, means, nulls, options)
+    _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
+
+
+def exact_model(run: StageRun, wanted: str) -> Any:
+    """The unit's model, widened in place where it is in half precision."""
+    loaded = run.model()
+    kinds = {p.dtype for p in loaded.model.parameters() if p.is_floating_point()}
+    if any(kind.itemsize < 4 for kind in kinds):
+        run.note(
+            f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
+            f"states in {str(loaded.dtype).removeprefix('torch.')}"
+        )
+        return loaded.model.to(getattr(torch, wanted))
+    return loaded.model
+
+
+def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
+    """First tokens of the words.
+
+    Raises:
+        ValueError: a first token that is white space alone, or none at all.
+    """
+    found, pieces = {}, {}
+    for word in words:
+        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+        pieces[word] = tokenizer.convert_ids_to_tokens(ids)
+        unknown = tokenizer.unk_token_id
+        # a bare space says nothing; the piece behind it does
+        ids = [one for one in ids if tokenizer.decode([one]).strip() and one != unknown]
+        if ids:
+            found[word] = ids[0]
+    if not found:
+        raise ValueError(
+            f"options.sensitivity.refusal: no word has a first token of its own, pieces: {pieces}"
+        )
+    return sorted(set(found.values()))
+
+
+def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
+    """So many prompts of either bucket, spread over templates."""
+    table = contrast.table.assign(other=contrast.labels)
+    return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])
+
+
+def _sensitivity(
+    run: StageRun,
+    table: pd.DataFrame,
+    every: list[Contrast],
+    layers: list[int],
+    means: dict[tuple[str, int], Tensor],
+    nulls: dict[tuple[str, int], dict[str, Tensor]],
+    how: SensitivityOptions,
+) -> None:
+    model = exact_model(run, how.dtype)
+    device = next(model.parameters()).device
+    try:
+        refusal: list[int] | None = refusal_ids(run.encoder.tokenizer, how.refusal)
+    except ValueError as error:
+        run.note(f"hallucination_geometry: {error}")
+        refusal = None
+    ids = {one.sentence.sample: torch.tensor(one.encoded.ids.tolist()) for one in run.unit.inputs}
+    total = max(layers, default=-1) + 1
+    kept: dict[tuple[str, int], list[Array]] = {}
+    for contrast in every:
+        chosen = chosen_prompts(contrast, how.prompts, run.rng("sensitivity"))
+        for sample, other in zip(chosen["sample"], chosen["other"], strict=True):
+            steps = PromptSteps(model, ids[sample].to(device))
+            gradients = _gradients(steps, refusal)
+            for layer in layers:
+                v = means[contrast.name, layer].float().double()
+                norm = float(v.norm())
+                if not norm > 0:
+                    continue
+                named = [("boundary", -1, v / norm)]
+                named += [(kind, at, one) for kind, drawn in nulls[contrast.name, layer].items()
+                          for at, one in enumerate(drawn) if bool(one.isfinite().all())]  # fmt: skip
+                directions = torch.stack([one for _, _, one in named])
+                found = sensitivity_of(
+                    steps, layer, directions, depth=total, refusal=refusal, method=how.method, curved=False
+                )
+                bent = sensitivity_of(
+                    steps, layer, directions[:1], depth=total, refusal=refusal, method=how.method
+                ).curvature
+                state, kl = _moved(steps, layer, directions * norm * (1 if other == 0 else -1))
+                size = float(state.norm())
+                fisher = found.directional_fisher.numpy()
+                slope, refused = found.entropy_slope.numpy() * norm, found.refusal_slope.numpy() * norm
+                cosines = {
+                    name: (directions @ g[layer] / g[layer].norm().clamp_min(1e-300)).numpy()
+                    if g is not None else np.full(len(named), np.nan)
+                    for name, g in gradients.items()
+                }  # fmt: skip
+                run.write(
+                    "sensitivity", sample=sample, layer=layer, contrast=contrast.name,
+                    direction=[kind for kind, _, _ in named], draw=[at for _, at, _ in named],
+                    state_norm=size, directional_fisher=fisher, relative_fisher=size**2 * fisher,
+                    transport_fisher=norm**2 * fisher, transport_kl=kl,
+                    curvature=np.append(bent.numpy(), np.full(len(named) - 1, np.nan)),
+                    entropy_slope=slope, refusal_slope=refused, refusal_alignment=cosines["refusal"],
+                    loss_alignment=cosines["loss"], amplification=found.amplification.numpy(),
+                )  # fmt: skip
+                kept.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
+    _tests(run, every, layers, kept, nulls)
+
+
+def _gradients(steps: PromptSteps, refusal: list[int] | None) -> dict[str, Any]:
+    """Gradients of the logit of refusal and of the likeliest token's loss, by layer, at the last token."""
+
+    def refused(out: Any) -> Tensor:
+        log_p = out.logits[0, -1].double().log_softmax(-1)
+        inside = torch.zeros_like(log_p, dtype=torch.bool)
+        inside[refusal] = True
+        odds: Tensor = log_p[inside].logsumexp(0) - log_p[~inside].logsumexp(0)
+        return odds
+
+    def loss(out: Any) -> Tensor:
+        log_p = out.logits[0, -1].double().log_softmax(-1)
+        lost: Tensor = -log_p[log_p.argmax().detach()]
+        return lost
+
+    found: dict[str, Any] = {"refusal": None, "loss": None}
+    for name, of in (("refusal", refused), ("loss", loss)):
+        if name == "refusal" and refusal is None:
+            continue
+        layers, _ = steps.step(1, sites=("logits",), gradient=Gradient(of, ("block_output",)))
+        found[name] = [layer.gradients["block_output"][0, -1].double().cpu() for layer in layers]
+    return found
+
+
+def _moved(steps: PromptSteps, layer: int, moves: Tensor) -> tuple[Tensor, Array]:
+    """The state, and half the symmetric divergence of the next token when it moves [m]."""
+    layers, outputs = steps.step(1, sites=("block_output", "logits"), layers=[layer])
+    state = layers[0].block_output[0, -1].double().cpu()
+    p = outputs.logits[0, -1].double().log_softmax(-1)
+    edit = AddDirection(layer, moves[:, None].to(steps.ids.device), "last", steps="all")
+    _, moved = steps.step(len(moves), (edit,))
+    q = moved.logits[:, -1].double().log_softmax(-1)
+    return state, (0.5 * ((p.exp() - q.exp()) * (p - q)).sum(-1)).cpu().numpy()
+
+
+def _tests(
+    run: StageRun,
+    every: list[Contrast],
+    layers: list[int],
+    kept: dict[tuple[str, int], list[Array]],
+    nulls: dict[tuple[str, int], dict[str, Tensor]],
+) -> None:
+    """The boundary's mean log sensitivity among those of random directions, over layers by max-T."""
+    for contrast in every:
+        there = [layer for layer in layers if (contrast.name, layer) in kept]
+        for place, name, kind in (
+            (0, "log_fisher_ratio", "covariance"),
+            (1, "log_transport_ratio", "labels"),
+        ):
+            values, drawn = [], []
+            for layer in there:
+                with np.errstate(divide="ignore"):
+                    logs = np.log(np.stack(kept[contrast.name, layer])[:, place]).mean(0)
+                ends = np.cumsum([1, *(int(one.isfinite().all(1).sum()) for one in
+                                       nulls[contrast.name, layer].values())])  # fmt: skip
+                at = KINDS.index(kind)
+                own = logs[ends[at] : ends[at + 1]]
+                values.append(logs[0] - own.mean())
+                drawn.append(own - own.mean())
+            if there:
+                _rows(run, contrast, name, there, np.array(values), np.stack(drawn, 1))
+
+
+def _rows(
+    run: StageRun, contrast: Contrast, name: str, layers: list[int], values: Array, drawn: Array
+) -> None:
+    family = max_t(np.abs(values), np.abs(drawn))
+    for at, layer in enumerate(layers):
+        low, high = np.nanquantile(drawn[:, at], [0.025, 0.975])
+        reached = (np.abs(drawn[:, at]) >= abs(values[at])).sum()
+        defined = bool(np.isfinite(values[at]))
+        run.write(
+            "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=0, protocol="exact",
+            value=values[at], null_mean=0.0, null_low=low, null_high=high,
+            p_value=(1 + reached) / (1 + len(drawn)) if defined else math.nan,
+            p_adjusted=family.p_adjusted[at], correction="max-T over layers" if defined else "",
+            n_pairs=contrast.n, labellings=float(len(drawn)),
+        )  # fmt: skip
+
+
+def _readout(
+    run: StageRun,
+    every: list[Contrast],
+    layers: list[int],
+    means: dict[tuple[str, int], Tensor],
+    nulls: dict[tuple[str, int], dict[str, Tensor]],
+    options: HallucinationOptions,
+) -> None:
+    """How much of what the logits read the boundary is."""
+    try:
+        read = asc.readout(run.model().model)
+        width = len(read.gram)
+    except NotImplementedError as error:
+        run.note(f"hallucination_geometry: no readout: {error}")
+        return
+    for contrast in every:
+        values, drawn, there = [], [], []
+        for layer in layers:
+            v, random = means[contrast.name, layer], nulls[contrast.name, layer]["covariance"]
+            if not float(v.norm()) > 0 or not bool(random.isfinite().all()):
+                continue
+            there.append(layer)
+            gain, others = float(read.gain(v)), read.gain(random).numpy()
+            values.append(math.log(gain))
+            drawn.append(np.log(others))
+            for k in (one for one in options.readout_k if one <= width):
+                top, bottom = read.share(v, k), read.share(v, k, "bottom")
+                run.write(
+                    "readout", layer=layer, contrast=contrast.name, direction="boundary", k=k,
+                    readout_gain=gain, top_share=top.share, bottom_share=bottom.share, chance=top.chance,
+                    p_value=top.p_value,
+                )  # fmt: skip
+                shares = [read.share(one, k).share for one in random]
+                ends = np.quantile(others, [0.025, 0.975])
+                run.write(
+                    "readout", layer=layer, contrast=contrast.name, direction="covariance", k=k,
+                    readout_gain=float(others.mean()), top_share=float(np.mean(shares)),
+                    bottom_share=float(np.mean([read.share(one, k, "bottom").share for one in random])),
+                    chance=top.chance, low=ends[0], high=ends[1],
+                )  # fmt: skip
+        if there:
+            centre = np.stack(drawn, 1)
+            mean = centre.mean(0)
+            _rows(run, contrast, "log_gain_ratio", there, np.array(values) - mean, centre - mean)
+
+
+def _lens(run: StageRun, table: pd.DataFrame) -> None:
+    """Every layer read out as the last one is."""
+    try:
+        read = asc.readout(run.model().model)
+    except NotImplementedError as error:
+        run.note(f"hallucination_geometry: no lens: {error}")
+        return
+    stored = Stored(run)
+    model = run.model().model
+    parameter = next(model.parameters())
+    gold = []
+    for answer in table["answer"]:
+        ids = run.encoder.tokenizer(" " + answer.split("|")[0], add_special_tokens=False)["input_ids"]
+        ids = [one for one in ids if run.encoder.tokenizer.decode([one]).strip()]
+        gold.append(ids[0] if answer and ids else -1)
+    first = torch.tensor(gold)
+    for layer in stored.layers():
+        states = stored.layer(layer, table["sample"])
+        for some in torch.split(torch.arange(len(table)), 256):
+            with torch.no_grad():
+                logits = read(states[some].to(parameter.device, parameter.dtype)).double().cpu()
+            log_p = logits.log_softmax(-1)
+            known = first[some] >= 0
+            own = log_p.gather(1, first[some].clamp_min(0)[:, None])[:, 0]
+            rank = (log_p > own[:, None]).sum(-1)
+            run.write(
+                "lens", layer=layer, sample=table["sample"].to_numpy()[some.numpy()],
+                entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
+                log_p_answer=torch.where(known, own, torch.nan),
+                rank_answer=np.ma.array(rank.numpy(), mask=~known.numpy()),
+            )  # fmt: skip

@@ -1,0 +1,94 @@
+# SPDX-License-Identifier: MIT
+"""What a model answers by itself, and how an answer is judged."""
+
+from __future__ import annotations
+
+import re
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from attnscope.studies.hallucination_geometry.options import REFUSALS
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+_REFUSAL = re.compile("|".join(REFUSALS), re.IGNORECASE)
+
+
+def refused(text: str) -> bool:
+    """Whether the first sentence of an answer refuses one."""
+    first = re.split(r"(?<=[.!?])\s|\n", text.strip(), maxsplit=1)[0]
+    return bool(_REFUSAL.search(first))
+
+
+def correct(text: str, aliases: str) -> bool:
+    r"""Whether the first line holds one of the answer's names as whole words, whatever its case.
+
+    >>> correct(" It is Paris, I think.\nQuestion: ...", "Paris"), correct("Parisian", "Paris")
+    (True, False)
+    """
+    line = text.strip().split("\n", 1)[0].casefold()
+    return any(
+        re.search(rf"(?<!\w){re.escape(one.strip().casefold())}(?!\w)", line)
+        for one in aliases.split("|")
+        if one.strip()
+    )
+
+
+def loops(text: str) -> bool:
+    """Whether three words in a row stand there three times in a row.
+
+    >>> loops("on and on it goes on and on"), loops("no one knows no one knows no one knows")
+    (False, True)
+    """
+    words = text.split()
+    return any(
+        words[at : at + 3] == words[at + 3 : at + 6] == words[at + 6 : at + 9] for at in range(len(words) - 8)
+    )
+
+
+def answer(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
+    """Greedy answers to every prompt, prompts of one length together."""
+    assert options.answers is not False
+    known = {one.sentence.sample: one.sentence.extra["answer"] for one in unit.inputs}
+    lengths: dict[int, list[Any]] = {}
+    for one in unit.inputs:
+        lengths.setdefault(one.n_tokens, []).append(one)
+    model = run.model().model
+    for _, group in sorted(lengths.items()):
+        for start in range(0, len(group), 64):
+            some = group[start : start + 64]
+            ids = torch.tensor([one.encoded.ids.tolist() for one in some], device=run.model().device)
+            for one, new in zip(some, continued(model, ids, options.answers.tokens), strict=True):
+                sample = one.sentence.sample
+                text = decoded(run.encoder.tokenizer, new)
+                run.write(
+                    "answers", sample=sample, text=text, refused=refused(text),
+                    correct=correct(text, known[sample]) if known[sample] else None,
+                )  # fmt: skip
+
+
+def continued(model: Any, ids: Tensor, tokens: int) -> Tensor:
+    """The likeliest next tokens [B, tokens] of prompts of one length [B, n]."""
+    made: Tensor = model.generate(
+        input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=tokens, do_sample=False,
+        pad_token_id=_pad(model), use_cache=True,
+    )  # fmt: skip
+    return made[:, ids.shape[1] :]
+
+
+def decoded(tokenizer: Any, ids: Tensor) -> str:
+    """The text of an answer, without what ends it."""
+    text: str = tokenizer.decode(ids.tolist(), skip_special_tokens=True)
+    return text
+
+
+def _pad(model: Any) -> int:
+    config = model.generation_config
+    found = config.pad_token_id if config.pad_token_id is not None else config.eos_token_id
+    found = found[0] if isinstance(found, list) else found
+    return 0 if found is None else int(found)

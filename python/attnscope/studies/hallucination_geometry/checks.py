@@ -1,0 +1,140 @@
+# SPDX-License-Identifier: MIT
+"""Identities of edits that any decoder keeps, tried on the first prompts before anything is measured."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnscope.capture import Forward, anatomy, forward
+from attnscope.capture.directions.steps import PromptSteps
+from attnscope.capture.edits import AddDirection, SetState
+from attnscope.models import LoadError
+from attnscope.models.head import readout
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+
+#: Largest relative difference that is rounding, by dtype; the other identities are exact.
+TOLERANCES = {"float64": 1e-4, "float32": 1e-3, "bfloat16": 0.1, "float16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Check:
+    """What a check found; `value` is None where it does not apply, and the reason says why."""
+
+    name: str
+    value: float | None
+    tolerance: float
+    reason: str = ""
+
+    @property
+    def holds(self) -> bool:
+        """Whether it does, as far as it applies."""
+        return self.value is None or self.value <= self.tolerance
+
+
+def check_model(unit: Unit, run: StageRun) -> None:
+    """Tries every identity and stores what was found.
+
+    Raises:
+        LoadError: the model is no decoder, or one does not hold.
+    """
+    loaded = run.model()
+    model = loaded.model
+    head = getattr(model, "get_output_embeddings", lambda: None)()
+    if head is None or not anatomy.takes(model, "use_cache"):
+        raise LoadError(
+            f"hallucination_geometry: {type(model).__name__} has no next token; take a decoder with its "
+            "vocabulary head"
+        )
+    prompts = [torch.tensor(one.encoded.ids.tolist(), device=loaded.device) for one in unit.inputs[:2]]
+    tolerance = TOLERANCES.get(str(loaded.dtype).removeprefix("torch."), 1e-3)
+    try:
+        found = [*identities(model, prompts, tolerance, run.encoder.pad_id)]
+    except (RuntimeError, ValueError) as error:
+        raise LoadError(f"hallucination_geometry: {error}") from None
+    for one in found:
+        run.write(
+            "checks", check=one.name, value=np.nan if one.value is None else one.value,
+            tolerance=one.tolerance, holds=one.holds, reason=one.reason,
+        )  # fmt: skip
+    if failed := [one for one in found if not one.holds]:
+        shown = ", ".join(f"{one.name} {one.value:.3g} (at most {one.tolerance:.3g})" for one in failed)
+        raise LoadError(f"hallucination_geometry: identities of edits do not hold: {shown}")
+
+
+def passed(model: Any, ids: Tensor, *edits: Any, mask: Tensor | None = None) -> tuple[list[Tensor], Tensor]:
+    """States of every block and logits of one prompt [1, n]."""
+    mask = torch.ones_like(ids) if mask is None else mask
+    inputs = {"input_ids": ids, "attention_mask": mask}
+    if anatomy.takes(model, "position_ids"):
+        inputs["position_ids"] = (mask.cumsum(-1) - 1).clamp_min(0)
+    with forward(model, inputs, Forward(("block_output", "logits"), edits=edits)) as run:
+        states = [layer.block_output for layer in run]
+        return states, run.outputs.logits
+
+
+def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int) -> Iterator[Check]:
+    """The eight, on the first two prompts."""
+    ids, other = prompts[0][None], prompts[-1][None]
+    states, base = passed(model, ids)
+    depth, width = len(states), states[0].shape[-1]
+    middle = depth // 2
+    move = torch.randn(width, generator=torch.Generator().manual_seed(0)).to(states[0])
+    move = move * states[middle][0, -1].norm() / move.norm() / 10
+    _, same = passed(model, ids, AddDirection(middle, torch.zeros_like(move)))
+    yield Check("nothing_added", 0.0 if torch.equal(same, base) else _gap(same, base) or 1.0, 0.0)
+    moved, _ = passed(model, ids, AddDirection(middle, move))
+    yield Check("state_moved", _gap(moved[middle][0, -1], states[middle][0, -1] + move), tolerance)
+    earlier = max(float((a[:, :-1] - b[:, :-1]).abs().max()) for a, b in zip(moved, states, strict=True)) \
+        if ids.shape[1] > 1 else 0.0  # fmt: skip
+    yield Check("earlier_states", earlier, 0.0)
+    last = states[-1][:, -1]
+    try:
+        read = readout(model)
+        with torch.no_grad():
+            yield Check("readout", _gap(read(last), base[:, -1]), tolerance)
+            wanted = read(last + move)
+        yield Check(
+            "readout_moved", _gap(passed(model, ids, AddDirection(-1, move))[1][:, -1], wanted), tolerance
+        )
+    except NotImplementedError as error:
+        yield Check("readout", None, tolerance, str(error))
+    theirs, logits = passed(model, other)
+    found = passed(model, ids, SetState(-1, theirs[-1][:, -1]))[1]
+    yield Check("other_state", _gap(found[:, -1], logits[:, -1]), tolerance)
+    _, outputs = PromptSteps(model, ids[0]).step(1, (AddDirection(middle, move, steps="all"),))
+    whole = passed(model, ids, AddDirection(middle, move))[1]
+    yield Check("cached_step", _gap(outputs.logits[:, -1], whole[:, -1]), tolerance)
+    worst = 0.0
+    padding, ones = torch.full((1, 3), pad, device=ids.device), torch.ones_like(ids)
+    zeros = torch.zeros_like(padding)
+    for left in (True, False):
+        parts = ((padding, ids), (zeros, ones)) if left else ((ids, padding), (ones, zeros))
+        padded, _ = passed(model, torch.cat(parts[0], 1), mask=torch.cat(parts[1], 1))
+        at = -1 if left else ids.shape[1] - 1
+        gap = _gap(padded[-1][0, at], states[-1][0, -1])
+        worst = gap if np.isnan(gap) else max(worst, gap)
+    if np.isnan(worst):
+        yield Check(
+            "padding", None, tolerance, "padding on the left gives NaN in this dtype; studies pad right"
+        )
+    else:
+        yield Check("padding", worst, tolerance)
+    with torch.no_grad():
+        hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
+    gap = max((_gap(a, b) for a, b in zip(states[:-1], hidden[1:-1], strict=False)), default=0.0)
+    yield Check("hidden_states", gap, tolerance)
+
+
+def _gap(one: Tensor, other: Tensor) -> float:
+    """Largest difference, relative to the largest entry."""
+    difference = (one.double() - other.double()).abs().max()
+    return float(difference / other.double().abs().max().clamp_min(1e-12))

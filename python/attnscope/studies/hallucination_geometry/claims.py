@@ -1,0 +1,356 @@
+# SPDX-License-Identifier: MIT
+"""The paper's claims, each with what was measured of it beside its control, and a verdict."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, Claim, write_claims
+from attnscope.inference.detection import areas
+from attnscope.studies.hallucination_geometry.contrasts import buckets
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+#: An area from which length or words alone make a claim of their own.
+CONFOUNDED = 0.6
+ALPHA = 0.05
+_KEYS = ["model", "revision", "step"]
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What is stored of one checkpoint and one contrast, and of the same architecture with random weights."""
+
+    contrast: str
+    reference: str
+    tables: dict[str, pd.DataFrame]
+    controls: dict[str, pd.DataFrame]
+    options: HallucinationOptions
+
+    def rows(self, table: str, **only: Any) -> pd.DataFrame:
+        """Rows of a table of this contrast."""
+        return _only(self.tables.get(table, pd.DataFrame()), {"contrast": self.contrast, **only})
+
+    def random(self, table: str, column: str, **only: Any) -> tuple[float, float]:
+        """Mean and upper end, over initialisations, of a control's number."""
+        own = _only(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **only})
+        if own.empty:
+            return np.nan, np.nan
+        values = own.groupby("seed")[column].mean().dropna()
+        if len(values) < 2:
+            return float(values.mean()), float(values.mean())
+        from scipy import stats
+
+        reach = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
+        return float(values.mean()), float(values.mean() + reach)
+
+
+def write(run: StageRun, options: HallucinationOptions) -> None:
+    """The table `claims` of every checkpoint."""
+    stored = run.stored
+    names = [name for name in stored.tables() if name not in ("states", "samples")]
+    tables = {name: stored.table(name) for name in names}
+    if "prompts" not in tables:
+        return
+    reference, others = buckets(options)
+    for key, prompts in tables["prompts"].groupby(_KEYS, sort=False, dropna=False):
+        keys = dict(zip(_KEYS, key, strict=True))
+        own = {name: _only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
+        own["prompts"] = prompts
+        controls = {
+            name.removesuffix("_variants"): _only(table, {"model": keys["model"]})
+            for name, table in tables.items() if name.endswith("_variants")
+        }  # fmt: skip
+        found = []
+        for other in others:
+            evidence = Evidence(other, reference, own, controls, options)
+            found += [replace(one, claim=f"{one.claim} {other}") for one in claims(evidence)]
+        write_claims(run, found, **keys)
+
+
+def _only(table: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
+    for name, value in keys.items():
+        if name in table:
+            table = table[table[name] == value]
+    return table
+
+
+def claims(evidence: Evidence) -> Iterator[Claim]:
+    """Every claim of one contrast; all untestable where the prompts alone tell the buckets apart."""
+    why = confounded(evidence)
+    made = [_c1(evidence), _ratio(evidence), _rank(evidence), _pieces(evidence), _falls(evidence),
+            _gain(evidence), _gradients(evidence), _stable(evidence),
+            _bypass(evidence), _expressed(evidence)]  # fmt: skip
+    for one in made:
+        yield replace(one, verdict=NOT_TESTABLE, reason=why) if why else one
+    yield Claim("C8", "entropy of the boundary's readout", NOT_TESTABLE,
+                "a vector of length 1 reads out as nothing whatever it is")  # fmt: skip
+    yield Claim("C12", "attractor of cross-entropy", NOT_TESTABLE, "a hypothesis about training")
+
+
+def confounded(evidence: Evidence) -> str:
+    """Why nothing can follow from these prompts; "" where something can."""
+    rows = evidence.rows("detection")
+    for score, what in (("auc_length", "length"), ("auc_words", "a count of words")):
+        own = rows[rows["score"] == score]
+        if own.empty:
+            continue
+        value = float(own["auc"].iloc[0])
+        value = max(value, 1 - value) if score == "auc_length" else value
+        if value >= CONFOUNDED:
+            return (
+                f"{what} alone tells {evidence.contrast} from {evidence.reference} with AUC {value:.2f}: no "
+                "claim about uncertainty can be made from these prompts"
+            )
+    tested = evidence.rows("contrasts", quantity="auc_direction")
+    if len(tested) and tested["p_value"].isna().all() and (tested["labellings"] < 20).all():
+        return "the buckets are confounded with their templates"
+    return ""
+
+
+def _best(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
+    there = rows[rows[column].notna()]
+    return None if there.empty else there.loc[there[column].idxmin()]
+
+
+def _missing(code: str, statistic: str, why: str = "not measured in this run") -> Claim:
+    return Claim(code, statistic, NOT_TESTABLE, why)
+
+
+def _c1(evidence: Evidence) -> Claim:
+    statistic = "largest excess of held-out AUC over words, length, surprisal and embeddings"
+    rows = evidence.rows("detection", score="auc_excess").dropna(subset=["auc"])
+    test = _best(evidence.rows("contrasts", quantity="auc_direction"))
+    if rows.empty or test is None:
+        return _missing("C1", statistic, "one template, or states that are not finite")
+    top = rows.loc[rows["auc"].idxmax()]
+    layer = int(top["layer"])
+    mean, upper = evidence.random("detection", "auc", layer=layer, score="auc")
+    whole = float(evidence.rows("detection", score="auc", layer=layer)["auc"].iloc[0])
+    numbers = {"value": float(top["auc"]), "low": float(top["low"]), "high": float(top["high"]),
+               "null": 0.0, "p_value": float(test["p_adjusted"])}  # fmt: skip
+    where = f"layer {layer}, AUC {whole:.2f}"
+    if numbers["value"] <= 0:
+        return Claim(
+            "C1", statistic, CONTRADICTED, f"{where}: no layer knows more than its baselines", **numbers
+        )
+    if np.isfinite(upper) and whole <= upper:
+        reason = f"{where}; models with random weights reach {upper:.2f} (mean {mean:.2f})"
+        return Claim("C1", statistic, CONTRADICTED, reason, **numbers)
+    if numbers["p_value"] <= ALPHA and numbers["low"] > 0:
+        return Claim("C1", statistic, SUPPORTED, where, **numbers)
+    return Claim(
+        "C1",
+        statistic,
+        UNDECIDED,
+        f"{where}: its interval holds 0, or exchanged labels give as much",
+        **numbers,
+    )
+
+
+def _ratio(evidence: Evidence) -> Claim:
+    k = evidence.options.primary_k
+    statistic = f"log ratio of local dimensions at k = {k}, layer of the smallest p"
+    rows = evidence.rows("contrasts", quantity="log_dimension_ratio")
+    best = _best(rows[rows["k"] == k])
+    if best is None:
+        return _missing("C2", statistic)
+    layer = int(best["layer"])
+    signs = np.sign(rows[rows["layer"] == layer]["value"].dropna())
+    mean, upper = evidence.random("contrasts", "value", layer=layer, quantity="log_dimension_ratio", k=k)
+    numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
+               "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
+    where = f"layer {layer}, ratio {np.exp(numbers['value']):.2f}"
+    if numbers["p_value"] > ALPHA:
+        if numbers["high"] < np.log(2):
+            return Claim("C2", statistic, CONTRADICTED, f"{where}: not twice as large", **numbers)
+        return Claim("C2", statistic, UNDECIDED, f"{where}: exchanged labels give as much", **numbers)
+    if numbers["value"] < 0 or signs.nunique() > 1:
+        return Claim(
+            "C2", statistic, CONTRADICTED, f"{where}: the sign is the other, or changes with k", **numbers
+        )
+    if np.isfinite(upper) and numbers["value"] <= upper:
+        return Claim(
+            "C2", statistic, CONTRADICTED, f"{where}: random weights give {np.exp(mean):.2f}", **numbers
+        )
+    return Claim("C2", statistic, SUPPORTED, where, **numbers)
+
+
+def _rank(evidence: Evidence) -> Claim:
+    statistic = "largest ratio of effective ranks at equal n"
+    table = evidence.tables.get("clouds", pd.DataFrame())
+    if table.empty:
+        return _missing("C3", statistic)
+    own = table[(table["quantity"] == "effective_rank") & (table["protocol"] == "exact")]
+    wide = own.pivot_table(index="layer", columns="bucket", values="value")
+    wide = wide[wide.index >= 0]
+    ratios = (wide[evidence.contrast] / wide[evidence.reference]).dropna()
+    if ratios.empty:
+        return _missing("C3", statistic)
+    value = float(ratios.max())
+    verdict = CONTRADICTED if value < 1.5 else UNDECIDED
+    return Claim("C3", statistic, verdict, f"layer {int(ratios.idxmax())}; n alone gives 1.9 in the paper",
+                 value=value, null=1.0)  # fmt: skip
+
+
+def _pieces(evidence: Evidence) -> Claim:
+    statistic = "difference of fragmentation, layer of the smallest p"
+    best = _best(evidence.rows("contrasts", quantity="fragmentation_gap"))
+    if best is None:
+        return _missing("C4", statistic)
+    numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
+               "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
+    where = f"layer {int(best['layer'])}"
+    if numbers["p_value"] > ALPHA:
+        return Claim("C4", statistic, CONTRADICTED, f"{where}: exchanged labels give as much", **numbers)
+    verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
+    return Claim("C4", statistic, verdict, where, **numbers)
+
+
+def _falls(evidence: Evidence) -> Claim:
+    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much."""
+    statistic = "log ratio of ‖h‖²·bᵀFb, last over first layer, mean over prompts"
+    rows = evidence.rows("sensitivity", direction="boundary")
+    rows = rows[rows["relative_fisher"] > 0] if len(rows) else rows
+    if rows.empty or rows["layer"].nunique() < 2:
+        return _missing("C5", statistic)
+    wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
+    change = wide[wide.columns.max()] - wide[wide.columns.min()]
+    bucket = evidence.tables["prompts"].set_index("sample")["bucket"].reindex(change.index)
+    own, others = change[bucket == evidence.contrast], change[bucket == evidence.reference]
+    if evidence.options.bucket_by == "outcome":
+        own = others = change
+    value, low, high = _mean_interval(own)
+    gap = _mean_interval(own)[0] - _mean_interval(others)[0]
+    numbers = {"value": value, "low": low, "high": high, "null": 0.0}
+    if low > 0:
+        return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
+    if high < 0:
+        reach = np.hypot(high - value, _mean_interval(others)[2] - _mean_interval(others)[0])
+        if gap + reach < 0:
+            return Claim(
+                "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
+            )
+        return Claim("C5", statistic, CONTRADICTED, f"{evidence.reference} falls as much", **numbers)
+    return Claim("C5", statistic, UNDECIDED, "the interval holds no change", **numbers)
+
+
+def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
+    from attnscope.inference import bootstrap
+
+    data = values.to_numpy(dtype=float)
+    if len(data) < 5:
+        return float(np.mean(data)) if len(data) else np.nan, np.nan, np.nan
+    found = bootstrap(data)
+    return found.estimate, found.low, found.high
+
+
+def _gain(evidence: Evidence) -> Claim:
+    statistic = "readout gain of the boundary at the last layer but one; 1 is isotropic"
+    rows = evidence.rows("readout", direction="boundary")
+    if rows.empty:
+        return _missing("C6", statistic)
+    numbers = sorted(rows["layer"].unique())
+    layer = numbers[-2] if len(numbers) > 1 else numbers[-1]
+    value = float(rows[rows["layer"] == layer]["readout_gain"].iloc[0])
+    test = evidence.rows("contrasts", quantity="log_gain_ratio", layer=layer)
+    p = float(test["p_value"].iloc[0]) if len(test) else np.nan
+    null = _only(evidence.rows("readout", direction="covariance"), {"layer": layer})["readout_gain"]
+    found = {"value": value, "null": float(null.iloc[0]) if len(null) else 1.0, "p_value": p}
+    if value >= 1:
+        return Claim(
+            "C6", statistic, CONTRADICTED, f"layer {layer}: read more than a random direction", **found
+        )
+    verdict = SUPPORTED if p <= ALPHA else UNDECIDED
+    return Claim("C6", statistic, verdict, f"layer {layer}", **found)
+
+
+def _gradients(evidence: Evidence) -> Claim:
+    statistic = "cosine of the refusal's gradient with the boundary at the last layer but one"
+    rows = evidence.rows("sensitivity")
+    rows = rows.dropna(subset=["refusal_alignment"]) if len(rows) else rows
+    if rows.empty:
+        return _missing("C7", statistic, "no refusal token, or not measured")
+    numbers = sorted(rows["layer"].unique())
+    rows = rows[rows["layer"] == (numbers[-2] if len(numbers) > 1 else numbers[-1])]
+    value = float(rows[rows["direction"] == "boundary"]["refusal_alignment"].mean())
+    null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
+    edge = float(null.quantile(0.95)) if len(null) else np.nan
+    found = {"value": value, "null": edge}
+    if abs(value) <= edge:
+        return Claim(
+            "C7", statistic, CONTRADICTED, "random directions align as little: nothing is blocked", **found
+        )
+    return Claim("C7", statistic, CONTRADICTED, "the gradient does align with it", **found)
+
+
+def _stable(evidence: Evidence) -> Claim:
+    statistic = "smallest cosine of boundaries of neighbouring layers"
+    rows = (
+        evidence.rows("boundaries").dropna(subset=["stability"]) if "boundaries" in evidence.tables else None
+    )
+    if rows is None or rows.empty:
+        return _missing("C9", statistic)
+    row = rows.loc[rows["stability"].idxmin()]
+    verdict = SUPPORTED if float(row["stability"]) >= 0.99 else CONTRADICTED
+    return Claim("C9", statistic, verdict, f"layer {int(row['layer'])}; the null is of exchanged labels",
+                 value=float(row["stability"]), null=float(row["stability_null"]))  # fmt: skip
+
+
+def _bypass(evidence: Evidence) -> Claim:
+    """How much better than its best control the probe orders prompts when it is wired to a refusal."""
+    statistic = "area of forced refusals, the probe's minus its best control's"
+    rows = evidence.rows("interventions", arm="bypass")
+    if rows.empty:
+        return _missing("C10", statistic)
+    prompts = evidence.tables["prompts"].set_index("sample")
+    best: Claim | None = None
+    for layer, own in rows.groupby("layer"):
+        samples = own["sample"].unique()
+        labels = (prompts["bucket"].reindex(samples) == evidence.contrast).to_numpy().astype(int)
+        clusters = pd.factorize(prompts["template"].reindex(samples))[0]
+        if len(set(labels)) < 2:
+            continue
+        scores = {str(name): _order(part, samples) for name, part in own.groupby("control")}
+        probe: dict[str, Any] = {"auc": scores.pop("probe"), **scores}
+        found = areas(probe, labels, clusters, best_of=tuple(scores), draws=999).set_index("score")
+        row = found.loc["auc_excess"]
+        numbers = {
+            "value": float(row["auc"]),
+            "low": float(row["low"]),
+            "high": float(row["high"]),
+            "null": 0.0,
+        }
+        verdict = SUPPORTED if numbers["low"] > 0 else CONTRADICTED if numbers["value"] <= 0 else UNDECIDED
+        reason = f"layer {layer}: a forced token is a refusal by construction; what counts is whom it hits"
+        if best is None or numbers["value"] > best.value:
+            best = Claim("C10", statistic, verdict, reason, **numbers)
+    return best or _missing("C10", statistic)
+
+
+def _order(rows: pd.DataFrame, samples: Any) -> Any:
+    """Prompts by the least gain that forces them: the earlier, the surer the detector."""
+    least = rows[rows["forced"].astype(bool)].groupby("sample")["strength"].min()
+    return -least.reindex(samples).fillna(1e9).to_numpy(dtype=float)
+
+
+def _expressed(evidence: Evidence) -> Claim:
+    statistic = "log of the divergence when the difference is put there, over that of exchanged labels"
+    best = _best(evidence.rows("contrasts", quantity="log_transport_ratio"))
+    if best is None:
+        return _missing("C13", statistic)
+    numbers = {"value": float(best["value"]), "null": 0.0, "p_value": float(best["p_adjusted"])}
+    where = f"layer {int(best['layer'])}"
+    if numbers["p_value"] > ALPHA:
+        return Claim(
+            "C13", statistic, UNDECIDED, f"{where}: exchanged labels move the output as much", **numbers
+        )
+    verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
+    return Claim("C13", statistic, verdict, where, **numbers)

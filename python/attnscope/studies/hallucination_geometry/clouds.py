@@ -1,0 +1,222 @@
+# SPDX-License-Identifier: MIT
+"""The states of a bucket as a cloud of points: its dimension, spectrum and pieces, beside null clouds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import attnscope as asc
+from attnscope.inference import jackknife
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, balanced, buckets
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+Array = np.ndarray[Any, Any]
+SCALES, CHUNK = 64, 200
+
+
+class Space:
+    """Distances between the states of some prompts, made once for all questions about them."""
+
+    def __init__(self, states: Tensor, options: HallucinationOptions) -> None:
+        self.states = states
+        self.options = options
+        self.euclidean = asc.cloud_distances(states)
+        self.topological = asc.cloud_distances(states, metric=options.metric)
+
+    def dimensions(self, subsets: Array) -> Array:
+        """Local dimension at each k, then two-nearest-neighbours dimension: [m, K + 1]."""
+        found = []
+        for some in np.array_split(subsets, max(1, len(subsets) // CHUNK)):
+            chosen = torch.from_numpy(np.ascontiguousarray(some))
+            local = asc.local_dimension(
+                None, k=self.options.dimension_k, distances=self.euclidean, subsets=chosen
+            ).value
+            pair = asc.two_nn(None, distances=self.euclidean, subsets=chosen)
+            found.append(torch.cat([local, pair[:, None]], 1).numpy())
+        return np.concatenate(found)
+
+    def fragmentation(self, subsets: Array) -> Array:
+        """φ of subsets [m]."""
+        chosen = torch.from_numpy(np.ascontiguousarray(subsets))
+        return asc.fragmentation(self.topological, metric="precomputed", subsets=chosen).numpy()
+
+
+def compare(space: Space, contrast: Contrast, seed: int) -> dict[tuple[str, int], Any]:
+    """Exchange tests of the buckets' dimensions and fragmentation, by quantity and k.
+
+    Statistics are absolute; `signed` below keeps the sign of what is observed.
+    """
+    ks = space.options.dimension_k
+
+    def statistic(drawn: Array) -> Array:
+        one, other = space.dimensions(drawn), space.dimensions(~drawn)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            ratios = np.log(one) - np.log(other)
+        pieces = space.fragmentation(drawn) - space.fragmentation(~drawn)
+        return np.column_stack([ratios, pieces])
+
+    kept: list[Array] = []
+
+    def sized(drawn: Array) -> Array:
+        kept.append(statistic(drawn))
+        return np.abs(kept[-1])
+
+    found = contrast.exchange(sized, space.options.permutations, seed)
+    names = [*(("log_dimension_ratio", k) for k in ks), ("log_two_nn_ratio", 0), ("fragmentation_gap", 0)]
+    values = kept[-1]
+    return {
+        name: (values[0, at], values[1:, at], found.observed[at], found.drawn[:, at], found.p_value[at],
+               found.permutations)
+        for at, name in enumerate(names)
+    }  # fmt: skip
+
+
+def template_jackknife(contrast: Contrast, value: Callable[[Array], Array], width: int) -> Array:
+    """Ends [2, width] of delete-a-template intervals of numbers of a boolean choice of prompts."""
+    names = np.unique(contrast.templates)
+    ends = np.full((2, width), np.nan)
+    if len(names) < 5:
+        return ends
+    whole = value(np.ones(len(contrast.labels), dtype=bool))
+    without = {name: value(contrast.templates != name) for name in names}
+    for at in range(width):
+
+        def of(groups: Array, at: int = at) -> float:
+            missing = set(names) - set(np.asarray(groups).tolist())
+            return float(whole[at] if not missing else without[missing.pop()][at])
+
+        found = jackknife(names, of)
+        ends[:, at] = found.low, found.high
+    return ends
+
+
+def describe(
+    run: StageRun, table: pd.DataFrame, layer: int, states: Tensor, options: HallucinationOptions
+) -> None:
+    """Rows of `clouds` and `betti` of one layer.
+
+    Args:
+        run: of the stage.
+        table: of all prompts.
+        layer: number of the block.
+        states: [prompts, D] in the table's order.
+        options: of the study.
+    """
+    own = balanced(table, options, run.rng("balanced"))
+    rows = table.index.get_indexer(own.index)
+    reference, others = buckets(options)
+    parts = {}
+    for bucket in (reference, *others):
+        chosen = (own["bucket"] == bucket).to_numpy()
+        parts[bucket] = (states[rows[chosen]], pd.factorize(own["template"][chosen], sort=True)[0])
+    for bucket, (points, templates) in parts.items():
+        _cloud(run, layer, bucket, points, templates, options)
+        if "ruscio2026" in run.settings.protocols and not run.unit.variant:
+            _published(run, layer, bucket, points)
+    _curves(run, layer, {bucket: points for bucket, (points, _) in parts.items()}, options)
+
+
+def _cloud(
+    run: StageRun, layer: int, bucket: str, points: Tensor, templates: Array, options: HallucinationOptions
+) -> None:
+    space = Space(points, options)
+    ks = options.dimension_k
+    names = np.unique(templates)
+
+    def numbers(chosen: Array) -> Array:
+        return np.append(space.dimensions(chosen[None])[0], space.fragmentation(chosen[None])[0])
+
+    whole = numbers(np.ones(len(points), dtype=bool))
+    ends = np.full((2, len(whole)), np.nan)
+    if len(names) >= 5:
+        without = {int(name): numbers(templates != name) for name in names}
+        for at in range(len(whole)):
+
+            def of(groups: Array, at: int = at) -> float:
+                missing = set(names.tolist()) - set(np.asarray(groups).tolist())
+                return float(whole[at] if not missing else without[missing.pop()][at])
+
+            found = jackknife(names, of)
+            ends[:, at] = found.low, found.high
+    nulls = np.full(len(whole), np.nan)
+    kind = next((one for one in ("covariance", "template", "gaussian") if one in options.nulls), None)
+    if kind is not None and not run.unit.variant:
+        groups = {"groups": torch.from_numpy(templates)} if kind == "template" else {}
+        drawn = asc.null_clouds(points, kind, draws=options.null_draws, seed=run.settings.seed, **groups)
+        every = np.ones((1, len(points)), dtype=bool)
+        rows = []
+        for one in drawn:
+            other = Space(one, options)
+            rows.append(np.append(other.dimensions(every)[0], other.fragmentation(every)[0]))
+        nulls = np.mean(rows, axis=0)
+    local = asc.local_dimension(None, k=ks, distances=space.euclidean)
+    named = [*(("local_dimension", k) for k in ks), ("two_nn", 0), ("fragmentation", 0)]
+    for at, (name, k) in enumerate(named):
+        run.write(
+            "clouds", layer=layer, bucket=bucket, quantity=name, k=k, protocol="exact", value=whole[at],
+            low=ends[0, at], high=ends[1, at], null_mean=nulls[at], n=len(points),
+            duplicates=int(local.duplicates[at]) if at < len(ks) else 0,
+            tied=int(local.tied[at]) if at < len(ks) else 0,
+        )  # fmt: skip
+    spectrum = asc.cloud_spectrum(points)
+    for name in ("effective_rank", "participation_ratio", "isotropy", "pca_dimension"):
+        run.write(
+            "clouds", layer=layer, bucket=bucket, quantity=name, k=0, protocol="exact",
+            value=float(getattr(spectrum, name)), n=len(points), duplicates=0, tied=0,
+        )  # fmt: skip
+
+
+def _published(run: StageRun, layer: int, bucket: str, points: Tensor) -> None:
+    import importlib
+
+    ruscio2026 = importlib.import_module("attnscope.protocols.ruscio2026")
+
+    found = {
+        "local_dimension": (30, float(ruscio2026.lid(points))),
+        "isotropy": (0, float(ruscio2026.isotropy(points))),
+        "effective_rank": (0, float(ruscio2026.entropy(points))),
+    }
+    for name, (k, value) in found.items():
+        run.write(
+            "clouds", layer=layer, bucket=bucket, quantity=name, k=k, protocol="ruscio2026", value=value,
+            n=len(points), duplicates=0, tied=0,
+        )  # fmt: skip
+
+
+def _curves(run: StageRun, layer: int, parts: dict[str, Tensor], options: HallucinationOptions) -> None:
+    """Betti curves on quantiles of all distances, and of one null cloud of each bucket."""
+    most = options.cloud_points
+    some = {}
+    for bucket, points in parts.items():
+        chosen = run.rng("topology", bucket).permutation(len(points))[:most]
+        some[bucket] = points[np.sort(chosen)]
+    distances = {
+        bucket: asc.cloud_distances(points, metric=options.metric) for bucket, points in some.items()
+    }
+    pooled = torch.cat([one[tuple(torch.triu_indices(len(one), len(one), 1))] for one in distances.values()])
+    if not bool(pooled.isfinite().all()):
+        return
+    scales = torch.quantile(pooled[: 2**24], torch.linspace(0, 1, SCALES, dtype=torch.float64))
+    clouds: list[tuple[str, str, Tensor]] = [(bucket, "", one) for bucket, one in distances.items()]
+    if "covariance" in options.nulls and not run.unit.variant:
+        for bucket, points in some.items():
+            drawn = asc.null_clouds(points, "covariance", draws=1, seed=run.settings.seed)[0]
+            clouds.append((bucket, "covariance", asc.cloud_distances(drawn, metric=options.metric)))
+    for bucket, null, matrix in clouds:
+        bars = asc.cloud_persistence(matrix, metric="precomputed")
+        curve = asc.betti_curve(bars, scales)
+        pieces = asc.cloud_components(matrix, scales, metric="precomputed", min_size=options.min_size)
+        run.write(
+            "betti", layer=layer, bucket=bucket, null=null, scale_number=np.arange(SCALES), scale=scales,
+            beta0=curve[:, 0], beta1=curve[:, 1], clusters=pieces.clusters, singletons=pieces.singletons,
+            largest=pieces.largest, n=len(matrix),
+        )  # fmt: skip

@@ -1,0 +1,248 @@
+# SPDX-License-Identifier: MIT
+"""What states tell of a prompt's bucket on held-out templates, beside what words and lengths tell."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+import attnscope as asc
+from attnscope.inference import max_t
+from attnscope.inference.detection import areas, auc, direction_scores, narrowed, probe_scores
+from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
+from attnscope.studies.hallucination_geometry.questions import bag_of_words
+from attnscope.studies.hallucination_geometry.states import Stored
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+Array = np.ndarray[Any, Any]
+BASELINES = ("auc_length", "auc_words", "auc_surprisal", "auc_embedding")
+SPLITS = 20
+
+
+def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
+    """Clouds, contrasts, detection and boundaries of every layer.
+
+    Args:
+        run: of a stage that has the states.
+        table: of the prompts.
+        options: of the study.
+    """
+    stored = Stored(run)
+    every = contrasts(table, options, run.rng("contrasts"))
+    of_prompts = {one.name: _baselines(run, one) for one in every}
+    tests: dict[tuple[str, str, int], dict[int, Any]] = {}
+    before: dict[str, tuple[Array, Array]] = {}
+    for layer in stored.layers():
+        states = stored.layer(layer, table["sample"])
+        if not bool(states.isfinite().all()):
+            bad = int((~states.isfinite()).any(1).sum())
+            run.note(
+                f"hallucination_geometry: layer {layer}: {bad} states are not finite; the layer is left out"
+            )
+            continue
+        describe(run, table, layer, states, options)
+        for contrast in every:
+            rows = table.index.get_indexer(table.index[table["sample"].isin(contrast.table["sample"])])
+            own = states[rows]
+            before[contrast.name] = _boundary(run, layer, contrast, own, before.get(contrast.name))
+            _detected(run, layer, contrast, own, of_prompts[contrast.name])
+            if run.unit.variant:
+                _values(run, layer, contrast, own, options)
+                continue
+            for key, found in _tested(run, contrast, own, options).items():
+                tests.setdefault((contrast.name, *key), {})[layer] = found
+    _write(run, tests, {one.name: one for one in every})
+
+
+def _baselines(run: StageRun, contrast: Contrast) -> dict[str, Array]:
+    """Held-out scores of what is not a state, by name."""
+    table = contrast.table
+    features = {
+        "auc_length": table["tokens"].to_numpy(dtype=float)[:, None],
+        "auc_words": bag_of_words(table["question"].tolist()),
+    }
+    if table["surprisal"].notna().all():
+        features["auc_surprisal"] = table["surprisal"].to_numpy()[:, None]
+    embedding = run.model().model.get_input_embeddings()
+    ids = {one.sentence.sample: one.encoded.ids for one in run.unit.inputs}
+    with torch.no_grad():
+        means = [
+            embedding(torch.as_tensor(np.asarray(ids[sample]), dtype=torch.long, device=run.model().device))
+            .double().mean(0).cpu().numpy()
+            for sample in table["sample"]
+        ]  # fmt: skip
+    features["auc_embedding"] = np.stack(means)
+    return {name: _scores(data, contrast) for name, data in features.items()}
+
+
+def _scores(data: Array, contrast: Contrast) -> Array:
+    return probe_scores(narrowed(data), contrast.labels, contrast.folds)
+
+
+def _detected(
+    run: StageRun, layer: int, contrast: Contrast, states: torch.Tensor, baselines: dict[str, Array]
+) -> None:
+    data = states.numpy()
+    scores = {
+        "auc": _scores(data, contrast),
+        "auc_direction": direction_scores(data, contrast.labels, contrast.folds),
+        **baselines,
+    }
+    found = areas(
+        scores, contrast.labels, contrast.templates, best_of=tuple(baselines), seed=run.settings.seed
+    )
+    run.write(
+        "detection", layer=layer, contrast=contrast.name, score=found["score"].tolist(), auc=found["auc"],
+        low=found["low"], high=found["high"], n=found["n"],
+    )  # fmt: skip
+
+
+def directions_auc(data: Array, drawn: Array, folds: Array) -> Array:
+    """Area of the projection on the training folds' difference of means, of each labelling [m, n] -> [m]."""
+    scores = np.empty(drawn.shape)
+    for fold in np.unique(folds):
+        test = folds == fold
+        ones = drawn[:, ~test].astype(float)
+        zeros = 1 - ones
+        with np.errstate(divide="ignore", invalid="ignore"):
+            high = ones / ones.sum(1, keepdims=True) @ data[~test]
+            low = zeros / zeros.sum(1, keepdims=True) @ data[~test]
+        along = high - low
+        length = np.linalg.norm(along, axis=1, keepdims=True)
+        along = np.divide(along, length, out=np.zeros_like(along), where=length > 0)
+        centre = ((high + low) / 2 * along).sum(1, keepdims=True)
+        scores[:, test] = np.round(along @ data[test].T - centre, 9)
+    return np.asarray(auc(scores, drawn))
+
+
+def _tested(
+    run: StageRun, contrast: Contrast, states: torch.Tensor, options: HallucinationOptions
+) -> dict[tuple[str, int], Any]:
+    """Exchange tests of one layer: dimensions, fragmentation, detection along the difference."""
+    space = Space(states, options)
+    seed = run.settings.seed
+    found = compare(space, contrast, seed)
+    data = (states - states.mean(0)).numpy()
+    kept: list[Array] = []
+
+    def statistic(drawn: Array) -> Array:
+        kept.append(directions_auc(data, drawn, contrast.folds))
+        return np.abs(kept[-1] - 0.5)
+
+    if len(np.unique(contrast.folds)) > 1:
+        test = contrast.exchange(statistic, options.permutations, seed)
+        found["auc_direction", 0] = (
+            kept[-1][0], kept[-1][1:], test.observed, test.drawn, test.p_value, test.permutations,
+        )  # fmt: skip
+    ends = template_jackknife(
+        contrast, lambda some: _numbers(space, contrast, some), len(options.dimension_k) + 2
+    )
+    names = [*(("log_dimension_ratio", k) for k in options.dimension_k), ("log_two_nn_ratio", 0),
+             ("fragmentation_gap", 0)]  # fmt: skip
+    return {key: (*value, *(ends[:, names.index(key)] if key in names else (np.nan, np.nan)))
+            for key, value in found.items()}  # fmt: skip
+
+
+def _numbers(space: Space, contrast: Contrast, some: Array) -> Array:
+    """Differences of the two buckets among some prompts."""
+    other, reference = (contrast.labels == 1) & some, (contrast.labels == 0) & some
+    values = space.dimensions(np.stack([other, reference]))
+    pieces = space.fragmentation(np.stack([other, reference]))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        return np.append(np.log(values[0]) - np.log(values[1]), pieces[0] - pieces[1])
+
+
+def _values(
+    run: StageRun, layer: int, contrast: Contrast, states: torch.Tensor, options: HallucinationOptions
+) -> None:
+    """The same differences of a control, without tests."""
+    values = _numbers(Space(states, options), contrast, np.ones(len(states), dtype=bool))
+    names = [*(("log_dimension_ratio", k) for k in options.dimension_k), ("log_two_nn_ratio", 0),
+             ("fragmentation_gap", 0)]  # fmt: skip
+    for (name, k), value in zip(names, values, strict=True):
+        run.write(
+            "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=k, protocol="exact",
+            value=value, n_pairs=contrast.n, correction="",
+        )  # fmt: skip
+
+
+def _write(
+    run: StageRun, tests: dict[tuple[str, str, int], dict[int, Any]], every: dict[str, Contrast]
+) -> None:
+    """Rows of `contrasts`, adjusted over layers by the law of the largest."""
+    for (contrast, quantity, k), layers in tests.items():
+        numbers = sorted(layers)
+        family = max_t([layers[one][2] for one in numbers], np.stack([layers[one][3] for one in numbers], 1))
+        for at, layer in enumerate(numbers):
+            value, drawn, _, _, p_value, ways, low, high = layers[layer]
+            bounds = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
+            run.write(
+                "contrasts", layer=layer, contrast=contrast, quantity=quantity, k=k, protocol="exact",
+                value=value, low=low, high=high, null_mean=_mean(drawn),
+                null_low=bounds[0], null_high=bounds[1], p_value=p_value,
+                p_adjusted=family.p_adjusted[at] if np.isfinite(p_value) else np.nan,
+                correction="max-T over layers" if np.isfinite(p_value) else "", n_pairs=every[contrast].n,
+                labellings=min(ways, 1e300),
+            )  # fmt: skip
+
+
+def _boundary(
+    run: StageRun, layer: int, contrast: Contrast, states: torch.Tensor, before: Any
+) -> tuple[Array, Array]:
+    """A row of `boundaries`; gives the direction, and those of exchanged labels."""
+    labels = contrast.labels == 1
+    found = asc.boundary(states[~labels], states[labels])
+    direction = found.direction.numpy()
+    data = (states - states.mean(0)).numpy()
+    # labels exchanged alike in every layer
+    drawn = contrast.exchange(lambda some: some[:, 0] * 0.0, SPLITS, run.settings.seed).labels
+    nulls = np.stack([_difference(data, one) for one in drawn])
+    halves = _halves(contrast, run)
+    reliability = _mean([_between(data, labels, half) for half in halves])
+    null = _mean([_between(data, one, half) for one, half in zip(drawn, halves, strict=False)])
+    stability = stability_null = np.nan
+    if before is not None and len(before[0]) == len(direction):
+        stability = float(direction @ before[0])
+        stability_null = _mean((nulls * before[1]).sum(1))
+    run.write(
+        "boundaries", layer=layer, contrast=contrast.name, norm=float(found.norm),
+        relative_norm=float(found.relative_norm), distance2=float(found.distance2), stability=stability,
+        stability_null=stability_null, reliability=reliability, reliability_null=null,
+    )  # fmt: skip
+    return direction, nulls
+
+
+def _mean(values: Any) -> float:
+    """Mean of what is defined, NaN of nothing."""
+    found = np.asarray(values, dtype=float)
+    return float(np.nanmean(found)) if np.isfinite(found).any() else np.nan
+
+
+def _difference(data: Array, labels: Array) -> Array:
+    along = data[labels].mean(0) - data[~labels].mean(0)
+    length = np.linalg.norm(along)
+    unit: Array = along / length if length > 0 else np.full_like(along, np.nan)
+    return unit
+
+
+def _between(data: Array, labels: Array, half: Array) -> float:
+    """Cosine of the differences of two halves of the templates."""
+    for some in (half, ~half):
+        if not labels[some].any() or labels[some].all():
+            return np.nan
+    return float(_difference(data[half], labels[half]) @ _difference(data[~half], labels[~half]))
+
+
+def _halves(contrast: Contrast, run: StageRun) -> list[Array]:
+    names = np.unique(contrast.templates)
+    if len(names) < 2:
+        return []
+    rng = run.rng("halves", contrast.name)
+    return [np.isin(contrast.templates, rng.permutation(names)[: len(names) // 2]) for _ in range(SPLITS)]

@@ -1,0 +1,81 @@
+# SPDX-License-Identifier: MIT
+"""Bypass curves over gains, and what steering does beside random directions."""
+
+from __future__ import annotations
+
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.style import MUTED, PALETTE, panels
+from attnscope.studies.hallucination_geometry.figures.declared import figure, first_model, level
+
+DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
+
+
+@figure("interventions", "prompts")
+def bypass_curve(results: Tables, options: Options) -> Drawn:
+    """Refusals of the other bucket against false refusals of the reference, over the gain."""
+    table, more = first_model(results, "interventions", "forced")
+    prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
+    table = table[table["arm"] == "bypass"].merge(prompts, on=["model", "sample"], how="left")
+    if table.empty:
+        raise NotDrawable("no detector was wired to a refusal")
+    layers = sorted(table["layer"].unique())
+    layer = layers[len(layers) // 2]
+    table = table[table["layer"] == layer]
+    contrasts = list(dict.fromkeys(table["contrast"]))
+    figure_, axes = panels(
+        1, len(contrasts), height=2.9, width=min(options.width, 3.0 * len(contrasts) + 0.4)
+    )
+    for ax, contrast in zip(axes[0], contrasts, strict=True):
+        own = table[table["contrast"] == contrast]
+        for at, control in enumerate(one for one in DETECTORS if (own["control"] == one).any()):
+            rows = own[own["control"] == control].assign(other=lambda d, c=contrast: d["bucket"] == c)
+            rates = rows.pivot_table(index="strength", columns="other", values="forced", aggfunc="mean")
+            if rates.shape[1] < 2:
+                continue
+            ax.plot(rates[False], rates[True], color=PALETTE[at], marker="o", markersize=3,
+                    label=control.replace("_", " "))  # fmt: skip
+        ax.plot([0, 1], [0, 1], color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
+        ax.set_xlabel("forced refusals, reference")
+        ax.set_title(f"{contrast} (n = {own['sample'].nunique()})")
+    axes[0][0].set_ylabel("forced refusals, other bucket")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=5)
+    return captioned(
+        figure_,
+        f"Layer {layer}; one point for each gain. On the diagonal a detector knows nothing of the buckets: a "
+        "constant one refuses as much as any when its gain is large.",
+        more,
+    )
+
+
+@figure("interventions")
+def steering_curve(results: Tables, options: Options) -> Drawn:
+    """How often the answer changes when the state moves along the boundary or along random directions."""
+    table, more = first_model(results, "interventions", "changed")
+    table = table[table["arm"] == "steering"]
+    if table.empty:
+        raise NotDrawable("no state was moved")
+    layers = sorted(table["layer"].unique())
+    figure_, axes = panels(1, len(layers), height=2.6, width=options.width)
+    for ax, layer in zip(axes[0], layers, strict=True):
+        own = table[table["layer"] == layer].assign(changed=lambda d: d["changed"].astype(float))
+        for at, (control, rows) in enumerate(own.groupby("control", sort=False)):
+            mean = rows.groupby("strength")["changed"].mean()
+            if control == "boundary":
+                ax.plot(mean.index, mean, color=PALETTE[0], marker="o", markersize=3, label="boundary")
+                continue
+            draws = rows.groupby(["strength", "draw"])["changed"].mean().groupby("strength")
+            ax.fill_between(mean.index, draws.min(), draws.max(), color=PALETTE[at + 1], alpha=0.2,
+                            linewidth=0, label=control)  # fmt: skip
+        level(ax, 0)
+        ax.set_title(f"layer {layer}")
+        ax.set_xlabel("strength α")
+    axes[0][0].set_ylabel("answers changed")
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=4)
+    return captioned(
+        figure_,
+        f"Share of {table['sample'].nunique()} prompts; bands: the range of random directions of the same "
+        "length.",
+        more,
+    )

@@ -1,0 +1,317 @@
+# SPDX-License-Identifier: MIT
+"""What answers do when a detector is wired to a refusal, when states move, and when they are compressed.
+
+Each is done to every bucket, on prompts whose templates nothing was fitted to, beside controls that should
+do nothing: a constant detector, a shuffled one, one of lengths, one of a model with random weights; random
+directions of the same length; random subspaces of the same size.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+from torch import Tensor
+
+import attnscope as asc
+from attnscope.capture import Forward
+from attnscope.capture.edits import AddDirection
+from attnscope.inference.detection import narrowed, probe_scores
+from attnscope.studies.hallucination_geometry.along import KINDS, chosen_prompts, refusal_ids
+from attnscope.studies.hallucination_geometry.answers import continued, correct, decoded, loops, refused
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
+from attnscope.studies.hallucination_geometry.states import Stored
+
+if TYPE_CHECKING:
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions, InterventionOptions
+
+Array = np.ndarray[Any, Any]
+DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
+#: Gains in units of the median gap between the likeliest token and the refusal's.
+GAP_GAINS = (0.5, 1.0, 2.0)
+
+
+@dataclass
+class Asked:
+    """One prompt with what the unchanged model does with it."""
+
+    sample: int
+    ids: Tensor
+    answer: str
+    logits: Tensor
+    text: str
+    forced: str
+
+
+def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
+    """Rows of `interventions`.
+
+    Args:
+        run: of a stage that has the states.
+        table: of the prompts.
+        options: of the study.
+    """
+    how = options.interventions
+    assert how is not False
+    model = run.model().model
+    try:
+        words = options.sensitivity.refusal if options.sensitivity is not False else [" unknown"]
+        target = refusal_ids(run.encoder.tokenizer, words)[0]
+    except ValueError as error:
+        run.note(f"hallucination_geometry: no bypass: {error}")
+        target = None
+    stored = Stored(run)
+    blocks = [layer for layer in stored.layers() if layer >= 0]
+    layers = sorted({blocks[min(len(blocks) - 1, int(depth * len(blocks)))] for depth in how.depths})
+    asked: dict[int, Asked] = {}
+    for contrast in contrasts(table, options, run.rng("contrasts")):
+        chosen = chosen_prompts(contrast, how.prompts, run.rng("interventions"))
+        for sample in chosen["sample"]:
+            if int(sample) not in asked:
+                asked[int(sample)] = _asked(run, model, int(sample), table, target, how)
+        for layer in layers:
+            states = stored.layer(layer, contrast.table["sample"])
+            if not bool(states.isfinite().all()):
+                continue
+            if target is not None:
+                _bypass(run, contrast, chosen, layer, states, asked, target, how)
+            _move(run, model, contrast, chosen, layer, states, asked, how)
+
+
+def _asked(
+    run: StageRun, model: Any, sample: int, table: pd.DataFrame, target: int | None, how: InterventionOptions
+) -> Asked:
+    """The prompt's own next token, its answer, and what follows the refusal token."""
+    ids = next(one.encoded.ids for one in run.unit.inputs if one.sentence.sample == sample)
+    prompt = torch.tensor(ids.tolist(), device=run.model().device)[None]
+    with torch.no_grad():
+        logits = model(input_ids=prompt, attention_mask=torch.ones_like(prompt)).logits[0, -1].double().cpu()
+    tokenizer = run.encoder.tokenizer
+    text = decoded(tokenizer, continued(model, prompt, how.tokens)[0])
+    forced = ""
+    if target is not None:
+        longer = torch.cat([prompt, torch.tensor([[target]], device=prompt.device)], 1)
+        forced = decoded(tokenizer, continued(model, longer, how.tokens)[0])
+    answer = str(table.loc[table["sample"] == sample, "answer"].iloc[0])
+    return Asked(sample, prompt[0], answer, logits, text, forced)
+
+
+def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | None = None) -> dict[str, Array]:
+    """Held-out chances [n] that a prompt is of the other bucket, of the probe and of its controls."""
+
+    def chances(scores: Array) -> Array:
+        return np.asarray(1 / (1 + np.exp(-np.clip(scores, -50, 50))))
+
+    probe = chances(probe_scores(narrowed(states.numpy()), contrast.labels, contrast.folds))
+    found = {
+        "probe": probe,
+        "constant": np.full(len(probe), probe.mean()),
+        "shuffled": np.random.default_rng(seed).permutation(probe),
+        "length": chances(
+            probe_scores(contrast.table["tokens"].to_numpy(float)[:, None], contrast.labels, contrast.folds)
+        ),
+    }
+    if random is not None:
+        found["random_weights"] = random
+    return found
+
+
+def bypassed(logits: Array, target: int, gains: Array) -> Array:
+    """Whether the target becomes the likeliest token when its logit is raised: [n] of logits [n, V]."""
+    raised = logits.copy()
+    raised[:, target] += gains
+    return np.asarray(raised.argmax(1) == target)
+
+
+def _bypass(
+    run: StageRun,
+    contrast: Contrast,
+    chosen: pd.DataFrame,
+    layer: int,
+    states: Tensor,
+    asked: dict[int, Asked],
+    target: int,
+    how: InterventionOptions,
+) -> None:
+    place = {int(sample): at for at, sample in enumerate(contrast.table["sample"])}
+    rows = [place[int(sample)] for sample in chosen["sample"]]
+    own = [asked[int(sample)] for sample in chosen["sample"]]
+    logits = np.stack([one.logits.numpy() for one in own])
+    gap = float(np.median(logits.max(1) - logits[:, target]))
+    random = _random_chances(run, contrast, layer)
+    for name, chances in detectors(contrast, states, run.settings.seed, random).items():
+        for arm, gains in (("bypass", how.gains), ("bypass_gap", [gap * one for one in GAP_GAINS])):
+            for gain in gains:
+                forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
+                texts = [one.forced if force else one.text for one, force in zip(own, forced, strict=True)]
+                _write(run, contrast, layer, own, texts, arm=arm, control=name, draw=-1, strength=gain,
+                       forced=forced)  # fmt: skip
+
+
+def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | None:
+    """What a probe makes of the states of a model with random weights; None where the control is off."""
+    if not run.settings.options["nulls"] or "random_weights" not in run.settings.options["nulls"]:
+        return None
+    from attnscope.models.loading import random_twin
+
+    checkpoint = run.unit.checkpoint
+    assert checkpoint is not None
+    source = run.settings.models[run.unit.source]
+    model = random_twin(
+        checkpoint, seed=run.settings.seed, dtype=source.dtype, device=source.device,
+        trust_remote_code=source.trust_remote_code,
+    ).model  # fmt: skip
+    wanted = set(contrast.table["sample"])
+    found: dict[int, Tensor] = {}
+    for batch in run.batches():
+        if not wanted & set(batch.samples):
+            continue
+        with run.forward(batch, Forward(sites=("block_output",), layers=[layer]), model=model) as layers:
+            states = next(iter(layers)).block_output
+            for row, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
+                found[sample] = states[row, n - 1].double().cpu()
+    data = torch.stack([found[int(sample)] for sample in contrast.table["sample"]]).numpy()
+    scores = probe_scores(narrowed(data), contrast.labels, contrast.folds)
+    return np.asarray(1 / (1 + np.exp(-np.clip(scores, -50, 50))))
+
+
+def _move(
+    run: StageRun,
+    model: Any,
+    contrast: Contrast,
+    chosen: pd.DataFrame,
+    layer: int,
+    states: Tensor,
+    asked: dict[int, Asked],
+    how: InterventionOptions,
+) -> None:
+    """Steering and compression: what each adds to the state, on the folds that it was not fitted to."""
+    place = {int(sample): at for at, sample in enumerate(contrast.table["sample"])}
+    fitted: dict[int, _Fitted] = {}
+    for sample in chosen["sample"]:
+        one, at = asked[int(sample)], place[int(sample)]
+        fold = int(contrast.folds[at])
+        if fold not in fitted:
+            fitted[fold] = _Fitted(states, contrast, contrast.folds != fold, how, run.settings.seed)
+        named, moves = fitted[fold].moves(states[at], how)
+        logits, new = steered(model, one.ids, layer, moves, how.tokens)
+        base = one.logits.log_softmax(-1)
+        kl = (base.exp() * (base - logits.log_softmax(-1))).sum(-1).numpy()
+        texts = [decoded(run.encoder.tokenizer, ids) for ids in new]
+        columns = {name: [key[name] for key in named] for name in ("arm", "control", "draw", "strength")}
+        _write(
+            run,
+            contrast,
+            layer,
+            [one] * len(texts),
+            texts,
+            forced=np.zeros(len(texts), bool),
+            kl=kl,
+            **columns,
+        )
+
+
+class _Fitted:
+    """What is learned from the training folds: differences of means, random ones, main directions."""
+
+    def __init__(
+        self, states: Tensor, contrast: Contrast, train: Array, how: InterventionOptions, seed: int
+    ) -> None:
+        own, labels = states[train], torch.from_numpy(contrast.labels[train] == 1)
+        v = own[labels].mean(0) - own[~labels].mean(0)
+        self.directions = [("boundary", -1, v)]
+        for kind in KINDS:
+            drawn = asc.null_directions(
+                own, kind, labels=contrast.labels[train] if kind == "labels" else None, draws=how.controls,
+                seed=seed,
+            )  # fmt: skip
+            self.directions += [(kind, at, v.norm() * one) for at, one in enumerate(drawn)]
+        self.centre = own[~labels].mean(0)
+        main = _main(own[~labels] - self.centre)
+        other = _main(own[labels] - own[labels].mean(0))[:, : main.shape[1]]
+        generator = torch.Generator().manual_seed(seed)
+        haar = torch.linalg.qr(torch.randn(main.shape, generator=generator, dtype=torch.float64))[0]
+        self.subspaces = {"reference": main, "haar": haar, "other": other}
+
+    def moves(self, state: Tensor, how: InterventionOptions) -> tuple[list[dict[str, Any]], Tensor]:
+        """What is added to a state, with its name."""
+        named, found = [], []
+        size = state.norm()
+        for control, draw, v in self.directions:
+            steps = [("steering", one, one * v) for one in how.alphas]
+            steps += [("steering_relative", one, one * size * v / v.norm()) for one in how.relative_alphas]
+            for arm, strength, move in steps:
+                for sign in (1, -1):
+                    named.append({"arm": arm, "control": control, "draw": draw, "strength": sign * strength})
+                    found.append(sign * move)
+        for control, basis in self.subspaces.items():
+            rest = state - self.centre
+            for strength in how.lambdas:
+                named.append({"arm": "compression", "control": control, "draw": -1, "strength": strength})
+                found.append(strength * (basis @ (basis.T @ rest) - rest))
+        moves = torch.stack(found)
+        return named, torch.where(moves.isfinite(), moves, 0.0)
+
+
+def _main(centred: Tensor) -> Tensor:
+    """The directions [D, k] that hold 95 % of the variance."""
+    _, values, turned = torch.linalg.svd(centred, full_matrices=False)
+    share = values.square().cumsum(0) / values.square().sum().clamp_min(1e-300)
+    main: Tensor = turned[: int((share < 0.95).sum()) + 1].T
+    return main
+
+
+def steered(model: Any, ids: Tensor, layer: int, moves: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
+    """Next-token logits [m, V] and likeliest continuations [m, tokens] of a prompt whose last state moves.
+
+    The moves are a batch on one cache; only the prompt's last token is changed.
+    """
+    size = len(moves)
+    many = ids[None].expand(size, -1)
+    mask = torch.ones_like(many)
+    with torch.no_grad():
+        cache = None
+        if len(ids) > 1:
+            cache = model(input_ids=ids[None, :-1], use_cache=True).past_key_values
+            cache.batch_repeat_interleave(size)
+            many = many[:, -1:]
+        with asc.edit(model, AddDirection(layer, moves[:, None].to(ids.device), "last", steps="all")):
+            found = model(input_ids=many, attention_mask=mask, past_key_values=cache, use_cache=True)
+        logits = found.logits[:, -1].double().cpu()
+        new = []
+        for at in range(tokens):
+            new.append(found.logits[:, -1].argmax(-1))
+            if at + 1 < tokens:
+                mask = torch.cat([mask, mask[:, :1]], 1)
+                found = model(
+                    input_ids=new[-1][:, None], attention_mask=mask, past_key_values=found.past_key_values,
+                    use_cache=True,
+                )  # fmt: skip
+    return logits, _ended(torch.stack(new, 1), model)
+
+
+def _ended(new: Tensor, model: Any) -> Tensor:
+    """Tokens behind the first that ends an answer become that token, which is not shown."""
+    ends = model.generation_config.eos_token_id
+    if ends is None:
+        return new
+    stops = torch.isin(new, torch.tensor(ends, device=new.device).reshape(-1))
+    behind = stops.long().cumsum(1) > 0
+    first = torch.tensor(ends).reshape(-1)[0].to(new)
+    return torch.where(behind, first, new)
+
+
+def _write(
+    run: StageRun, contrast: Contrast, layer: int, asked: list[Asked], texts: list[str], **columns: Any
+) -> None:
+    known = [one.answer for one in asked]
+    run.write(
+        "interventions", sample=[one.sample for one in asked], layer=layer, contrast=contrast.name,
+        refused=[refused(text) for text in texts], loop=[loops(text) for text in texts], text=list(texts),
+        correct=np.array([correct(t, a) if a else None for t, a in zip(texts, known, strict=True)], object),
+        changed=[text != one.text for text, one in zip(texts, asked, strict=True)], **columns,
+    )  # fmt: skip

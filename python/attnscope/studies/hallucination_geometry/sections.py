@@ -1,0 +1,230 @@
+# SPDX-License-Identifier: MIT
+"""What the study's report says: first what the prompts allow, then claim by claim."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnscope.engine.claims import NOT_TESTABLE, SUPPORTED
+from attnscope.report.claims import claims_frame
+from attnscope.report.numbers import number
+from attnscope.report.section import Page, Section
+
+WORDS = {
+    "C1": "states tell the buckets apart beyond what words, length and surprise tell",
+    "C2": "states of the other bucket have two to three times the dimension",
+    "C3": "their spectrum is wider",
+    "C4": "they fall into more pieces",
+    "C5": "sensitivity along the boundary collapses with depth",
+    "C6": "the boundary lies where the unembedding reads little",
+    "C7": "gradients of refusal cannot align with the boundary",
+    "C8": "the boundary reads out as nothing",
+    "C9": "the boundary is the same in all layers",
+    "C10": "wiring a detector to a refusal restores it",
+    "C12": "training with cross-entropy has no attractor for abstention",
+    "C13": "the output answers to the difference (expressed) and not to exchanged labels",
+}
+
+
+def _sentences(table: pd.DataFrame) -> dict[str, str]:
+    return {code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]}
+
+
+def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
+    rows = table[table["claim"] == f"{code} {contrast}"]
+    return None if rows.empty else rows.iloc[0]
+
+
+def contrasts_of(table: pd.DataFrame) -> list[str]:
+    """The contrasts of a table of claims, in their order."""
+    return list(dict.fromkeys(code.partition(" ")[2] for code in table["claim"]))
+
+
+def verdict(own: pd.DataFrame, contrast: str, reference: str) -> str:
+    """One sentence on one contrast of one checkpoint."""
+    first = _claim(own, "C1", contrast)
+    if first is None:
+        return ""
+    if first["verdict"] == NOT_TESTABLE:
+        return f"{contrast}: {first['reason']}."
+    reach = f"{number(first['low'])} to {number(first['high'])}" if pd.notna(first["low"]) else "no interval"
+    if first["verdict"] != SUPPORTED:
+        return (
+            f"No layer tells {contrast} from {reference} beyond words and length (best excess "
+            f"{number(first['value'])}, {reach}, p {number(first['p_adjusted'])}). What follows describes a "
+            "difference that was not found."
+        )
+    said = _claim(own, "C13", contrast)
+    expressed = said is not None and said["verdict"] == SUPPORTED
+    return (
+        f"States tell {contrast} from {reference} beyond words and length (excess {number(first['value'])}, "
+        f"{reach}, p {number(first['p_adjusted'])}); putting the difference there "
+        + ("moves the output more than exchanged labels do: it is expressed." if expressed else
+           "moves the output no more than exchanged labels do: it is silent.")
+    )  # fmt: skip
+
+
+def _reference(results: Any) -> str:
+    study = dict(getattr(results, "study", None) or {})
+    return str(dict(study.get("options") or {}).get("reference", "factual"))
+
+
+def _found(page: Page) -> None:
+    table = page.tables.get("claims")
+    if table is None or table.empty:
+        return
+    page.words(
+        "Does a model hold a signal of not knowing, and does its output use it? Before any model, what the "
+        "prompts allow: buckets that length or words tell apart say nothing of uncertainty. Then every claim "
+        "of arXiv 2603.13911 beside its control."
+    )
+    page.figure("confounds")
+    page.notes(findings(page.results))
+    claims_frame(page, table, _sentences(table))
+    page.figure("published")
+
+
+def _prompts(page: Page) -> None:
+    prompts = page.tables.get("prompts")
+    if prompts is None or prompts.empty:
+        return
+    groups = prompts.groupby(["model", "bucket"], sort=False)
+    frame = pd.DataFrame(
+        {
+            "model": [key[0] for key, _ in groups],
+            "bucket": [key[1] for key, _ in groups],
+            "prompts": [str(len(own)) for _, own in groups],
+            "templates": [str(own["template"].nunique()) for _, own in groups],
+            "tokens": [number(own["tokens"].mean()) for _, own in groups],
+            "surprisal": [number(own["surprisal"].mean()) for _, own in groups],
+        }
+    )
+    page.words("The prompts as the model reads them; the surprisal is of all their tokens but the first.")
+    page.frame("prompts", "Prompts of each bucket.", frame, names=2)
+
+
+def _greyed(page: Page) -> None:
+    """Says that a section describes a difference that was not found."""
+    table = page.tables.get("claims")
+    if table is None or table.empty:
+        return
+    found = table[table["claim"].str.startswith("C1 ") & (table["verdict"] == SUPPORTED)]
+    if found.empty:
+        page.notes(["No difference was found; what is shown here describes one that is not there."])
+
+
+def _detection(page: Page) -> None:
+    page.words(
+        "Probes are fitted on some templates and scored on others. The projection on the difference of means "
+        "is tested by exchanging labels within pairs; the probe is judged by its excess over the best of "
+        "what is not a state."
+    )
+    _greyed(page)
+    page.figure("detection_by_depth")
+    table = page.tables.get("detection")
+    if table is not None and not table.empty:
+        best = table.loc[table.groupby(["model", "contrast", "score"], sort=False)["auc"].idxmax().dropna()]
+        frame = pd.DataFrame(
+            {
+                "contrast": best["contrast"],
+                "score": best["score"],
+                "best layer": best["layer"].astype(str),
+                "AUC": best["auc"].map(number),
+                "95 % interval": [f"[{number(a)}, {number(b)}]" for a, b in
+                                  zip(best["low"], best["high"], strict=True)],
+                "n": best["n"].astype(str),
+            }
+        )  # fmt: skip
+        page.frame("scores", "Held-out areas of the best layer; n prompts.", frame, names=3)
+
+
+def _geometry(page: Page) -> None:
+    page.words(
+        "Dimension and pieces of the buckets' clouds at equal n. Estimates of dimension are for comparison "
+        "only: from about 10 on they fall short."
+    )
+    _greyed(page)
+    for name in ("dimension_by_depth", "dimension_by_k", "betti_curves"):
+        page.figure(name)
+    table = page.tables.get("contrasts")
+    if table is not None and not table.empty:
+        rows = table[table["p_value"].notna()]
+        best = rows.loc[rows.groupby(["model", "contrast", "quantity", "k"], sort=False)["p_value"].idxmin()]
+        frame = pd.DataFrame(
+            {
+                "contrast": best["contrast"],
+                "quantity": best["quantity"].str.replace("_", " "),
+                "k": [str(k) if k else "–" for k in best["k"]],
+                "layer": best["layer"].astype(str),
+                "value": best["value"].map(number),
+                "null, 95 %": [f"[{number(a)}, {number(b)}]" for a, b in
+                               zip(best["null_low"], best["null_high"], strict=True)],
+                "p": best["p_value"].map(number),
+                "over layers": best["p_adjusted"].map(number),
+                "pairs": best["n_pairs"].astype(str),
+            }
+        )  # fmt: skip
+        page.frame(
+            "tests",
+            "Tests by exchanged labels or random directions, layer of the smallest p.",
+            frame,
+            names=4,
+        )
+
+
+def _along(page: Page) -> None:
+    page.words(
+        "What the next token does when the state moves along the boundary: per unit, per relative step "
+        "(times ‖h‖²), and when the whole mean difference is put there."
+    )
+    _greyed(page)
+    for name in ("sensitivity_by_depth", "readout_by_depth", "refusal_slope", "lens"):
+        page.figure(name)
+
+
+def _interventions(page: Page) -> None:
+    page.words(
+        "A gain large enough on the token that a refusal is recognised by makes any detector refuse. What "
+        "counts is whom it hits: refusals of the other bucket against false refusals of the reference, "
+        "beside a constant, a shuffled, a length and a random-weight detector."
+    )
+    _greyed(page)
+    for name in ("bypass_curve", "steering_curve", "training"):
+        page.figure(name)
+
+
+def findings(results: Any) -> list[str]:
+    """The sentences at the top, absence of an effect included.
+
+    Args:
+        results: the stored tables.
+    """
+    if "claims" not in results.tables():
+        return []
+    table, found = results.table("claims"), []
+    several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
+    for key, own in table.groupby(["model", "revision", "step"], sort=False, dropna=False):
+        for contrast in contrasts_of(own):
+            said = verdict(own, contrast, _reference(results))
+            name = " ".join(str(one) for one in key[:2] if one)
+            found.append(f"{name}: {said}" if several else said)
+    return [one for one in found if one]
+
+
+def excess(table: pd.DataFrame) -> float:
+    """The largest excess of a table of detection."""
+    own = table[table["score"] == "auc_excess"]["auc"]
+    return float(own.max()) if len(own) else float(np.nan)
+
+
+SECTIONS = (
+    Section("found", "What was found", ("claims", "checks"), _found),
+    Section("prompts", "Prompts", ("prompts", "samples"), _prompts),
+    Section("detection", "Detection", ("detection", "boundaries"), _detection),
+    Section("geometry", "Dimension and pieces", ("clouds", "contrasts", "betti"), _geometry),
+    Section("along", "Along the boundary", ("sensitivity", "readout", "lens"), _along),
+    Section("interventions", "Interventions", ("interventions", "answers"), _interventions),
+)

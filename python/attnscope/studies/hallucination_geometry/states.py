@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""States of the last token of every prompt behind every block, and what prompts are besides their states."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import pandas as pd
+import torch
+
+from attnscope.capture import Forward
+from attnscope.capture.likelihood.tokens import token_likelihood
+from attnscope.engine.disk.store import dataset
+from attnscope.engine.tables import described
+from attnscope.studies.hallucination_geometry.questions import as_table
+from attnscope.studies.hallucination_geometry.tables import TABLES
+
+if TYPE_CHECKING:
+    from attnscope.engine.forward import Batch
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.engine.units import Unit
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+HELD = "held_states"
+
+
+def collect(unit: Unit, run: StageRun, options: HallucinationOptions) -> None:
+    """Stores the states of a block of prompts, and of the measured model the prompts themselves."""
+    table = as_table([one.sentence for one in unit.inputs]).set_index("sample")
+    kept: dict[str, list[Any]] = {"sample": [], "layer": [], "state": []}
+    for batch in run.batches():
+        for layer, states in last_states(run, batch):
+            kept["sample"] += batch.samples
+            kept["layer"] += [layer] * len(batch.samples)
+            kept["state"].append(states)
+        if not unit.variant:
+            _prompts(run, batch, table)
+    states = np.concatenate(kept.pop("state"))
+    if unit.variant or not options.keep_states:
+        for sample, layer, state in zip(kept["sample"], kept["layer"], states, strict=True):
+            run.reduce(HELD, state, sample=sample, layer=layer)
+    else:
+        run.store("states", _arrow(run, kept, states))
+
+
+def last_states(run: StageRun, batch: Batch) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
+    """Number of the block (−1: what enters block 0) and the states [B, D] of the prompts' last tokens."""
+    rows, last = range(len(batch.lengths)), [n - 1 for n in batch.lengths]
+    with run.forward(batch, Forward(sites=("hidden", "block_output"))) as layers:
+        for layer in layers:
+            if layer.index == 0:
+                yield -1, _numpy(layer.hidden[rows, last])
+            yield layer.index, _numpy(layer.block_output[rows, last])
+
+
+def _numpy(states: torch.Tensor) -> np.ndarray[Any, Any]:
+    kind = torch.float64 if states.dtype == torch.float64 else torch.float32
+    return states.detach().to("cpu", kind).numpy()
+
+
+def _arrow(run: StageRun, keys: dict[str, list[int]], states: np.ndarray[Any, Any]) -> Any:
+    import pyarrow as pa
+
+    table = next(one for one in TABLES if one.name == "states")
+    order = np.lexsort([keys["layer"], keys["sample"]])
+    n, width = states.shape
+    flat = pa.array(states[order].ravel())
+    columns = {name: pa.array([value] * n) for name, value in run.constants(table.keys).items()}
+    columns |= {name: pa.array(np.asarray(values)[order]) for name, values in keys.items()}
+    columns["state"] = pa.FixedSizeListArray.from_arrays(flat, width)
+    return described(pa.table(columns), table, "hallucination_geometry")
+
+
+def _prompts(run: StageRun, batch: Batch, table: pd.DataFrame) -> None:
+    own = table.loc[list(batch.samples)]
+    surprisal = np.full(len(own), np.nan)
+    try:
+        found = token_likelihood(run.model().model, run.inputs(batch), tokenizer=run.encoder.tokenizer)
+        surprisal = -found.log_likelihood.nanmean(-1).numpy()
+    except (NotImplementedError, ValueError) as error:
+        run.note(f"hallucination_geometry: no surprisal: {error}")
+    names = ("bucket", "template", "pair", "fold", "answer", "question")
+    run.write(
+        "prompts", sample=list(batch.samples), tokens=list(batch.lengths), surprisal=surprisal,
+        **{name: own[name].tolist() for name in names},
+    )  # fmt: skip
+
+
+class Stored:
+    """States of an earlier stage, a layer at a time.
+
+    Args:
+        run: of a stage that reads them.
+    """
+
+    def __init__(self, run: StageRun) -> None:
+        self.run = run
+        self.files = run.stored.files
+
+    def layer(self, layer: int, samples: Any) -> torch.Tensor:
+        """[n, D] float64 of the samples, in their order."""
+        if "states" not in self.files:
+            found = self.run.reduced(HELD, by=("sample",), layer=layer)
+            rows = [found[int(sample),].sum for sample in samples]
+            return torch.from_numpy(np.stack(rows)).double()
+        import pyarrow.dataset as ds
+
+        table = dataset(self.files["states"]).to_table(
+            columns=["sample", "state"], filter=ds.field("layer") == layer
+        )
+        flat = table["state"].combine_chunks().flatten().to_numpy()
+        numbers = table["sample"].to_numpy()
+        place = {int(sample): row for row, sample in enumerate(numbers)}
+        states = flat.reshape(len(numbers), -1)[[place[int(sample)] for sample in samples]]
+        return torch.from_numpy(states.astype(np.float64))
+
+    def layers(self) -> list[int]:
+        """Numbers of the blocks that are stored."""
+        if "states" not in self.files:
+            return sorted(key[0] for key in self.run.reduced(HELD, by=("layer",)))
+        column = dataset(self.files["states"]).to_table(columns=["layer"])["layer"]
+        return sorted(column.unique().to_pylist())

@@ -1,0 +1,172 @@
+# SPDX-License-Identifier: MIT
+"""The study's tables."""
+
+from __future__ import annotations
+
+from attnscope.engine.claims import CLAIM_COLUMNS
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Column, Table
+
+C = CHECKPOINT_KEYS
+_RATES = tuple(Column(one, kind="ratio", low=0.0, high=1.0) for one in ("p_value", "p_adjusted"))
+
+TABLES = (
+    Table(
+        "checks",
+        (*C, "check"),
+        (
+            Column("value"),
+            Column("tolerance"),
+            Column("holds", kind="flag"),
+            Column("reason", "string", "text"),
+        ),
+    ),
+    Table(
+        "prompts",
+        (*C, "sample"),
+        (
+            Column("bucket", "string", "text"),
+            Column("template", "string", "text"),
+            Column("pair", "string", "text"),
+            Column("fold", "string", "text"),
+            Column("answer", "string", "text"),
+            Column("question", "string", "text"),
+            Column("tokens", kind="count", label="tokens of the prompt"),
+            Column("surprisal", label="surprisal (nats per token)", low=0.0),
+        ),
+    ),
+    Table("states", (*C, "sample", "layer"), (Column("state", "list<float>"),)),
+    Table(
+        "clouds",
+        (*C, "layer", "bucket", "quantity", "k", "protocol"),
+        (
+            Column("value"),
+            Column("low"),
+            Column("high"),
+            Column("null_mean", meaning="Of clouds of the same covariance."),
+            Column("n", kind="count"),
+            Column("duplicates", kind="count"),
+            Column("tied", kind="count"),
+        ),
+        variants="full",
+    ),
+    Table(
+        "contrasts",
+        (*C, "layer", "contrast", "quantity", "k", "protocol"),
+        (
+            Column("value"),
+            Column("low"),
+            Column("high"),
+            Column("null_mean"),
+            Column("null_low"),
+            Column("null_high"),
+            *_RATES,
+            Column("correction", "string", "text"),
+            Column("n_pairs", kind="count"),
+            Column("labellings", meaning="How many there are of the same kind."),
+        ),
+        variants="full",
+    ),
+    Table(
+        "detection",
+        (*C, "layer", "contrast", "score"),
+        (
+            Column("auc", label="area under the curve", low=-1.0, high=1.0),
+            Column("low"),
+            Column("high"),
+            Column("n", kind="count"),
+        ),
+        variants="full",
+    ),
+    Table(
+        "betti",
+        (*C, "layer", "bucket", "null", "scale_number"),
+        (
+            Column("scale"),
+            Column("beta0", kind="count"),
+            Column("beta1", kind="count"),
+            Column("clusters", kind="count"),
+            Column("singletons", kind="count"),
+            Column("largest"),
+            Column("n", kind="count"),
+        ),
+        variants="full",
+    ),
+    Table(
+        "boundaries",
+        (*C, "layer", "contrast"),
+        (
+            Column("norm"),
+            Column("relative_norm", label="‖v‖ / mean ‖h‖"),
+            Column("distance2", label="squared distance of the means, unbiased"),
+            Column("stability", label="cosine with the layer before", low=-1.0, high=1.0),
+            Column("stability_null"),
+            Column("reliability", label="cosine between halves of the templates", low=-1.0, high=1.0),
+            Column("reliability_null"),
+        ),
+        variants="full",
+    ),
+    Table(
+        "sensitivity",
+        (*C, "sample", "layer", "contrast", "direction", "draw"),
+        (
+            Column("state_norm"),
+            Column("directional_fisher", label="bᵀFb (nats)", low=0.0),
+            Column("relative_fisher", label="‖h‖²·bᵀFb", low=0.0),
+            Column("transport_fisher", label="‖v‖²·bᵀFb", low=0.0),
+            Column("transport_kl", label="½[KL + KL] of the whole difference (nats)", low=0.0),
+            Column("curvature"),
+            Column("entropy_slope", label="slope of the entropy along v"),
+            Column("refusal_slope", label="slope of the logit of refusal along v"),
+            Column("refusal_alignment", low=-1.0, high=1.0),
+            Column("loss_alignment", low=-1.0, high=1.0),
+            Column("amplification", label="‖J b‖ of the next block", low=0.0),
+        ),
+    ),
+    Table(
+        "readout",
+        (*C, "layer", "contrast", "direction", "k"),
+        (
+            Column("readout_gain", label="bᵀGb / (tr G/D)", low=0.0),
+            Column("top_share", kind="ratio", low=0.0, high=1.0),
+            Column("bottom_share", kind="ratio", low=0.0, high=1.0),
+            Column("chance", kind="ratio", low=0.0, high=1.0),
+            Column("p_value", kind="ratio", low=0.0, high=1.0),
+            Column("low"),
+            Column("high"),
+        ),
+    ),
+    Table(
+        "lens",
+        (*C, "sample", "layer"),
+        (
+            Column("entropy", label="entropy of the lens (nats)", low=0.0),
+            Column("top", label="largest probability", kind="ratio", low=0.0, high=1.0),
+            Column("log_p_answer"),
+            Column("rank_answer", kind="count"),
+        ),
+    ),
+    Table(
+        "answers",
+        (*C, "sample"),
+        (
+            Column("text", "string", "text"),
+            Column("correct", kind="flag"),
+            Column("refused", kind="flag"),
+        ),
+    ),
+    Table(
+        "interventions",
+        (*C, "sample", "layer", "contrast", "arm", "control", "draw", "strength"),
+        (
+            Column("forced", kind="flag", meaning="The first token is the refusal's, by force."),
+            Column("refused", kind="flag"),
+            Column("correct", kind="flag"),
+            Column("changed", kind="flag"),
+            Column("loop", kind="flag"),
+            Column("kl", label="KL of the next token (nats)"),
+            Column("text", "string", "text"),
+        ),
+    ),
+    Table("claims", (*C, "protocol", "claim"), CLAIM_COLUMNS),
+)

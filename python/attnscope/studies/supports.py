@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Which keys the queries of a captured layer see, as metrics, baselines, controls and tables take it.
+
+Layers of one model differ, and so do texts: a window that a text is not longer than is causal attention of
+that text. A learned sink takes a share of each row that belongs to no key.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import pandas as pd
+import torch
+from torch import Tensor
+
+from attnscope.engine.schema import CHECKPOINT_KEYS
+from attnscope.engine.tables import Column
+from attnscope.metrics.quantity import Quantity, Shared, Site
+
+if TYPE_CHECKING:
+    from attnscope.capture import Layer
+    from attnscope.capture.visibility import Visibility
+
+SUPPORT = Column(
+    "support", "string", "text", "visible keys", "Which keys queries see: causal, full, a window, or a mask."
+)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """What the queries of a layer see.
+
+    Attributes:
+        support: as metrics take it.
+        supports: in a word, of each text by itself.
+        learned: what a learned sink takes of each row [b, h, n], None in models without one.
+    """
+
+    support: Any
+    supports: tuple[str, ...]
+    learned: Tensor | None
+
+    @classmethod
+    def by(cls, layer: Layer, heads: Tensor) -> Seen:
+        """Of a captured layer.
+
+        Args:
+            layer: self-attention over whole texts.
+            heads: its maps [b, h, n, n].
+        """
+        learned = None if layer.sink_logits is None else layer.states("sink_mass").cpu()
+        seen = layer.visibility
+        support = seen.support.cpu() if isinstance(seen.support, Tensor) else seen.support
+        return Seen(support, support_names(seen, layer.lengths.tolist(), heads), learned)
+
+    @property
+    def kind(self) -> str:
+        """The support in a word, "mask" for a tensor."""
+        return "mask" if isinstance(self.support, Tensor) else str(self.support)
+
+    def rows(self, *, mean: bool) -> dict[str, Tensor]:
+        """Sites that belong to the rows of the maps: the support, and the learned sink's mass.
+
+        Args:
+            mean: of the head mean instead of the heads.
+        """
+        found = {"support": self.support} if isinstance(self.support, Tensor) else {}
+        if self.learned is not None:
+            found["sink_mass"] = self.learned.double().mean(1, keepdim=True) if mean else self.learned
+        return found
+
+    def of_text(self, place: int, n: int) -> Tensor:
+        """Who sees whom in one text, bool [n, n].
+
+        Args:
+            place: of the text in the batch.
+            n: its tokens.
+        """
+        if not isinstance(self.support, Tensor):
+            return visible_pairs(self.supports[place], n)
+        own = self.support[place, 0] if self.support.ndim == 4 else self.support
+        return own[:n, :n]
+
+
+def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tuple[str, ...]:
+    """What each text's queries see, in a word that does not depend on the texts beside it.
+
+    A window that a text is not longer than is causal or full attention of this text.
+
+    Args:
+        seen: of the layer.
+        lengths: of the texts.
+        heads: maps [b, h, n, n], which say it where the layer does not.
+    """
+    names = []
+    for text, n in enumerate(lengths):
+        name = seen.name
+        if seen.kind == "auto":
+            name = "full" if bool((heads[text, :, 0, 1:n] != 0).any()) else "causal"
+        elif seen.kind == "window":
+            left, right = (side is None or side >= n - 1 for side in (seen.before, seen.after))
+            name = "full" if left and right else "causal" if left and seen.after == 0 else name
+        names.append("causal" if n < 2 else name)
+    return tuple(names)
+
+
+def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -> list[Quantity]:
+    """Exact quantities of maps whose visibility is known.
+
+    Args:
+        quantities: of the exact protocol.
+        kind: "causal", "full", "auto", or "mask": the site `support` holds it.
+        learned: whether the site `sink_mass` holds what a learned sink takes.
+    """
+    given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
+    if learned:
+        given["sink_mass"] = Site("sink_mass")
+    found = []
+    for one in quantities:
+        shared = {
+            name: replace(value, options=(*value.options, ("support", given["support"])))
+            for name, value in one.options.items()
+            if isinstance(value, Shared)
+        }
+        found.append(one.with_options(**given, **shared))
+    return found
+
+
+def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
+    """The lengths of texts and what queries saw in any layer of them; of masks no more is known.
+
+    Args:
+        samples: the table.
+        tables: that have supports of layers.
+    """
+    keys = [*CHECKPOINT_KEYS, "sample"]
+    # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
+    words = samples["causal"].map({True: "causal", False: "full"})
+    found = [samples.assign(support=words)[["n_tokens", "support"]]] if not tables else []
+    for table in tables:
+        once = table[[*keys, "support"]].drop_duplicates()
+        found.append(once.merge(samples[[*keys, "n_tokens"]], on=keys)[["n_tokens", "support"]])
+    every = pd.concat(found).dropna().drop_duplicates()
+    every = every[every["support"] != "mask"]
+    return sorted((int(n), str(support)) for n, support in every.itertuples(index=False))
+
+
+def uniform_over(support: Tensor) -> Tensor:
+    """Uniform attention among the visible keys of every query.
+
+    Args:
+        support: bool [n, n], each row with a visible key.
+
+    >>> uniform_over(torch.eye(2, dtype=torch.bool)).tolist()
+    [[1.0, 0.0], [0.0, 1.0]]
+    """
+    maps = support.double()
+    return maps / maps.sum(-1, keepdim=True)
+
+
+def visible_pairs(name: str, n: int) -> Tensor:
+    """Who sees whom among n tokens, bool [n, n].
+
+    Args:
+        name: "causal", "full", or a window as `Visibility.name` gives it.
+        n: number of tokens.
+
+    Raises:
+        ValueError: a mask, of which the name says nothing.
+
+    >>> visible_pairs("window 2", 3).int().tolist(), int(visible_pairs("window 1+1", 3).sum())
+    ([[1, 0, 0], [1, 1, 0], [0, 1, 1]], 7)
+    """
+    back = torch.arange(n)[:, None] - torch.arange(n)
+    if name == "full":
+        return torch.ones(n, n, dtype=torch.bool)
+    if name == "causal":
+        return back >= 0
+    kind, _, size = name.partition(" ")
+    if kind != "window":
+        raise ValueError(f"visible_pairs: expected 'causal', 'full' or a window, got {name!r}")
+    left, two_sided, right = size.partition("+")
+    before = n if not left else int(left) - (not two_sided)
+    after = 0 if not two_sided else int(right) if right else n
+    return (back <= before) & (-back <= after)

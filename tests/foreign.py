@@ -1,0 +1,35 @@
+# SPDX-License-Identifier: MIT
+"""The studies of another package in tests/studies, installed for a test, and small runs of them."""
+
+from pathlib import Path
+
+import attnscope as asc
+
+STUDIES = Path(__file__).resolve().parent / "studies"
+NAMES = sorted(path.name for path in STUDIES.iterdir() if (path / "study.py").is_file())
+
+
+def site(home, *more):
+    """Folders for the path; one of them tells of the studies as an installed distribution does.
+
+    `more` are packages beside this file.
+    """
+    about = Path(home) / "foreign_studies-0.1.dist-info"
+    about.mkdir()
+    (about / "METADATA").write_text("Metadata-Version: 2.1\nName: foreign-studies\nVersion: 0.1\n", "utf-8")
+    lines = "".join(f"{name} = {name}\n" for name in [*NAMES, *more])
+    (about / "entry_points.txt").write_text(f"[attnscope.studies]\n{lines}", "utf-8")
+    return [str(home), str(STUDIES), *([str(STUDIES.parent)] if more else [])]
+
+
+def settings(name, inputs, output, run="a", **options):
+    """A small run of a study: `inputs` are a model and a file of texts."""
+    texts = {} if name in ("weight_changes", "changes") else {"texts": str(inputs[1])}
+    return asc.Study(
+        study=name, models=str(inputs[0]), output=str(output), name=run, block=2, options=options, **texts
+    )
+
+
+def content(folder):
+    """The bytes of every table."""
+    return {path.name: path.read_bytes() for path in sorted((Path(folder) / "tables").iterdir())}

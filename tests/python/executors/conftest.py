@@ -1,0 +1,57 @@
+# SPDX-License-Identifier: MIT
+"""Models, texts and the studies of another package, for tests of executors."""
+
+import pytest
+import torch
+
+from attnscope.engine import discovery
+from attnscope.engine.run import run
+from folders import sentences, series
+from foreign import settings, site
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory):
+    return site(tmp_path_factory.mktemp("site"), "deadly_units")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Workers have one; the last bits of a forward pass may depend on how many there are."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def found(installed, monkeypatch):
+    for path in installed:
+        monkeypatch.syspath_prepend(path)
+    discovery.studies.cache_clear()
+    yield
+    discovery.studies.cache_clear()
+
+
+@pytest.fixture(scope="session")
+def inputs(tmp_path_factory):
+    home = tmp_path_factory.mktemp("inputs")
+    return series(home / "growing", steps=(0, 2, 10)), sentences(home / "texts.txt", 5, shortest=5)
+
+
+@pytest.fixture(scope="session")
+def whole(inputs, tmp_path_factory):
+    """Runs of one process, one of each study, when asked for."""
+    made = {}
+
+    def of(name):
+        if name not in made:
+            made[name] = run(settings(name, inputs, tmp_path_factory.mktemp(name)), progress=False)
+        return made[name].path
+
+    return of
+
+
+@pytest.fixture
+def said():
+    return []

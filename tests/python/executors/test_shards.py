@@ -1,0 +1,340 @@
+# SPDX-License-Identifier: MIT
+"""Shards do every unit once, in any order, and gather into the tables of one process."""
+
+import errno
+import json
+import os
+import resource
+import shutil
+import socket
+import subprocess
+import time
+
+import pytest
+
+from attnscope.engine.config import ConfigError
+from attnscope.engine.disk.lock import FolderLock, FolderLocked
+from attnscope.engine.executors import held
+from attnscope.engine.executors.shards import Shard, gather, parts_of, rounds, run_shard, shares
+from attnscope.engine.executors.slurm import slurm_script
+from attnscope.engine.plan import make_plan
+from attnscope.engine.run import Engine, resume, run
+from attnscope.engine.schema import ResultsError
+from attnscope.models import LoadError
+from folders import sentences
+from foreign import NAMES, content, settings
+
+STUDY = "token_likelihood"
+
+
+def done(made, of, numbers=None, **options):
+    """Shards of a study, the last first, as often as its stages need."""
+    plan = make_plan(made)
+    for _ in range(rounds(plan)):
+        for number in numbers or range(of, 0, -1):
+            last = run_shard(made, Shard(number, of), progress=False, say=lambda text: None, **options)
+    return last
+
+
+@pytest.mark.parametrize("of", [1, 2, 3, 5, 40])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_unit_is_in_one_share(inputs, tmp_path, name, of):
+    plan = make_plan(settings(name, inputs, tmp_path))
+    found = shares(plan, of)
+    assert len(found) == of
+    assert sorted(unit for one in found for unit in one) == sorted(unit.id for unit in plan.units)
+
+
+def test_a_share_holds_whole_checkpoints_where_it_can_and_divides_long_ones(inputs, tmp_path):
+    made = settings("moved_positions", inputs, tmp_path)
+    plan = make_plan(made)
+
+    def loads(of):
+        place = {unit.id: unit.checkpoint for unit in plan.units}
+        return [len({place[unit] for unit in one}) for one in shares(plan, of)]
+
+    assert loads(3) == [1, 1, 1]
+    assert sum(loads(6)) == 6
+    one = make_plan(settings("moved_positions", (inputs[0] / "step2", inputs[1]), tmp_path))
+    texts = [sum(unit.tokens for unit in one.units if unit.id in share) for share in shares(one, 3)]
+    assert all(texts), "blocks of one checkpoint go to all shards"
+    assert max(texts) < 2 * min(texts)
+
+
+def test_units_that_read_each_other_stay_together(inputs, tmp_path):
+    plan = make_plan(settings("state_clouds", inputs, tmp_path))
+    for share in shares(plan, 5):
+        own = [unit for unit in plan.units if unit.id in share]
+        for unit in own:
+            assert {one.id for one in plan.reads(unit)} <= share
+
+
+def test_shards_gather_into_the_tables_of_one_process(inputs, whole, tmp_path):
+    made = settings(STUDY, inputs, tmp_path / "runs")
+    last = done(made, 3)
+    assert last.left == 0
+    assert [part.name for part in parts_of([last.run])] == ["1-of-3", "2-of-3", "3-of-3"]
+    results = gather([last.run], progress=False)
+    assert content(results.path) == content(whole(STUDY))
+    facts = results.provenance
+    assert facts["state"] == "finished"
+    assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
+    for unit in (results.path / "units").glob("0*"):
+        assert json.loads((unit / "unit.json").read_text("utf-8"))["machine"] == socket.gethostname()
+    again = gather([last.run], progress=False)
+    assert again.provenance["units"]["done_by_this_process"] == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("of", [2, 4])
+@pytest.mark.parametrize("name", ["moved_positions", "state_clouds", "weight_changes"])
+def test_every_kind_of_stage_goes_into_shards(inputs, whole, tmp_path, name, of):
+    last = done(settings(name, inputs, tmp_path / "runs"), of)
+    assert content(gather([last.run], progress=False).path) == content(whole(name))
+
+
+@pytest.mark.slow
+def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, whole, tmp_path):
+    last = done(settings(STUDY, inputs, tmp_path / "runs"), 2)
+    places = []
+    for part in parts_of([last.run]):
+        places.append(tmp_path / "elsewhere" / part.name)
+        shutil.copytree(part, places[-1])
+    shutil.rmtree(last.run)
+    results = gather(places, into=tmp_path / "whole", progress=False)
+    assert results.path == tmp_path / "whole"
+    assert content(results.path) == content(whole(STUDY))
+
+
+@pytest.mark.slow
+def test_what_one_process_began_shards_go_on_with_and_the_other_way_round(inputs, whole, tmp_path, said):
+    made = settings(STUDY, inputs, tmp_path / "runs")
+    one = run(made, progress=False)
+    lost = sorted((one.path / "units").iterdir())[2:6]
+    for unit in lost:
+        shutil.rmtree(unit)
+    shutil.rmtree(one.path / "tables")
+    parts = done(made, 2)
+    found = [unit for part in parts_of([parts.run]) for unit in (part / "units").iterdir()]
+    assert {unit.name for unit in found} == {unit.name for unit in lost}
+    again = resume(one.path, progress=False, say=said.append)
+    assert again.provenance["units"]["done_by_this_process"] == 0
+    assert content(one.path) == content(whole(STUDY))
+    begun = settings(STUDY, inputs, tmp_path / "other")
+    done(begun, 2, numbers=[2])
+    assert content(resume(tmp_path / "other" / "a", progress=False).path) == content(whole(STUDY))
+
+
+@pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4", ""])
+def test_a_shard_that_is_none(text):
+    with pytest.raises(ConfigError, match=f"expected i/n with i from 1 to n, such as 2/8, got '{text}'"):
+        Shard.parse(text)
+
+
+def test_missing_units_are_named_and_those_there_are_kept(inputs, whole, tmp_path):
+    made = settings(STUDY, inputs, tmp_path / "runs")
+    done(made, 3, numbers=[1, 3])
+    with pytest.raises(
+        ResultsError, match=r"5 of 19 units are in no shard: 000008-.* \(growing step10\);.*attnscope resume "
+    ):
+        gather([tmp_path / "runs/a"], progress=False)
+    assert any((tmp_path / "runs/a/units").iterdir())
+    done(made, 3, numbers=[2])
+    assert content(gather([tmp_path / "runs/a"], progress=False).path) == content(whole(STUDY))
+
+
+@pytest.mark.slow
+def test_a_damaged_unit_of_a_shard_counts_as_missing(inputs, tmp_path, said):
+    last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
+    unit = sorted((last.folder / "units").iterdir())[1]
+    (unit / "tokens.parquet").write_bytes(b"nothing")
+    with pytest.raises(ResultsError, match=rf"1 of \d+ units are in no shard: {unit.name}"):
+        gather([last.run], progress=False, say=said.append)
+    assert any("is damaged: its unit counts as missing" in one for one in said)
+
+
+def test_a_unit_in_two_shards_is_refused(inputs, tmp_path):
+    last = done(settings(STUDY, inputs, tmp_path / "runs"), 2)
+    first, second = parts_of([last.run])
+    unit = sorted((first / "units").iterdir())[0]
+    shutil.copytree(unit, second / "units" / unit.name)
+    with pytest.raises(ConfigError, match=rf"unit {unit.name} \(growing step0\) is in two shards"):
+        gather([last.run], progress=False)
+
+
+@pytest.mark.slow
+def test_shards_of_different_studies_and_plans_are_refused(inputs, tmp_path):
+    texts = sentences(tmp_path / "texts.txt", 5, shortest=5)
+    made = settings(STUDY, (inputs[0], texts), tmp_path / "runs")
+    done(made, 2, numbers=[1])
+    done(settings(STUDY, (inputs[0], texts), tmp_path / "other", draws=7), 2, numbers=[2])
+    places = [tmp_path / "runs/a/parts/1-of-2", tmp_path / "other/a/parts/2-of-2"]
+    with pytest.raises(ConfigError, match=r"another study than .*1-of-2: options\.draws: 7 there, 50 here"):
+        gather(places, progress=False)
+    sentences(texts, 6, shortest=5)
+    with pytest.raises(ConfigError, match="1-of-2 is of another plan"):
+        gather([tmp_path / "runs/a"], progress=False)
+    with pytest.raises(ConfigError, match="the texts or the weights have changed"):
+        done(made, 2, numbers=[1])
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "words"),
+    [
+        ("attnscope", "0.0.1", "attnscope is 0.0.1 there"),
+        (
+            "instructions",
+            {"core": "old", "torch": "AVX"},
+            "the instruction set is core old with torch AVX there",
+        ),
+    ],
+)
+def test_a_shard_of_another_version_or_instruction_set_is_refused_by_name(
+    inputs, tmp_path, key, value, words
+):
+    last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
+    file = last.folder / "provenance.json"
+    facts = json.loads(file.read_text("utf-8"))
+    file.write_text(json.dumps({**facts, key: value}), "utf-8")
+    with pytest.raises(ConfigError, match=rf"1-of-1: {words}.*numbers of both"):
+        gather([last.run], progress=False)
+    with pytest.raises(ConfigError, match=words):
+        run_shard(settings(STUDY, inputs, tmp_path / "runs"), "1/1", progress=False)
+
+
+def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
+    made = settings("moved_positions", inputs, tmp_path / "runs")
+    done(made, 3, numbers=[2])
+    seen = []
+
+    class Bar:
+        n = 0
+
+        def __init__(self, total, unit, initial=0, leave=True):
+            self.n, self.total = initial, total
+
+        def update(self, more):
+            self.n += more
+            seen.append((self.n, self.total))
+
+        def set_postfix_str(self, text):
+            pass
+
+        def __enter__(self):
+            return self
+
+        def __exit__(self, *_):
+            return None
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Engine, "bar", lambda self, *args, **options: Bar(*args, **options))
+        done(made, 3, numbers=[1])
+    assert [pair for pair in seen if pair[1] == 9] == [(4, 9), (5, 9), (6, 9)]
+
+
+def test_one_writer_for_a_shard_and_none_while_it_is_gathered(inputs, tmp_path):
+    made = settings(STUDY, inputs, tmp_path / "runs")
+    last = done(made, 1)
+    by = f"in use by process {os.getpid()} on {socket.gethostname()}"
+    with FolderLock(last.folder):
+        with pytest.raises(FolderLocked, match=by):
+            run_shard(made, "1/1", progress=False)
+        with pytest.raises(FolderLocked, match=by):
+            gather([last.run], progress=False)
+    with FolderLock(last.run), pytest.raises(FolderLocked, match=by):
+        gather([last.run], progress=False)
+
+
+def test_a_disk_without_locks_is_refused(tmp_path, monkeypatch):
+    import fcntl
+
+    def flock(*_):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(fcntl, "flock", flock)
+    with pytest.raises(FolderLocked, match=r"lies on a disk without file locks .*choose another --output"):
+        FolderLock(tmp_path).__enter__()
+
+
+def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
+    inputs, whole, tmp_path, monkeypatch
+):
+    made = settings(STUDY, inputs, tmp_path / "runs")
+    load = held.load_model
+
+    def poor(checkpoint, **options):
+        if checkpoint.step == 2:
+            raise LoadError(f"{checkpoint.title}: not enough memory")
+        return load(checkpoint, **options)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(held, "load_model", poor)
+        last = done(made, 2)
+        assert ("growing step2", "not enough memory") in last.skipped
+    assert content(gather([last.run], progress=False).path) == content(whole(STUDY))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_nobody_can_load_is_skipped_as_in_one_process(inputs, tmp_path):
+    home = tmp_path / "growing"
+    shutil.copytree(inputs[0], home)
+    file = home / "step2" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
+    last = done(settings(STUDY, (home, inputs[1]), tmp_path / "runs"), 2)
+    results = gather([last.run], progress=False)
+    assert content(results.path) == content(one.path)
+    assert results.provenance["skipped"] == one.provenance["skipped"]
+    assert [entry["checkpoint"] for entry in one.provenance["skipped"]] == ["growing step2"]
+
+
+def test_folders_that_are_no_shards(inputs, tmp_path):
+    with pytest.raises(FileNotFoundError, match="gather: there is no shard in"):
+        gather([tmp_path])
+    last = done(settings(STUDY, inputs, tmp_path / "runs"), 2, numbers=[1])
+    with pytest.raises(FileExistsError, match="holds shards of a run: attnscope gather"):
+        run(settings(STUDY, inputs, tmp_path / "runs"), progress=False)
+    with pytest.raises(ConfigError, match=r"is shard 1/2 of .*start that shard again"):
+        resume(last.folder)
+    with pytest.raises(FileExistsError, match="another study"):
+        run_shard(settings(STUDY, inputs, tmp_path / "runs", draws=9), "1/2", progress=False)
+
+
+def test_files_are_removed_for_nobody_else(inputs, tmp_path):
+    made = settings(STUDY, inputs, tmp_path).to_dict()
+    made["models"][0]["free_disk"] = True
+    with pytest.raises(ConfigError, match=r"models\[0\]\.free_disk: other workers may still read"):
+        run_shard(type(settings(STUDY, inputs, tmp_path))(**made), "1/2")
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_units_are_planned_in_ten_seconds_and_500_megabytes(inputs, tmp_path):
+    """Processor time, which other people's load does not count into."""
+    home = tmp_path / "many"
+    home.mkdir()
+    for step in range(100):
+        (home / f"step{step}").symlink_to(inputs[0] / "step2")
+    (tmp_path / "texts.txt").write_text("".join(f"the cat sat {one}\n" for one in range(1000)), "utf-8")
+    made = settings("moved_positions", (home, tmp_path / "texts.txt"), tmp_path).to_dict() | {"block": 1}
+    before, began = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
+    plan = make_plan(type(settings(STUDY, inputs, tmp_path))(**made))
+    assert time.process_time() - began < 10
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 500 * 1024
+    assert len(plan.units) == 100_000
+    began = time.process_time()
+    found = shares(plan, 100)
+    assert {len(one) for one in found} == {1000}
+    assert time.process_time() - began < 10
+
+
+def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):
+    file = tmp_path / "study of mine.yaml"
+    file.write_text(settings(STUDY, inputs, tmp_path / "runs").to_yaml(), "utf-8")
+    text = slurm_script(str(file), 8, overrides=["workers.cpus=3", "workers.gpus=1"], time="01:00:00")
+    subprocess.run(["bash", "-n"], input=text, text=True, check=True)
+    for line in ("--array=1-8", "--cpus-per-task=3", "--gpus-per-task=1", "--time=01:00:00"):
+        assert f"#SBATCH {line}\n" in text
+    assert f"'{file}'" in text
+    assert f"gather {tmp_path / 'runs/a'}" in text
+    with pytest.raises(ConfigError, match="at least one shard"):
+        slurm_script(str(file), 0)

@@ -1,0 +1,154 @@
+# SPDX-License-Identifier: MIT
+"""A worker makes the driver's plan from text and does its units; a schedule says which, to whom."""
+
+import json
+import shutil
+from dataclasses import replace
+
+import pytest
+
+from attnscope.engine.executors.executor import Executor, Outcome, UnitsFailed
+from attnscope.engine.executors.schedule import Schedule
+from attnscope.engine.executors.worker import Worker, as_text
+from attnscope.engine.run import Engine, resume, run
+from folders import series
+from foreign import content, settings
+
+STUDY = "token_likelihood"
+
+
+class Hands(Executor):
+    """Workers in this process, given what workers elsewhere are given; the last one to come does most."""
+
+    def __init__(self, count, nodes=None):
+        self.nodes = nodes or [f"node {at}" for at in range(count)]
+        self.done = {at: [] for at in range(count)}
+
+    def outcomes(self, engine):
+        plan, schedule = engine.plan, Schedule(engine)
+        workers = [Worker(engine.settings.to_yaml(), as_text(plan.found), 1) for _ in self.nodes]
+        place = {unit.id: at for at, unit in enumerate(plan.units)}
+        assert {worker.begin()["plan"] for worker in workers} == {plan.digest}
+        while not schedule.finished:
+            for at in reversed(range(len(workers))):
+                unit = schedule.next(at, self.nodes[at])
+                if unit is None:
+                    continue
+                reads = {place[one.id]: one.id for one in plan.reads(unit) if one.id in engine.store}
+                fetch = {
+                    one: {name: engine.store.read(one, name) for name in engine.store.rows(one)}
+                    for one in reads.values()
+                }
+                answer = self.do(at, workers[at], place[unit.id], plan.skipped, reads, fetch.get)
+                assert schedule.done(at) is unit
+                self.done[at].append(unit)
+                if "skipped" in answer:
+                    outcome = schedule.refused(unit, self.nodes[at], answer["skipped"], self.nodes)
+                elif "lost" in answer:
+                    outcome = schedule.again(unit, answer["lost"])
+                else:
+                    outcome = Outcome(unit, answer["tables"], machine=self.nodes[at])
+                if outcome is not None:
+                    yield outcome
+        for worker in workers:
+            worker.end()
+
+    def do(self, at, worker, *what):
+        return worker.do(*what)
+
+
+def test_workers_make_the_tables_of_one_process(inputs, whole, tmp_path):
+    hands = Hands(3)
+    results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
+    assert content(results.path) == content(whole(STUDY))
+    machines = results.provenance["machines"]
+    assert {name: one["units"] for name, one in machines.items()} == {
+        name: len(hands.done[at]) for at, name in enumerate(hands.nodes)
+    }
+    for at in hands.done:
+        held = [one.checkpoint for one in hands.done[at] if one.checkpoint and not one.variant]
+        assert len(set(held)) == len([1 for a, b in zip(held, [None, *held], strict=False) if a != b])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["state_clouds", "weight_changes"])
+def test_sums_chains_and_pairs_go_to_workers(inputs, whole, tmp_path, name):
+    results = run(settings(name, inputs, tmp_path), progress=False, executor=Hands(2))
+    assert content(results.path) == content(whole(name))
+
+
+def test_a_unit_that_workers_die_on_is_given_up_by_name_and_all_others_are_stored(
+    inputs, whole, tmp_path, said
+):
+    class Deadly(Hands):
+        def do(self, at, worker, number, *rest):
+            return {"lost": f"{self.nodes[at]} died"} if number == 2 else worker.do(number, *rest)
+
+    hands = Deadly(2)
+    with pytest.raises(
+        UnitsFailed, match=r"1 of \d+ units were given up.*000002-.*\(growing step0\).*died, at"
+    ):
+        run(settings(STUDY, inputs, tmp_path), progress=False, say=said.append, executor=hands)
+    tries = [unit for own in hands.done.values() for unit in own if unit.folder.startswith("000002")]
+    assert len(tries) == 3
+    facts = json.loads((tmp_path / "a" / "provenance.json").read_text("utf-8"))
+    assert facts["state"] == "failed"
+    assert "000002" in facts["failed"][0]
+    assert not any("best" in unit.stage for own in hands.done.values() for unit in own)
+    assert content(resume(tmp_path / "a", progress=False).path) == content(whole(STUDY))
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_one_node_cannot_load_is_done_by_another(inputs, whole, tmp_path):
+    class Poor(Hands):
+        def do(self, at, worker, number, *rest):
+            unit = worker._engine.plan.units[number]
+            if at == 0 and unit.checkpoint and unit.checkpoint.step == 2:
+                return {"skipped": "growing step2: no memory"}
+            return worker.do(number, *rest)
+
+    hands = Poor(2)
+    results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
+    assert content(results.path) == content(whole(STUDY))
+    tried = [one for one in hands.done[0] if one.checkpoint and one.checkpoint.step == 2]
+    assert len(tried) == 1
+
+
+@pytest.mark.slow
+def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs, tmp_path, said):
+    home = tmp_path / "growing"
+    shutil.copytree(inputs[0], home)
+    file = home / "step2" / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:1000])
+    one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
+    two = run(settings(STUDY, (home, inputs[1]), tmp_path / "two"), progress=False, executor=Hands(2))
+    assert content(two.path) == content(one.path)
+    assert two.provenance["skipped"] == one.provenance["skipped"]
+
+
+def test_a_worker_says_which_files_it_does_not_have(inputs, tmp_path):
+    home = series(tmp_path / "growing", steps=(0, 2))
+    engine = Engine(settings("moved_positions", (home, inputs[1]), tmp_path), progress=False)
+    plan = engine.prepare()
+    worker = Worker(engine.settings.to_yaml(), as_text(plan.found), 1)
+    assert worker.begin()["plan"] == plan.digest
+    at = next(at for at, unit in enumerate(plan.units) if unit.checkpoint.step == 2)
+    shutil.move(home / "step2", tmp_path / "away")
+    assert "growing step2: there is no folder" in worker.do(at, [], {}, None)["skipped"]
+    shutil.copytree(home / "step0", home / "step2")
+    assert "lie other weights than the driver found" in worker.do(at, [], {}, None)["skipped"]
+    shutil.rmtree(home / "step2")
+    shutil.move(tmp_path / "away", home / "step2")
+    assert set(worker.do(at, [], {}, None)["tables"]) == {"samples", "scores"}
+    worker.end()
+
+
+def test_a_worker_that_cannot_plan_says_why(inputs, tmp_path):
+    engine = Engine(settings("moved_positions", inputs, tmp_path), progress=False)
+    plan = engine.prepare()
+    text = engine.settings.to_yaml().replace(str(inputs[1]), str(tmp_path / "nowhere.txt"))
+    about = Worker(text, as_text(plan.found), 1).begin()
+    assert about["plan"] == ""
+    assert "nowhere.txt" in about["error"]
+    other = {0: [(replace(one, path="/nowhere"), weights) for one, weights in plan.found[0]]}
+    assert "no unit" not in Worker(engine.settings.to_yaml(), as_text(other), 1).begin()["plan"]

@@ -1,0 +1,64 @@
+# SPDX-License-Identifier: MIT
+"""`attnscope doctor`: its verdict, a kernel that is wrong, a chosen instruction set, every metric."""
+
+import json
+import re
+
+from attnscope.metrics.quantity import Quantity
+
+
+def test_doctor_passes_here_and_fails_when_a_kernel_is_wrong(call, monkeypatch):
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert "BAD" not in out
+    assert "instruction set" in out
+    real = Quantity.example
+    monkeypatch.setattr(
+        Quantity,
+        "example",
+        lambda one: (real(one)[0], real(one)[1] + 1e-9 * (one.name == "fiedler_value_normalized")),
+    )
+    code, out, _ = call("doctor", "--json")
+    checks = {check["name"]: check["ok"] for check in json.loads(out)["checks"]}
+    assert code == 1
+    assert not checks.pop("fiedler_value")
+    assert all(checks.values())
+    assert json.loads(out)["verdict"].startswith("1 fault: fiedler_value\n")
+    code, out, _ = call("doctor")
+    assert code == 1
+    assert re.search(r"^BAD +fiedler_value .*expected", out, re.MULTILINE)
+    *_, count, remedy = out.strip().splitlines()
+    assert count == "1 fault: fiedler_value"
+    assert "do not use the numbers of what is BAD" in remedy
+    assert "pip install --no-build-isolation --force-reinstall" in remedy
+
+
+def test_a_chosen_instruction_set_is_a_note_and_one_nobody_chose_a_fault(call, monkeypatch):
+    from attnscope import _isa
+
+    monkeypatch.setattr(_isa, "live", lambda: "x86_64_v2")
+    monkeypatch.setattr(_isa, "runnable", lambda: ["x86_64_v3", "x86_64_v2"])
+    monkeypatch.setenv("ATTNSCOPE_ISA", "x86-64-v2")
+    code, out, _ = call("doctor")
+    assert code == 0
+    assert re.search(
+        r"^note  instruction set +x86_64_v2, chosen by ATTNSCOPE_ISA; x86_64_v3 would run too$", out, re.M
+    )
+    assert out.strip().splitlines()[-1] == "0 faults: this installation is sound"
+    code, out, _ = call("doctor", "--json")
+    checks = {check["name"]: check for check in json.loads(out)["checks"]}
+    assert checks["instruction set"]["ok"]
+    assert checks["instruction set"]["note"]
+    assert [name for name, check in checks.items() if check["note"]] == ["instruction set"]
+    monkeypatch.delenv("ATTNSCOPE_ISA")
+    code, out, _ = call("doctor")
+    assert code == 1
+    assert re.search(r"^BAD +instruction set +x86_64_v2 is live, x86_64_v3 would run$", out, re.M)
+    assert out.strip().splitlines()[-2:] == ["1 fault: instruction set", "start a new Python process"]
+
+
+def test_the_doctor_knows_an_answer_for_every_metric():
+    from attnscope.commands.catalogue import first_lines
+    from attnscope.commands.doctor import examine
+
+    assert set(first_lines()) <= {check.name for check in examine()}

@@ -1,0 +1,129 @@
+# SPDX-License-Identifier: MIT
+"""Verdicts on encodings and on the precursor's claims, from tables made by hand."""
+
+import numpy as np
+import pandas as pd
+import pytest
+
+import attnscope as asc
+from attnscope.studies.absolute_position import claims, encodings
+from attnscope.studies.absolute_position.sums import profile_of_sums
+
+SHAPE = {"layers": 3, "heads": 4, "width": 32, "revision": "", "step": -1}
+
+
+def trained(theta, windows, slopes, *, encoding="rope", width=32):
+    """Facts and slopes of trainings with one encoding."""
+    facts = [
+        {**SHAPE, "model": f"{theta} {windows} {at}", "encoding": encoding, "rope_theta": theta,
+         "windows": windows, "width": width}
+        for at in range(len(slopes))
+    ]  # fmt: skip
+    rows = [
+        {"model": one["model"], "encoding": encodings.label(one), "measure": "moved_l2", "slope": slope}
+        for one, slope in zip(facts, slopes, strict=True)
+    ]
+    return facts, rows
+
+
+def verdict(*parts):
+    facts, slopes = (pd.DataFrame([row for part in parts for row in part[at]]) for at in range(2))
+    return encodings._claim(facts, slopes)
+
+
+@pytest.mark.parametrize(
+    ("larger", "plain", "window", "expected"),
+    [
+        ([0.0, 0.1, 0.0], [1.0, 1.1, 1.0], [2.0, 2.1, 2.0], "supported"),
+        ([2.0, 2.1, 2.0], [1.0, 1.1, 1.0], [3.0, 3.1, 3.0], "contradicted"),
+        ([0.0, 0.1, 0.0], [1.0, 1.1, 1.0], [0.5, 0.4, 0.5], "contradicted"),
+        ([0.0, 0.1, 0.0], [1.0, 1.1, 1.0], [0.0, 2.1, 1.5], "undecided"),
+    ],
+)
+def test_the_order_of_encodings_is_judged_by_the_spread_of_trainings(larger, plain, window, expected):
+    found = verdict(
+        trained(1e6, "causal", larger), trained(1e4, "causal", plain), trained(1e4, "window 32", window)
+    )
+    assert found.verdict == expected
+    assert found.value == pytest.approx(np.mean(window) - np.mean(plain))
+
+
+def test_what_encodings_cannot_be_compared_by():
+    plain, window = trained(1e4, "causal", [1.0, 1.1]), trained(1e4, "window 32", [2.0, 2.1])
+    larger = trained(1e6, "causal", [0.0, 0.1])
+    assert "a larger base and a window are needed" in verdict(plain, window).reason
+    assert "two trainings or more" in verdict(plain, window, trained(1e6, "causal", [0.0])).reason
+    other = trained(1e6, "causal", [0.0, 0.1], width=64)
+    assert "not of one shape" in verdict(plain, window, other).reason
+    bare = trained(np.nan, "causal", [1.0, 1.0], encoding="none")
+    assert verdict(plain, window, larger, bare).verdict == "supported"
+
+
+def test_slopes_are_those_of_a_line_over_depth():
+    facts = pd.DataFrame([{**SHAPE, "model": "a", "encoding": "none", "rope_theta": np.nan, "windows": ""}])
+    means = pd.DataFrame(
+        {"model": "a", "layer": [2, 0, 1], "moved_l2": [5.0, 1.0, 3.0], "felt": [1.0, np.nan, 2.0]}
+    )
+    found = encodings._slopes(facts, means).set_index("measure")["slope"]
+    assert found["moved_l2"] == pytest.approx(4.0)
+    assert found["felt"] == pytest.approx(-2.0)
+
+
+def test_leakage_that_falls_with_length():
+    def slopes(low, high):
+        return pd.DataFrame({"slope": np.mean([low, high], axis=0), "slope_low": low, "slope_high": high})
+
+    assert claims._p1(slopes([-2.0, -1.5], [-1.0, -0.5])).verdict == "supported"
+    assert claims._p1(slopes([-2.0, -1.5], [-1.0, 0.5])).verdict == "undecided"
+    assert claims._p1(slopes([-2.0, 0.5], [-1.0, 1.5])).verdict == "contradicted"
+    assert claims._p1(slopes([np.nan], [np.nan])).verdict == "not testable here"
+    assert claims._p1(pd.DataFrame()).verdict == "not testable here"
+
+
+def test_position_in_and_out_of_mlps():
+    def shares(put_in, out):
+        rows = [("mlp_input", put_in), ("mlp_output", out)]
+        return pd.DataFrame(
+            [
+                {"arm": "base", "site": site, "layer": layer, "position_share": value}
+                for site, values in rows
+                for layer, value in enumerate(values)
+            ]
+        )
+
+    assert claims._p3(shares([0.1, 0.2, 0.2], [0.9, 0.1, 0.1])).verdict == "supported"
+    assert claims._p3(shares([0.1, 0.2, 0.2], [0.0, 0.3, 0.3])).verdict == "contradicted"
+    found = claims._p3(shares([0.1, 0.2, 0.2], [0.0, 0.1, 0.3]))
+    assert found.verdict == "undecided"
+    assert (found.value, found.low, found.high) == pytest.approx((1.0, 0.5, 1.5))
+    assert claims._p3(pd.DataFrame()).verdict == "not testable here"
+
+
+def test_a_run_says_how_its_model_tells_positions_apart(whole):
+    facts = whole.table("encodings").iloc[0]
+    assert (facts["encoding"], facts["rope_type"], facts["rope_theta"]) == ("rope", "default", 10000.0)
+    assert (facts["layers"], facts["heads"], facts["windows"], facts["sets_bos"]) == (3, 4, "causal", True)
+
+
+def test_what_is_checked_is_stored(whole):
+    row = whole.table("checks").set_index("check").loc["layer_0_shuffled"]
+    assert row["holds"]
+    assert 0.001 < row["value"] <= 1
+
+
+def test_stored_sums_make_the_profile_again_and_merge(whole):
+    table = whole.table("sums")
+    rows = table[(table["arm"] == "base") & (table["input"] == "windows")]
+    profile = profile_of_sums(rows)
+    position = whole.table("position")
+    early = position[
+        (position["arm"] == "base") & (position["input"] == "windows") & (position["queries"] == "early")
+    ]
+    size = asc.residual_size(profile)
+    np.testing.assert_allclose(size.estimate.ravel(), early["residual"], rtol=1e-12)
+    twice = profile_of_sums(rows)
+    twice.merge(profile)
+    assert twice.texts == 2 * profile.texts
+    np.testing.assert_allclose(asc.residual_size(twice).estimate, size.estimate, rtol=1e-12)
+    with pytest.raises(ValueError, match="one model, arm and input, got 240 rows that differ in arm, input"):
+        profile_of_sums(table)

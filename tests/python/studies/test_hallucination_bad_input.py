@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: MIT
+"""What the study of knowing and saying refuses, what it leaves out and says."""
+
+import csv
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from typer.testing import CliRunner
+
+import attnscope as asc
+from attnscope.commands.cli import app
+from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import make_plan
+from attnscope.engine.run import run
+from attnscope.models import LoadError
+from folders import model_folder as other_folder
+from knowing_study import FAST, letters, model_folder, questions, settings, written
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("m") / "m")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return questions(tmp_path_factory.mktemp("t") / "q.csv")
+
+
+def planned(folder, texts, tmp_path, **options):
+    return make_plan(settings(folder, texts, tmp_path, **options))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"reference": "fact"}, r"no prompt of the bucket 'fact' in column 'bucket'; did you mean 'factual'"),
+        ({"others": ["impossible", "odd"]}, "no prompt of the bucket 'odd'"),
+        ({"others": ["factual"]}, "expected others besides 'factual'"),
+        ({"bucket": "buckets"}, r"options.bucket: no column 'buckets' in q.csv; did you mean 'bucket'"),
+        ({"dimension_k": [5, 40], "primary_k": 5}, r"must be below the prompts of the smallest bucket, 40"),
+        ({"dimension_k": [10, 5]}, "expected ascending dimension_k"),
+        ({"primary_k": 7}, r"expected primary_k among dimension_k \[5, 10\], got 7"),
+        ({"least": 60}, r"each bucket needs 60 prompts, got \{'factual': 40"),
+        ({"prompt": "Say"}, r"expected a text that holds \{question\}, got 'Say'"),
+        ({"nulls": ["covariances"]}, "there is no 'covariances'; did you mean 'covariance'"),
+        ({"bucket_by": "outcome", "answers": False}, "bucket_by outcome needs answers"),
+        ({"pair": "fold"}, r"options.pair: '0' has"),
+        ({"pair": "question"}, r"options.pair: none of 120 values is of 'factual' and another bucket"),
+        ({"prompt": "{question}"}, None),
+        ({"prompt": "Is it so? {question}" + " or not" * 20}, r"has more than 128 tokens and would be cut"),
+    ],
+)
+def test_bad_options(folder, texts, tmp_path, changes, message):
+    if message is None:
+        planned(folder, texts, tmp_path, **changes)
+        return
+    with pytest.raises(ConfigError, match=message):
+        planned(folder, texts, tmp_path, **changes)
+
+
+def test_one_bucket_is_refused(folder, tmp_path):
+    path = questions(tmp_path / "q.csv", change=lambda row: row if row["bucket"] == "factual" else None)
+    with pytest.raises(
+        ConfigError, match=r"no prompt of the bucket 'impossible'.*there are \{'factual': 40\}"
+    ):
+        planned(folder, path, tmp_path)
+
+
+def test_prompts_that_end_in_other_tokens_are_named(folder, tmp_path):
+    def change(row):
+        if row["pair"] == "capital-00" and row["bucket"] == "factual":
+            row["question"] = row["question"].rstrip("?") + "!"
+        return row
+
+    path = questions(tmp_path / "q.csv", change=change)
+    ends = {"prompt": "Please: {question}"}
+    with pytest.raises(ConfigError, match=r"prompts end in 2 different tokens.*'!'.*allow_endings"):
+        planned(folder, path, tmp_path, **ends)
+    plan = planned(folder, path, tmp_path, **ends, allow_endings=True)
+    assert any(unit.inputs for unit in plan.units)
+
+
+def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
+    with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    again = {**rows[0], "pair": "again", "bucket": "unknown"}
+    path = written(tmp_path / "q.csv", [*rows, again, {**rows[0], "question": " ", "pair": "empty"}])
+    plan = planned(folder, path, tmp_path)
+    assert any("1 prompts stand there twice" in note for note in plan.notes)
+    assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
+
+
+def test_files_without_templates_or_pairs(folder, tmp_path):
+    """JSON lines; every prompt is a template of its own, answers are lists."""
+    with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    path = tmp_path / "q.jsonl"
+    path.write_text(
+        "".join(
+            json.dumps({"question": row["question"], "bucket": row["bucket"], "answer": [row["answer"], "x"]})
+            + "\n"
+            for row in rows
+        )
+    )
+    lines = "\n".join(asc_lines(folder, path, tmp_path))
+    assert "no column 'template': every prompt counts as a template of its own" in lines
+    result = run(settings(folder, path, tmp_path, **FAST), progress=False)
+    tests = result.table("contrasts")
+    assert tests["p_value"].notna().any()
+    assert set(result.table("prompts")["answer"].str.split("|").str[1]) == {"x"}
+
+
+def asc_lines(folder, texts, tmp_path, **options):
+    from attnscope.engine.discovery import study_class
+
+    made = settings(folder, texts, tmp_path, **options)
+    study = study_class(made.study)(made)
+    return study.expects(make_plan(made, study))
+
+
+def test_unmatched_names_are_left_out_and_counted(folder, tmp_path):
+    def longer(row):
+        if row["bucket"] == "unknown" and row["pair"].startswith("capital"):
+            names = [name + "xx" for name in row["candidates"].split("|")]
+            row["question"] = row["question"].replace(row["candidates"].split("|")[0], names[0])
+            row["candidates"] = "|".join(names)
+        return row
+
+    path = questions(tmp_path / "q.csv", change=longer)
+    plan = planned(folder, path, tmp_path)
+    assert any(
+        "5 prompts about something unknown have no name of as many tokens" in note for note in plan.notes
+    )
+    every = planned(folder, path, tmp_path, match_tokens=None)
+    assert not any("about something unknown" in note for note in every.notes)
+
+
+def test_the_first_name_of_as_many_tokens_is_taken(folder, tmp_path):
+    def change(row):
+        if row["bucket"] == "unknown":
+            first, *rest = row["candidates"].split("|")
+            row["question"] = row["question"].replace(first, first + "zz")
+            row["candidates"] = "|".join([first + "zz", *rest])
+        return row
+
+    plan = planned(folder, questions(tmp_path / "q.csv", change=change), tmp_path)
+    unit = next(unit for unit in plan.units if unit.stage == "checks")
+    own = [one.sentence for one in unit.inputs if one.sentence.extra["bucket"] == "unknown"]
+    assert len(own) == 40
+    for one in own:
+        second = one.extra["candidates"].split("|")[1]
+        assert second in one.text
+        assert second in one.extra["question"]
+
+
+def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
+    broken = tmp_path / "m"
+    model_folder(broken)
+    (broken / "model.safetensors").write_bytes(b"not weights")
+    call = ["run", "hallucination_geometry", "--model", str(broken), "--texts", str(texts),
+            "--column", "question", "--output", str(tmp_path),
+            "--set", "options.dimension_k=[5,10]", "--dry-run"]  # fmt: skip
+    found = CliRunner().invoke(app, call)
+    assert "impossible against factual: length alone AUC 0." in found.output
+    assert "templates crossed with buckets; 40 pairs" in found.output
+    assert "tokens to generate:" in found.output
+    assert found.exit_code != 0
+
+
+def test_confounded_prompts_are_refused_in_the_report(folder, tmp_path):
+    """In the paper's manner: one bucket of short templates, the other of long ones."""
+    with questions(tmp_path / "a.csv", pairs=8, slots=6).open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if row["bucket"] != "impossible"]
+    long = {"river", "state", "dish", "class", "novel", "painter"}
+    rows = [row for row in rows if (row["template"] in long) == (row["bucket"] == "unknown")]
+    path = written(tmp_path / "q.csv", [{**row, "pair": ""} for row in rows])
+    found = run(settings(folder, path, tmp_path, others=["unknown"], **FAST), progress=False)
+    claims = found.table("claims").set_index("claim")
+    assert set(claims["verdict"]) == {"not testable here"}
+    assert "alone tells unknown from factual with AUC" in claims.loc["C1 unknown", "reason"]
+    assert "no claim about uncertainty can be made" in claims.loc["C1 unknown", "reason"]
+    page = found.report().read_text("utf-8")
+    assert "no claim about uncertainty can be made from these prompts" in page
+    lines = "\n".join(asc_lines(folder, path, tmp_path, others=["unknown"]))
+    assert "templates nested in buckets; 0 pairs" in lines
+
+
+def test_encoders_are_refused(texts, tmp_path):
+    path = other_folder(tmp_path / "bert", "bert", vocab_size=100, max_position_embeddings=128)
+    letters().save_pretrained(path)
+    with pytest.raises(LoadError, match=r"BertModel has no next token; take a decoder|BertForMaskedLM"):
+        run(settings(path, texts, tmp_path, **FAST), progress=False)
+
+
+def test_an_identity_that_fails_ends_the_checkpoint(folder, texts, tmp_path, monkeypatch):
+    from attnscope.studies.hallucination_geometry import checks
+
+    monkeypatch.setattr(checks, "_gap", lambda one, other: 0.5)
+    with pytest.raises(LoadError, match=r"identities of edits do not hold: .*state_moved 0\.5 \(at most"):
+        run(settings(folder, texts, tmp_path, **FAST), progress=False)
+
+
+def test_states_that_are_not_finite_leave_their_layer_out(folder, texts, tmp_path, monkeypatch):
+    from attnscope.studies.hallucination_geometry import states
+
+    plain = states.last_states
+
+    def broken(run, batch):
+        for layer, own in plain(run, batch):
+            if layer == 1 and 3 in batch.samples:
+                own = own.copy()
+                own[list(batch.samples).index(3)] = np.inf
+            yield layer, own
+
+    monkeypatch.setattr(states, "last_states", broken)
+    found = run(settings(folder, texts, tmp_path, **FAST), progress=False)
+    assert set(found.table("contrasts")["layer"]) == {-1, 0}
+    assert any("layer 1: 1 states are not finite" in note for note in found.provenance["notes"])
+
+
+def test_outcomes_need_enough_of_either(folder, texts, tmp_path):
+    with pytest.raises(
+        ConfigError, match=r"outcome needs 20 prompts answered right and wrong.*got \{'right': 0"
+    ):
+        run(
+            settings(folder, texts, tmp_path, bucket_by="outcome", **{**FAST, "answers": {"tokens": 2}}),
+            progress=False,
+        )
+
+
+def test_windows_are_refused(folder, texts, tmp_path):
+    with pytest.raises(ConfigError, match="asks questions; a window is none"):
+        make_plan(
+            asc.Study(study="hallucination_geometry", models=str(folder), max_tokens=16, output=str(tmp_path),
+                      texts={"path": str(texts), "column": "question", "per": "window"})
+        )  # fmt: skip
+
+
+def test_refusals_and_answers_are_judged_by_their_first_line():
+    from attnscope.studies.hallucination_geometry.along import refusal_ids
+    from attnscope.studies.hallucination_geometry.answers import correct, loops, refused
+
+    assert refused(" I don't know. It may be Paris.")
+    assert refused("There is no such play.")
+    assert not refused("Paris. I am not sure of it.")
+    assert correct("It is PARIS!", "Lyon|Paris")
+    assert not correct("Unclear\nParis", "Paris")
+    assert not correct("Fe", "F")
+    assert loops("a b c a b c a b c")
+    assert not loops("a b c a b c")
+    tokenizer = letters()
+    assert refusal_ids(tokenizer, [" unsure"]) == [tokenizer.convert_tokens_to_ids("u")]
+    with pytest.raises(ValueError, match=r"no word has a first token of its own, pieces: \{'  ': "):
+        refusal_ids(tokenizer, ["  "])
+
+
+def test_answers_that_are_right_make_buckets(texts):
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+    from attnscope.studies.hallucination_geometry.study import HallucinationGeometry
+
+    class Run:
+        def read(self, name, columns):
+            return pd.DataFrame({"sample": range(80), "correct": [at % 2 == 0 for at in range(80)]})
+
+    study = HallucinationGeometry.__new__(HallucinationGeometry)
+    study.options = HallucinationOptions(bucket_by="outcome")
+    table = pd.DataFrame({"sample": range(80), "template": [f"t{at // 20}" for at in range(80)],
+                          "answer": "x", "bucket": "factual", "pair": ""})  # fmt: skip
+    found = study._outcomes(table, Run())
+    assert found["bucket"].value_counts().to_dict() == {"right": 40, "wrong": 40}
