@@ -12,7 +12,8 @@ test: test-cpp  ## everything that is quick
 	@.ci/sanitize quick
 	@$(BIN)/python -m pytest -m "not slow"
 
-test-all: test-cpp  ## everything
+test-all: test-cpp  ## everything, Ray clusters among it
+	@$(BIN)/python -m pip install -q "ray[client]>=2.40" "psutil>=5.9"
 	@$(BIN)/python -m pytest
 
 test-isas: test-cpp  ## GoogleTest and the kernels' tests in Python on every instruction set this processor runs

@@ -86,15 +86,18 @@ def model_states(n: int, model: str = "stories260K") -> torch.Tensor | None:
     return torch.stack(states)
 
 
-def point_clouds(n: int, widths: Sequence[int] = (64, 512)) -> dict[str, torch.Tensor]:
-    """Gaussian clouds of several widths and states of a trained model where it is at hand, by name."""
-    clouds = {
-        f"gaussian d={d} n={n}": torch.from_numpy(np.random.default_rng([n, d]).standard_normal((n, d)))
-        for d in widths
-    }
+def point_clouds(n: int, count: int = 1, widths: Sequence[int] = (64, 512)) -> dict[str, torch.Tensor]:
+    """Gaussian clouds of several widths and states of a trained model where it is at hand, by name.
+
+    Each [count, n, d] float64; the states are those of n times as many lines of text.
+    """
+    clouds = {}
+    for d in widths:
+        drawn = np.random.default_rng([n, d]).standard_normal((count, n, d))
+        clouds[f"gaussian d={d} n={n}"] = torch.from_numpy(drawn)
     for model in MODELS:
-        if (states := model_states(n, model)) is not None and len(states) == n:
-            clouds[f"{model} states n={n}"] = states
+        if (states := model_states(count * n, model)) is not None and len(states) == count * n:
+            clouds[f"{model} states n={n}"] = states.reshape(count, n, -1)
     return clouds
 
 

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+import likelihood_study
 import position_study
 from attnscope.engine.config import Study
 from attnscope.engine.discovery import find_study, studies, study_class
@@ -26,12 +27,14 @@ from attnscope.engine.results import Results
 from attnscope.engine.run import run
 from attnscope.engine.tables import Table, arrow_type
 from folders import model_folder, sentences, series
-from likelihood_study import encoder_folder, texts_of
-from likelihood_study import settings as likelihood_settings
 from weight_models import tiny
 
 #: Studies of this package by name; a folder that is added is among them.
-NAMES = sorted(name for name, one in studies().items() if one.package.startswith("attnscope.studies."))
+NAMES = sorted(
+    name
+    for name, one in studies().items()
+    if one.package.startswith("attnscope.studies.") and one.part("study")
+)
 
 
 def done(settings: Study) -> Results:
@@ -71,6 +74,12 @@ def of_positions(home: Path) -> Results:
     return also(done(position_study.settings(models, texts, home / "runs")), "m", "the same again", [-1])
 
 
+def of_likelihoods(home: Path) -> Results:
+    models = [str(model_folder(home / "m")), str(likelihood_study.encoder_folder(home / "e"))]
+    texts = likelihood_study.texts_of(home / "texts.txt", 6)
+    return done(likelihood_study.settings("", texts, home / "runs", models=models))
+
+
 def of_weights(home: Path) -> Results:
     """A base and two copies with noise, as checkpoints of a series and as the arms of a comparison."""
     import torch
@@ -95,15 +104,6 @@ def of_weights(home: Path) -> Results:
     return also(done(settings), "many", "a series", [1, 2])
 
 
-def of_words(home: Path) -> Results:
-    """An encoder under both protocols, with a model of random weights beside it."""
-    texts = texts_of(home / "texts.txt", 8)
-    folder = encoder_folder(home / "bert")
-    options = {"nulls": ["random_weights"], "random_weights": 2}
-    made = likelihood_settings(folder, texts, home / "runs", protocols="both", **options)
-    return also(done(made), folder.name, "a series", [1, 2])
-
-
 #: Tokens that a whole set of figures needs: eight for a spectrum, sixteen of a beginning for a signal.
 RUNS: Mapping[str, Callable[..., Results]] = {
     "attention_sinks": of_maps(
@@ -111,8 +111,8 @@ RUNS: Mapping[str, Callable[..., Results]] = {
     ),
     "wavelet_heads": of_maps("wavelet_heads", 50, options={"nulls": ["row_permutation"], "prefixes": [0.8]}),
     "absolute_position": of_positions,
+    "attention_likelihood": of_likelihoods,
     "pretraining_writes": of_weights,
-    "attention_likelihood": of_words,
 }
 
 
@@ -193,4 +193,6 @@ def _column(one: Any, size: int, draw: np.random.Generator) -> Any:
         return ["word"] * size
     if pa.types.is_boolean(kind):
         return draw.random(size) < 0.5
-    return draw.integers(0, 9, size) if pa.types.is_integer(kind) else draw.random(size)
+    # the ends of an interval hold what lies between them
+    shift = -1.0 if one.name.endswith("low") else 1.0 if one.name.endswith("high") else 0.0
+    return draw.integers(0, 9, size) if pa.types.is_integer(kind) else draw.random(size) + shift

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Model folders as a study reads them: tiny random weights, a tokenizer made here, checkpoint series."""
+"""Folders as a study reads them: tiny random weights, a tokenizer, checkpoint series; and a small run."""
 
 import json
 from pathlib import Path
@@ -60,3 +60,12 @@ def id_lines(path, rows):
         "".join(json.dumps({"token_ids": row, "kind": "made"}) + "\n" for row in rows), "utf-8"
     )
     return Path(path)
+
+
+def study(tmp_path, model, texts, **options):
+    """Settings of the small runs that tests of the engine do."""
+    from attnscope.engine.config import Study
+
+    metrics = ["fiedler_value", "laplacian_gap", "graph_statistics"]
+    options = {"metrics": metrics, "thresholds": [0.05, "2/n"], "block": 3, **options}
+    return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)

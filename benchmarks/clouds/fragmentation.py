@@ -34,9 +34,10 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
 def main() -> None:
     benchmark = Benchmark("fragmentation", __doc__ or "")
     for n in sizes(benchmark, (100, 400), (100,)):
-        for name, points in point_clouds(n, (64,)).items():
+        for name, points in point_clouds(n, widths=(64,)).items():
             if not benchmark.wants(name):
                 continue
+            points = points[0]
             flags = torch.rand(99, n, generator=torch.Generator().manual_seed(0)) < 0.5
             distances = asc.cloud_distances(points, metric="cosine").numpy()
             benchmark.compare(

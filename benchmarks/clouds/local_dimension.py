@@ -58,6 +58,7 @@ def main() -> None:
             continue
         flags = torch.rand(count, POINTS, generator=torch.Generator().manual_seed(0)) < 0.5
         few = flags[:PEER].numpy()
+        points = points[0]
         distances = asc.cloud_distances(points).numpy()
         peers: dict[str, Any] = {"numpy": lambda d=distances, f=few: by_numpy(d, f)}
         if "sklearn" in present:

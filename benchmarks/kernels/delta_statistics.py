@@ -41,7 +41,7 @@ def agree(peer: str, ours: Any, theirs: Any) -> None:
 
 def main() -> None:
     benchmark = Benchmark("delta_statistics", __doc__ or "")
-    for rows in sizes(benchmark, (256, 1024, 4096), (256,)):
+    for rows in sizes(benchmark, (256, 1024, 4096), (1024,)):
         for dtype in (torch.bfloat16, torch.float32):
             name = f"{str(dtype).removeprefix('torch.')} n={rows}"
             if not benchmark.wants(name):

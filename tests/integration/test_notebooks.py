@@ -22,6 +22,7 @@ SUBJECTS = {
     8: "wavelet_like_heads",
     9: "absolute_position",
     10: "attention_and_likelihood",
+    11: "knowing_and_saying",
     12: "weights",
 }
 LOADS_NO_MODEL = "07_bring_your_own_tensors"

@@ -57,7 +57,8 @@ def written(study: str = "") -> str:
 
 def _entry(key: str, value: Any, kind: str, meaning: str) -> list[str]:
     about = textwrap.wrap(f"{meaning} ({kind})" if meaning else f"({kind})", 96)
-    return [*(f"# {line}" for line in about), yaml.safe_dump({key: value}, allow_unicode=True).rstrip()]
+    text: str = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False)
+    return [*(f"# {line}" for line in about), *text.rstrip().splitlines()]
 
 
 def _default(field: Any) -> Any:

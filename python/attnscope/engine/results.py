@@ -93,7 +93,7 @@ class Results:
         shown = pd.DataFrame(
             {
                 "rows": [f"{self._rows(name):,}" for name in self.tables()],
-                "told apart by": [", ".join(self.keys(name)) for name in self.tables()],
+                "keys": [", ".join(self.keys(name)) for name in self.tables()],
             },
             index=self.tables(),
         )

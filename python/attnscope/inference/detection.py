@@ -22,6 +22,8 @@ Vector = npt.NDArray[Any]
 #: Ridge penalties in units of the mean squared length of the centred features.
 PENALTIES = (1e-3, 1e-2, 1e-1, 1.0, 10.0)
 _STEPS, _INNER = 30, 3
+#: Clusters below which intervals are studentised.
+FEW = 30
 #: Dimensions from which a Hessian costs more than it saves.
 WIDE = 128
 
@@ -172,7 +174,7 @@ def area(part: tuple[Vector, Vector], weights: Vector | None = None) -> Any:
     wins, pairs = part
     w = np.ones(len(wins)) if weights is None else weights
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.einsum("...a,ab,...b->...", w, wins, w) / np.einsum("...a,ab,...b->...", w, pairs, w)
+        return ((w @ wins) * w).sum(-1) / ((w @ pairs) * w).sum(-1)
 
 
 def _interval(
@@ -188,22 +190,21 @@ def _interval(
     whole = float(value(np.ones(count)))
     if not np.isfinite(whole) or count < 5:
         return whole, np.nan, np.nan
-    # Jackknife errors of the sample and of each draw, one of a cluster's copies left out at a time.
-    fewer = np.maximum(drawn[:, None, :] - np.eye(count), 0)
-    values, without = value(drawn), value(fewer)
-    centre = np.average(np.nan_to_num(without), axis=1, weights=drawn)
-    errors = np.sqrt(np.maximum((drawn * np.nan_to_num(without - centre[:, None]) ** 2).sum(1), 0))
-    errors *= np.sqrt((count - 1) / count)
+    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
+    values = value(drawn)
+    low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
+    bounds = np.quantile(values[np.isfinite(values)], tails)
     own = value(1 - np.eye(count))
     error = float(np.sqrt((count - 1) / count * ((own - own.mean()) ** 2).sum()))
-    tails = np.array([(1 - confidence) / 2, (1 + confidence) / 2])
-    usable = np.isfinite(values) & (errors > 0)
-    low, high = (-1.0, 1.0) if len(parts) == 2 else (0.0, 1.0)
-    if count >= 30 or error == 0 or usable.mean() < 0.9:
-        bounds = np.quantile(values[np.isfinite(values)], tails)
-    else:
-        ratios = (values[usable] - whole) / errors[usable]
-        bounds = whole - error * np.quantile(ratios, tails)[::-1]
+    if count < FEW and error > 0:
+        # Jackknife errors of each draw, one of a cluster's copies left out at a time.
+        without = np.nan_to_num(value(np.maximum(drawn[:, None, :] - np.eye(count), 0)))
+        centre = np.average(without, axis=1, weights=drawn)
+        errors = np.sqrt((drawn * (without - centre[:, None]) ** 2).sum(1) * (count - 1) / count)
+        usable = np.isfinite(values) & (errors > 0)
+        if usable.mean() >= 0.9:
+            ratios = (values[usable] - whole) / errors[usable]
+            bounds = whole - error * np.quantile(ratios, tails)[::-1]
     return whole, float(np.clip(bounds[0], low, high)), float(np.clip(bounds[1], low, high))
 
 

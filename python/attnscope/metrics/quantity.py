@@ -244,14 +244,15 @@ def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Qu
     Args:
         name: of the column.
         protocol: whose; another's is better than none.
-        scope: of the number; any where it is not said.
+        scope: of the number; where it is not said one of a map comes before any other.
     """
     from attnscope.metrics.discovery import found
 
     declared = [one for one in found().quantities if one.name == name]
-    for one in declared:
-        if one.protocol == protocol and scope in (None, one.scope):
-            return one
+    for wanted in (scope,) if scope else ("map", None):
+        for one in declared:
+            if one.protocol == protocol and wanted in (None, one.scope):
+                return one
     return declared[0] if declared else unmeasured(name, name.replace("_", " "))
 
 

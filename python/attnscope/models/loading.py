@@ -77,7 +77,7 @@ def load_model(
         return _placed(model, checkpoint, config, device)
 
 
-def random_twin(
+def random_weights_model(
     checkpoint: Checkpoint,
     *,
     seed: int,

@@ -198,7 +198,7 @@ def figures(
             raise
         except Exception as error:  # noqa: BLE001  one fault must not cost the other figures
             missing.append(_failed(name, error))
-    if drawn:
+    if files:
         files.append(_captions(Path(folder) / "captions.tex", drawn))
     _tell(missing, left_out)
     return files

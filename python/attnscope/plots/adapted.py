@@ -15,6 +15,8 @@ from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 
 #: Widths by name, in inches: a column and the text of a two-column page.
 WIDTHS = {"single": 3.4, "double": WIDTH}
+#: Share of its size below which a title is not made smaller.
+SMALLEST = 0.6
 #: Setters and getters of an artist's colours.
 _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
@@ -82,6 +84,30 @@ def adapt(figure: Figure, options: Options) -> None:
                     axis.set_tick_params(labelsize=size * scale)
     if options.letters:
         _letter(figure, options.font_size)
+
+
+def fit_titles(figure: Figure) -> None:
+    """Makes the letters of a title smaller that would run into its neighbour or off the page.
+
+    Args:
+        figure: laid out already.
+    """
+    end = figure.get_figwidth() * figure.dpi
+    boxes = {ax: ax.get_window_extent() for ax in figure.axes}
+    for ax, box in boxes.items():
+        beside = [
+            other.x0
+            for other in boxes.values()
+            if other.x0 > box.x1 and min(other.y1, box.y1) - max(other.y0, box.y0) > 0
+        ]
+        limit = min(beside, default=end)
+        for title in (ax._left_title, ax.title):  # type: ignore[attr-defined]
+            if not title.get_text() or not title.get_visible():
+                continue
+            own = title.get_window_extent()
+            if own.x1 > limit and own.width > 0:
+                share = max(SMALLEST, (limit - own.x0) / own.width)
+                title.set_fontsize(float(title.get_fontsize()) * share)
 
 
 def _letter(figure: Figure, size: float) -> None:

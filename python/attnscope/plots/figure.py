@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle
 
 from attnscope.engine.discovery import study_class, study_of
 from attnscope.plots.adapted import Options as Options
-from attnscope.plots.adapted import adapt
+from attnscope.plots.adapted import adapt, fit_titles
 from attnscope.plots.style import MUTED, settled, style
 
 
@@ -89,7 +89,9 @@ class Figure:
             with style(options.font):
                 _without_empty_panels(drawn.figure)
                 adapt(drawn.figure, options)
-                return drawn._replace(figure=settled(drawn.figure))
+                settled(drawn.figure)
+                fit_titles(drawn.figure)
+                return drawn
 
 
 def _lacking(results: Tables, error: str) -> str:
@@ -239,7 +241,7 @@ _BESIDE = {
     "interval": "bands: 95 % intervals over samples",
     "uniform": "dashed: uniform attention of the same lengths",
     "untrained": "dotted: before training",
-    "random_weights": "dash-dotted: a copy of the model with random weights",
+    "random_weights": "dash-dotted: copies of the model with random weights",
     "row_permutation": "short grey dashes: the same maps with shuffled rows",
 }
 

@@ -119,3 +119,24 @@ def test_what_is_refused():
         ):
             with pytest.raises(ValueError, match=words), edit(model, wrong):
                 pass
+
+
+def test_weights_that_hold_no_numbers_are_refused():
+    model = models.tiny("llama")
+    entry = weight_map(model)[0, "q"]
+    u, v = vectors(entry)
+    owner = model.model.layers[0].self_attn.q_proj
+    owner.weight = torch.nn.Parameter(owner.weight.detach().to("meta"))
+    with (
+        torch.no_grad(),
+        pytest.raises(NotImplementedError, match=r"q_proj\.weight holds no weights to add to \(meta\)"),
+        edit(model, ReplaceWeight(0, "q", u, v)),
+    ):
+        pass
+    owner.weight = torch.nn.Parameter(torch.zeros(96, 96, dtype=torch.int8), requires_grad=False)
+    with (
+        torch.no_grad(),
+        pytest.raises(ValueError, match=r"q_proj\.weight is quantised \(int8\)"),
+        edit(model, ReplaceWeight(0, "q", u, v)),
+    ):
+        pass

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 import attnscope as asc
-from point_clouds import CLOUDS, cloud
+from topology_inputs import CLOUDS, cloud
 
 METRICS = ("euclidean", "cosine")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -101,7 +101,7 @@ def test_offsets_and_scales(n, d, seed, scale):
     )
 
 
-def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_spoils_no_other():
+def test_lengths_cut_a_cloud_and_a_cloud_that_is_not_finite_leaves_the_others_alone():
     points = torch.stack([cloud("gaussian", 9, seed=seed) for seed in range(3)])
     points[1, 2, 0] = math.nan
     points[2, 7] = math.inf  # beyond its length

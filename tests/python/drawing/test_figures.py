@@ -299,7 +299,7 @@ def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) 
     before = dict(matplotlib.rcParams)
     first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
     assert [file.name for file in first] == [
-        "sink_maps.pdf", "sink_maps.png", "sink_emergence.pdf", "sink_emergence.png",
+        "sink_maps.pdf", "sink_maps.png", "sink_emergence.pdf", "sink_emergence.png", "captions.tex",
     ]  # fmt: skip
     pdf = first[0].read_bytes()
     assert b"/Type /Font" in pdf

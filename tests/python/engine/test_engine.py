@@ -15,8 +15,7 @@ from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.engine.texts.encoding import batches
 from census import Census
-from folders import id_lines, model_folder, sentences
-from small_runs import study
+from folders import id_lines, model_folder, sentences, study
 
 
 def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):

@@ -78,6 +78,16 @@ def test_controls_are_columns_and_every_number_is_there(both):
     assert (rows.loc[rows["scope"] == "layers", "table"] == "layers").all()
 
 
+def test_uniform_attention_names_the_keys_that_it_is_among(both):
+    run, old = both
+    before, found = old["baselines"], run.table("baselines")
+    uniform = before["kind"].str.startswith("uniform_")
+    assert set(found.loc[uniform, "kind"]) == {"uniform"}
+    assert (found.loc[uniform, "support"] == before.loc[uniform, "kind"].str.removeprefix("uniform_")).all()
+    assert (found.loc[~uniform, "kind"] == before.loc[~uniform, "kind"]).all()
+    assert {"kind", "support"} <= set(run.keys("baselines"))
+
+
 def test_what_has_no_value_is_null(sinks):
     run, old = sinks
     heads, before = run.table("heads"), old["heads"][old["heads"]["head"] >= 0].reset_index(drop=True)

@@ -35,7 +35,9 @@ HUB = {
     "xlm-r-large": "FacebookAI/xlm-roberta-large",
 }
 #: Packaged studies of other papers.
-OTHERS = ("wavelet", "absolute_position", "attention_likelihood", "pretraining_writes")
+OTHERS = (
+    "wavelet", "absolute_position", "attention_likelihood", "hallucination_geometry", "pretraining_writes",
+)  # fmt: skip
 SETTING = {
     "topology": (500, 48), "spectral": (500, 128), "value": (500, 128), "fisher": (500, 128),
     "divergence": (50, 128), "random_matrix": (100, 128),

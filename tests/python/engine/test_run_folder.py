@@ -14,8 +14,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLock, FolderLocked
 from attnscope.engine.provenance import _own_git_state
 from attnscope.engine.run import resume, run
-from folders import sentences
-from small_runs import study
+from folders import sentences, study
 
 
 def test_an_existing_folder_is_refused_with_the_way_on(tmp_path, llama, texts):

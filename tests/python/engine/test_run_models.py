@@ -12,8 +12,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import resume, run
 from attnscope.models import LoadError
-from folders import model_folder
-from small_runs import study
+from folders import model_folder, study
 
 
 def test_a_series_of_checkpoints_is_ordered_by_integer_step(tmp_path, checkpoints, texts):

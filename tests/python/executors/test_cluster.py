@@ -13,14 +13,15 @@ import threading
 import time
 
 import pytest
+from foreign import NAMES, content, settings
 
+from attnscope import _isa
 from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLocked
 from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.executor import UnitsFailed
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
-from foreign import NAMES, content, settings
 
 psutil = pytest.importorskip("psutil")
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attnscope[ray]'")
@@ -239,7 +240,10 @@ def test_a_killed_driver_an_interrupted_one_and_a_second_one(nodes, inputs, inst
 
 
 @pytest.mark.slow
-def test_workers_of_another_instruction_set_are_refused_by_name(nodes, inputs, whole, tmp_path, said):
+@pytest.mark.skipif(len(_isa.runnable()) < 2, reason="one build of the core is installed, another is needed")
+def test_a_node_of_another_instruction_set_is_refused_and_the_others_go_on(
+    nodes, inputs, whole, tmp_path, said
+):
     node = nodes.add_node(num_cpus=1, env_vars={"ATEN_CPU_CAPABILITY": "default"})
     try:
         made = settings("moved_positions", inputs, tmp_path)
@@ -247,11 +251,28 @@ def test_workers_of_another_instruction_set_are_refused_by_name(nodes, inputs, w
     finally:
         nodes.remove_node(node)
     assert content(results.path) == content(whole("moved_positions"))
-    refused = [line for line in said if "is refused" in line]
     words = (
         rf"the worker on {socket.gethostname()} \(process \d+\) is refused: the instruction set is .* there"
     )
-    assert re.search(words, refused[0])
+    assert any(re.search(words, line) for line in said)
+
+
+@pytest.mark.slow
+def test_workers_of_another_version_and_instruction_set_are_refused_by_name(
+    nodes, inputs, tmp_path, said, monkeypatch
+):
+    """To a driver of another version every worker is another's."""
+    own = {"attnscope": "9.9", "instructions": {"core": "x86_64_v9", "torch": "AVX9"}}
+    monkeypatch.setattr("attnscope.engine.executors.cluster.machine", lambda: own)
+    words = (
+        rf"no worker is left: the worker on {socket.gethostname()} \(process \d+\) is refused: attnscope is "
+        r"\S+ there, 9\.9 here; the instruction set is core \S+ with torch \S+ there, core x86_64_v9 with"
+    )
+    with pytest.raises(UnitsFailed, match=words):
+        run(
+            settings("moved_positions", inputs, tmp_path), progress=False, executor=on(nodes), say=said.append
+        )
+    assert sum("is refused" in line for line in said) == 2
 
 
 @pytest.mark.slow

@@ -11,6 +11,7 @@ import subprocess
 import time
 
 import pytest
+from foreign import NAMES, content, settings
 
 from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLock, FolderLocked
@@ -22,7 +23,6 @@ from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
 from attnscope.models import LoadError
 from folders import sentences
-from foreign import NAMES, content, settings
 
 STUDY = "token_likelihood"
 
@@ -338,3 +338,5 @@ def test_the_slurm_script_names_study_shards_and_memory(inputs, tmp_path):
     assert f"gather {tmp_path / 'runs/a'}" in text
     with pytest.raises(ConfigError, match="at least one shard"):
         slurm_script(str(file), 0)
+    with pytest.raises(ConfigError, match="neither a file nor a packaged study"):
+        slurm_script("nope", 2)

@@ -201,7 +201,7 @@ def test_betti_numbers_are_read_from_bars_only_where_these_hold_them(calls, bett
     assert [name for name, _ in calls].count("betti_numbers") == alone
 
 
-def test_betti_numbers_of_a_spoiled_map_are_its_own_call():
+def test_betti_numbers_of_a_non_finite_map_are_its_own_call():
     a = torch.softmax(torch.randn(3, 6, 6), -1)
     a[1, 2, 2] = float("nan")
     with pytest.warns(RuntimeWarning) as warned:
@@ -346,7 +346,7 @@ def test_the_papers_thresholds_are_taken_where_none_are_given():
     assert same(found["graph_statistics"], asc.graph_statistics(attention, levels))
 
 
-def test_one_read_of_a_spoiled_map_speaks_as_measure():
+def test_one_read_of_a_non_finite_map_speaks_as_measure():
     attention = maps(3, 8, 8)
     attention[1, 4, 2] = torch.nan
     with pytest.warns(RuntimeWarning, match=r"^measure: 1 of 3 matrices") as warned:

@@ -74,23 +74,6 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
     assert json.loads(out) == {**answer, "report": None, "figures_left_out": {}}
 
 
-def test_two_shards_and_their_gathering(call, inputs, tmp_path):
-    model, texts = inputs
-    run = ("run", "--model", model, "--texts", texts, "--samples", 3, "--block", 2, "--output", tmp_path)
-    folder = tmp_path / "attention_sinks-tiny"
-    for number in (2, 1):
-        code, _, err = call(*run, "--set", "metrics=[fiedler_value]", "--shard", f"{number}/2")
-        assert code == 0
-        assert f"units stored in {folder}/parts/{number}-of-2" in err
-        assert f"attnscope gather {folder}" in err
-    code, out, _ = call("gather", folder, "--no-draw", "--json")
-    assert code == 0
-    assert json.loads(out)["tables"] == {"samples": 3, "heads": 24, "head_means": 6, "baselines": 6}
-    code, out, _ = call("slurm", "attention_sinks", "--array", 2, "--set", f"models={model}")
-    assert code == 0
-    assert out.startswith("#!/bin/bash\n")
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -105,7 +88,6 @@ def test_two_shards_and_their_gathering(call, inputs, tmp_path):
         (["run", "--model", "gpt2", "--wrong"], "--wrong"),
         (["run", "--model", "gpt2", "--shard", "9/8"], "expected i/n with i from 1 to n"),
         (["run", "--model", "gpt2", "--shard", "1/2", "--ray", "auto"], "--shard or --ray, not both"),
-        (["slurm", "nope", "--array", "2"], "neither a file nor a packaged study"),
         (["metrics", "fiedler"], "there is no metric 'fiedler'; did you mean 'fiedler_value'?"),
         (["tables"], "DIR"),
     ],

@@ -54,7 +54,7 @@ def planned(folder, texts, tmp_path, **options):
         ({"nulls": ["covariances"]}, "there is no 'covariances'; did you mean 'covariance'"),
         ({"bucket_by": "outcome", "answers": False}, "bucket_by outcome needs answers"),
         ({"pair": "fold"}, r"options.pair: '0' has"),
-        ({"pair": "question"}, r"options.pair: none of 120 values is of 'factual' and another bucket"),
+        ({"pair": "candidates"}, r"options.pair: none of 40 values is of 'factual' and another bucket"),
         ({"prompt": "{question}"}, None),
         ({"prompt": "Is it so? {question}" + " or not" * 20}, r"has more than 128 tokens and would be cut"),
     ],

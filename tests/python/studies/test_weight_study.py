@@ -391,6 +391,6 @@ def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
     options = {"nulls": ["weights"], "gradients": False}
     made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
     assert any("has a transform before its unembedding" in note for note in said)
-    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred"}
+    assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred", "own_weights"}
     claims = made.table("claims").set_index("claim")
     assert claims.loc["C2", "verdict"] == "not testable here"

@@ -1,12 +1,10 @@
 # SPDX-License-Identifier: MIT
-"""The worker as Ray runs it; imported by its name on both sides, and only where Ray is installed."""
+"""The worker as Ray runs it, imported by its name where it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from typing import Any
-
-import ray
 
 from attnscope.engine.executors.worker import Worker
 
@@ -19,10 +17,14 @@ class RemoteWorker:
 
     def begin(self) -> dict[str, Any]:
         """Makes the plan; says what this machine is, and which node of the cluster."""
+        import ray
+
         return {**self._worker.begin(), "node": ray.get_runtime_context().get_node_id()}
 
     def do(self, number: int, skipped: Sequence[tuple[str, str]], reads: Mapping[int, Any]) -> dict[str, Any]:
         """Does one unit, as `Worker.do`."""
+        import ray
+
         return self._worker.do(number, skipped, reads, ray.get)
 
     def end(self) -> None:

@@ -271,18 +271,21 @@ class _Driver:
         if not reason and any(one.gpu != bool(there["cuda"]) for one in self._workers):
             reason = f"it has {there['cuda'] or 'no GPU'}, unlike the workers before it"
         if reason:
-            self._turned_away.append(f"{worker.name} is refused: {reason}")
-            self._engine.say(self._turned_away[-1])
+            self._turn_away(f"{worker.name} is refused: {reason}")
             self._ray.kill(worker.actor)
             return
         worker.gpu = bool(there["cuda"])
         self._engine.machines[worker.host] = there
         self._workers.append(worker)
 
+    def _turn_away(self, words: str) -> None:
+        self._turned_away.append(words)
+        self._engine.say(words)
+
     def _failed(self, worker: _Remote, reason: str) -> Outcome | None:
         """An error in the code that a worker ran."""
         if worker not in self._schedule.at_work:
-            self._turned_away.append(f"{worker.name}: {reason}")
+            self._turn_away(f"{worker.name}: {reason}")
             self._ray.kill(worker.actor)
             return None
         return self._again(self._schedule.done(worker), f"{reason}, in {worker.name}")
@@ -298,7 +301,7 @@ class _Driver:
         if self._lost_at_start < ATTEMPTS:
             self._start()
         if unit is None:
-            self._turned_away.append(f"{worker.name}: {reason[-300:]}")
+            self._turn_away(f"{worker.name}: {reason[-300:]}")
             return None
         return self._again(unit, f"{worker.name} died")
 

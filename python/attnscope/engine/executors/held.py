@@ -13,7 +13,7 @@ from attnscope._memory import peak_bytes
 from attnscope.engine.plan import Plan, megabytes
 from attnscope.engine.texts.encoding import LAYER_BYTES
 from attnscope.models import Checkpoint, Encoder, LoadedModel, load_model
-from attnscope.models.loading import free_disk, random_twin
+from attnscope.models.loading import free_disk, random_weights_model
 
 if TYPE_CHECKING:
     from attnscope.engine.config import ModelSource
@@ -50,7 +50,7 @@ class HeldModel:
             else:
                 seeds = np.random.SeedSequence([seed, control])
                 drawn = int(seeds.generate_state(1)[0]) if control else seed
-                self._held = key, random_twin(checkpoint, seed=drawn, **options)
+                self._held = key, random_weights_model(checkpoint, seed=drawn, **options)
         return self._held[1]
 
     def release(self, *, remove: bool = False) -> str:

@@ -120,8 +120,9 @@ QUANTITIES = (
     Quantity(
         "sink_rate",
         "sink_rate",
-        "share of heads with a sink",
-        "1 where the first key receives more than 0.3 on average; its mean is the share of heads.",
+        "heads whose first key gets > 0.3",
+        "1 where the queries that see the first key give it more than 0.3 on average, which uniform "
+        "attention in a short window does too; its mean is the share of heads.",
         Known(1, star(6)),
         kind="flag",
         low=0,

@@ -238,7 +238,7 @@ def _layers(table: pd.DataFrame) -> Question | None:
         return None
     return Question(
         "Which layers differ?",
-        "Pairs among the first, the quarter and the last layers with p < 0.05. The exact count is "
+        "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count is "
         "paired by sentence "
         "and corrected over the run's table. The published one is not corrected and treats the same "
         "sentence in two "

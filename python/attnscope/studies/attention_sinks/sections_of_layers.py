@@ -151,8 +151,8 @@ SECTIONS: tuple[Section, ...] = (
             "axis that starts with 0 and is logarithmic from 1. The table's step is the best split of the "
             "checkpoints into two levels, given only where it explains more than in 95 % of random orders of "
             "the checkpoints (Holm over the tested quantities of the run) with three checkpoints on "
-            "each side; half-way is where half of the way from first to last is covered, which noise "
-            "does somewhere too."
+            "each side; too few to tell: no order of so few checkpoints could pass for so many quantities. "
+            "Half-way is where half of the way from first to last is covered, which noise does somewhere too."
         ),
         figures=("emergence",),
         table=_table(small_tables.emergence, "Which quantities change during training.", 3),

@@ -25,8 +25,9 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Attention to the first key: the mean over queries <i>i</i> of <i>A</i><sub><i>i</i>0</sub>. "
             "Uniform causal attention gives (1/<i>n</i>) Σ<sub><i>i</i>=1..<i>n</i></sub> 1/<i>i</i> = "
-            "<i>H<sub>n</sub></i>/<i>n</i>. A head counts as a sink head when its first key receives more "
-            "than 0.3 (Gu et al., arXiv 2410.10781). Every row has a largest entry, so a key is called a "
+            "<i>H<sub>n</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
+            "key give it more than 0.3 (Gu et al., arXiv 2410.10781); in a window of nine tokens or fewer, "
+            "uniform attention does. Every row has a largest entry, so a key is called a "
             "sink only when it receives from far queries more than any key would if the far entries of each "
             "row were exchangeable (chance 0.01 a map, Bernstein's inequality) and more than "
             "twice what uniform "
@@ -139,7 +140,8 @@ SECTIONS: tuple[Section, ...] = (
             "Participation ratio: (Σ<i>e</i>)²/Σ<i>e</i>² over squared singular values <i>e</i> of "
             "<i>A</i>. Distance from the random law: rows are standardised over their visible keys, "
             "and the squared singular values over <i>n</i> are compared with the Marchenko-Pastur "
-            "law (full maps) or the triangular law of Dykema and Haagerup (causal maps, support [0, e])."
+            "law (full maps), the triangular law of Dykema and Haagerup (causal maps, support [0, e]), or "
+            "shuffled copies of the map's own rows (windows and other masks)."
         ),
         figures=("spectra",),
         pairs=(

@@ -76,15 +76,26 @@ def _heads_with_sink(row: Mapping[Hashable, Any]) -> str:
     return f"{int(row['heads_with_sink'])} of {int(tested)} ({_percent(row['share_with_sink'])})"
 
 
+#: What is said of the table in its first version, whose step is not the one of the second.
+UNTESTED = (
+    "The steps that this run stored are half-way points of each course, which noise has too, and were not "
+    "tested. Run the study again to have them tested."
+)
+
+
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Whether and when each quantity changes from one level to another, and the head that changes most.
 
 
     Returns:
-        The table; None when the run is no checkpoint series, or its rows were not tested.
+        The table; None when the run is no checkpoint series. One sentence for a run whose steps were stored
+        before any was tested.
     """
-    if "emergence" not in tables or "verdict" not in tables["emergence"] or tables["emergence"].empty:
+    if "emergence" not in tables or tables["emergence"].empty:
         return None
+    if "verdict" not in tables["emergence"]:
+        sentence: pd.DataFrame = pd.DataFrame({"steps of this run": [UNTESTED]})
+        return sentence
     table = tables["emergence"]
     rows = []
     table = table.assign(group="") if "group" not in table else table

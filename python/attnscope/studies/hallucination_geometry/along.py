@@ -219,7 +219,7 @@ def _tests(
         there = [layer for layer in layers if (contrast.name, layer) in kept]
         for place, name, kind in (
             (0, "log_fisher_ratio", "covariance"),
-            (1, "log_transport_ratio", "labels"),
+            (1, "log_transport_ratio", "isotropic"),
         ):
             values, drawn = [], []
             for layer in there:

@@ -230,6 +230,8 @@ def _falls(evidence: Evidence) -> Claim:
     value, low, high = _mean_interval(own)
     gap = _mean_interval(own)[0] - _mean_interval(others)[0]
     numbers = {"value": value, "low": low, "high": high, "null": 0.0}
+    if np.isnan(low):
+        return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
     if low > 0:
         return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
     if high < 0:
@@ -239,7 +241,7 @@ def _falls(evidence: Evidence) -> Claim:
                 "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
             )
         return Claim("C5", statistic, CONTRADICTED, f"{evidence.reference} falls as much", **numbers)
-    return Claim("C5", statistic, UNDECIDED, "the interval holds no change", **numbers)
+    return Claim("C5", statistic, UNDECIDED, "its interval holds 0", **numbers)
 
 
 def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
@@ -282,9 +284,12 @@ def _gradients(evidence: Evidence) -> Claim:
     rows = rows[rows["layer"] == (numbers[-2] if len(numbers) > 1 else numbers[-1])]
     value = float(rows[rows["direction"] == "boundary"]["refusal_alignment"].mean())
     null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
-    edge = float(null.quantile(0.95)) if len(null) else np.nan
-    found = {"value": value, "null": edge}
-    if abs(value) <= edge:
+    if null.empty:
+        return _missing("C7", statistic, "no random direction to compare with")
+    found = {"value": value, "null": float(null.quantile(0.95))}
+    if abs(value) < float(null.quantile(0.05)):
+        return Claim("C7", statistic, SUPPORTED, "less aligned than random directions are", **found)
+    if abs(value) <= found["null"]:
         return Claim(
             "C7", statistic, CONTRADICTED, "random directions align as little: nothing is blocked", **found
         )
@@ -342,7 +347,7 @@ def _order(rows: pd.DataFrame, samples: Any) -> Any:
 
 
 def _expressed(evidence: Evidence) -> Claim:
-    statistic = "log of the divergence when the difference is put there, over that of exchanged labels"
+    statistic = "log of the divergence when the difference is put there, over that of random directions"
     best = _best(evidence.rows("contrasts", quantity="log_transport_ratio"))
     if best is None:
         return _missing("C13", statistic)
@@ -350,7 +355,11 @@ def _expressed(evidence: Evidence) -> Claim:
     where = f"layer {int(best['layer'])}"
     if numbers["p_value"] > ALPHA:
         return Claim(
-            "C13", statistic, UNDECIDED, f"{where}: exchanged labels move the output as much", **numbers
+            "C13",
+            statistic,
+            UNDECIDED,
+            f"{where}: random directions of its length move the output as much",
+            **numbers,
         )
     verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
     return Claim("C13", statistic, verdict, where, **numbers)

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.inference.exchange import Exchange, exchange_labels
+from attnscope.studies.hallucination_geometry.questions import FOLDS, apart
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -73,13 +74,14 @@ def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random
             parts = [stratified(part, size, rng) for _, part in own.groupby("bucket")]
             own = pd.concat(parts)
         own = own.sort_values("sample").reset_index(drop=True)
-        mixed = own.groupby("template")["bucket"].nunique()
+        nested = apart(own)
+        # where no template stands in both buckets, held-out templates would say nothing of words
+        folds = rng.permutation(len(own)) % FOLDS if nested else pd.factorize(own["fold"], sort=True)[0]
         found.append(
             Contrast(
                 other, own, (own["bucket"] == other).to_numpy().astype(int),
                 pd.factorize(own["pair"])[0] if len(whole) else None,
-                pd.factorize(own["template"], sort=True)[0], pd.factorize(own["fold"], sort=True)[0],
-                bool((mixed == 1).all()),
+                pd.factorize(own["template"], sort=True)[0], folds, nested,
             )
         )  # fmt: skip
     return found

@@ -156,12 +156,12 @@ def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | No
     """What a probe makes of the states of a model with random weights; None where the control is off."""
     if not run.settings.options["nulls"] or "random_weights" not in run.settings.options["nulls"]:
         return None
-    from attnscope.models.loading import random_twin
+    from attnscope.models.loading import random_weights_model
 
     checkpoint = run.unit.checkpoint
     assert checkpoint is not None
     source = run.settings.models[run.unit.source]
-    model = random_twin(
+    model = random_weights_model(
         checkpoint, seed=run.settings.seed, dtype=source.dtype, device=source.device,
         trust_remote_code=source.trust_remote_code,
     ).model  # fmt: skip

@@ -53,6 +53,7 @@ def worded(
     kept = [one for one in rows if first[one.text] == one.sample]
     if len(kept) < len(rows):
         plan.notes.append(f"{model}: {len(rows) - len(kept)} prompts stand there twice and are left out")
+    _check_pairs(kept, options)
     kept = _matched(kept, encoder, model, plan, options)
     asked = [replace(one, text=prompt(str(one.text), encoder, options)) for one in kept]
     _check(asked, encoder, options)
@@ -137,6 +138,29 @@ def _matched(
     return kept
 
 
+def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:
+    """Raises for pairs that hold two prompts of one bucket, or none of the reference.
+
+    Raises:
+        ConfigError: with the pair.
+    """
+    pairs: dict[str, Counter[str]] = {}
+    for one in rows:
+        if one.extra["pair"]:
+            pairs.setdefault(one.extra["pair"], Counter())[one.extra["bucket"]] += 1
+    twice = [name for name, own in pairs.items() if max(own.values()) > 1]
+    if twice:
+        raise ConfigError(
+            f"options.pair: {twice[0]!r} has {dict(pairs[twice[0]])}; a pair has one prompt of each bucket"
+        )
+    if pairs and options.bucket_by == "label":
+        whole = sum(options.reference in own and len(own) > 1 for own in pairs.values())
+        if not whole:
+            raise ConfigError(
+                f"options.pair: none of {len(pairs)} values is of {options.reference!r} and another bucket"
+            )
+
+
 def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOptions) -> None:
     """Raises for prompts from which nothing could follow.
 
@@ -156,21 +180,6 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
             raise ConfigError(
                 f"options.dimension_k: must be below the prompts of the smallest bucket, {least}, "
                 f"got {options.dimension_k}"
-            )
-    pairs: dict[str, Counter[str]] = {}
-    for one in rows:
-        if one.extra["pair"]:
-            pairs.setdefault(one.extra["pair"], Counter())[one.extra["bucket"]] += 1
-    twice = [name for name, own in pairs.items() if max(own.values()) > 1]
-    if twice:
-        raise ConfigError(
-            f"options.pair: {twice[0]!r} has {dict(pairs[twice[0]])}; a pair has one prompt of each bucket"
-        )
-    if pairs and options.bucket_by == "label":
-        whole = sum(options.reference in own and len(own) > 1 for own in pairs.values())
-        if not whole:
-            raise ConfigError(
-                f"options.pair: none of {len(pairs)} values is of {options.reference!r} and another bucket"
             )
     endings: dict[int, str] = {}
     for one in rows:
@@ -230,23 +239,29 @@ class Confound:
 
 
 def confounds(table: pd.DataFrame, tokens: Sequence[int], options: HallucinationOptions) -> list[Confound]:
-    """Of each contrast, what can be told without a model."""
+    """Of each contrast, what words alone say without a model."""
     found = []
     table = table.assign(tokens=list(tokens))
     for other in options.others if options.bucket_by == "label" else ():
         own = table[table["bucket"].isin([options.reference, other])]
         labels = (own["bucket"] == other).to_numpy().astype(int)
+        nested = apart(own)
+        folds = np.random.default_rng(0).permutation(len(own)) % FOLDS if nested else own["fold"]
         scores = detection(
-            own["tokens"].to_numpy()[:, None], labels, folds=own["fold"], draws=1,
+            own["tokens"].to_numpy()[:, None], labels, folds=folds, draws=1,
             baselines={"auc_words": bag_of_words(own["question"].tolist())},
         ).set_index("score")["auc"]  # fmt: skip
-        mixed = own.groupby("template")["bucket"].nunique()
         pairs = own[own["pair"] != ""].groupby("pair")["bucket"].nunique()
         found.append(
-            Confound(other, _either(scores["auc"]), scores["auc_words"], bool((mixed == 1).all()),
+            Confound(other, _either(scores["auc"]), scores["auc_words"], nested,
                      int((pairs == 2).sum()))
         )  # fmt: skip
     return found
+
+
+def apart(rows: pd.DataFrame) -> bool:
+    """Whether no template stands in two buckets."""
+    return bool((rows.groupby("template")["bucket"].nunique() == 1).all())
 
 
 def _either(value: float) -> float:

@@ -25,7 +25,7 @@ WORDS = {
     "C9": "the boundary is the same in all layers",
     "C10": "wiring a detector to a refusal restores it",
     "C12": "training with cross-entropy has no attractor for abstention",
-    "C13": "the output answers to the difference (expressed) and not to exchanged labels",
+    "C13": "the output answers to the difference more than to random directions of its length (expressed)",
 }
 
 
@@ -62,8 +62,8 @@ def verdict(own: pd.DataFrame, contrast: str, reference: str) -> str:
     return (
         f"States tell {contrast} from {reference} beyond words and length (excess {number(first['value'])}, "
         f"{reach}, p {number(first['p_adjusted'])}); putting the difference there "
-        + ("moves the output more than exchanged labels do: it is expressed." if expressed else
-           "moves the output no more than exchanged labels do: it is silent.")
+        + ("moves the output more than random directions do: it is expressed." if expressed else
+           "moves the output no more than random directions do: it is silent.")
     )  # fmt: skip
 
 

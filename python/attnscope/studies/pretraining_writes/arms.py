@@ -20,14 +20,13 @@ from attnscope.engine.claims import (
 )
 from attnscope.studies.pretraining_writes.evidence import Pair
 from attnscope.studies.pretraining_writes.fractions import spread_over
+from attnscope.studies.pretraining_writes.options import MATCHED
 
 if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
 
 #: An arm that is a preference objective, in the order in which one is taken.
 PREFERENCE = ("dpo", "preference")
-#: What arms are called that were stopped where all have moved as far.
-MATCHED = "_matched"
 #: The change that made the start, which is no arm from it.
 PRETRAINING = "pretraining"
 _RUN = re.compile(r"(\d+)$")

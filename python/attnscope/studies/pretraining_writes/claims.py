@@ -18,9 +18,10 @@ from attnscope.engine.claims import (
     Claim,
     write_claims,
 )
-from attnscope.studies.pretraining_writes.arms import MATCHED, arm_claims
+from attnscope.studies.pretraining_writes.arms import arm_claims
 from attnscope.studies.pretraining_writes.evidence import Mean, Pair, pairs_of
 from attnscope.studies.pretraining_writes.fractions import FLOOR, spread_over
+from attnscope.studies.pretraining_writes.options import MATCHED
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun

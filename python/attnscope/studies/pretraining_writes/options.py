@@ -13,6 +13,8 @@ from attnscope.engine.study import Names, Options
 
 #: Matrices that every claim is about, in the order of a block.
 ROLES = ("q", "k", "v", "o", "gate", "up", "down")
+#: How arms are called that were stopped where all have moved as far.
+MATCHED = "_matched"
 NULLS = ("other_layer", "random_weights", "weights", "foreign")
 
 

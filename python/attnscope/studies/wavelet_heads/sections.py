@@ -17,7 +17,8 @@ SECTIONS: tuple[Section, ...] = (
         "Frequencies of attention",
         tables=("heads", "spectra"),
         words=(
-            "A query's attention along its keys is a signal. Its power spectrum says whether attention "
+            "A query's attention along the keys that it sees is a signal; a learned sink is no key and not "
+            "in it. Its power spectrum says whether attention "
             "varies "
             "slowly, as over whole passages, or from key to key."
         ),

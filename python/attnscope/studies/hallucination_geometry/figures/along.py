@@ -55,7 +55,7 @@ def readout_by_depth(results: Tables, options: Options) -> Drawn:
     """How much of what the logits read the boundary is, by depth."""
     table, more = first_model(results, "readout", "readout_gain", "top_share")
     figure_, axes = panels(1, 2, height=2.6, width=options.width)
-    shades = colors(list(table["contrast"]))
+    shades = colors(["", *table["contrast"]])
     ks = sorted(table["k"].unique())
     k = ks[len(ks) // 2]
     for (contrast, direction), rows in table.groupby(["contrast", "direction"], sort=False):
@@ -93,7 +93,7 @@ def refusal_slope(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "sensitivity", "refusal_slope")
     if table["refusal_slope"].isna().all() and table["entropy_slope"].isna().all():
         raise NotDrawable("no refusal token")
-    shades = colors(list(table["contrast"]))
+    shades = colors(["", *table["contrast"]])
     figure_, axes = panels(1, 2, height=2.6, width=options.width)
     for ax, column, label in zip(
         axes[0], ("refusal_slope", "entropy_slope"), ("slope of refusal (logits)", "slope of entropy (nats)"),

@@ -79,7 +79,7 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("one number of neighbours has no course")
     layers = sorted(table["layer"].unique())
     wanted = sorted({layers[0], layers[len(layers) // 2], layers[-1]})
-    shades = colors(list(table["contrast"]))
+    shades = colors(["", *table["contrast"]])
     figure_, axes = panels(1, len(wanted), height=2.5, width=options.width)
     for ax, layer in zip(axes[0], wanted, strict=True):
         for contrast, rows in table[table["layer"] == layer].groupby("contrast", sort=False):
@@ -123,14 +123,18 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
             ax.plot(
                 rows["scale"], values, color=shades[bucket], label=None if null else bucket, linestyle=dash
             )
+    largest = float(table["scale"].max())
+    where = "grey line" if largest >= 0.15 else "beyond the largest distance here"
     for ax, title in zip(axes[0], ("pieces / n", "clusters", "loops"), strict=True):
-        ax.axvline(0.15, color=MUTED, linewidth=0.8)
+        if largest >= 0.15:
+            ax.axvline(0.15, color=MUTED, linewidth=0.8)
+        ax.set_xlim(0, largest)
         ax.set_title(title)
         ax.set_xlabel("scale")
     axes[0][0].legend()
     return captioned(
         figure_,
         f"Layer {layer}, {int(table['n'].max())} prompts a bucket; dotted: clouds of the same covariance. "
-        "Grey line: the one radius of the paper, .15.",
+        f"The one radius of the paper, .15: {where}.",
         more,
     )

@@ -52,6 +52,7 @@ def confounds(results: Tables, options: Options) -> Drawn:
         bars.append((f"layer {int(best['layer'])}", best["auc"], best["low"], best["high"], PALETTE[0]))
         for at, (_, value, low, high, color) in enumerate(bars):
             ax.bar(at, value - 0.5, bottom=0.5, color=color, width=0.7)
+            ax.plot(at, value, "o", color=color, markersize=4)
             if np.isfinite(low):
                 ax.plot([at, at], [low, high], color="black", linewidth=1)
         ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
@@ -125,3 +126,59 @@ def training(results: Tables, options: Options) -> Drawn:
     axes[0][0].set_ylabel("best excess of AUC")
     axes[0][0].legend()
     return captioned(figure_, "The layer of the largest excess at each step; bands: 95 % over templates.")
+
+
+@figure("clouds")
+def published(results: Tables, options: Options) -> Drawn:
+    """The paper's ratios of dimension to factual prompts, beside this run's and its control's, by depth."""
+    from attnscope.published.numbers import published_numbers
+
+    table, more = first_model(results, "clouds", "value")
+    own = table[
+        (table["quantity"] == "local_dimension") & (table["protocol"] == "exact") & (table["layer"] >= 0)
+    ]
+    own = own[own["k"] == own["k"].max()].pivot_table(index="layer", columns="bucket", values="value")
+    numbers = published_numbers("ruscio2026")
+    numbers = numbers[(numbers["quantity"] == "local_dimension") & numbers["control"].notna()]
+    if "factual" not in own or own.shape[1] < 2 or numbers.empty:
+        raise NotDrawable("no bucket besides factual")
+    figure_, axes = panels(1, 1, height=2.7, width=min(options.width, 4.4))
+    ax = axes[0][0]
+    for at, (model, rows) in enumerate(
+        numbers[numbers["token"] == "impossible"].groupby("model", sort=False)
+    ):
+        depth = rows["layer"] / rows["layer"].max()
+        printed = rows["value"] / rows["control"]
+        ax.plot(depth, printed, ":", color=PALETTE[at], marker="s", markersize=3, label=f"{model}, printed")
+    other = next(name for name in own if name != "factual")
+    ratio = (own[other] / own["factual"]).dropna()
+    ax.plot(
+        ratio.index / max(ratio.index.max(), 1),
+        ratio,
+        color="black",
+        marker="o",
+        markersize=3,
+        label="this run",
+    )
+    random = controls(results, "clouds", str(table["model"].iloc[0]))
+    if random is not None:
+        rows = random[(random["quantity"] == "local_dimension") & (random["layer"] >= 0)]
+        rows = rows[rows["k"] == rows["k"].max()]
+        wide = rows.pivot_table(index="layer", columns="bucket", values="value")
+        line = wide[other] / wide["factual"]
+        ax.plot(
+            line.index / max(line.index.max(), 1),
+            line,
+            label="random weights",
+            **NULL_LINES["random_weights"],
+        )
+    level(ax, 1)
+    ax.set_xlabel("depth")
+    ax.set_ylabel(f"dimension, {other} / factual")
+    ax.legend()
+    return captioned(
+        figure_,
+        "The paper's prompts differ in template, length and number between buckets; those of this run need "
+        "not. Dashed: no difference.",
+        more,
+    )

@@ -68,6 +68,9 @@ def steering_curve(results: Tables, options: Options) -> Drawn:
             ax.fill_between(mean.index, draws.min(), draws.max(), color=PALETTE[at + 1], alpha=0.2,
                             linewidth=0, label=control)  # fmt: skip
         level(ax, 0)
+        ax.set_ylim(
+            -0.02, max(0.1, 1.1 * float(own.groupby(["control", "strength"])["changed"].mean().max()))
+        )
         ax.set_title(f"layer {layer}")
         ax.set_xlabel("strength α")
     axes[0][0].set_ylabel("answers changed")

@@ -23,7 +23,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     octaves,
     spread_of,
 )
-from attnscope.studies.pretraining_writes.options import ROLES
+from attnscope.studies.pretraining_writes.options import MATCHED, ROLES
 
 _SIDES = (
     (("q", "k"), "in", "inputs", "q, k on own inputs"),
@@ -80,6 +80,7 @@ def trajectory(results: Tables, options: Options) -> Drawn:
 def _arms(results: Tables) -> pd.DataFrame:
     """Rows of the runs of arms: model, arm, both sides."""
     arms = dict(dict(getattr(results, "study", None) or {}).get("options", {}).get("arms", {}))
+    arms = {model: arm for model, arm in arms.items() if not arm.endswith(MATCHED)}
     table = measured(results)
     table = table[table["model"].isin(arms)]
     if table.empty:
@@ -87,8 +88,9 @@ def _arms(results: Tables) -> pd.DataFrame:
             "no model of the run has an arm (options.arms): python -m attnscope.demo.tuning makes them"
         )
     rows = []
-    for model, own in table.groupby("model"):
-        row: dict[str, object] = {"model": model, "arm": arms[str(model)]}
+    for model, arm in arms.items():
+        own = table[table["model"] == model]
+        row: dict[str, object] = {"model": model, "arm": arm}
         for roles, side, subspace, label in _SIDES:
             some = own[own["role"].isin(roles) & (own["side"] == side) & (own["subspace"] == subspace)]
             row[label] = mean_log2(some["relative"]) if len(some) else math.nan

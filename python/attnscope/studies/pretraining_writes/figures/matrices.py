@@ -8,7 +8,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_layers, stored
 from attnscope.plots.style import INK, MUTED
@@ -105,13 +105,16 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
                     ax.plot(curve.index, curve["fraction"], color=COLORS[role], label=role)
                     ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
             if len(rows):
-                energy = rows.groupby("share")["share_of_energy"].mean()
+                # of one width: roles of another have other k/d
+                first = rows[rows["role"] == next(role for role in ROLES if role in set(rows["role"]))]
+                energy = first.groupby("share")["share_of_energy"].mean()
                 ax.plot(
                     energy.index, energy, color=INK, linestyle="--", linewidth=0.9, label="of the subspace"
                 )
                 ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
                 ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
             ax.set_xscale("log", base=2)
+            ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
             ax.set_title(f"{name}: {label}" if len(names) > 1 else label)
             ax.set_xlabel("k / d")
@@ -120,7 +123,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
     return captioned(
         drawn,
         "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
-        "best k directions hold; dashed: the energy of the subspace's own directions.",
+        "best k directions hold; dashed: the energy of the directions themselves, of the first role.",
     )
 
 

@@ -12,48 +12,21 @@ import time
 import numpy as np
 import pytest
 import torch
+from foreign import NAMES, content, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
 from attnscope.engine import discovery
 from attnscope.engine.config import ConfigError
+from attnscope.engine.results import load
 from attnscope.engine.run import resume, run
-from folders import sentences, series
-from foreign import NAMES, content, settings, site
 from launcher import Launcher
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
-    return site(tmp_path_factory.mktemp("site"))
-
-
-@pytest.fixture(autouse=True)
-def found(installed, monkeypatch):
-    for path in installed:
-        monkeypatch.syspath_prepend(path)
-    discovery.studies.cache_clear()
-    yield
-    discovery.studies.cache_clear()
-
-
-@pytest.fixture(scope="module")
-def inputs(tmp_path_factory):
-    home = tmp_path_factory.mktemp("inputs")
-    return series(home / "growing", steps=(0, 2, 10)), sentences(home / "texts.txt", 5, shortest=5)
-
-
-@pytest.fixture(scope="module")
-def finished(inputs, tmp_path_factory):
+def finished(whole):
     """Runs that were left in peace, one of each study, when asked for."""
-    made = {}
-
-    def of(name):
-        if name not in made:
-            made[name] = run(settings(name, inputs, tmp_path_factory.mktemp(name)), progress=False)
-        return made[name]
-
-    return of
+    return lambda name: load(whole(name))
 
 
 def test_a_list_of_names_imports_no_study(installed):

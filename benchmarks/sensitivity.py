@@ -1,0 +1,61 @@
+# SPDX-License-Identifier: MIT
+"""Derivatives along 20 directions behind every block: steps on the prompt's cache, against whole prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from attnscope.capture.directions.sensitivity import sensitivity_of
+from attnscope.capture.directions.steps import PromptSteps
+from harness import Benchmark, sizes
+
+TARGET = 10.0
+DIRECTIONS, LAYERS, WIDTH = 20, 12, 256
+
+
+def equal(peer: str, ours: Any, theirs: Any) -> None:
+    del peer
+    np.testing.assert_allclose(ours, theirs, rtol=1e-2, atol=1e-8)
+
+
+def main() -> None:
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    benchmark = Benchmark("sensitivity", __doc__ or "")
+    config = LlamaConfig(
+        vocab_size=8192, hidden_size=WIDTH, intermediate_size=704, num_hidden_layers=LAYERS,
+        num_attention_heads=8,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = LlamaForCausalLM(config).eval()
+    directions = torch.randn(DIRECTIONS, WIDTH)
+    prompts = sizes(benchmark, (48,), (1,))[0]
+    for tokens in sizes(benchmark, (16, 64), (64,)):
+        texts = [torch.randint(8192, (tokens,)) for _ in range(prompts)]
+
+        def fisher(cached: bool, texts: Any = texts) -> Any:
+            found = []
+            for text in texts:
+                steps = PromptSteps(model, text, cached=cached)
+                for layer in range(LAYERS):
+                    own = sensitivity_of(steps, layer, directions, depth=LAYERS, curved=False)
+                    found.append(own.directional_fisher.numpy())
+            return np.stack(found)
+
+        benchmark.compare(
+            f"{prompts} prompts of {tokens} tokens",
+            prompts,
+            lambda fisher=fisher: fisher(True),
+            {"whole prompts": lambda fisher=fisher: fisher(False)},
+            agree=equal,
+            target=TARGET if tokens >= 64 else None,
+            facts={"tokens": tokens, "directions": DIRECTIONS, "layers": LAYERS},
+        )
+    benchmark.finish()
+
+
+if __name__ == "__main__":
+    main()

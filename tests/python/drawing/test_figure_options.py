@@ -1,0 +1,119 @@
+# SPDX-License-Identifier: MIT
+"""What an author changes of a figure: width, letters, words, colours, formats; captions for LaTeX."""
+
+import re
+from itertools import pairwise
+
+import matplotlib as mpl
+import matplotlib.font_manager
+import pytest
+from matplotlib.colors import to_hex
+from matplotlib.text import Text
+
+import figure_tables as made
+from attnscope.plots import Options, draw, figures
+from attnscope.plots.style import PALETTE, panels, style
+
+
+@pytest.fixture(scope="module")
+def results():
+    return made.make_results()
+
+
+def texts_of(figure):
+    return [text for text in figure.findobj(Text) if text.get_text()]
+
+
+def test_a_column_has_its_width_and_the_panels_stand_in_more_rows(results):
+    for width, inches in (("single", 3.4), ("double", 7.0), (5, 5.0), ("3.2", 3.2)):
+        figure = draw(results, ["depth"], width=width)["depth"]
+        assert figure.get_figwidth() == pytest.approx(inches)
+        ends = [ax._left_title.get_window_extent().x1 for ax in figure.axes if ax.get_title(loc="left")]
+        assert max(ends) <= inches * figure.dpi + 3
+    single, double = (draw(results, ["depth"], width=one)["depth"] for one in ("single", "double"))
+    assert len(single.axes) == len(double.axes)
+    assert single.get_figheight() > double.get_figheight()
+
+
+def test_folded_panels_keep_their_places_and_shared_axes():
+    _, wide = panels(2, 4, height=2.0, width=7.0, sharey="row")
+    figure, axes = panels(2, 4, height=2.0, width=3.4, sharey="row")
+    assert [len(row) for row in axes] == [len(row) for row in wide] == [4, 4]
+    assert len(figure.axes) == 8
+    axes[0][0].set_ylim(0, 5)
+    axes[1][0].set_ylim(0, 9)
+    assert [ax.get_ylim() for ax in axes[0]] == [(0, 5)] * 4
+    assert [ax.get_ylim() for ax in axes[1]] == [(0, 9)] * 4
+    figure, axes = panels(1, 3, height=2.0, width=3.4)
+    assert len(figure.axes) == 3, "an axis too many is left on the page"
+
+
+def test_letters_words_and_colours(results):
+    plain = draw(results, ["depth"])["depth"]
+    changed = draw(
+        results, ["depth"], letters=True, labels={"layer": "Schicht"}, palette=["#aa0000"], font_size=10.0
+    )["depth"]
+    words = [text.get_text() for text in texts_of(changed)]
+    shown = sum(ax.axison for ax in changed.axes)
+    assert [word for word in words if word in "abcdefgh"] == list("abcdefgh"[:shown])
+    assert "Schicht" in words
+    assert "layer" not in words
+    colours = {to_hex(line.get_color()) for ax in changed.axes for line in ax.get_lines()}
+    before = {to_hex(line.get_color()) for ax in plain.axes for line in ax.get_lines()}
+    assert PALETTE[0] in before
+    assert PALETTE[0] not in colours
+    assert "#aa0000" in colours
+    label = {text.get_text(): text.get_fontsize() for text in texts_of(plain)}["layer"]
+    larger = {text.get_text(): text.get_fontsize() for text in texts_of(changed)}["Schicht"]
+    assert larger == pytest.approx(label * 10 / 8)
+
+
+def test_a_font_is_taken_and_the_users_own_settings_win(results):
+    family = draw(results, ["depth"], font="DejaVu Serif")["depth"].axes[0].title.get_fontfamily()
+    assert family == ["DejaVu Serif"]
+    with mpl.rc_context({"font.size": 13.0}), style():
+        assert mpl.rcParams["font.size"] == 13.0
+        assert mpl.rcParams["pdf.fonttype"] == 42
+    with style():
+        assert mpl.rcParams["font.size"] == 8.0
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"width": "triple"}, "width must be inches, 'single' or 'double', got 'triple'"),
+        ({"width": 0.5}, "between 2 and 20 inches, got 0.5"),
+        ({"font_size": 0}, "font_size must be positive, got 0"),
+        ({"palette": ["bleu"]}, "palette holds 'bleu', which is no colour"),
+    ],
+)
+def test_what_cannot_be_is_refused_in_words(options, words):
+    with pytest.raises(ValueError, match=re.escape(words)):
+        Options(**options)
+
+
+def test_formats_titles_and_captions(results, tmp_path):
+    files = figures(results, tmp_path, ["depth", "emergence"], formats=["svg", "png", "eps"], dpi=50)
+    assert sorted(file.name for file in files) == sorted(
+        [
+            "captions.tex",
+            *(f"{name}.{kind}" for name in ("depth", "emergence") for kind in ("svg", "png", "eps")),
+        ]
+    )
+    assert b"<dc:title>depth</dc:title>" in (tmp_path / "depth.svg").read_bytes()
+    captions = (tmp_path / "captions.tex").read_text("utf-8")
+    assert captions.startswith(r"\newcommand{\figurecaption}[1]")
+    assert captions.count(r"\expandafter\def\csname attnscope:") == 2
+    assert r"95 \% intervals" in captions
+    assert captions.isascii()
+
+
+def test_titles_stay_off_their_neighbours(results):
+    figure = draw(results, ["depth"], width=3.2)["depth"]
+    titles = [ax._left_title.get_window_extent() for ax in figure.axes if ax.get_title(loc="left")]
+    rows = {}
+    for ax, title in zip(figure.axes, titles, strict=False):
+        rows.setdefault(round(ax.get_window_extent().y0), []).append((title.x0, title.x1))
+    assert all(len(row) > 1 for row in rows.values())
+    for row in rows.values():
+        assert all(left[1] <= right[0] for left, right in pairwise(sorted(row)))

@@ -1,0 +1,220 @@
+# SPDX-License-Identifier: MIT
+"""A planted difference is found, and told apart by whether the output reads it; none is found else."""
+
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.engine.run import resume, run
+from attnscope.inference.exchange import exchange_labels, max_t
+from attnscope.studies.hallucination_geometry import states
+from attnscope.studies.hallucination_geometry.clouds import Space, compare
+from attnscope.studies.hallucination_geometry.contrasts import contrasts
+from attnscope.studies.hallucination_geometry.detecting import directions_auc
+from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from knowing_study import model_folder, questions, settings
+
+ALONG = {
+    "interventions": False, "answers": False, "lens": False, "nulls": ["covariance"], "others": ["unknown"],
+    "sensitivity": {"prompts": 3, "directions": 30, "refusal": ["u"]}, "permutations": 199,
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+def test_labels_of_pairs_templates_and_nests():
+    import pandas as pd
+
+    table = pd.DataFrame(
+        {
+            "sample": range(48),
+            "bucket": ["factual", "unknown"] * 24,
+            "template": [f"t{at // 12}" for at in range(48)],
+            "pair": [f"p{at // 2}" for at in range(48)],
+            "fold": [f"f{at // 24}" for at in range(48)],
+        }
+    )
+    options = HallucinationOptions(others=["unknown"])
+    rng = np.random.default_rng(0)
+    one = contrasts(table, options, rng)[0]
+    assert one.n == 24
+    assert not one.nested
+    assert set(np.bincount(one.pairs)) == {2}
+    loose = contrasts(table.assign(pair=""), options, rng)[0]
+    assert loose.pairs is None
+    nested = contrasts(table.assign(pair="", template=table["bucket"]), options, rng)[0]
+    assert nested.nested
+    found = nested.exchange(lambda drawn: drawn[:, 0].astype(float), 99, 0)
+    assert np.isnan(found.p_value)
+    fewer = table[(table["bucket"] == "factual") | (table["sample"] < 20)].assign(pair="")
+    assert contrasts(fewer, options, rng)[0].n == 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("read", [True, False])
+def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkeypatch):
+    """Added to the last states of `unknown`: the direction that logits read most, or one they do not read."""
+    from transformers import AutoModelForCausalLM
+
+    folder = model_folder(tmp_path / "m")
+    model = AutoModelForCausalLM.from_pretrained(folder)
+    with torch.no_grad():
+        model.lm_head.weight[:, 0] = 0
+        model.lm_head.weight[:, 1] *= 20
+    model.save_pretrained(folder)
+    texts = questions(tmp_path / "q.csv")
+    axis = np.eye(32)[1 if read else 0].astype(np.float32)
+    plain = states.last_states
+
+    def planted(run, batch):
+        marked = {one.sentence.sample for one in run.unit.inputs if one.sentence.extra["bucket"] == "unknown"}
+        for layer, own in plain(run, batch):
+            if layer == 1:
+                size = np.linalg.norm(own, axis=1).mean()
+                own = own + size * np.array([one in marked for one in batch.samples])[:, None] * axis
+            yield layer, own
+
+    monkeypatch.setattr(states, "last_states", planted)
+    found = run(settings(folder, texts, tmp_path, **ALONG), progress=False)
+    claims = found.table("claims").set_index("claim")
+    assert claims.loc["C1 unknown", "verdict"] == "supported"
+    assert claims.loc["C1 unknown", "p_adjusted"] <= 0.05
+    rows = found.table("contrasts")
+    row = rows[(rows["quantity"] == "log_transport_ratio") & (rows["layer"] == 1)].iloc[0]
+    assert (row["value"] > 0) == read
+    gain = found.table("readout")
+    gain = gain[(gain["layer"] == 1) & (gain["direction"] == "boundary")]["readout_gain"].iloc[0]
+    assert gain > 5 if read else gain < 0.1
+    from attnscope.studies.hallucination_geometry.sections import findings
+
+    assert "beyond words and length (excess" in findings(found)[0]
+    assert findings(found)[0].endswith("it is expressed." if read else "it is silent.")
+
+
+@pytest.mark.slow
+def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path):
+    folder = model_folder(tmp_path / "m")
+    texts = questions(tmp_path / "q.csv")
+    whole = run(settings(folder, texts, tmp_path / "whole"), progress=False)
+    for least in (2, 9):  # while states are collected, and behind them
+        output = tmp_path / f"killed{least}"
+        code = (
+            "import attnscope as asc, torch\ntorch.set_num_threads(1)\n"
+            f"asc.run(asc.Study(**{settings(folder, texts, output).to_dict()!r}), progress=False)\n"
+        )
+        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+            units = output / "a" / "units"
+            for _ in range(2400):
+                done = [u for u in units.iterdir() if not u.name.startswith(".")] if units.is_dir() else []
+                if len(done) >= least:
+                    break
+                time.sleep(0.05)
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+        assert not (output / "a" / "tables" / "claims.parquet").exists()
+        resume(output / "a", progress=False)
+        mine = {path.name: path.read_bytes() for path in (whole.path / "tables").iterdir()}
+        its = {path.name: path.read_bytes() for path in (output / "a" / "tables").iterdir()}
+        assert mine == its
+
+
+def simulated(seed, shift=0.0, scale=1.0):
+    """Pairs of points of eight templates; the second of a pair may be moved or spread."""
+    rng = np.random.default_rng(seed)
+    templates = np.arange(64) // 8
+    points = np.repeat(rng.standard_normal((32, 12)), 2, axis=0) + rng.standard_normal((64, 12))
+    points += rng.standard_normal((8, 12))[templates]
+    labels = np.arange(64) % 2
+    points[labels == 1, 0] += shift
+    points[labels == 1, 3:] *= scale
+    return torch.from_numpy(points), labels, templates
+
+
+def tested(seed, draws, **how):
+    """Smallest p-values of the study's own statistics on simulated states."""
+    import pandas as pd
+
+    states, labels, templates = simulated(seed, **how)
+    table = pd.DataFrame(
+        {
+            "sample": range(64), "bucket": np.where(labels == 1, "unknown", "factual"),
+            "template": templates.astype(str), "pair": [str(at // 2) for at in range(64)],
+            "fold": (templates // 2).astype(str),
+        }
+    )  # fmt: skip
+    options = HallucinationOptions(others=["unknown"], dimension_k=[8], primary_k=8, permutations=draws)
+    contrast = contrasts(table, options, np.random.default_rng(0))[0]
+    found = {name: value[4] for (name, _), value in compare(Space(states, options), contrast, seed).items()}
+    data = states.numpy()
+    area = contrast.exchange(
+        lambda some: np.abs(directions_auc(data, some, contrast.folds) - 0.5), draws, seed
+    )
+    found["auc_direction"] = area.p_value
+    # a sensitivity that is uᵀFu of a fixed F, along the boundary and along those of exchanged labels
+    form = np.diag(np.linspace(0.1, 3, 12))
+
+    def fisher(some):
+        signs = np.where(some, 1.0, -1.0) @ data
+        unit = signs / np.linalg.norm(signs, axis=1, keepdims=True)
+        return np.abs(np.log((unit @ form * unit).sum(1)) - np.log(np.trace(form) / 12))
+
+    found["fisher"] = exchange_labels(
+        fisher, labels, pairs=np.arange(64) // 2, draws=draws, seed=seed
+    ).p_value
+    return {name: float(value) for name, value in found.items()}
+
+
+@pytest.mark.slow
+def test_levels_hold_where_there_is_nothing():
+    """p < .05 in 3 to 7 % of 400 draws, for dimension, fragmentation, detection and sensitivity."""
+    found = [tested(seed, 199) for seed in range(400)]
+    for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "fisher"):
+        rate = np.mean([one[name] <= 0.05 for one in found])
+        assert 0.03 <= rate <= 0.07, (name, rate)
+
+
+def test_planted_differences_are_found():
+    moved = [tested(seed, 199, shift=4.0) for seed in range(3)]
+    assert all(one["auc_direction"] <= 0.05 for one in moved)
+    flat = [tested(seed, 199, scale=0.05) for seed in range(3)]
+    assert all(one["log_dimension_ratio"] <= 0.05 for one in flat)
+
+
+def test_the_largest_over_layers_pays_for_the_search():
+    rng = np.random.default_rng(0)
+    drawn = np.abs(rng.standard_normal((199, 10)))
+    one = max_t(np.append(2.2, np.full(9, 0.1)), drawn)
+    alone = max_t([2.2], drawn[:, :1])
+    assert one.p_adjusted[0] > 3 * alone.p_adjusted[0]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
+def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
+    from editing import DATA
+
+    folder = DATA / name / "hf"
+    if not folder.exists():
+        pytest.skip(f"no {folder}")
+    texts = {"path": "builtin:hallucination_geometry", "column": "question"}
+    study = asc.Study(
+        study="hallucination_geometry", models=str(folder), texts=texts, output=str(tmp_path), seed=seed,
+        block=128,
+        options={
+            "interventions": False, "answers": False, "lens": False, "permutations": 199, "null_draws": 2,
+            "dimension_k": [10], "sensitivity": {"prompts": 4, "directions": 20}, "random_weights": 2,
+        },
+    )  # fmt: skip
+    claims = run(study, progress=False).table("claims")
+    assert not (claims["p_adjusted"] < 0.05).any(), claims[claims["p_adjusted"] < 0.05]
+    assert (claims[claims["claim"].str.startswith("C1 ")]["verdict"] != "supported").all()
