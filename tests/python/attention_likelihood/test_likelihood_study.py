@@ -329,7 +329,7 @@ def test_packaged_configurations_and_a_dry_run(folder, texts, tmp_path):
         "roberta-large",
     )
     for name in encoders:
-        study = asc.Study.from_yaml(f"attention_likelihood-{name}")
+        study = asc.Study.from_yaml(f"attention_likelihood/{name}")
         assert study.options["word"] == "column:lemma"
         assert [one.path for one in study.texts] == ["builtin:wordnet"]
         assert study.protocols == ["exact", "ruscio2023"]
