@@ -1,11 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""Maps for the topology tests, and their bars by other people's programs."""
+"""Maps and clouds of points for the topology tests, and their bars by other people's programs."""
 
 import numpy as np
 import torch
 
 KINDS = ("softmax", "causal", "sink", "tied", "sparse", "one_hot")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+CLOUDS = ("gaussian", "clustered", "circle", "tied")
 
 
 def attention_map(kind, n, seed=0):
@@ -55,3 +56,23 @@ def gudhi_bars(distance, field=2):
     tree = gudhi.RipsComplex(distance_matrix=distance).create_simplex_tree(max_dimension=2)
     tree.compute_persistence(homology_coeff_field=field, min_persistence=-1.0)
     return [lexicographic(tree.persistence_intervals_in_dimension(k)) for k in (0, 1)]
+
+
+def cloud(kind, n, d=5, seed=0):
+    """A seeded cloud [n, d] float64 of one of CLOUDS."""
+    rng = np.random.default_rng([seed, n, d, CLOUDS.index(kind)])
+    if kind == "tied":
+        # Whole coordinates, none all 0: many equal distances, some equal points.
+        points = rng.integers(0, 3, (n, d)).astype(float)
+        points[:, 0] += 1
+    elif kind == "circle":
+        angle = rng.uniform(0, 2 * np.pi, n)
+        points = np.zeros((n, d))
+        points[:, 0], points[:, 1] = np.cos(angle), np.sin(angle)
+        points += 0.01 * rng.standard_normal((n, d))
+    elif kind == "clustered":
+        centres = 5 * rng.standard_normal((max(1, n // 8), d))
+        points = centres[rng.integers(0, len(centres), n)] + 0.3 * rng.standard_normal((n, d))
+    else:
+        points = rng.standard_normal((n, d))
+    return torch.from_numpy(points)

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from point_clouds import cloud
+from topology_inputs import cloud
 
 
 def test_it_is_the_difference_of_means():

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.spatial.distance import cdist
 
 import attnscope as asc
-from point_clouds import CLOUDS, cloud
+from topology_inputs import CLOUDS, cloud
 
 METRICS = ("euclidean", "cosine")
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)

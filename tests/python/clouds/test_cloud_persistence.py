@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
-from point_clouds import CLOUDS, cloud
-from topology_inputs import gudhi_bars, lexicographic
+from topology_inputs import CLOUDS, cloud, gudhi_bars, lexicographic
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.sparse.csgraph import connected_components, minimum_spanning_tree
 
 import attnscope as asc
-from point_clouds import CLOUDS, cloud
+from topology_inputs import CLOUDS, cloud
 
 
 def by_scipy(distances):

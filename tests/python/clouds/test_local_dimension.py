@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
-from point_clouds import CLOUDS, cloud
+from topology_inputs import CLOUDS, cloud
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from point_clouds import cloud
+from topology_inputs import cloud
 
 
 def spread(points):

@@ -9,7 +9,7 @@ import torch
 
 import attnscope as asc
 from attnscope.protocols import ruscio2026
-from point_clouds import cloud
+from topology_inputs import cloud
 
 
 def test_lid_by_hand():

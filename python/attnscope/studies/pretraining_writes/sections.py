@@ -8,9 +8,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.engine.claims import NOT_TESTABLE
 from attnscope.report.claims import claims_frame
 from attnscope.report.section import Page, Section
 
+#: Pairs that the sentences at the top speak of.
+_MOST = 6
 #: Claims by name, in the words of the report.
 WORDS = {
     "C1": "q, k change along what they read",
@@ -44,7 +47,9 @@ def _claims(page: Page) -> None:
     )
     page.definition(
         "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
-        "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions."
+        "of what it reads; <i>f·d/k</i> is 1 for a change without preferred directions. On the prediction "
+        "subspace it must be read against what independent errors of all logits would give: with few tokens "
+        "the unembedding has few main directions, and the write side cannot but be concentrated."
     )
     claims_frame(page, table, WORDS)
     for name in ("asymmetry", "objectives", "graded"):
@@ -139,7 +144,7 @@ def _mechanism(page: Page) -> None:
 
 
 def findings(results: Any) -> list[str]:
-    """The sentences at the top: C1 and C1b of every pair, absence of an effect included.
+    """The sentences at the top: claims over all pairs or arms, or C1, C1b and C2 of the first pairs.
 
     Args:
         results: the stored tables.
@@ -147,12 +152,20 @@ def findings(results: Any) -> list[str]:
     if "claims" not in results.tables():
         return []
     table = results.table("claims")
+    whole = table["model"].str.startswith("all ")
+    chosen = table[table["claim"].isin(["C1", "C1b", "C2"])]
+    if whole.any():
+        chosen = table[whole & (table["verdict"] != NOT_TESTABLE)]
+    names = (chosen["model"] + " " + chosen["revision"].fillna("")).str.strip()
+    shown = list(dict.fromkeys(names))[:_MOST]
     found = []
-    for _, row in table[table["claim"].isin(["C1", "C1b", "C2"])].iterrows():
-        name = f"{row['model']} {row['revision'] or ''}".strip()
-        value = "" if pd.isna(row["value"]) else f" {_number(row['value'])} {_interval(row)}"
-        reason = f" ({row['reason']})" if row["reason"] else ""
-        found.append(f"{name}, {row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}.")
+    for name, (_, row) in zip(names, chosen.iterrows(), strict=True):
+        if name in shown:
+            value = "" if pd.isna(row["value"]) else f" {_number(row['value'])} {_interval(row)}"
+            reason = f" ({row['reason']})" if row["reason"] else ""
+            found.append(f"{name}, {row['claim']}: {WORDS[row['claim']]}:{value} — {row['verdict']}{reason}.")
+    if more := names.nunique() - len(shown):
+        found.append(f"{more} more pairs are in the table of claims.")
     return found
 
 

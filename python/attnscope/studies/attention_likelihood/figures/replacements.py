@@ -45,7 +45,7 @@ def dose(results: Tables, options: Options) -> Drawn:
                 marker="os^"[at], markersize=3.5, label=THIRDS[at] if len(layers) >= 3 else "all layers",
             )  # fmt: skip
         named = own.groupby("mode")["log_likelihood_difference"].first()
-        for mode, nats in named.items():
+        for mode, nats in named.items() if len(models) == 1 else ():
             if mode in ("lowest", "low", "mid", "high", "highest"):
                 ax.annotate(
                     mode, (nats, 1.01), xycoords=("data", "axes fraction"), fontsize=6.0, ha="left",
@@ -54,12 +54,14 @@ def dose(results: Tables, options: Options) -> Drawn:
         ax.axhline(0, **ZERO)
         ax.axvline(0, **ZERO)
         ax.set_xlabel("change of log-likelihood (nats)")
+    order = table.groupby("mode")["log_likelihood_difference"].mean()
     axes[0][0].set_ylabel("change of the share")
     legend_of(figure_, axes[0][0], 3)
     return captioned(
         figure_,
         "Each point is a mode of replacement, mean over texts and over the layers of a third of the depth, "
-        "less the real word (0, 0).",
+        "less the real word (0, 0); from the left: "
+        f"{', '.join(str(mode) for mode in order.sort_values().index)}.",
         left_out=left_out,
     )
 
@@ -79,10 +81,11 @@ def attention_budget(results: Tables, options: Options) -> Drawn:
         own = own[own["mode"] == mode]
         layers = np.array(sorted(own["layer"].unique()))
         grid = own.pivot_table(index="layer", columns="measure", values=["real", "difference"])
+        grid = grid.reindex(layers)
         for side, hatch in ((-0.2, ""), (0.2, "////")):
             bottom = np.zeros(len(layers))
             for at, part in enumerate(PARTS):
-                if ("real", part) not in grid:
+                if ("real", part) not in grid or ("difference", part) not in grid:
                     continue
                 height = grid["real", part].to_numpy()
                 height = height + (grid["difference", part].to_numpy() if hatch else 0.0)

@@ -106,7 +106,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
                     ax.plot(curve.index, curve["ceiling"], color=COLORS[role], linestyle=":", linewidth=0.8)
             if len(rows):
                 # of one width: roles of another have other k/d
-                first = rows[rows["role"] == rows["role"].iloc[0]]
+                first = rows[rows["role"] == next(role for role in ROLES if role in set(rows["role"]))]
                 energy = first.groupby("share")["share_of_energy"].mean()
                 ax.plot(
                     energy.index, energy, color=INK, linestyle="--", linewidth=0.9, label="of the subspace"
