@@ -12,6 +12,7 @@ from importlib import metadata
 
 import torch
 
+from attnscope._warn import warned_once
 from attnscope.commands.catalogue import first_lines
 from attnscope.metrics.discovery import found
 from attnscope.metrics.quantity import Quantity
@@ -91,9 +92,10 @@ def examine() -> list[Check]:
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
     numbers = _by_metric()
-    for name, quantities in numbers.items():
-        checks.append(_holds(name, quantities))
-    checks += [_example_holds(name) for name in first_lines() if name not in numbers]
+    with warned_once("maps"):
+        for name, quantities in numbers.items():
+            checks.append(_holds(name, quantities))
+        checks += [_example_holds(name) for name in first_lines() if name not in numbers]
     return checks
 
 

@@ -50,6 +50,7 @@ OPTIONS = {
     "betti_numbers": {"thresholds": [0.05, 0.1]},
     "betti_curve": {"scales": SCALES},
     "top_mass": {"k": 2},
+    "span_attention": {"spans": (0, 1)},
 }
 NEEDS_MORE = (
     *("sink_removal", "geometric_semantic_alignment", "reference_influence"),

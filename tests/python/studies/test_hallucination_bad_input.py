@@ -116,7 +116,7 @@ def test_files_without_templates_or_pairs(folder, tmp_path):
     result = run(settings(folder, path, tmp_path, **FAST), progress=False)
     tests = result.table("contrasts")
     assert tests["p_value"].notna().any()
-    assert set(result.table("prompts")["answer"].str.split("|").str[1]) == {"x"}
+    assert set(result.table("prompts")["answer"].str.split("|").str[-1]) == {"x"}
 
 
 def asc_lines(folder, texts, tmp_path, **options):
