@@ -22,14 +22,7 @@ from attnscope.report import report
 ROUNDS, GROUPS = 3, 6
 
 
-#: Tables made from what a study declares may be of no run; until it has a tiny one, its failures are shown.
-PARTS = [
-    name if name in RUNS else pytest.param(name, marks=pytest.mark.xfail(reason="no tiny run", strict=False))
-    for name in NAMES
-]
-
-
-@pytest.fixture(scope="module", params=PARTS)
+@pytest.fixture(scope="module", params=NAMES)
 def whole(request, tmp_path_factory) -> Results:
     return whole_run(request.param, tmp_path_factory.mktemp(request.param))
 

@@ -43,7 +43,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
                            & (random["k"] == k)].groupby("layer")["value"].mean().dropna()  # fmt: skip
             ax.plot(other.index, other, color=shades[bucket], linestyle="--", linewidth=1)
     ax.set_ylabel(f"local dimension (k = {k})")
-    ax.set_title(f"buckets (n = {int(own['n'].max())} each)")
+    ax.set_title(f"buckets (n = {own['n'].max():.0f} each)")
     legend(ax)
     ax = axes[0][1]
     for contrast, rows in tests[tests["k"] == k].groupby("contrast", sort=False):
@@ -102,7 +102,7 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Grey: 95 % of exchanged labellings; n = {int(table['n_pairs'].max())} prompts of each bucket. Few "
+        f"Grey: 95 % of exchanged labellings; n = {table['n_pairs'].max():.0f} prompts of each bucket. Few "
         "neighbours measure inside templates, many between them.",
         more,
     )
@@ -125,6 +125,8 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
                 rows["scale"], values, color=shades[bucket], label=None if null else bucket, linestyle=dash
             )
     largest = float(table["scale"].max())
+    if not largest > 0:
+        raise NotDrawable("no cloud has a bar")
     where = "grey line" if largest >= 0.15 else "beyond the largest distance here"
     for ax, title in zip(axes[0], ("pieces / n", "clusters", "loops"), strict=True):
         if largest >= 0.15:
@@ -135,7 +137,7 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}, {int(table['n'].max())} prompts a bucket; dotted: clouds of the same covariance. "
+        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; dotted: clouds of the same covariance. "
         f"The one radius of the paper, .15: {where}.",
         more,
     )

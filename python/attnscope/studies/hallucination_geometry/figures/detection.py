@@ -59,7 +59,7 @@ def confounds(results: Tables, options: Options) -> Drawn:
         ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
         level(ax, 0.5)
         ax.set_ylim(0, 1)
-        ax.set_title(f"{contrast} (n = {int(own['n'].max())})")
+        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
     axes[0][0].set_ylabel("AUC on held-out templates")
     return captioned(
         figure_,
@@ -95,7 +95,7 @@ def detection_by_depth(results: Tables, options: Options) -> Drawn:
             ax.plot(mean.index, mean, label="random weights", **NULL_LINES["random_weights"])
         level(ax, 0.5)
         ax.set_ylim(0, 1)
-        ax.set_title(f"{contrast} (n = {int(own['n'].max())})")
+        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
         layers_below(ax)
     axes[0][0].set_ylabel("AUC on held-out templates")
     handles, labels = axes[0][0].get_legend_handles_labels()
