@@ -322,12 +322,12 @@ def test_the_published_share_stands_beside_every_replacement(whole):
 
 
 def test_packaged_configurations_are_of_windows():
-    for name in ("", "-llama-3.2-3b", "-qwen2.5-7b", "-mistral-7b-v0.1", "-llama-3.2-1b"):
+    for name in ("", "/llama-3.2-3b", "/qwen2.5-7b", "/mistral-7b-v0.1", "/llama-3.2-1b"):
         models = {} if name else {"models": "x"}
         study = asc.Study.from_yaml(f"absolute_position{name}", **models)
         assert study.study == "absolute_position"
         assert [one.per for one in study.texts] == ["window"]
-        wanted = (256, 16, 64) if name == "-llama-3.2-1b" else (64, 16, 256)
+        wanted = (256, 16, 64) if name == "/llama-3.2-1b" else (64, 16, 256)
         assert (study.max_tokens, study.block, study.texts[0].samples) == wanted
 
 
