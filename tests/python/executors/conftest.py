@@ -3,11 +3,11 @@
 
 import pytest
 import torch
+from foreign import settings, site
 
 from attnscope.engine import discovery
 from attnscope.engine.run import run
 from folders import sentences, series
-from foreign import settings, site
 
 
 @pytest.fixture(scope="session")

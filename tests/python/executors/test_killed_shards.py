@@ -11,8 +11,8 @@ import time
 from pathlib import Path
 
 import pytest
-
 from foreign import content, settings
+
 from launcher import Launcher, until
 
 pytestmark = pytest.mark.slow

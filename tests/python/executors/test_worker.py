@@ -6,13 +6,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
+from foreign import content, settings
 
 from attnscope.engine.executors.executor import Executor, Outcome, UnitsFailed
 from attnscope.engine.executors.schedule import Schedule
 from attnscope.engine.executors.worker import Worker, as_text
 from attnscope.engine.run import Engine, resume, run
 from folders import series
-from foreign import content, settings
 
 STUDY = "token_likelihood"
 

@@ -2,10 +2,10 @@
 """One run of the whole sink study, shared by the tests of its tables."""
 
 import pytest
+from sink_runs import study
 
 from attnscope.engine.run import run
 from folders import model_folder, sentences
-from sink_runs import study
 
 
 @pytest.fixture(scope="session")

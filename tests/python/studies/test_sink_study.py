@@ -4,6 +4,7 @@
 import numpy as np
 import pytest
 import torch
+from sink_runs import THRESHOLDS, study, with_means
 
 import attnscope as asc
 from attnscope.engine.config import Study
@@ -11,7 +12,6 @@ from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 from folders import model_folder, tokenizer
-from sink_runs import THRESHOLDS, study, with_means
 
 
 @pytest.fixture(scope="module")

@@ -6,12 +6,12 @@ import shutil
 import numpy as np
 import pytest
 import torch
+from sink_runs import study
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
 from attnscope.protocols import ruscio2025
 from folders import model_folder, series
-from sink_runs import study
 
 
 def test_nulls_are_averaged_into_baselines(results):
