@@ -152,4 +152,4 @@ def test_formulas_are_drawn(site, tmp_path):
     file.unlink()
     boxes = json.loads(shown.partition("<title>")[2].partition("</title>")[0])
     assert len(boxes) >= 10
-    assert all(width > 80 and height > 24 for width, height in boxes), [b for b in boxes if b[1] <= 24]
+    assert all(width > 80 and height > 20 for width, height in boxes), [b for b in boxes if b[1] <= 20]

@@ -114,7 +114,9 @@ def areas(
         labels: [n] of 0 and 1.
         clusters: [n] whole numbers from 0 on.
         best_of: names of the baselines.
-        draws, confidence, seed: of the bootstrap.
+        draws: of the bootstrap.
+        confidence: of its intervals.
+        seed: of its draws.
     """
     import pandas as pd
 

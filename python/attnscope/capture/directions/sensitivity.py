@@ -153,7 +153,9 @@ def sensitivity_of(
         layer: number of the block.
         directions: [m, D].
         depth: number of blocks.
-        refusal, method, relative_step: as for `sensitivity`.
+        refusal: as for `sensitivity`.
+        method: likewise.
+        relative_step: likewise.
         curved: take the second derivative too, which is two thirds of the work; NaN without.
     """
     m = len(directions)
