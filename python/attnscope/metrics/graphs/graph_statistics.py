@@ -144,7 +144,7 @@ QUANTITIES = (
     ),
     _of_graph(
         "laplacian_gap",
-        "spectral gap of the graph",
+        "Laplacian gap of the graph",
         "Distance from the second to the third eigenvalue of the thresholded graph's Laplacian.",
         0.0,
         column="graph_laplacian_gap",

@@ -136,7 +136,7 @@ QUANTITIES = (
     Quantity(
         "laplacian_gap",
         "laplacian_gap",
-        "spectral gap",
+        "Laplacian gap",
         "Distance from the second to the third eigenvalue of the Laplacian.",
         Known(1.0, star(3)),
         symbol=r"$\lambda_3-\lambda_2$",

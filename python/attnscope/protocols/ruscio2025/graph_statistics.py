@@ -314,7 +314,7 @@ QUANTITIES = (
     ),
     _of_graph(
         "laplacian_gap",
-        "spectral gap of the graph",
+        "Laplacian gap of the graph",
         "Distance from its second to its third eigenvalue.",
         0.0,
         column="graph_laplacian_gap",
