@@ -107,7 +107,6 @@ class HallucinationOptions(Options):
         answers: how they are made; false makes none.
         interventions: false leaves them out.
         keep_states: keep the states as a table of the run.
-        band: share of points nearest the boundary that the topology takes; null takes all.
     """
 
     prompt: str = "Question: {question}\nAnswer:"
@@ -138,7 +137,6 @@ class HallucinationOptions(Options):
     answers: AnswerOptions | Literal[False] = AnswerOptions()
     interventions: InterventionOptions | Literal[False] = InterventionOptions()
     keep_states: bool = True
-    band: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("prompt")
     @classmethod
