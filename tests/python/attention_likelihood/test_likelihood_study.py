@@ -174,7 +174,8 @@ def test_a_run_in_other_blocks_has_the_same_words(whole, folder, texts, tmp_path
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(folder, texts, tmp_path):
     calm = run(settings(folder, texts, tmp_path / "calm"), progress=False)
     code = (
-        "import attnscope as asc, sys\n"
+        "import attnscope as asc, torch\n"
+        "torch.set_num_threads(1)\n"
         f"asc.run(asc.Study(**{settings(folder, texts, tmp_path).to_dict()!r}), progress=False)\n"
     )
     with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
