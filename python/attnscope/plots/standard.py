@@ -8,6 +8,7 @@ A study without figures of its own has `figures_of_any_run()`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -245,8 +246,9 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
 
 def matrix_of(row: Any) -> Any:
     """The attention matrix of a row of the table `examples`, [n, n]."""
-    n = int(row["n_tokens"])
-    return np.asarray(row["attention"], dtype=float).reshape(n, n)
+    entries = np.asarray(row["attention"], dtype=float)
+    n = math.isqrt(len(entries))
+    return entries.reshape(n, n)
 
 
 def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) -> pd.DataFrame:

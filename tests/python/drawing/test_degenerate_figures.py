@@ -5,6 +5,7 @@ The drawing functions are called directly, so that an error is an error here and
 are those that discovery finds: a folder that is added is tested by being there.
 """
 
+import contextlib
 import warnings
 from collections.abc import Callable
 
@@ -81,7 +82,8 @@ def read_by(results: Results) -> dict[str, set[str]]:
     watched = Watched({name: results.table(name) for name in results.tables()}, study=results.study)
     for figure, draw in figures_of(watched).items():
         read.clear()
-        draw(watched)
+        with contextlib.suppress(NotDrawable):
+            draw(watched)
         for table in read:
             seen.setdefault(table, set()).add(figure)
     return seen

@@ -149,8 +149,9 @@ def residual_maps(results: Tables, options: Options) -> Drawn:
             _dots(ax, table, list(grid.index), list(grid.columns))
         ax.set_title(title)
         ax.set_xlabel("head")
-        ax.set_xticks(range(0, heads, max(1, heads // 8)), list(grid.columns)[:: max(1, heads // 8)])
-        ax.set_yticks(range(0, layers, max(1, layers // 12)), list(grid.index)[:: max(1, layers // 12)])
+        across, down = max(1, len(grid.columns) // 8), max(1, len(grid) // 12)
+        ax.set_xticks(range(0, len(grid.columns), across), list(grid.columns)[::across])
+        ax.set_yticks(range(0, len(grid), down), list(grid.index)[::down])
         figure_.colorbar(image, ax=ax, shrink=0.9)
     axes[0][0].set_ylabel("layer")
     count = int((table["p_adjusted"] <= 0.05).sum())
@@ -176,10 +177,13 @@ def score_split(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "residual_maps", "mean", "profile")
     layer, head = int(table["layer"].iloc[0]), int(table["head"].iloc[0])
     position, _ = first_model(results, "position", "residual")
-    own = position[
+    rows = position[
         (position["layer"] == layer) & (position["head"] == head) & (position["queries"] == "early")
         & (position["arm"] == "base") & (position["input"] == "windows")
-    ].iloc[0]  # fmt: skip
+    ]  # fmt: skip
+    if rows.empty:
+        raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
+    own = rows.iloc[0]
     figure_, axes = panels(1, 2, height=2.9, width=options.width)
     profile = table.assign(offset=table["query"] - table["key"]).groupby("offset")["profile"].first()
     ax = axes[0][0]

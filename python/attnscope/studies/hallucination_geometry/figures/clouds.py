@@ -23,7 +23,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
     """Local dimension of each bucket by depth, and the ratio to the reference beside exchanged labels."""
     table, more = first_model(results, "clouds", "value")
     tests, _ = first_model(results, "contrasts", "null_low")
-    tests = tests[tests["quantity"] == "log_dimension_ratio"]
+    tests = tests[(tests["quantity"] == "log_dimension_ratio") & tests["k"].notna()]
     if tests.empty:
         raise NotDrawable("no dimension was compared")
     k = int(tests["k"].iloc[len(tests) // 2]) if 10 not in set(tests["k"]) else 10

@@ -65,8 +65,10 @@ def steering_curve(results: Tables, options: Options) -> Drawn:
                 ax.plot(mean.index, mean, color=PALETTE[0], marker="o", markersize=3, label="boundary")
                 continue
             draws = rows.groupby(["strength", "draw"])["changed"].mean().groupby("strength")
-            ax.fill_between(mean.index, draws.min(), draws.max(), color=PALETTE[at + 1], alpha=0.2,
-                            linewidth=0, label=control)  # fmt: skip
+            low, high = draws.min().reindex(mean.index), draws.max().reindex(mean.index)
+            ax.fill_between(
+                mean.index, low, high, color=PALETTE[at + 1], alpha=0.2, linewidth=0, label=control
+            )
         level(ax, 0)
         ax.set_ylim(
             -0.02, max(0.1, 1.1 * float(own.groupby(["control", "strength"])["changed"].mean().max()))

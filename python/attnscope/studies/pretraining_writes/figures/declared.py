@@ -48,8 +48,9 @@ def measured(results: Tables, subspace: str = "") -> pd.DataFrame:
 def controls(results: Tables, subspace: str) -> pd.DataFrame:
     """The same under nulls; empty where the run has none."""
     table = optional(results, "fractions_variants")
-    if table is None:
-        nothing: pd.DataFrame = pd.DataFrame(columns=["variant", "role", "layer", "relative", *PAIR])
+    columns = ["variant", "role", "layer", "relative", *PAIR]
+    if table is None or not {*columns, "subspace"} <= set(table):
+        nothing: pd.DataFrame = pd.DataFrame(columns=columns)
         return nothing
     own = table[table["role"].isin(ROLES) & (table["subspace"] == subspace)]
     positive: pd.DataFrame = own[own["relative"] > 0]
