@@ -2,6 +2,10 @@
 """Folders as a study reads them: tiny random weights, a tokenizer, checkpoint series; and a small run."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from pathlib import Path
 
 from models import VOCABULARY, tiny
@@ -69,3 +73,27 @@ def study(tmp_path, model, texts, **options):
     metrics = ["fiedler_value", "laplacian_gap", "graph_statistics"]
     options = {"metrics": metrics, "thresholds": [0.05, "2/n"], "block": 3, **options}
     return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
+
+
+def killed(study, least=3):
+    """The folder of a run in a process of one thread that was killed when so many units were stored."""
+    code = (
+        "import attnscope as asc, torch\ntorch.set_num_threads(1)\n"
+        f"asc.run(asc.Study(**{study.to_dict()!r}), progress=False)\n"
+    )
+    folder = Path(study.output) / study.name
+    units = folder / "units"
+    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
+        for _ in range(2400):
+            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
+            if len(done) >= least:
+                break
+            time.sleep(0.05)
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    return folder
+
+
+def table_bytes(folder):
+    """The bytes of every table of a run."""
+    return {path.name: path.read_bytes() for path in sorted((Path(folder) / "tables").iterdir())}

@@ -190,7 +190,7 @@ def removed(
         [0.75, 0.5, 0.5]
 
     References:
-        Ruscio, Nanni and Silvestri, arXiv 2606.06160, 2026, for the question; the estimator is attnscope's.
+        arXiv 2606.06160, 2026, for the question; the estimator is attnscope's.
     """
     for profile in (base, arm):
         require_groups("removed", profile)

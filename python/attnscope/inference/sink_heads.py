@@ -114,7 +114,7 @@ def frames_of_sinks(
         ('none', 0.0)
 
     References:
-        Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
+        What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
     have, tested = heads_with_sinks(positions, untested, pooled)
     found, without = _shaped("frames_of_sinks", positions, untested)

@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The likelihood study on models made here: what is stored is what slow loops find."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
-from folders import model_folder, series
+from folders import killed, model_folder, series, table_bytes
 from likelihood_study import encoder_folder, loops, settings, texts_of
 
 CK = ["model", "revision", "step"]
@@ -173,25 +168,10 @@ def test_a_run_in_other_blocks_has_the_same_words(whole, folder, texts, tmp_path
 
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(folder, texts, tmp_path):
     calm = run(settings(folder, texts, tmp_path / "calm"), progress=False)
-    code = (
-        "import attnscope as asc, torch\n"
-        "torch.set_num_threads(1)\n"
-        f"asc.run(asc.Study(**{settings(folder, texts, tmp_path).to_dict()!r}), progress=False)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
-        units = tmp_path / "a" / "units"
-        for _ in range(1200):
-            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
-            if len(done) >= 3:
-                break
-            time.sleep(0.05)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert not (tmp_path / "a" / "tables" / "claims.parquet").exists()
-    resume(tmp_path / "a", progress=False)
-    mine = {path.name: path.read_bytes() for path in (calm.path / "tables").iterdir()}
-    its = {path.name: path.read_bytes() for path in (tmp_path / "a" / "tables").iterdir()}
-    assert mine == its
+    stopped = killed(settings(folder, texts, tmp_path))
+    assert not (stopped / "tables" / "claims.parquet").exists()
+    resume(stopped, progress=False)
+    assert table_bytes(calm.path) == table_bytes(stopped)
 
 
 @pytest.mark.parametrize("by", [1, -1])

@@ -29,8 +29,3 @@ def settings(name, inputs, output, run="a", **options):
     return asc.Study(
         study=name, models=str(inputs[0]), output=str(output), name=run, block=2, options=options, **texts
     )
-
-
-def content(folder):
-    """The bytes of every table."""
-    return {path.name: path.read_bytes() for path in sorted((Path(folder) / "tables").iterdir())}

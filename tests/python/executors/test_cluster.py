@@ -13,7 +13,7 @@ import threading
 import time
 
 import pytest
-from foreign import NAMES, content, settings
+from foreign import NAMES, settings
 
 from attnscope import _isa
 from attnscope.engine.config import ConfigError
@@ -22,6 +22,7 @@ from attnscope.engine.executors.cluster import Cluster
 from attnscope.engine.executors.executor import UnitsFailed
 from attnscope.engine.executors.shards import gather, run_shard
 from attnscope.engine.run import resume, run
+from folders import table_bytes
 
 psutil = pytest.importorskip("psutil")
 ray = pytest.importorskip("ray", reason="Ray is not installed: pip install 'attnscope[ray]'")
@@ -112,7 +113,7 @@ def until(condition, seconds=240.0):
 @pytest.mark.parametrize("name", NAMES)
 def test_a_cluster_makes_the_tables_of_one_process(nodes, inputs, whole, tmp_path, name):
     results = run(settings(name, inputs, tmp_path), progress=False, executor=on(nodes))
-    assert content(results.path) == content(whole(name))
+    assert table_bytes(results.path) == table_bytes(whole(name))
     facts = results.provenance
     assert facts["state"] == "finished"
     assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
@@ -132,7 +133,7 @@ def test_a_driver_outside_of_the_cluster(nodes, inputs, whole, tmp_path):
         until(lambda: not socket.socket().connect_ex(("127.0.0.1", port)))
         made = settings("moved_positions", inputs, tmp_path)
         results = run(made, progress=False, executor=Cluster(f"ray://127.0.0.1:{port}"))
-        assert content(results.path) == content(whole("moved_positions"))
+        assert table_bytes(results.path) == table_bytes(whole("moved_positions"))
     finally:
         server.kill()
         server.wait()
@@ -173,7 +174,7 @@ def test_a_killed_worker_costs_one_unit_each_time(nodes, inputs, tmp_path, said)
     results = run(made, progress=False, executor=on(nodes), say=said.append)
     killer.join()
     whole = run(settings("deadly_units", inputs, tmp_path, run="b"), progress=False)
-    assert content(results.path) == content(whole.path)
+    assert table_bytes(results.path) == table_bytes(whole.path)
     assert results.provenance["units"]["done_by_this_process"] == 3 * 5 + 1
     lost = [line for line in said if "died; it is done again elsewhere" in line]
     words = r"unit \d{6}-\w{12} \(growing step\d+\): the worker on \S+ \(process (\d+)\) died"
@@ -236,7 +237,7 @@ def test_a_killed_driver_an_interrupted_one_and_a_second_one(nodes, inputs, inst
     assert json.loads((folder / "provenance.json").read_text("utf-8"))["state"] == "interrupted"
     results = resume(folder, progress=False)
     whole = run(settings("deadly_units", inputs, tmp_path, run="b", seconds=0.5), progress=False)
-    assert content(results.path) == content(whole.path)
+    assert table_bytes(results.path) == table_bytes(whole.path)
 
 
 @pytest.mark.slow
@@ -250,7 +251,7 @@ def test_a_node_of_another_instruction_set_is_refused_and_the_others_go_on(
         results = run(made, progress=False, executor=on(nodes), say=said.append)
     finally:
         nodes.remove_node(node)
-    assert content(results.path) == content(whole("moved_positions"))
+    assert table_bytes(results.path) == table_bytes(whole("moved_positions"))
     words = (
         rf"the worker on {socket.gethostname()} \(process \d+\) is refused: the instruction set is .* there"
     )
@@ -311,7 +312,7 @@ def test_a_checkpoint_on_one_node_alone_is_done_there(nodes, inputs, tmp_path, m
         assert ran(own.address, "two", full) == "[]"
     finally:
         own.shutdown()
-    assert content(tmp_path / "two") == content(tmp_path / "one")
+    assert table_bytes(tmp_path / "two") == table_bytes(tmp_path / "one")
 
 
 def hub(home, models, lacks):
@@ -365,5 +366,5 @@ def test_the_series_of_the_demo_has_equal_tables_under_all_three_executors(nodes
     shards = gather([last.run], progress=False)
     cluster = run(made, name="cluster", progress=False, executor=on(nodes))
     assert {"heads", "samples", "baselines"} <= set(local.tables())
-    assert content(shards.path) == content(local.path)
-    assert content(cluster.path) == content(local.path)
+    assert table_bytes(shards.path) == table_bytes(local.path)
+    assert table_bytes(cluster.path) == table_bytes(local.path)

@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 import torch
-from foreign import NAMES, content, settings
+from foreign import NAMES, settings
 from safetensors.numpy import load_file
 
 import attnscope as asc
@@ -20,6 +20,7 @@ from attnscope.engine import discovery
 from attnscope.engine.config import ConfigError
 from attnscope.engine.results import load
 from attnscope.engine.run import resume, run
+from folders import table_bytes
 from launcher import Launcher
 
 
@@ -153,7 +154,7 @@ def test_any_units_lost_are_done_again_to_the_same_bytes(finished, tmp_path, nam
         shutil.rmtree(lost)
     shutil.rmtree(copy / "tables")
     resume(copy, progress=False)
-    assert content(copy) == content(whole)
+    assert table_bytes(copy) == table_bytes(whole)
     assert {path.name for path in (copy / "units").iterdir()} == {path.name for path in there}
 
 
@@ -184,7 +185,7 @@ def test_killed_at_any_moment(finished, inputs, installed, tmp_path, monkeypatch
                 arguments = ("resume", "--no-draw", folder)
         alone = launcher.run("run", "--no-draw", file, "--name", "b")
         assert alone.code == 0, alone.output
-    assert content(folder) == content(tmp_path / "b")
+    assert table_bytes(folder) == table_bytes(tmp_path / "b")
     assert not list(folder.rglob("*.tmp"))
     assert torch.get_num_threads() == threads
 
@@ -232,7 +233,7 @@ def test_a_checkpoint_that_came_back_is_read_by_what_was_made_without_it(inputs,
     plain = run(made, progress=False)
     copy = tmp_path / "runs" / "b"
     first = run(made, name="b", progress=False)
-    assert content(copy) == content(plain.path)
+    assert table_bytes(copy) == table_bytes(plain.path)
     for unit in (copy / "units").iterdir():
         about = json.loads((unit / "unit.json").read_text("utf-8"))
         if about["read"]:
@@ -240,6 +241,6 @@ def test_a_checkpoint_that_came_back_is_read_by_what_was_made_without_it(inputs,
             (unit / "unit.json").write_text(json.dumps(about), "utf-8")
     again = resume(copy, progress=False)
     assert again.provenance["units"]["done_by_this_process"] == 4
-    assert content(copy) == content(plain.path)
+    assert table_bytes(copy) == table_bytes(plain.path)
     assert weights.is_file()
     assert first.path == copy

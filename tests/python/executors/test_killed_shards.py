@@ -11,8 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from foreign import content, settings
+from foreign import settings
 
+from folders import table_bytes
 from launcher import Launcher, until
 
 pytestmark = pytest.mark.slow
@@ -63,7 +64,7 @@ def test_shards_and_the_gathering_killed_at_any_moment(file, whole, tmp_path):
             assert process.code == 0, process.output
         process = killed(launcher, draw, 1.0, 4, "gather", folder, "--no-draw")
         assert process.code == 0, process.output
-    assert content(folder) == content(whole(STUDY))
+    assert table_bytes(folder) == table_bytes(whole(STUDY))
     assert not list(folder.rglob("*.tmp"))
 
 
@@ -84,7 +85,7 @@ def test_an_interrupted_shard_keeps_its_units(file, whole, tmp_path):
         facts = json.loads((part / "provenance.json").read_text("utf-8"))
         assert facts["units"]["done_by_this_process"] == answer["stored"] - before
         assert launcher.run("gather", folder, "--no-draw").code == 0
-    assert content(folder) == content(whole(STUDY))
+    assert table_bytes(folder) == table_bytes(whole(STUDY))
 
 
 def test_two_shards_of_one_number_and_a_gathering_at_the_wrong_time(file, tmp_path):
@@ -123,4 +124,4 @@ def test_the_slurm_script_runs_shards_in_rounds_and_gathers(file, whole, tmp_pat
         ["--parsable"], ["--array=0", "--dependency=afterany:17"],
     ]  # fmt: skip
     output = (tmp_path / "sbatch.out").read_text("utf-8")
-    assert content(tmp_path / "runs" / "a") == content(whole(STUDY)), output
+    assert table_bytes(tmp_path / "runs" / "a") == table_bytes(whole(STUDY)), output

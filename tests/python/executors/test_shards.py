@@ -11,7 +11,7 @@ import subprocess
 import time
 
 import pytest
-from foreign import NAMES, content, settings
+from foreign import NAMES, settings
 
 from attnscope.engine.config import ConfigError
 from attnscope.engine.disk.lock import FolderLock, FolderLocked
@@ -22,7 +22,7 @@ from attnscope.engine.plan import make_plan
 from attnscope.engine.run import Engine, resume, run
 from attnscope.engine.schema import ResultsError
 from attnscope.models import LoadError
-from folders import sentences
+from folders import sentences, table_bytes
 
 STUDY = "token_likelihood"
 
@@ -75,7 +75,7 @@ def test_shards_gather_into_the_tables_of_one_process(inputs, whole, tmp_path):
     assert last.left == 0
     assert [part.name for part in parts_of([last.run])] == ["1-of-3", "2-of-3", "3-of-3"]
     results = gather([last.run], progress=False)
-    assert content(results.path) == content(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(whole(STUDY))
     facts = results.provenance
     assert facts["state"] == "finished"
     assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
@@ -90,7 +90,7 @@ def test_shards_gather_into_the_tables_of_one_process(inputs, whole, tmp_path):
 @pytest.mark.parametrize("name", ["moved_positions", "state_clouds", "weight_changes"])
 def test_every_kind_of_stage_goes_into_shards(inputs, whole, tmp_path, name, of):
     last = done(settings(name, inputs, tmp_path / "runs"), of)
-    assert content(gather([last.run], progress=False).path) == content(whole(name))
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(whole(name))
 
 
 @pytest.mark.slow
@@ -103,7 +103,7 @@ def test_shards_of_folders_elsewhere_are_gathered_into_a_new_one(inputs, whole, 
     shutil.rmtree(last.run)
     results = gather(places, into=tmp_path / "whole", progress=False)
     assert results.path == tmp_path / "whole"
-    assert content(results.path) == content(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(whole(STUDY))
 
 
 @pytest.mark.slow
@@ -119,10 +119,10 @@ def test_what_one_process_began_shards_go_on_with_and_the_other_way_round(inputs
     assert {unit.name for unit in found} == {unit.name for unit in lost}
     again = resume(one.path, progress=False, say=said.append)
     assert again.provenance["units"]["done_by_this_process"] == 0
-    assert content(one.path) == content(whole(STUDY))
+    assert table_bytes(one.path) == table_bytes(whole(STUDY))
     begun = settings(STUDY, inputs, tmp_path / "other")
     done(begun, 2, numbers=[2])
-    assert content(resume(tmp_path / "other" / "a", progress=False).path) == content(whole(STUDY))
+    assert table_bytes(resume(tmp_path / "other" / "a", progress=False).path) == table_bytes(whole(STUDY))
 
 
 @pytest.mark.parametrize("text", ["0/4", "5/4", "1", "a/b", "1/0", "-1/4", ""])
@@ -140,7 +140,7 @@ def test_missing_units_are_named_and_those_there_are_kept(inputs, whole, tmp_pat
         gather([tmp_path / "runs/a"], progress=False)
     assert any((tmp_path / "runs/a/units").iterdir())
     done(made, 3, numbers=[2])
-    assert content(gather([tmp_path / "runs/a"], progress=False).path) == content(whole(STUDY))
+    assert table_bytes(gather([tmp_path / "runs/a"], progress=False).path) == table_bytes(whole(STUDY))
 
 
 @pytest.mark.slow
@@ -271,7 +271,7 @@ def test_a_checkpoint_that_a_shard_cannot_load_is_tried_by_the_gathering(
         patched.setattr(held, "load_model", poor)
         last = done(made, 2)
         assert ("growing step2", "not enough memory") in last.skipped
-    assert content(gather([last.run], progress=False).path) == content(whole(STUDY))
+    assert table_bytes(gather([last.run], progress=False).path) == table_bytes(whole(STUDY))
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_a_checkpoint_that_nobody_can_load_is_skipped_as_in_one_process(inputs, 
     one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
     last = done(settings(STUDY, (home, inputs[1]), tmp_path / "runs"), 2)
     results = gather([last.run], progress=False)
-    assert content(results.path) == content(one.path)
+    assert table_bytes(results.path) == table_bytes(one.path)
     assert results.provenance["skipped"] == one.provenance["skipped"]
     assert [entry["checkpoint"] for entry in one.provenance["skipped"]] == ["growing step2"]
 

@@ -6,13 +6,13 @@ import shutil
 from dataclasses import replace
 
 import pytest
-from foreign import content, settings
+from foreign import settings
 
 from attnscope.engine.executors.executor import Executor, Outcome, UnitsFailed
 from attnscope.engine.executors.schedule import Schedule
 from attnscope.engine.executors.worker import Worker, as_text
 from attnscope.engine.run import Engine, resume, run
-from folders import series
+from folders import series, table_bytes
 
 STUDY = "token_likelihood"
 
@@ -60,7 +60,7 @@ class Hands(Executor):
 def test_workers_make_the_tables_of_one_process(inputs, whole, tmp_path):
     hands = Hands(3)
     results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
-    assert content(results.path) == content(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(whole(STUDY))
     machines = results.provenance["machines"]
     assert {name: one["units"] for name, one in machines.items()} == {
         name: len(hands.done[at]) for at, name in enumerate(hands.nodes)
@@ -74,7 +74,7 @@ def test_workers_make_the_tables_of_one_process(inputs, whole, tmp_path):
 @pytest.mark.parametrize("name", ["state_clouds", "weight_changes"])
 def test_sums_chains_and_pairs_go_to_workers(inputs, whole, tmp_path, name):
     results = run(settings(name, inputs, tmp_path), progress=False, executor=Hands(2))
-    assert content(results.path) == content(whole(name))
+    assert table_bytes(results.path) == table_bytes(whole(name))
 
 
 def test_a_unit_that_workers_die_on_is_given_up_by_name_and_all_others_are_stored(
@@ -95,7 +95,7 @@ def test_a_unit_that_workers_die_on_is_given_up_by_name_and_all_others_are_store
     assert facts["state"] == "failed"
     assert "000002" in facts["failed"][0]
     assert not any("best" in unit.stage for own in hands.done.values() for unit in own)
-    assert content(resume(tmp_path / "a", progress=False).path) == content(whole(STUDY))
+    assert table_bytes(resume(tmp_path / "a", progress=False).path) == table_bytes(whole(STUDY))
 
 
 @pytest.mark.slow
@@ -109,7 +109,7 @@ def test_a_checkpoint_that_one_node_cannot_load_is_done_by_another(inputs, whole
 
     hands = Poor(2)
     results = run(settings(STUDY, inputs, tmp_path), progress=False, executor=hands)
-    assert content(results.path) == content(whole(STUDY))
+    assert table_bytes(results.path) == table_bytes(whole(STUDY))
     tried = [one for one in hands.done[0] if one.checkpoint and one.checkpoint.step == 2]
     assert len(tried) == 1
 
@@ -122,7 +122,7 @@ def test_a_checkpoint_that_no_node_can_load_is_skipped_as_in_one_process(inputs,
     file.write_bytes(file.read_bytes()[:1000])
     one = run(settings(STUDY, (home, inputs[1]), tmp_path / "one"), progress=False)
     two = run(settings(STUDY, (home, inputs[1]), tmp_path / "two"), progress=False, executor=Hands(2))
-    assert content(two.path) == content(one.path)
+    assert table_bytes(two.path) == table_bytes(one.path)
     assert two.provenance["skipped"] == one.provenance["skipped"]
 
 

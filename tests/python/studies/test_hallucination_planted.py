@@ -1,11 +1,6 @@
 # SPDX-License-Identifier: MIT
 """A planted difference is found, and told apart by whether the output reads it; none is found else."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
 import torch
@@ -18,6 +13,7 @@ from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from folders import killed, table_bytes
 from knowing_study import model_folder, questions, settings
 
 ALONG = {
@@ -107,25 +103,10 @@ def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path):
     texts = questions(tmp_path / "q.csv")
     whole = run(settings(folder, texts, tmp_path / "whole"), progress=False)
     for least in (2, 9):  # while states are collected, and behind them
-        output = tmp_path / f"killed{least}"
-        code = (
-            "import attnscope as asc, torch\ntorch.set_num_threads(1)\n"
-            f"asc.run(asc.Study(**{settings(folder, texts, output).to_dict()!r}), progress=False)\n"
-        )
-        with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
-            units = output / "a" / "units"
-            for _ in range(2400):
-                done = [u for u in units.iterdir() if not u.name.startswith(".")] if units.is_dir() else []
-                if len(done) >= least:
-                    break
-                time.sleep(0.05)
-            process.send_signal(signal.SIGKILL)
-            process.wait()
-        assert not (output / "a" / "tables" / "claims.parquet").exists()
-        resume(output / "a", progress=False)
-        mine = {path.name: path.read_bytes() for path in (whole.path / "tables").iterdir()}
-        its = {path.name: path.read_bytes() for path in (output / "a" / "tables").iterdir()}
-        assert mine == its
+        stopped = killed(settings(folder, texts, tmp_path / f"killed{least}"), least)
+        assert not (stopped / "tables" / "claims.parquet").exists()
+        resume(stopped, progress=False)
+        assert table_bytes(whole.path) == table_bytes(stopped)
 
 
 def simulated(seed, shift=0.0, scale=1.0):

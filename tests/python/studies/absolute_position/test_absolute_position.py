@@ -1,18 +1,13 @@
 # SPDX-License-Identifier: MIT
 """The study of absolute position on models made here: what must be zero is, what is stored is reproduced."""
 
-import signal
-import subprocess
-import sys
-import time
-
 import numpy as np
 import pytest
 import torch
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
-from folders import model_folder
+from folders import killed, model_folder, table_bytes
 from position_study import GROUPS, TEXTS, WHOLE, N, settings
 
 
@@ -233,24 +228,10 @@ def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, t
 
 
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
-    code = (
-        "import attnscope as asc, sys\n"
-        f"asc.run(asc.Study(**{settings(folder, texts, tmp_path, **WHOLE).to_dict()!r}), progress=False)\n"
-    )
-    with subprocess.Popen([sys.executable, "-c", code], stderr=subprocess.DEVNULL) as process:
-        units = tmp_path / "a" / "units"
-        for _ in range(1200):
-            done = [one for one in units.iterdir() if not one.name.startswith(".")] if units.is_dir() else []
-            if len(done) >= 3:
-                break
-            time.sleep(0.1)
-        process.send_signal(signal.SIGKILL)
-        process.wait()
-    assert not (tmp_path / "a" / "tables" / "claims.parquet").exists()
-    resume(tmp_path / "a", progress=False)
-    mine = {path.name: path.read_bytes() for path in (whole.path / "tables").iterdir()}
-    its = {path.name: path.read_bytes() for path in (tmp_path / "a" / "tables").iterdir()}
-    assert mine == its
+    stopped = killed(settings(folder, texts, tmp_path, **WHOLE))
+    assert not (stopped / "tables" / "claims.parquet").exists()
+    resume(stopped, progress=False)
+    assert table_bytes(whole.path) == table_bytes(stopped)
 
 
 def test_learned_positions_show_in_layer_0(texts, tmp_path):
