@@ -3,7 +3,8 @@
 
 A metric of logits, of percent or of a transposed map is a number like any other, so the sum of one row of
 each map is looked at, the last token's, which sees most keys. Where it is not 1, a warning names the likely
-cause. Rows of a model with a learned sink rightly sum to less: `sink_mass` of the layer holds the rest.
+cause. The last map decides whether the others are looked at. Rows of a model with a learned sink rightly sum
+to less: `sink_mass` of the layer holds the rest.
 """
 
 from __future__ import annotations
@@ -28,12 +29,20 @@ def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
     return maps.gather(-2, at).squeeze(-2) * (torch.arange(n) < lengths[..., None])
 
 
+def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
+    """Whether the last row of the last map does not sum to 1, a look that costs little."""
+    last = (-1,) * (maps.ndim - 2)
+    end = maps.shape[-1] if lengths is None else int(lengths[last])
+    total = float(maps[(*last, end - 1)][:end].sum())
+    return not abs(total - 1) <= TOLERANCE
+
+
 def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | None:
     """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """
-    if not maps.numel():
+    if not maps.numel() or not _is_off(maps, lengths):
         return None
     for axis in range(maps.ndim - 2):
         maps = maps.narrow(axis, 0, min(maps.shape[axis], _MOST))
