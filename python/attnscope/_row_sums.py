@@ -31,9 +31,11 @@ def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
 
 def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
     """Whether the last row of the last map does not sum to 1, a look that costs little."""
-    last = (-1,) * (maps.ndim - 2)
+    last: tuple[int, ...] = (-1,) * (maps.ndim - 2)
     end = maps.shape[-1] if lengths is None else int(lengths[last])
-    total = float(maps[(*last, end - 1)][:end].sum())
+    where = (*last, end - 1)
+    row: Tensor = maps[where]
+    total = float(row[:end].sum())
     return not abs(total - 1) <= TOLERANCE
 
 
