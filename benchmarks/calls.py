@@ -50,6 +50,22 @@ def often(call: Callable[[], Any]) -> Callable[[], Any]:
     return run
 
 
+def with_core(other: Any, names: tuple[str, ...], call: Callable[[], Any]) -> Callable[[], Any]:
+    """The same call of the package with these functions of the other core in the place of ours."""
+    ours = {name: getattr(_core, name) for name in names}
+
+    def run() -> Any:
+        for name in names:
+            setattr(_core, name, getattr(other, name))
+        try:
+            return call()
+        finally:
+            for name, function in ours.items():
+                setattr(_core, name, function)
+
+    return run
+
+
 def same(peer: str, ours: Any, theirs: Any) -> None:
     if peer != "torch.linalg.svdvals" and str(ours) != str(theirs):
         raise AssertionError(f"{peer}: another answer, {theirs} for {ours}")
@@ -69,14 +85,14 @@ def main() -> None:
             f"core {name}", CALLS, often(call), peers, agree=same, target=1.0 if others else None,
             against="other core" if others else None,
         )  # fmt: skip
-    package = {"svdvals": often(lambda: torch.linalg.svdvals(attention))}
+    package = often(lambda: asc.participation_ratio(attention))
+    peers = {"torch.linalg.svdvals": often(lambda: torch.linalg.svdvals(attention))}
+    if path:
+        peers["other core"] = with_core(other_core(path), ("is_plain_batch", "participation_ratio"), package)
     benchmark.compare(
-        "package participation_ratio",
-        CALLS,
-        often(lambda: asc.participation_ratio(attention)),
-        {"torch.linalg.svdvals": package["svdvals"]},
-        agree=same,
-    )
+        "package participation_ratio", CALLS, package, peers, agree=same, target=1.0 if path else None,
+        against="other core" if path else None,
+    )  # fmt: skip
     benchmark.finish()
 
 

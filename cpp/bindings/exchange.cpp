@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include "bindings/exchange.h"
 
+#include <cstddef>
 #include <cstdlib>
-#include <memory>
+#include <new>
 #include <string>
 #include <utility>
 
@@ -18,8 +19,9 @@ struct Torch {
   PyObject* module = nullptr;
   PyObject* to_capsule = nullptr;
   PyObject* api_name = nullptr;
-  PyObject* requires_grad_name = nullptr;
-  PyObject* is_neg_name = nullptr;
+  getter requires_grad = nullptr;
+  void* requires_grad_closure = nullptr;
+  PyCFunction is_neg = nullptr;
 };
 Torch torch;
 
@@ -78,38 +80,35 @@ bool true_of(PyObject* answer) {
 
 constexpr std::size_t kAlignment = 64;
 
-// A new tensor's memory and what describes it.
-struct Block {
-  dlpack::VersionedTensor managed;
-  std::vector<std::int64_t> shape;
-  std::vector<std::int64_t> strides;
-  std::unique_ptr<void, void (*)(void*)> memory{nullptr, std::free};
-};
+constexpr std::size_t aligned(std::size_t bytes) {
+  return (bytes + kAlignment - 1) / kAlignment * kAlignment;
+}
 
+// One piece of memory: what describes the tensor, its sizes, its strides, its entries.
 NewTensor allocated_here(const std::vector<Index>& shape, dlpack::DataType type) {
-  auto block = std::make_unique<Block>();
-  block->shape = shape;
-  block->strides.resize(shape.size());
-  Index count = 1;
+  std::size_t bytes = type.bits / 8;
+  for (const Index size : shape) bytes *= static_cast<std::size_t>(size);
+  const std::size_t header =
+      aligned(sizeof(dlpack::VersionedTensor) + 2 * shape.size() * sizeof(std::int64_t));
+  auto* const block = static_cast<std::byte*>(std::aligned_alloc(kAlignment, header + aligned(bytes)));
+  if (block == nullptr) return {};
+  auto* const sizes = reinterpret_cast<std::int64_t*>(block + sizeof(dlpack::VersionedTensor));
+  auto* const strides = sizes + shape.size();
+  std::int64_t step = 1;
   for (std::size_t axis = shape.size(); axis-- > 0;) {
-    block->strides[axis] = count;
-    count *= shape[axis];
+    sizes[axis] = shape[axis];
+    strides[axis] = step;
+    step *= shape[axis];
   }
-  const std::size_t bytes = static_cast<std::size_t>(count) * type.bits / 8;
-  block->memory.reset(std::aligned_alloc(kAlignment, (bytes / kAlignment + 1) * kAlignment));
-  if (!block->memory) return {};
-  void* const data = block->memory.get();
-  block->managed = {
+  void* const data = block + header;
+  auto* const managed = new (block) dlpack::VersionedTensor{
       {dlpack::kMajorVersion, 0},
-      block.get(),
-      [](dlpack::VersionedTensor* managed) { delete static_cast<Block*>(managed->context); },
+      nullptr,
+      [](dlpack::VersionedTensor* self) { std::free(self); },
       0,
-      {data, {dlpack::kCpu, 0}, static_cast<std::int32_t>(shape.size()), type, block->shape.data(),
-       block->strides.data(), 0}};
+      {data, {dlpack::kCpu, 0}, static_cast<std::int32_t>(shape.size()), type, sizes, strides, 0}};
   void* object = nullptr;
-  if (torch.api->object_from_managed(&block.release()->managed, &object) != 0) {
-    throw py::error_already_set();
-  }
+  if (torch.api->object_from_managed(managed, &object) != 0) throw py::error_already_set();
   return {py::reinterpret_steal<py::object>(static_cast<PyObject*>(object)), data};
 }
 
@@ -172,8 +171,18 @@ void find_exchange() {
   torch.to_capsule =
       module.attr("utils").attr("dlpack").attr("to_dlpack").cast<py::object>().release().ptr();
   torch.api_name = PyUnicode_InternFromString(kApiAttribute);
-  torch.requires_grad_name = PyUnicode_InternFromString("requires_grad");
-  torch.is_neg_name = PyUnicode_InternFromString("is_neg");
+  // The class's own C functions: looking them up by name for each tensor takes as long as all the rest.
+  const py::object requires_grad = module.attr("Tensor").attr("requires_grad");
+  const py::object is_neg = module.attr("Tensor").attr("is_neg");
+  if (!Py_IS_TYPE(requires_grad.ptr(), &PyGetSetDescr_Type) ||
+      !Py_IS_TYPE(is_neg.ptr(), &PyMethodDescr_Type)) {
+    throw py::import_error("attnscope: torch.Tensor is no class of C functions here");
+  }
+  const PyGetSetDef* const property =
+      reinterpret_cast<PyGetSetDescrObject*>(requires_grad.ptr())->d_getset;
+  torch.requires_grad = property->get;
+  torch.requires_grad_closure = property->closure;
+  torch.is_neg = reinterpret_cast<PyMethodDescrObject*>(is_neg.ptr())->d_method->ml_meth;
   PyTypeObject* const type = std::exchange(torch.tensor, nullptr);
   torch.api = api_of(type);
   torch.tensor = type;
@@ -200,15 +209,14 @@ ArrayView view_array(const py::object& object, const char* what) {
 
 bool is_plain_tensor(const py::object& object) {
   return Py_IS_TYPE(object.ptr(), torch.tensor) &&
-         !true_of(PyObject_GetAttr(object.ptr(), torch.requires_grad_name)) &&
-         !true_of(PyObject_CallMethodNoArgs(object.ptr(), torch.is_neg_name));
+         !true_of(torch.requires_grad(object.ptr(), torch.requires_grad_closure)) &&
+         !true_of(torch.is_neg(object.ptr(), nullptr));
 }
 
 NewTensor new_tensor(const std::vector<Index>& shape, dlpack::DataType type) {
-  std::size_t bytes = kAlignment + type.bits / 8;
-  for (const Index size : shape) {
-    if (__builtin_mul_overflow(bytes, static_cast<std::size_t>(size), &bytes)) return {};
-  }
+  double bytes = type.bits / 8;
+  for (const Index size : shape) bytes *= static_cast<double>(size);
+  if (bytes > static_cast<double>(PTRDIFF_MAX / 2)) return {};
   return torch.api == nullptr ? allocated_by_torch(shape, type) : allocated_here(shape, type);
 }
 
