@@ -51,7 +51,7 @@ def attention_argument(
     name: str = "attention",
     rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where its `rows` do not sum to 1."""
+    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
     tensor = square_tensor(function, name, attention)
     checked = Attention(
         tensor, lengths_argument(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1]))

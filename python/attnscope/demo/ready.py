@@ -48,7 +48,7 @@ def demo_checkpoints(
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """The demo's model tuned by one objective from its last checkpoint, trained once and kept in the cache."""
+    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
     from filelock import FileLock
 
     from attnscope.demo.objectives import Arm

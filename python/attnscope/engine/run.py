@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
@@ -321,7 +322,7 @@ class Engine:
         if unit.checkpoint is None:
             self.release()
         began = time.perf_counter()
-        with self.tally.counting():
+        with self.tally.counting(), _blas.one_thread():
             stage.function(unit, run)
         tables = run.finish()
         if "samples" in stage.writes and not unit.variant:
