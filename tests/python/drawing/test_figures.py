@@ -241,6 +241,7 @@ def test_every_figure_draws_from_the_tables_alone() -> None:
     assert set(draw(RESULTS)) == set(FIGURES) - OF_OTHER_TABLES
 
 
+@pytest.mark.slow
 def test_head_mean_rows_are_never_drawn() -> None:
     # the head mean holds 99 in every column
     for name, figure in draw(RESULTS).items():
@@ -249,6 +250,7 @@ def test_head_mean_rows_are_never_drawn() -> None:
                 assert not np.any(np.asarray(one.get_ydata(), dtype=float) > 50), name
 
 
+@pytest.mark.slow
 def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
     results = made.make_results(steps=(-1,))
     assert set(FIGURES) - set(draw(results)) == {"sink_emergence", "emergence"} | OF_OTHER_TABLES
@@ -295,6 +297,7 @@ def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -
         figures(RESULTS, tmp_path, ["examples"])
 
 
+@pytest.mark.slow
 def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
