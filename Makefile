@@ -11,7 +11,7 @@ demo:           ## train a small model, run the whole sink study over its checkp
 	@.ci/setup demo && $(BIN)/attnscope demo --steps-before 3
 
 test: test-cpp  ## everything that is quick, with the instruction set of this processor
-	@$(PYTEST) -m "not slow"
+	@$(PYTEST) -m "not slow" --durations 0 --durations-min 10
 
 test-all: test-isas  ## everything: every instruction set, eight lanes under AddressSanitizer, slow tests, Ray clusters
 	@.ci/sanitize quick
