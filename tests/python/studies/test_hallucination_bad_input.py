@@ -99,6 +99,7 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
 
 
+@pytest.mark.slow
 def test_files_without_templates_or_pairs(folder, tmp_path):
     """JSON lines; every prompt is a template of its own, answers are lists."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
@@ -176,6 +177,7 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     assert found.exit_code != 0
 
 
+@pytest.mark.slow
 def test_confounded_prompts_are_refused_in_the_report(folder, tmp_path):
     """In the paper's manner: one bucket of short templates, the other of long ones."""
     with questions(tmp_path / "a.csv", pairs=8, slots=6).open(encoding="utf-8", newline="") as file:
