@@ -110,7 +110,7 @@ def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -
     """Exact quantities of maps whose visibility is known.
 
     Args:
-        quantities: of the exact protocol.
+        quantities: of the exact protocol; the learned sink's own one is left out where there is none.
         kind: "causal", "full", "auto", or "mask": the site `support` holds it.
         learned: whether the site `sink_mass` holds what a learned sink takes.
     """
@@ -119,6 +119,8 @@ def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -
         given["sink_mass"] = Site("sink_mass")
     found = []
     for one in quantities:
+        if one.name == "learned_sink_mass" and not learned:
+            continue
         shared = {
             name: replace(value, options=(*value.options, ("support", given["support"])))
             for name, value in one.options.items()

@@ -92,7 +92,8 @@ def test_columns_of_rows_are_those_of_the_visible_keys(case):
         tight = {"rtol": 1e-6, "atol": 1e-7}
         np.testing.assert_allclose(own["entropy"], found.mean(1), **tight)
         np.testing.assert_allclose(own["entropy_normalized"], np.nanmean(scaled, 1), **tight)
-        np.testing.assert_allclose(own["learned_sink_mass"], learned.mean(1), **tight)
+        takes = learned.mean(1) if case[0] == "gpt_oss" else np.full(len(own), np.nan)
+        np.testing.assert_allclose(own["learned_sink_mass"].astype(float), takes, **tight)
         uniform = np.mean([seen[i, 0] / seen[i].sum() for i in range(n)])
         np.testing.assert_allclose(own["sink_share_uniform"], uniform, rtol=1e-12)
         every = np.concatenate([maps.sum(1), learned.sum(1)[:, None]], 1)
@@ -146,4 +147,6 @@ def test_entropies_of_shuffled_rows_are_the_same_under_any_support(case):
     for sample, own in heads.groupby("sample"):
         row = controls.loc[sample]
         assert row["entropy"] == pytest.approx(own["entropy"].mean(), rel=1e-6)
-        assert row["learned_sink_mass"] == pytest.approx(own["learned_sink_mass"].mean(), rel=1e-6)
+        assert row["learned_sink_mass"] == pytest.approx(
+            own["learned_sink_mass"].mean(), rel=1e-6, nan_ok=True
+        )
