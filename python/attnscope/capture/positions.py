@@ -256,8 +256,6 @@ def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
     """Raises for models whose first token sees later ones.
 
     Args:
-        function: of which it is asked, for the message.
-        model: to be looked at.
         ids: [B, n], tokens that the model knows.
     """
     name = type(model).__name__

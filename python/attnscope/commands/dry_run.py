@@ -78,12 +78,7 @@ def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> E
     time of the others is interpolated in their length. Of texts of one length a whole unit is run.
 
     Args:
-        study: its settings.
         say: gets what the study expects, before any weight is read.
-
-    Raises:
-        ConfigError: the study cannot be done as it stands.
-        LoadError: a model cannot be loaded.
     """
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)

@@ -33,16 +33,7 @@ def run_demo(
 
     Args:
         directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
-        samples: sequences of each kind of input.
         recipe: what to train; None is the one that is known to grow a sink.
-        progress: bars on a terminal or in a notebook.
-        say: called with every line about what was measured.
-
-    Returns:
-        The stored results.
-
-    Raises:
-        ValueError: when the directory holds the checkpoints of another recipe.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine

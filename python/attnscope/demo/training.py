@@ -58,11 +58,7 @@ def checkpoint_steps(last: int) -> list[int]:
 
 
 def build_model(recipe: Recipe) -> Any:
-    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**config_values(recipe))
@@ -72,11 +68,7 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of a Llama configuration.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """What the recipe says of a Llama configuration."""
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
@@ -125,15 +117,8 @@ def train(
     and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
 
     Args:
-        directory: where to write; made when absent.
         recipe: what to train; the default shows a sink emerging in a few minutes on two cores.
         progress: a progress bar always, never, or (None) when standard error is a terminal.
-
-    Returns:
-        The `checkpoints` folder.
-
-    Raises:
-        ValueError: when the directory holds checkpoints of another recipe.
     """
     recipe = recipe or Recipe()
     if recipe.steps < 1:

@@ -72,8 +72,6 @@ def number_rows(
 
     Args:
         heads: single heads with `series` (see `plots.selection.measured_heads`).
-        baselines: the `baselines` table.
-        metrics: columns; those that the table lacks are left out.
 
     Returns:
         Rows in the order of the metrics, then of the series.

@@ -254,18 +254,7 @@ def analysis(
     """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
 
     Args:
-        id: its address in the page.
-        title: its heading.
-        words: what is asked, in two sentences.
-        definition: formulas.
-        tables: what the section shows.
-        figures: names of the study's figures.
-        metrics: columns whose means stand in its table.
-        pairs: quantities under both protocols.
-        table: writes further tables.
         published: what the other protocol computes here; shown when the run followed it.
-        published_causal: the same, shown only for causal models.
-        caveats: what not to read into the numbers.
     """
 
     def write(page: Page) -> None:

@@ -72,16 +72,7 @@ _WHOLE_1 = ("samples", "baselines")
 
 
 def migrated(name: str, table: pa.Table, version: int) -> dict[str, pa.Table]:
-    """The tables that a stored one is in the present schema, by name.
-
-    Args:
-        name: of its file.
-        table: as it was stored.
-        version: of the schema that it was stored with.
-
-    Raises:
-        ResultsError: the version is newer than this package, or no path leads on from it.
-    """
+    """The tables that a stored one is in the present schema, by name."""
     if version > SCHEMA_VERSION:
         raise ResultsError(
             f"table {name!r} has schema version {version}; this attnscope reads up to {SCHEMA_VERSION}: "

@@ -46,11 +46,7 @@ class Check:
 
 
 def check_model(run: StageRun) -> None:
-    """Tries every identity and stores what was found; `require_checks` stops a checkpoint that fails one.
-
-    Raises:
-        LoadError: no causal map, to which no identity applies.
-    """
+    """Tries every identity and stores what was found; `require_checks` stops a checkpoint that fails one."""
     loaded = run.model()
     model = loaded.model
     eps = torch.finfo(torch.float32).eps
@@ -96,11 +92,7 @@ def _finish(run: StageRun, found: list[Check]) -> None:
 
 
 def require_checks(run: StageRun) -> None:
-    """Goes on where every identity holds.
-
-    Raises:
-        LoadError: one does not, so the checkpoint cannot be trusted.
-    """
+    """Goes on where every identity holds."""
     if "checks" not in run.stored.tables():
         return  # a trial of one unit, for a plan
     found = run.read("checks")
@@ -265,12 +257,7 @@ def _written(model: Any, ids: Tensor) -> Check:
 
 
 def check_shuffled(run: StageRun, p_values: np.ndarray[Any, Any]) -> None:
-    """Stores whether layer 0 on shuffled tokens, where no position can have entered, has no residual.
-
-    Args:
-        run: of a stage behind the checks.
-        p_values: of the heads of layer 0, early queries.
-    """
+    """Stores whether layer 0 on shuffled tokens, where no position can have entered, has no residual."""
     reason = learned_positions(run)
     smallest = float(np.nanmin(holm(p_values))) if np.isfinite(p_values).any() else np.nan
     applies = not reason and np.isfinite(smallest)

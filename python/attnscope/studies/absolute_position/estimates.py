@@ -65,14 +65,7 @@ def position(run: StageRun, options: Any) -> None:
 def estimated(
     profile: PositionProfile, chosen: tuple[int, int], options: Any, run: StageRun
 ) -> dict[str, Array]:
-    """Columns of `position` for one set of queries, [L, h] each.
-
-    Args:
-        profile: of an arm.
-        chosen: first and last query.
-        options: of the study.
-        run: gives the seed.
-    """
+    """Columns of `position` for one set of queries, [L, h] each."""
     found: dict[str, Array] = {}
     seed = run.settings.seed
     for column, weights in SIZES.items():
@@ -123,13 +116,7 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
 def over_heads(
     profile: PositionProfile, chosen: tuple[int, int], found: dict[str, Array]
 ) -> dict[str, Array]:
-    """Means over the heads of each layer, [L], the sizes with intervals of their own.
-
-    Args:
-        profile: of an arm.
-        chosen: first and last query.
-        found: columns of `position`.
-    """
+    """Means over the heads of each layer, [L], the sizes with intervals of their own."""
     apart = ("p_value", "p_adjusted", "reliability")
     means = {one: _mean(values) for one, values in found.items() if not one.endswith(apart)}
     for column, weights in SIZES.items():

@@ -76,12 +76,7 @@ class AbsolutePosition(Study):
 
     @classmethod
     def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """The texts are windows where nothing else is said of them.
-
-        Args:
-            values: as they were given.
-            known: keys of the settings themselves.
-        """
+        """The texts are windows where nothing else is said of them."""
         found = super().settled(values, known)
         texts = found.get("texts") or []
         sources = [

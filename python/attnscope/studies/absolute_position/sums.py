@@ -94,14 +94,7 @@ def _inside(rows: int, m: int) -> Array:
 
 
 def store(run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, kept: tuple[str, ...]) -> None:
-    """Adds the sums of a profile to those of the unit.
-
-    Args:
-        run: of the unit.
-        profile: of one pass over a batch.
-        keys: of the pass.
-        kept: which of `PROFILES`.
-    """
+    """Adds the sums of a profile to those of the unit."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     dense = {"cut": _square(profile, state["cut"]), "moved": _square(profile, state["moved"])}
     rows = np.stack([state[name] for name in ROWS], axis=-2)
@@ -126,14 +119,7 @@ def _square(profile: PositionProfile, kept: Array) -> Array:
 
 
 def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfile:
-    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0.
-
-    Args:
-        run: of a later stage.
-        n: tokens of a text.
-        groups: of texts.
-        only: keys of the arm.
-    """
+    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0."""
     parts = {name: run.reduced(name, ("layer", "group"), **only) for name in PROFILES}
     layers = sorted({layer for layer, _ in parts["counts"]})
     present = sorted({group for _, group in parts["counts"]})
@@ -164,14 +150,7 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
 
 
 def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
-    """Writes everything of a profile to the table `sums`, for `profile_of_sums`.
-
-    Args:
-        run: of a stage that writes it.
-        profile: of all texts.
-        arm: whose.
-        kind: of input.
-    """
+    """Writes everything of a profile to the table `sums`, for `profile_of_sums`."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     for g, group in enumerate(profile.present):
         for k, layer in enumerate(profile.layers):
@@ -184,14 +163,7 @@ def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
 
 
 def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
-    """The profile of stored sums: of more texts when that of another run is merged into it.
-
-    Args:
-        table: rows of `sums` of one model, arm and input.
-
-    Raises:
-        ValueError: rows of several.
-    """
+    """The profile of stored sums: of more texts when that of another run is merged into it."""
     several = [one for one in ("model", "revision", "step", "arm", "input") if table[one].nunique() > 1]
     if several or table.empty:
         raise ValueError(

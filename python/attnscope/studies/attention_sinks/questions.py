@@ -70,12 +70,8 @@ def questions(
     """Every question that the stored tables can answer.
 
     Args:
-        tables: by name.
         heads: single heads under the exact protocol with `series`.
         controls: averages of controls, as `Results.variants` gives them.
-
-    Returns:
-        Questions with at least one test.
     """
     found: list[Question | None] = []
     if heads is not None and not heads.empty:

@@ -29,14 +29,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     those of Benjamini and Hochberg.
 
     Args:
-        results: with the table `removed`, or `leakage_tests`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `removed`, of the precursor's without `leakage_tests`.
     """
     if "energy_removed" not in set(numbers["quantity"]):
         return _precursor(results, numbers, chosen)

@@ -30,13 +30,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
 
     Args:
         results: of a run; under `ruscio2023` for the column `measured`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used; the stored intervals are taken.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `best_layers`.
     """
     if "best_layers" not in results.tables():
         raise MissingError("compare: the run has no table 'best_layers'")

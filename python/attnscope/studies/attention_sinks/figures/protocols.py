@@ -63,9 +63,6 @@ def protocol_profile(
 
     Args:
         table: rows of the head mean (or of a table without heads) with `protocol`, `series` and `layer`.
-        column: the column.
-        ax: axes to draw on; None makes them.
-        series: only this one; None takes the first.
 
     Returns:
         The axes: a line per protocol, labelled `exact` and `as published`.

@@ -84,14 +84,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     matched by place: first, quarters, last.
 
     Args:
-        results: of the study.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes the run's own, or all of its kind.
-        draws: of the bootstrap over sentences.
-        seed: of the bootstrap.
-
-    Raises:
-        MissingError: a run without `heads`.
     """
     if "heads" not in results.tables():
         raise MissingError("compare: the run has no table 'heads'")

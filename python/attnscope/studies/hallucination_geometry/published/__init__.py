@@ -28,14 +28,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     """Each published number, its control and ours at the same depth.
 
     Args:
-        results: with the table `clouds`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `clouds`.
     """
     if "clouds" not in results.tables():
         raise MissingError("compare: the run has no table 'clouds'")

@@ -61,16 +61,7 @@ EDGES = (0.25, 0.75)
 
 @styled
 def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: bool = True) -> Axes:
-    """Share of power over frequency, one line per layer, mean over heads with its interval over samples.
-
-    Args:
-        spectra: rows of one series at one checkpoint.
-        ax: axes to draw on; None makes them.
-        interval: whether the 95 % interval is drawn.
-
-    Returns:
-        The axes. Each layer is a line labelled `layer L`.
-    """
+    """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
     ax = axes_or_new(ax)
     layers = sorted(spectra["layer"].unique())
     colors = layer_colors(len(layers))

@@ -43,14 +43,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     checkpoint. Its intervals are those of the stored table, so nothing is drawn.
 
     Args:
-        results: with the table `phases`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes the run's own, or all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `phases`.
     """
     if "phases" not in results.tables():
         raise MissingError("compare: the run has no table 'phases'")
