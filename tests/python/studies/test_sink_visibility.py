@@ -2,6 +2,7 @@
 """Stored columns of layers of different kinds, against loops over the keys that each query sees."""
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 
@@ -123,6 +124,16 @@ def test_uniform_attention_stands_beside_each_support(case):
         assert value["entropy"] == pytest.approx(np.log(seen.sum(1)).mean())
         assert value["top_mass"] == pytest.approx((seen / seen.sum(1, keepdims=True)).sum(0).max() / n)
         assert value["sink_count_test"] in (0, pytest.approx(np.nan, nan_ok=True))
+
+
+def test_a_mean_over_layers_of_which_one_has_a_mask_has_no_uniform_value_beside_it():
+    from attnscope.plots.selection import uniform_value
+
+    keys = {"metric": "entropy", "kind": "uniform", "protocol": "exact", "threshold": np.nan}
+    table = pd.DataFrame([{**keys, "n_tokens": 9, "support": "causal", "value": 1.5}])
+    frame = pd.DataFrame({"n_tokens": 9, "support": ["causal", "causal"]})
+    assert uniform_value(frame, table, "entropy") == 1.5
+    assert np.isnan(uniform_value(frame.assign(support=["causal", "mask"]), table, "entropy"))
 
 
 def test_shuffled_rows_stay_inside_what_queries_see():
