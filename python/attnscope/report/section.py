@@ -201,6 +201,8 @@ class Page:
         columns = {"mean over heads": [row.label for row in rows]}
         columns |= {self.apart: [row.series for row in rows]} if several else {}
         columns |= {"exact": [row.mean for row in rows], "95 % interval": [row.interval for row in rows]}
+        if any(row.median for row in rows):
+            columns["median and its interval (coverage)"] = [row.median for row in rows]
         for field, label in (
             ("uniform", "uniform"),
             ("random_weights", "random weights"),

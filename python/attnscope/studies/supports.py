@@ -99,13 +99,16 @@ def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -
 
     Args:
         kind: "causal", "full", "auto", or "mask": the site `support` holds it.
-        learned: whether the site `sink_mass` holds what a learned sink takes.
+        learned: whether the site `sink_mass` holds what a learned sink takes; without one its own quantity
+            is left out.
     """
     given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
     if learned:
         given["sink_mass"] = Site("sink_mass")
     found = []
     for one in quantities:
+        if one.name == "learned_sink_mass" and not learned:
+            continue
         shared = {
             name: replace(value, options=(*value.options, ("support", given["support"])))
             for name, value in one.options.items()
