@@ -22,8 +22,10 @@ auto magnitude_bits(const Scalar* entry) {
   return static_cast<Bits>(bits & (std::numeric_limits<Bits>::max() >> 1));
 }
 
-// What a loop looks at in one go; the last block of a run may overlap the one before.
-constexpr Index kBlockBytes = 32;
+// What a loop looks at in one go, a cache line; the last block of a run may overlap the one before.
+constexpr Index kBlockBytes = 64;
+// Lines that are fetched ahead of the one that is looked at.
+constexpr Index kAhead = 4;
 
 template <class Scalar>
 auto infinity_bits() {
@@ -147,6 +149,13 @@ void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, Matrix
   bool& causal = reading.causal;
   for (Index k = begin; k < end && reading.finite; ++k) {
     const Scalar* run = matrix.data() + k * outer;
+    // Processors look ahead within a page of memory, and a page holds few lines.
+    if (inner == 1 && k + kAhead < n) {
+      const Scalar* later = run + kAhead * outer;
+      for (Index j = 0; j < n; j += kBlockBytes / static_cast<Index>(sizeof(Scalar))) {
+        __builtin_prefetch(later + j);
+      }
+    }
     // Above the diagonal lies the end of a row and the head of a column.
     const Index hidden = by_rows ? k + 1 : 0;
     const Index hidden_count = by_rows ? n - k - 1 : k;
