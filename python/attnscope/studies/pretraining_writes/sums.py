@@ -146,7 +146,7 @@ class Sums:
     """
 
     def __init__(self, run: StageRun, of: str, rank: int | None) -> None:
-        self._run, self.of, self._rank = run, of, rank
+        self.run, self.of, self._rank = run, of, rank
         self._kept: dict[tuple[int, str, int], Moments] = {}
 
     def layer(self, layer: int, control: str = "", draw: int = 0) -> Moments:
@@ -154,7 +154,7 @@ class Sums:
         key = (layer, control, draw)
         if key not in self._kept:
             only: dict[str, Any] = {"of": self.of, "control": control, "draw": draw, "layer": layer}
-            found = self._run.reduced("sums", ("site", "side", "group", "width"), **only)
+            found = self.run.reduced("sums", ("site", "side", "group", "width"), **only)
             moments = Moments(self._rank)
             for (site, side, group, width), one in found.items():
                 sums = MomentSums.unpacked(torch.as_tensor(one.sum), int(width))
