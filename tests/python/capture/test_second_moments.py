@@ -158,7 +158,11 @@ def test_other_matrices_have_no_closed_form():
     ("call", "message"),
     [
         (lambda model: asc.second_moments(model, []), "got none"),
-        (lambda model: asc.second_moments(model, [[3]]), "text 0 has 1 tokens, none is left after the first"),
+        (
+            lambda model: asc.second_moments(model, [IDS, [3, 4]]),
+            "text 1 has 2 tokens, of which 1 behind the first, and two are needed",
+        ),
+        (lambda model: asc.second_moments(model, [[3]], skip_first=False), "text 0 has 1 tokens and two"),
         (lambda model: asc.second_moments(model, ["words"]), "a tokenizer is needed"),
         (lambda model: asc.second_moments(model, [IDS], groups=0), "groups must be at least 1, got 0"),
         (lambda model: asc.second_moments(model, [IDS], labels="own"), "labels must be one of"),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.capture.weights.second_moments import Tracer, identity_errors
+from attnscope.capture.weights.second_moments import Tracer, check_length, identity_errors
 from attnscope.metrics.weights.moment_sums import MomentSums
 from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
@@ -50,10 +50,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-            if len(ids) < 2:
-                raise ValueError(
-                    f"pretraining_writes: text {sample} has one token, and position 0 is left out"
-                )
+            check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
             tokens = torch.as_tensor(ids)
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
