@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The model along the boundary: what its next token does when the difference of means is put there.
 
-Every number stands beside those of random directions of the same length: as likely one way as another, of the
-states' covariance, and of exchanged labels.
+Every number stands beside those of random directions of the same length: as likely one way as another; of the
+covariance of what the boundary is a mean of (differences of pairs, states within their templates); and of
+exchanged labels.
 """
 
 from __future__ import annotations
@@ -59,13 +60,9 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
             labels = torch.from_numpy(contrast.labels == 1)
             means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
-            nulls[contrast.name, layer] = {
-                kind: asc.null_directions(
-                    own, kind, labels=contrast.labels if kind == "labels" else None,
-                    draws=options.sensitivity.directions, seed=run.settings.seed,
-                )
-                for kind in KINDS
-            }  # fmt: skip
+            nulls[contrast.name, layer] = directions_of_chance(
+                contrast, own, options.sensitivity.directions, run.settings.seed
+            )
     _readout(run, every, good, means, nulls, options)
     _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
 
@@ -228,27 +225,62 @@ def _tests(
                 ends = np.cumsum([1, *(int(one.isfinite().all(1).sum()) for one in
                                        nulls[contrast.name, layer].values())])  # fmt: skip
                 at = KINDS.index(kind)
-                own = logs[ends[at] : ends[at + 1]]
-                values.append(logs[0] - own.mean())
-                drawn.append(own - own.mean())
+                values.append(logs[0])
+                drawn.append(logs[ends[at] : ends[at + 1]])
             if there:
                 _rows(run, contrast, name, there, np.array(values), np.stack(drawn, 1))
 
 
-def _rows(
-    run: StageRun, contrast: Contrast, name: str, layers: list[int], values: Array, drawn: Array
-) -> None:
-    family = max_t(np.abs(values), np.abs(drawn))
+def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
+    """Random directions [draws, D] of each kind."""
+    return {
+        kind: asc.null_directions(
+            spread(contrast, states) if kind == "covariance" else states, kind,
+            labels=contrast.labels if kind == "labels" else None, draws=draws, seed=seed,
+        )
+        for kind in KINDS
+    }  # fmt: skip
+
+
+def spread(contrast: Contrast, states: Tensor) -> Tensor:
+    """What the boundary's chance part is made of: differences of pairs, or states within their templates."""
+    if contrast.pairs is not None:
+        order = np.lexsort([contrast.labels, contrast.pairs])
+        pairs = states[torch.from_numpy(order)].reshape(-1, 2, states.shape[1])
+        return pairs[:, 1] - pairs[:, 0]
+    if contrast.nested:
+        return states
+    groups = torch.from_numpy(contrast.templates)
+    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype).index_add(
+        0, groups, states
+    )
+    return states - (sums / groups.bincount()[:, None])[groups]
+
+
+def ranked(own: Array, others: Array) -> tuple[Array, Array]:
+    """The p of values [L] among those of random directions [m, L], two-sided, and p over layers by max-T.
+
+    All are centred at the mean of all, the observed one among them: so that it is one of m + 1 that none
+    tells apart where there is no effect.
+    """
+    every = np.concatenate([own[None], others])
+    every = np.abs(every - every.mean(0))
+    reached = ~(every[1:] < every[0] * (1 - 1e-12))
+    p = np.where(np.isfinite(every[0]), (1 + reached.sum(0)) / (1 + len(others)), math.nan)
+    return p, max_t(every[0], every[1:]).p_adjusted
+
+
+def _rows(run: StageRun, contrast: Contrast, name: str, layers: list[int], own: Array, others: Array) -> None:
+    """Logarithms of a number of the boundary [L] over the mean of random directions [m, L]."""
+    centre = others.mean(0)
+    p_values, adjusted = ranked(own, others)
     for at, layer in enumerate(layers):
-        low, high = np.nanquantile(drawn[:, at], [0.025, 0.975])
-        reached = (np.abs(drawn[:, at]) >= abs(values[at])).sum()
-        defined = bool(np.isfinite(values[at]))
+        low, high = np.nanquantile(others[:, at] - centre[at], [0.025, 0.975])
         run.write(
             "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=0, protocol="exact",
-            value=values[at], null_mean=0.0, null_low=low, null_high=high,
-            p_value=(1 + reached) / (1 + len(drawn)) if defined else math.nan,
-            p_adjusted=family.p_adjusted[at], correction="max-T over layers" if defined else "",
-            n_pairs=contrast.n, labellings=float(len(drawn)),
+            value=own[at] - centre[at], null_mean=0.0, null_low=low, null_high=high, p_value=p_values[at],
+            p_adjusted=adjusted[at], correction="max-T over layers" if np.isfinite(p_values[at]) else "",
+            n_pairs=contrast.n, labellings=float(len(others)),
         )  # fmt: skip
 
 
@@ -293,9 +325,7 @@ def _readout(
                     chance=top.chance, low=ends[0], high=ends[1],
                 )  # fmt: skip
         if there:
-            centre = np.stack(drawn, 1)
-            mean = centre.mean(0)
-            _rows(run, contrast, "log_gain_ratio", there, np.array(values) - mean, centre - mean)
+            _rows(run, contrast, "log_gain_ratio", there, np.array(values), np.stack(drawn, 1))
 
 
 def _lens(run: StageRun, table: pd.DataFrame) -> None:
