@@ -22,7 +22,8 @@ from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
 from attnscope.inference import max_t
-from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts, stratified
+from attnscope.studies.hallucination_geometry import notebooks
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -63,6 +64,8 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             nulls[contrast.name, layer] = directions_of_chance(
                 contrast, own, options.sensitivity.directions, run.settings.seed
             )
+    if "ruscio2026" in run.settings.protocols:
+        notebooks.measure(run, table, every, good, options)
     _readout(run, every, good, means, nulls, options)
     _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
 
@@ -100,12 +103,6 @@ def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
             f"options.sensitivity.refusal: no word has a first token of its own, pieces: {pieces}"
         )
     return sorted(set(found.values()))
-
-
-def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
-    """So many prompts of either bucket, spread over templates."""
-    table = contrast.table.assign(other=contrast.labels)
-    return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])
 
 
 def _sensitivity(

@@ -20,9 +20,9 @@ import attnscope as asc
 from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.inference.detection import narrowed, probe_scores
-from attnscope.studies.hallucination_geometry.along import KINDS, chosen_prompts, refusal_ids
+from attnscope.studies.hallucination_geometry.along import KINDS, refusal_ids
 from attnscope.studies.hallucination_geometry.answers import continued, correct, decoded, loops, refused
-from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
