@@ -1,12 +1,16 @@
 # SPDX-License-Identifier: MIT
 """A planted difference is found, and told apart by whether the output reads it; none is found else."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 import attnscope as asc
+from attnscope.engine.plan import make_plan
 from attnscope.engine.run import resume, run
 from attnscope.inference.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
@@ -97,15 +101,55 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path):
+def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     folder = model_folder(tmp_path / "m")
-    texts = questions(tmp_path / "q.csv")
-    whole = run(settings(folder, texts, tmp_path / "whole"), progress=False)
-    for least in (2, 9):  # while states are collected, and behind them
-        stopped = killed(settings(folder, texts, tmp_path / f"killed{least}"), least)
+    texts = questions(tmp_path / "q.csv", slots=5)
+    how = {"protocols": ("exact", "ruscio2026"), "permutations": 19, "random_weights": 1, "least": 20}
+    whole = run(settings(folder, texts, tmp_path / "whole", **how), progress=False)
+    units = make_plan(settings(folder, texts, tmp_path / "plan", **how)).units
+    stages = [unit.stage for unit in units]
+    assert list(dict.fromkeys(stages)) == [
+        "checks", "states", "answers", "clouds", "along", "interventions", "claims"
+    ]  # fmt: skip
+    for stage in dict.fromkeys(stages):
+        before = stages.index(stage)
+        if not before:
+            continue
+        stopped = killed(settings(folder, texts, tmp_path / f"killed_{stage}", **how), before)
         assert not (stopped / "tables" / "claims.parquet").exists()
         resume(stopped, progress=False)
-        assert table_bytes(whole.path) == table_bytes(stopped)
+        assert table_bytes(whole.path) == table_bytes(stopped), stage
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_of_960_prompts_stays_below_600_mb(tmp_path):
+    """A model of 260,000 parameters in a process of its own; twice the prompts cost next to nothing."""
+    folder = model_folder(
+        tmp_path / "m", hidden_size=64, intermediate_size=172, num_hidden_layers=5, num_attention_heads=8,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    code = (
+        "import resource, sys, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
+        "asc.run(asc.Study(**{study!r}), progress=False)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+    )
+    peaks = []
+    for slots in (10, 20):
+        texts = questions(tmp_path / f"q{slots}.csv", pairs=8, slots=slots)
+        study = settings(
+            folder, texts, tmp_path, name=f"s{slots}", block=64, permutations=199, dimension_k=[10],
+            primary_k=10, nulls=["covariance"], interventions=False, answers=False,
+        )  # fmt: skip
+        made = subprocess.run(
+            [sys.executable, "-c", code.format(study=study.to_dict())], capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        peaks.append(float(made.stdout.split()[-1]))
+    print("peak MB", peaks)
+    assert max(peaks) < 600
+    # four matrices of distances and a layer's states are all that grows
+    assert peaks[1] - peaks[0] < 60
 
 
 def simulated(seed, shift=0.0, scale=1.0):

@@ -8,6 +8,7 @@ exchanged labels.
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -21,6 +22,7 @@ from attnscope.capture import Gradient
 from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
+from attnscope.engine.config import ConfigError
 from attnscope.inference import max_t
 from attnscope.studies.hallucination_geometry import notebooks
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
@@ -70,17 +72,29 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
     _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
 
 
-def exact_model(run: StageRun, wanted: str) -> Any:
-    """The unit's model, widened in place where it is in half precision."""
+def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
+    """The unit's model and the dtype of its derivatives; a wider copy where it is in half precision.
+
+    Raises:
+        ConfigError: a copy beyond `max_memory`.
+    """
     loaded = run.model()
     kinds = {p.dtype for p in loaded.model.parameters() if p.is_floating_point()}
-    if any(kind.itemsize < 4 for kind in kinds):
-        run.note(
-            f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
-            f"states in {str(loaded.dtype).removeprefix('torch.')}"
+    if not any(kind.itemsize < 4 for kind in kinds):
+        return loaded.model, str(loaded.dtype).removeprefix("torch.")
+    kind = getattr(torch, wanted)
+    need = sum(p.numel() for p in loaded.model.parameters()) * kind.itemsize
+    bound = run.settings.max_memory
+    if bound is not None and need > int(bound):
+        raise ConfigError(
+            f"options.sensitivity: derivatives of {loaded.checkpoint.title} need a copy in {wanted} of "
+            f"{need / 1e6:.0f} MB, more than max_memory, {int(bound) / 1e6:.0f} MB; false leaves them out"
         )
-        return loaded.model.to(getattr(torch, wanted))
-    return loaded.model
+    run.note(
+        f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
+        f"states in {str(loaded.dtype).removeprefix('torch.')}"
+    )
+    return copy.deepcopy(loaded.model).to(kind), wanted
 
 
 def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
@@ -114,7 +128,7 @@ def _sensitivity(
     nulls: dict[tuple[str, int], dict[str, Tensor]],
     how: SensitivityOptions,
 ) -> None:
-    model = exact_model(run, how.dtype)
+    model, kind_of = exact_model(run, how.dtype)
     device = next(model.parameters()).device
     try:
         refusal: list[int] | None = refusal_ids(run.encoder.tokenizer, how.refusal)
@@ -161,6 +175,7 @@ def _sensitivity(
                     curvature=np.append(bent.numpy(), np.full(len(named) - 1, np.nan)),
                     entropy_slope=slope, refusal_slope=refused, refusal_alignment=cosines["refusal"],
                     loss_alignment=cosines["loss"], amplification=found.amplification.numpy(),
+                    compute_dtype=kind_of,
                 )  # fmt: skip
                 kept.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
     _tests(run, every, layers, kept, nulls)

@@ -105,6 +105,7 @@ def _ours(quantity: str, bucket: str, layer: int, own: dict[str, pd.DataFrame]) 
     """A number by the published protocol, and by the exact one; NaN where the run has none."""
     if quantity in ("local_dimension", "effective_rank", "isotropy"):
         rows = own["clouds"]
+        rows = rows[rows["null"] == ""]
         rows = rows[(rows["layer"] == layer) & (rows["bucket"] == bucket) & (rows["quantity"] == quantity)]
         theirs = rows[rows["protocol"] == "ruscio2026"]["value"]
         exact = rows[rows["protocol"] == "exact"].sort_values("k", ascending=False)["value"]
@@ -157,7 +158,7 @@ def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float
     if quantity not in ARMS or "interventions" not in own or "prompts" not in own:
         return math.nan
     arm, control, column, strength = ARMS[quantity]
-    rows = own["interventions"]
+    rows: pd.DataFrame = own["interventions"]
     # theirs steers factual prompts alone, and changes the logits and states of uncertain ones alone
     asked = "factual" if arm == "steering" else bucket
     samples = own["prompts"].loc[own["prompts"]["bucket"] == asked, "sample"]
@@ -173,7 +174,8 @@ def _of(own: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> 
     if table not in own:
         return pd.DataFrame()
     rows = own[table]
-    return rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
+    chosen: pd.DataFrame = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
+    return chosen
 
 
 def _first(values: pd.Series[float]) -> float:
