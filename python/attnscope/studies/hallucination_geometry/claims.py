@@ -219,6 +219,11 @@ def _pieces(evidence: Evidence) -> Claim:
     where = f"layer {int(best['layer'])}"
     if numbers["p_value"] > ALPHA:
         return Claim("C4", statistic, CONTRADICTED, f"{where}: exchanged labels give as much", **numbers)
+    mean, upper = evidence.random(
+        "contrasts", "value", layer=int(best["layer"]), quantity="fragmentation_gap"
+    )
+    if np.isfinite(upper) and 0 < numbers["value"] <= upper:
+        return Claim("C4", statistic, CONTRADICTED, f"{where}: random weights give {mean:.2f}", **numbers)
     verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
     return Claim("C4", statistic, verdict, where, **numbers)
 

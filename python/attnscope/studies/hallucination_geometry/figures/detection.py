@@ -164,6 +164,7 @@ def training(results: Tables, options: Options) -> Drawn:
         if name == "auc_excess":
             level(ax, 0)
         ax.set_xscale("symlog", linthresh=1)
+        ax.margins(x=0.06)
         ax.set_xlabel("step")
         ax.set_ylabel(COURSES[name])
     handles, labels = axes[0][0].get_legend_handles_labels()

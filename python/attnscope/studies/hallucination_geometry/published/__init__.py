@@ -171,11 +171,10 @@ def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float
 
 def _of(own: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> pd.DataFrame:
     """Rows of a table of one layer and contrast; none where the run has no such table."""
-    if table not in own:
-        return pd.DataFrame()
-    rows = own[table]
-    chosen: pd.DataFrame = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
-    return chosen
+    rows: pd.DataFrame = own.get(table, pd.DataFrame())
+    if len(rows):
+        rows = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
+    return rows
 
 
 def _first(values: pd.Series[float]) -> float:
