@@ -42,7 +42,8 @@ def run(
         typer.Option(
             "--texts",
             "-t",
-            help=".txt (a sentence a line), .csv, .jsonl, .parquet, or a data set's folder or name.",
+            help=".txt (a sentence a line), .csv, .jsonl, .parquet, a data set's folder or name, or sample: "
+            "sentences that come with the package.",
         ),
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
