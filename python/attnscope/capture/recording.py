@@ -121,7 +121,8 @@ class Recording:
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
                 f"capture: {type(self._model).__name__} holds no transformers model"
-                f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to measure(...) directly"
+                f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
+                "measure(...) directly"
             )
         self._check_mode()
         if any(parameter.is_meta for parameter in self._model.parameters()):
