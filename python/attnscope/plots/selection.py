@@ -13,6 +13,8 @@ from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.plots.figure import Tables, optional, stored
 
 CHECKPOINT = ["model", "revision", "step"]
+#: Samples below which no intervals are given that hold for many means at once.
+FEWEST_TOGETHER = 10
 #: Columns, each with the threshold of the graph that it is taken at, or None.
 Quantities = Sequence[tuple[str, float | None]]
 
@@ -167,7 +169,8 @@ def estimate(
         confidence: of the interval: studentised below 30 samples.
         draws: of the bootstrap.
         seed: of the draws.
-        together: whether all intervals are to hold at once, as where the largest of the means is chosen.
+        together: whether all intervals are to hold at once, as where the largest of the means is chosen;
+            there are none below ten samples, whose spread says too little for that.
 
     Returns:
         One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five samples),
@@ -198,8 +201,9 @@ def estimate(
     result = wide.index.to_frame(index=False)
     result["mean"] = _nan_mean(values)
     low, high = mean_intervals(values, confidence=confidence, draws=draws, seed=seed, together=together)
-    result["low"], result["high"] = low, high
     result["samples"] = np.isfinite(values).sum(axis=1)
+    told = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
+    result["low"], result["high"] = np.where(told, low, np.nan), np.where(told, high, np.nan)
     result["missing"] = asked.reindex(wide.index).to_numpy()
     return cast("pd.DataFrame", result[columns])
 
