@@ -3,7 +3,7 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
-.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
+.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel notebooks docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && $(BIN)/attnscope demo
@@ -45,6 +45,9 @@ bench-quick:    ## the kernels alone, fewer sizes, in two minutes
 
 wheel:          ## sdist and manylinux wheel -> dist/, tried in a fresh environment
 	@.ci/wheel
+
+notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" for some of them
+	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
 	@.ci/setup build && $(BIN)/python -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml

@@ -138,7 +138,7 @@ WORKED: dict[str, Worked] = {
         """,
     ),
     "Signals": Worked(
-        "A row of attention is a signal over keys: a constant one is slow, one key is every frequency at once.",
+        "A row of attention is a signal over keys: a constant one is slow, one key has all frequencies.",
         """
         one_key = torch.eye(64, dtype=torch.float64)
         even = torch.full((64, 64), 1 / 64, dtype=torch.float64)
