@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The commands that do a study: run, resume, demo."""
+"""The commands that run a study: run, resume, gather, slurm, demo."""
 
 from __future__ import annotations
 

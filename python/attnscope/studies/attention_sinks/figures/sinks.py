@@ -135,7 +135,7 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
 
 @figure("bars", "heads")
 def persistence(results: Tables, options: Options) -> Drawn:
-    """Persistence diagrams and Betti curves of the heads that rest most and least on the first key.
+    """Persistence diagrams and Betti curves of the heads that attend most and least to the first key.
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """
