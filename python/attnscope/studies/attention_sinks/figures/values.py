@@ -127,14 +127,17 @@ def spectra(results: Tables, options: Options) -> Drawn:
     )
 
 
+_PARTS = "c is what a head writes, c_R the part that comes from reference points, c_N the rest."
+
+
 @figure("heads")
 def reference(results: Tables, options: Options) -> Drawn:
     """Influence of the reference points over depth: share of the output, its direction, what they change."""
     heads = measured_heads(results)
     titles = {
-        "reference_magnitude": "size of their part",
-        "reference_directional": "its direction",
-        "reference_information": "turn without them",
+        "reference_magnitude": r"size, $\|c_R\|/\|c\|$",
+        "reference_directional": r"direction, $\cos(c_R, c)$",
+        "reference_information": r"turn without, $1-\cos(c, c_N)$",
     }
     there = with_values(last_step(heads), "heads", list(titles))
     over_layers(heads)
@@ -159,9 +162,9 @@ def reference(results: Tables, options: Options) -> Drawn:
     )  # fmt: skip
     if len(rows) > 1:
         words = (
-            "By layer: single heads with their value vectors (top), and the published computation on the "
-            "head mean and hidden states (bottom); its scales differ."
+            f"{_PARTS} By layer: single heads with their value vectors (top), and the published computation "
+            "on the head mean and hidden states (bottom); its scales differ."
         )
     else:
-        words = "By layer: single heads with their value vectors."
+        words = f"{_PARTS} By layer: single heads with their value vectors."
     return captioned(figure_, words, compared_with(figure_))

@@ -209,7 +209,10 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
     ax.fill_between(line, line, np.full(50, low * 0.3), color=MUTED, alpha=0.14, linewidth=0)
     ax.plot(line, line, color=INK, linewidth=1.0)
     ax.axhline(0.25, **UNIFORM)
-    ax.annotate("1/4", (low, 0.25), xytext=(2, 2), textcoords="offset points", color=MUTED, fontsize=7)
+    ax.annotate(
+        "1/4", (1, 0.25), xycoords=ax.get_yaxis_transform(), xytext=(3, 0), textcoords="offset points",
+        color=MUTED, fontsize=7, va="center", annotation_clip=False,
+    )  # fmt: skip
     ax.set_yscale("log")
     ax.set_xlim(low, 0.3)
     ax.set_ylim(bottom=low * 0.3)
