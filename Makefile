@@ -8,7 +8,7 @@ PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 .PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
-	@.ci/setup demo && $(BIN)/attnscope demo --steps-before 3
+	@.ci/setup demo && OMP_WAIT_POLICY=passive $(BIN)/attnscope demo --steps-before 3
 
 test: test-cpp  ## everything that is quick, with the instruction set of this processor
 	@$(PYTEST) -m "not slow" --durations 0 --durations-min 10
