@@ -5,7 +5,7 @@ BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
 # A worker for each core, with one thread each; a file's tests share what they build.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
-.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
+.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel notebooks docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
 	@.ci/setup demo && OMP_WAIT_POLICY=passive $(BIN)/attnscope demo --steps-before 3
@@ -47,6 +47,9 @@ bench-quick:    ## the kernels alone, fewer sizes, in two minutes
 
 wheel:          ## sdist and manylinux wheel -> dist/, tried in a fresh environment
 	@.ci/wheel
+
+notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" for some of them
+	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
 	@.ci/setup build && $(BIN)/python -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml

@@ -8,7 +8,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-#: Seconds after which a slow test hangs, where it does not say so itself: on a busy machine some take minutes.
+#: Seconds after which a slow test hangs, where it says none itself: on a busy machine some take minutes.
 SLOW = 1800
 
 

@@ -99,14 +99,6 @@ def masked_batch(
 
     15 % of the tokens are predicted: 80 % of them are masked, 10 % replaced by any token, 10 % left. The
     others are −100 in the second tensor.
-
-    Args:
-        corpus: ids of all texts, one after another.
-        recipe: gives the sizes and the seed.
-        step: of the training; with the seed it fixes the batch.
-        bos: id of the first token.
-        mask: id of the mask token.
-        vocabulary: ids that replace are below it.
     """
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     length = recipe.tokens - 1
@@ -153,8 +145,6 @@ def train_encoder(
     """Trains the recipe and writes a Hugging Face folder; one that is there already is kept.
 
     Args:
-        directory: the folder, with `recipe.json` beside the weights.
-        recipe: what to train.
         tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
         texts: to learn from; None takes the language reference.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.

@@ -201,7 +201,6 @@ def compare_encodings(
         directory: gets a folder of checkpoints per encoding and the run `study`.
         study: "wavelet_heads", over five encodings, or "absolute_position", over all.
         samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
-        steps: of each training.
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
         progress: a bar on a terminal, a line every ten seconds elsewhere.
         options: of the study besides.

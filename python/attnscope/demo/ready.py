@@ -49,17 +49,7 @@ def demo_checkpoints(
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """The demo's model tuned by one objective from its last checkpoint, trained once and kept in the cache.
-
-    Args:
-        name: of `attnscope.demo.objectives.ARMS`, such as "dpo".
-        steps: of training; 16 take a few seconds.
-        seed: of what is drawn.
-        runs: as in `demo_checkpoints`.
-
-    Returns:
-        A model folder.
-    """
+    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
     from filelock import FileLock
 
     from attnscope.demo.objectives import Arm

@@ -35,7 +35,6 @@ def run_demo(
 
     Args:
         directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
-        samples: sequences of each kind of input.
         recipe: what to train; None is the one that is known to grow a sink.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         say: called with every line about what was measured.

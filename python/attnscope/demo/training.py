@@ -59,11 +59,7 @@ def checkpoint_steps(last: int) -> list[int]:
 
 
 def build_model(recipe: Recipe) -> Any:
-    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**config_values(recipe))
@@ -73,11 +69,7 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of a Llama configuration.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """What the recipe says of a Llama configuration."""
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"

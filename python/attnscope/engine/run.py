@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside
 from attnscope._progress import progress_bar
 from attnscope.engine.config import ConfigError, Settings
@@ -195,11 +196,7 @@ class Engine:
 
     @contextmanager
     def begun(self, resume: bool) -> Iterator[tuple[dict[str, Any], FolderLock]]:
-        """The run folder in this process's hands, planned and opened.
-
-        Args:
-            resume: whether the folder may hold units of this plan.
-        """
+        """The run folder in this process's hands, planned and opened."""
         made = not self.folder.exists()
         self.executor.connect()
         try:
@@ -248,16 +245,7 @@ class Engine:
             )
 
     def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
-        """Has the executor do every missing unit, and stores each.
-
-        Args:
-            facts: of the provenance.
-            lock: of the run folder.
-
-        Raises:
-            Interrupted: by a signal; everything done is stored.
-            UnitsFailed: units were given up; all others are stored.
-        """
+        """Has the executor do every missing unit, and stores each."""
         self.write_provenance(facts, "running")
         total, done = len(self.plan.units), self.store.count()
         with StopSignals(self.say) as signals, self.bar(total, self.label, done) as self._bar:
@@ -338,7 +326,7 @@ class Engine:
         if unit.checkpoint is None:
             self.release()
         began = time.perf_counter()
-        with self.tally.counting():
+        with self.tally.counting(), _blas.one_thread():
             stage.function(unit, run)
         tables = run.finish()
         if "samples" in stage.writes and not unit.variant:
@@ -351,8 +339,6 @@ class Engine:
         """A checkpoint in memory; the one before is let go.
 
         Args:
-            checkpoint: which weights.
-            unit: at work.
             control: whether the unit's variant, if it has one, stands in for the checkpoint.
         """
         seed = unit.seed if control and unit.variant == "random_weights" else None

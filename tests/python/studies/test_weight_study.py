@@ -369,7 +369,7 @@ def test_settings_that_make_no_study(home, tmp_path, more, message):
         ({"options": {"roles": ["query"]}}, "no matrix has the role 'query'"),
         ({"layers": [7]}, "layer 7 is outside the model"),
         ({"options": {"k": 48}, "max_tokens": 3}, "24 tokens, too few for k = 48"),
-        ({"max_tokens": 1}, "one token|no sentence is left"),
+        ({"max_tokens": 2}, "text 0 has 2 tokens, of which 1 behind the first, and two are needed"),
     ],
 )
 def test_what_the_models_do_not_have(home, tmp_path, more, message):
