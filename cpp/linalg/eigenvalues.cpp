@@ -3,9 +3,6 @@
 
 #include <Eigen/Eigenvalues>
 
-// GCC takes the undefined operands in its own AVX-512 headers for variables that were forgotten.
-#pragma GCC diagnostic ignored "-Wmaybe-uninitialized"
-
 namespace attnscope {
 
 Eigen::VectorXd symmetric_eigenvalues(const Eigen::MatrixXd& matrix) {
