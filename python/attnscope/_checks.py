@@ -51,7 +51,7 @@ def attention_argument(
     name: str = "attention",
     rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where its `rows` do not sum to 1."""
+    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
     tensor = square_tensor(function, name, attention)
     checked = Attention(
         tensor, lengths_argument(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1]))
@@ -62,7 +62,7 @@ def attention_argument(
     if flag(function, "validate", validate):
         _validate(function, name, checked)
     if rows and name == "attention":
-        judge_rows(function, tensor, given)
+        judge_rows(function, tensor, given, refuse=validate)
     return checked
 
 
@@ -84,7 +84,7 @@ def heads_argument(
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
-    judge_rows(function, checked.tensor, each)
+    judge_rows(function, checked.tensor, each, refuse=validate)
     return checked, layers
 
 
@@ -105,17 +105,16 @@ def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
         plain: torch.Tensor = value
         return plain
     tensor = _device.to_host(float_tensor(function, name, value))
+    got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
-        raise ValueError(
-            f"{function}: {name} must have at least two dimensions [..., n, n], "
-            f"got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
     if tensor.shape[-1] != tensor.shape[-2]:
         raise ValueError(
-            f"{function}: {name} must be square in its last two dimensions, got shape {tuple(tensor.shape)}"
+            f"{function}: {name} must be square in its last two dimensions, {got}"
+            + ("; of cross attention (`layer.cross`) it is undefined" if tensor.ndim == 4 else "")
         )
     if tensor.shape[-1] == 0:
-        raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
+        raise ValueError(f"{function}: {name} must hold at least one token, {got}")
     return tensor
 
 
@@ -123,9 +122,10 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
     if not isinstance(value, torch.Tensor):
         if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
-            raise TypeError(
-                f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}"
-            )
+            got = type(value).__name__
+            if isinstance(value, (tuple, list)) and len(value) and hasattr(value[0], "shape"):
+                got += f"; torch.stack makes one tensor of its {len(value)}"
+            raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {got}")
         if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
             value = np.asarray(value)
         with warnings.catch_warnings():

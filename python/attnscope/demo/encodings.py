@@ -202,6 +202,14 @@ def compare_encodings(
         study: "wavelet_heads", over five encodings, or "absolute_position", over all.
         samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
+        progress: a bar on a terminal, a line every ten seconds elsewhere.
+        options: of the study besides.
+
+    Returns:
+        The stored results, one model per encoding and seed.
+
+    Raises:
+        ValueError: another study.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine
@@ -217,7 +225,7 @@ def compare_encodings(
     for encoding, seed in product(ENCODINGS if windows else WAVELET_ENCODINGS, range(seeds)):
         recipe = PositionsRecipe(steps=steps, encoding=encoding, seed=seed)
         label = encoding if seed == 0 else f"{encoding}-{seed}"
-        checkpoints = train(root / label, recipe, progress=None if progress else False)
+        checkpoints = train(root / label, recipe, progress=progress)
         models.append({"path": str(checkpoints / f"step{steps}"), "label": label})
     count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"

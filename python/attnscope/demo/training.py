@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
     GROUPS,
     WINDOW,
@@ -33,7 +34,7 @@ _LOSSES_SEED = 10_000
 class Recipe:
     """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
 
-    steps: int = 768
+    steps: int = 256
     layers: int = 3
     heads: int = 4
     width: int = 128
@@ -109,7 +110,11 @@ def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
 
 
 def train(
-    directory: str | os.PathLike[str], recipe: Recipe | None = None, *, progress: bool | None = None
+    directory: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    progress: bool = True,
+    label: str = "training",
 ) -> Path:
     """Trains the recipe and writes `checkpoints/step{N}`; goes on where an earlier call was stopped.
 
@@ -117,8 +122,16 @@ def train(
     and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
 
     Args:
-        recipe: what to train; the default shows a sink emerging in a few minutes on two cores.
-        progress: a progress bar always, never, or (None) when standard error is a terminal.
+        directory: where to write; made when absent.
+        recipe: what to train; the default shows a sink emerging in a minute or two.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
+        label: what the progress counts.
+
+    Returns:
+        The `checkpoints` folder.
+
+    Raises:
+        ValueError: when the directory holds checkpoints of another recipe.
     """
     recipe = recipe or Recipe()
     if recipe.steps < 1:
@@ -139,10 +152,7 @@ def train(
     else:
         _save(root, model, optimizer, 0)
 
-    from tqdm.auto import tqdm
-
-    hidden = None if progress is None else not progress
-    with tqdm(total=recipe.steps, initial=start, desc="training", unit="step", disable=hidden) as bar:
+    with one_thread(), progress_bar(recipe.steps, label, start, show=progress) as bar:
         for step in range(start, recipe.steps):
             ids = training_batch(recipe.batch, recipe.seed, step)
             logits = model(input_ids=ids).logits[:, :-1]
@@ -154,7 +164,7 @@ def train(
             bar.update()
             if step + 1 in kept:
                 losses = _save(root, model, optimizer, step + 1)
-                bar.set_postfix({f"loss {group}": f"{value:.2f}" for group, value in losses.items()})
+                bar.set_postfix_str(", ".join(f"loss {group} {value:.2f}" for group, value in losses.items()))
     (root / _OPTIMIZER).unlink()
     return checkpoints
 
@@ -190,6 +200,17 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
             return model.train(), int(saved["step"]), saved["optimizer"]
     (root / "training.jsonl").unlink(missing_ok=True)
     return recipe.build(), 0, None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Gives torch one thread: several would spend their time waiting for each other on so small a model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -147,6 +147,7 @@ def test_an_older_run_is_compared_and_taken_as_arrays(sinks, tmp_path):
     assert int(run.to_xarray().sizes["head"]) == run.table("heads")["head"].nunique()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wavelets-stories", "sinks-stories"])
 def test_an_older_run_is_drawn_and_reported(tmp_path, name):
     (tmp_path / "run").mkdir()

@@ -155,11 +155,12 @@ def sensitivity_of(
     m = len(directions)
     device = steps.ids.device
     directions = directions.to(device)
-    sites = ("block_output", "logits")
-    layers, _ = steps.step(1, sites=sites, layers=[layer])
-    state = layers[0].block_output[0, -1].double()
     lengths = directions.double().norm(dim=-1)
-    shift = (relative_step * state.norm() / lengths)[:, None] * directions.double()
+    shift = directions.double()
+    if curved or method != "jvp":
+        layers, _ = steps.step(1, sites=("block_output", "logits"), layers=[layer])
+        size = layers[0].block_output[0, -1].double().norm()
+        shift = (relative_step * size / lengths)[:, None] * shift
     slopes = _exact if method == "jvp" else _difference
     z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
     tokens = _refusal(refusal, z.shape[-1])
@@ -173,7 +174,7 @@ def sensitivity_of(
         for sign in (1.0, -1.0):
             moved, moves, _ = slopes(steps, layer, directions, sign * shift, depth, shift)
             sides.append((moved.softmax(-1) * moves).sum(-1) - moves[:, z[0].argmax()])
-        curvature = (sides[0] - sides[1]) / (2 * relative_step * state.norm() / lengths)
+        curvature = (sides[0] - sides[1]) / (2 * shift.norm(dim=-1) / lengths)
     refused = torch.full((m,), math.nan, dtype=torch.float64, device=device)
     if tokens is not None:
         inside = torch.zeros(z.shape[-1], dtype=torch.bool, device=device)

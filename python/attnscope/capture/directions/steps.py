@@ -8,6 +8,7 @@ the cache is taken out again by putting the former tensors back, which copies no
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -80,8 +81,8 @@ class PromptSteps:
                 vars(layer).update(kept)
 
     def _cache(self, size: int) -> Any:
-        if size not in self._caches:
-            ids = self.ids[:, :-1].expand(size, -1)
+        if 1 not in self._caches:
+            ids = self.ids[:, :-1]
             with torch.no_grad():
                 made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
             cache = getattr(made, "past_key_values", None)
@@ -89,8 +90,21 @@ class PromptSteps:
                 raise NotImplementedError(
                     f"sensitivity: {type(self.model).__name__} keeps no cache of layers"
                 )
-            self._caches = {size: cache}
+            self._caches[1] = cache
+        if size not in self._caches:
+            self._caches = {1: self._caches[1], size: _expanded(self._caches[1], size)}
         return self._caches[size]
+
+
+def _expanded(cache: Any, size: int) -> Any:
+    """A prompt's cache seen as that of so many copies of it, without copying a tensor."""
+    many = copy.copy(cache)
+    many.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in many.layers:
+        for name, value in vars(layer).items():
+            if torch.is_tensor(value) and value.ndim > 1 and len(value) == 1:
+                setattr(layer, name, value.expand(size, *value.shape[1:]))
+    return many
 
 
 def prompts_of(function: str, inputs: Any) -> list[Tensor]:

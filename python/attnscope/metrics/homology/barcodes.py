@@ -305,7 +305,8 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
 def _check(function: str, barcodes: Any) -> None:
     if not isinstance(barcodes, Barcodes):
         raise TypeError(
-            f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}"
+            f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}; "
+            f"of attention: {function}(persistence(attention))"
         )
 
 

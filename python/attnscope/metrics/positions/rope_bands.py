@@ -200,12 +200,13 @@ def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
     """Who sees whom, broadcast against the scores."""
     if isinstance(support, str) and support == "causal":
         return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
-    if isinstance(support, Tensor) and support.dtype == torch.bool:
-        try:
-            if bool(support.expand(scores.shape).any(-1).all()):
-                return support.cpu()
-        except RuntimeError:
-            pass
+    fits = isinstance(support, Tensor) and support.dtype == torch.bool
+    try:
+        if fits and support.expand(scores.shape).any(-1).all():
+            visible: Tensor = support.cpu()
+            return visible
+    except RuntimeError:
+        pass
     given = tuple(support.shape) if isinstance(support, Tensor) else support
     raise ValueError(
         f"{function}: support must be 'causal' or a boolean tensor that broadcasts to {tuple(scores.shape)}, "

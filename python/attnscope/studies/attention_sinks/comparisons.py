@@ -96,7 +96,7 @@ def compared_layers(count: int) -> list[int]:
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `layer_tests`: exact pairs the sentences and corrects for the family, the authors do neither."""
+    """Rows of `layer_tests`: exact pairs sentences and corrects for the family, the authors do neither."""
     made: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers

@@ -18,7 +18,7 @@ SAMPLE = 0
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
-    """Writes to `examples` the heads of a layer that rest most and least on the first key.
+    """Writes to `examples` the heads of a layer that attend most and least to the first key.
 
     Args:
         batch: the sentences; without the one whose maps are kept nothing is written.

@@ -12,7 +12,7 @@ import numpy as np
 import pandas as pd
 
 from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, last_step
 from attnscope.report.numbers import interval_text, number
 from attnscope.studies.attention_sinks.comparisons import against_control

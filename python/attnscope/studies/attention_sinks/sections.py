@@ -157,6 +157,9 @@ def _comparison(page: Page) -> None:
     page.table(Table("comparison", caption, pd.DataFrame(rows), 3, folded=True))
 
 
+#: What ranks the heads on the report's first page.
+RANKED = "sink_share"
+
 SECTIONS: tuple[Section, ...] = (
     *sections_of_maps.SECTIONS,
     *sections_of_layers.SECTIONS,

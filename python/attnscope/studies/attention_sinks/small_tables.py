@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.maps import printable
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import last_step
 from attnscope.report.numbers import interval_text, mean_text, number
 from attnscope.studies.attention_sinks.questions import p_text

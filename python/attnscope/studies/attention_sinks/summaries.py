@@ -124,7 +124,7 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
         found: Frames | None,
         **own: Any,
     ) -> None:
-        """One verdict over texts, with the commonest of the positions [texts, ...] that it rests on."""
+        """One verdict over texts, with the most frequent of the positions [texts, ...] that it rests on."""
         tokens = [list(one) for one in texts["tokens"]]
         flat = [(int(at), tokens[text][at]) for (text, *_), at in np.ndenumerate(positions) if at >= 0]
         place, place_share = _modal([one for one, _ in flat])

@@ -116,3 +116,9 @@ def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.Da
     rows = order.sort_values(["turn", "draw"]).index[:size]
     kept: pd.DataFrame = part.loc[rows].sort_values("sample")
     return kept
+
+
+def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
+    """So many prompts of either bucket, spread over templates."""
+    table = contrast.table.assign(other=contrast.labels)
+    return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])

@@ -163,12 +163,7 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
     if options.bucket_by == "outcome" and not any(one.extra["answer"] for one in rows):
         raise ConfigError(f"{NAME}: bucket_by outcome needs answers; the column {options.answer!r} has none")
     if options.bucket_by == "label":
-        least = min(counts[name] for name in (options.reference, *options.others))
-        if max(options.dimension_k) >= least:
-            raise ConfigError(
-                f"options.dimension_k: must be below the prompts of the smallest bucket, {least}, "
-                f"got {options.dimension_k}"
-            )
+        check_neighbours(compared(as_table(rows), options), options)
     endings: dict[int, str] = {}
     for one in rows:
         encoded = encoder.encode(one.text, None, one.sample)
@@ -186,6 +181,28 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
         raise ConfigError(
             f"{NAME}: prompts end in {len(endings)} different tokens, so states differ by them: {shown}; "
             "options.allow_endings=true goes on"
+        )
+
+
+def compared(table: pd.DataFrame, options: HallucinationOptions) -> int:
+    """Prompts of each bucket that are compared: whole pairs where there are any."""
+    wanted = (options.reference, *options.others)
+    pairs = table[table["pair"] != ""].groupby("pair")["bucket"].nunique()
+    whole = int((pairs == len(wanted)).sum())
+    counts = table["bucket"].value_counts()
+    return whole or int(min(counts[one] for one in wanted))
+
+
+def check_neighbours(size: int, options: HallucinationOptions) -> None:
+    """Raises where a cloud has no more points than neighbours are asked for.
+
+    Raises:
+        ConfigError: with both.
+    """
+    if max(options.dimension_k) >= size:
+        raise ConfigError(
+            f"options.dimension_k: must be below the prompts of each bucket that are compared, {size}, got "
+            f"{options.dimension_k}"
         )
 
 

@@ -94,7 +94,10 @@ class HallucinationGeometry(Study):
         reads = tuple(
             dict.fromkeys(table for one in every for table in one.writes if table not in stored[1:])
         )
-        return [*every, Stage("claims", units.once(), self.claim, reads=reads, writes=("claims",))]
+        return [
+            *every,
+            Stage("claims", units.once(), self.claim, reads=reads, writes=("claims", "emergence")),
+        ]
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
@@ -163,6 +166,7 @@ class HallucinationGeometry(Study):
                 f"options.bucket_by: outcome needs {self.options.least} prompts answered right and wrong in "
                 f"templates that have both, got {counts}"
             )
+        questions.check_neighbours(min(counts.values()), self.options)
         whole: pd.DataFrame = own
         return whole
 

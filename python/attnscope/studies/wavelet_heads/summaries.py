@@ -45,7 +45,7 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
-    """Writes every number of uniform attention of the lengths and supports there are, and means of controls."""
+    """Writes the numbers of uniform attention of all lengths and supports, and means of controls."""
     samples = run.read("samples")
     whose: dict[str, Any] = {"protocol": "exact", "threshold": math.nan}
     nobody = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}

@@ -47,6 +47,7 @@ def test_fingerprints_of_one_first_token():
     assert gaps[2, 0].item() == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_another_encoding_changes_what_is_measured(tmp_path):
     folder = model_folder(tmp_path / "m")
