@@ -57,12 +57,7 @@ UNKNOWN = Visibility("auto", None, None, "auto")
 
 
 def visibility_of(mask: Tensor | None, real: Sequence[Tensor]) -> Visibility:
-    """The visibility of the real tokens of every text under a mask [B or 1, heads or 1, q, k].
-
-    Args:
-        mask: boolean (True is visible) or additive, or None.
-        real: the positions of each text's real keys, ascending.
-    """
+    """The visibility of the real tokens of every text under a mask [B or 1, heads or 1, q, k]."""
     if mask is None or mask.ndim != 4 or not real:
         return UNKNOWN
     seen = (mask if mask.dtype == torch.bool else mask > MASKED_BELOW).any(1).cpu()

@@ -166,6 +166,7 @@ def test_a_run_in_blocks_of_64_has_the_words_of_one_in_blocks_of_8(whole, folder
         np.testing.assert_allclose(first[columns], exact(other, name)[columns], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(folder, texts, tmp_path):
     calm = run(settings(folder, texts, tmp_path / "calm"), progress=False)
     stopped = killed(settings(folder, texts, tmp_path))

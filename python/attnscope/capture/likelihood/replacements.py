@@ -168,11 +168,7 @@ def replacements(
 
 
 def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
-    """Names of modes, checked.
-
-    Raises:
-        ValueError: an unknown one, ``nats:`` without a positive number, one given twice, none.
-    """
+    """Names of modes, checked."""
     given = tuple(modes) if not isinstance(modes, str) else (modes,)
     for mode in given:
         if isinstance(mode, str) and mode.startswith(_NATS):

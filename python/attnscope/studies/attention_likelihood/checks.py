@@ -54,11 +54,7 @@ class Version:
 
 
 def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """Tries every identity on a few texts and stores what was found.
-
-    Raises:
-        LoadError: one does not hold, so the numbers of this checkpoint would not be what they are called.
-    """
+    """Tries every identity on a few texts and stores what was found."""
     versions = run.read("versions")
     versions = versions[versions["protocol"] == "exact"]
     real = versions[versions["mode"] == REAL].set_index("sample")

@@ -19,6 +19,7 @@ from attnscope.engine.forward import Batch, head_mean
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.tables import WORDS
 from attnscope.studies.attention_likelihood.versions import chosen_rows, joined, replaced, with_words
+from attnscope.studies.supports import Seen
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -97,11 +98,14 @@ def _write(
     mean = of_span(head_mean(maps), spans, special, support, lengths)
     keys = {"layer": number, "protocol": "exact"}
     samples = np.asarray(batch.samples)
-    run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0))
+    learned = learned_share(layer, spans)
+    more = {} if learned is None else {"learned_sink_mass": learned.mean(1)}
+    run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0), **more)
     if run.unit.variant:
         return
     found = of_span(maps, spans, special, support, lengths)
     heads = maps.shape[1]
+    more = {} if learned is None else {"learned_sink_mass": learned.flatten()}
     run.write(
         "spans",
         sample=np.repeat(samples, heads),
@@ -109,6 +113,7 @@ def _write(
         head=np.tile(np.asarray(layer.heads), len(samples)),
         **keys,
         **_columns(found, slice(None)),
+        **more,
     )
 
 
@@ -117,6 +122,16 @@ def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths:
     return span_attention(
         maps, spans[:, None], special=special[:, None], support=support, lengths=lengths[:, None]
     )
+
+
+def learned_share(layer: Layer, spans: Tensor) -> Tensor | None:
+    """What a learned sink takes of the rows of each text's word [B, h]; None without one."""
+    if layer.sink_logits is None:
+        return None
+    mass = layer.states("sink_mass").double()
+    place = torch.arange(mass.shape[-1])
+    word = (place >= spans[:, :1]) & (place < spans[:, 1:])
+    return torch.stack([own[:, rows].mean(-1) for own, rows in zip(mass.cpu(), word, strict=True)])
 
 
 def _columns(found: SpanAttention, heads: Any) -> dict[str, Any]:
@@ -190,11 +205,13 @@ def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: 
 
     if own["token_log_likelihood"].isna().all():
         return
-    diagonal = head_mean(layer.matrices())[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
+    maps = layer.matrices()
+    seen = Seen.by(layer, maps)
+    diagonal = head_mean(maps)[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
     for at, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
         tokens = np.array(own["token_log_likelihood"].iloc[at], dtype=float)
         place = np.arange(n, dtype=float)
-        boost = diagonal[at, :n] * (place + 1)
+        boost = diagonal[at, :n] * seen.of_text(at, n).sum(-1).numpy()
         known = np.isfinite(tokens)
         given = place[known][:, None]
         plain, partial = (

@@ -29,11 +29,7 @@ _AXES = ("samples", "lengths", "token_ids", "tokens", "groups")
 
 
 def source(run: StageRun, options: LikelihoodOptions) -> LoadedModel:
-    """The model that gives likelihoods.
-
-    Raises:
-        ConfigError: it reads another vocabulary than the measured model.
-    """
+    """The model that gives likelihoods."""
     if not options.likelihood_from:
         return run.model()
     try:
@@ -61,11 +57,7 @@ def _first_difference(own: dict[str, int], other: dict[str, int]) -> str:
 
 
 def kind_of(loaded: LoadedModel, tokenizer: Any, options: LikelihoodOptions) -> tuple[str, int]:
-    """What the likelihood is conditioned on, and the id of the mask.
-
-    Raises:
-        ConfigError: a model without a vocabulary head, a context that this kind of model does not have.
-    """
+    """What the likelihood is conditioned on, and the id of the mask."""
     try:
         return context_argument("attention_likelihood", options.context, loaded.model, tokenizer)
     except NotImplementedError as error:
@@ -110,13 +102,7 @@ def replaced(batch: Batch, spans: Tensor, pieces: Sequence[Sequence[int]]) -> Ba
 
 
 def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """The table `versions` of the exact protocol for one block of texts.
-
-    Args:
-        run: of the unit.
-        targets: rows of `targets` that have a word, by sample.
-        options: of the study.
-    """
+    """The table `versions` of the exact protocol for one block of texts."""
     loaded, tokenizer = source(run, options), run.encoder.tokenizer
     kind, mask_id = kind_of(loaded, tokenizer, options)
     few = 0
@@ -178,16 +164,7 @@ def likelihood(
 def store(
     run: StageRun, batch: Batch, own: pd.DataFrame, mode: str, put: Sequence[Sequence[int]], **columns: Any
 ) -> None:
-    """Rows of `versions` of one mode.
-
-    Args:
-        run: of the unit.
-        batch: of the texts.
-        own: their rows of `targets`.
-        mode: of replacement.
-        put: pieces in the word's place.
-        columns: further ones, and `protocol`.
-    """
+    """Rows of `versions` of one mode."""
     pieces = np.array([len(one) for one in put])
     log_likelihood = np.asarray(columns["log_likelihood"], dtype=float)
     tokenizer = run.encoder.tokenizer
