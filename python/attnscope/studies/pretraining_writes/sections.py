@@ -44,8 +44,8 @@ def _claims(page: Page) -> None:
         "Did training change what the model reads, or what it writes? Each claim of arXiv 2605.16600 with "
         "what was computed of it. Neither the full text nor code of the paper could be read: definitions are "
         "this library’s, there is one protocol, and no published number to compare with. 95 % intervals of "
-        "one pair leave out a group of texts at a time (jackknife) or, where so said, are of random subspaces; "
-        "over pairs and training runs they are t intervals."
+        "one pair leave out a group of texts at a time (jackknife) or, where so said, are of random "
+        "subspaces; over pairs and training runs they are t intervals."
     )
     page.definition(
         "A matrix’s change ΔW lies to the share <i>f</i> = ‖ΔW U‖²/‖ΔW‖² in the directions <i>U</i> [d, k] "
