@@ -185,7 +185,7 @@ def test_the_report_says_the_claims_first(made):
     assert kinds.count("table") == 3
 
 
-@pytest.mark.parametrize("stop", [2, 5, 9, 14])
+@pytest.mark.parametrize("stop", [5, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 9, 14))])
 def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypatch):
     from attnscope.engine.disk import store
 

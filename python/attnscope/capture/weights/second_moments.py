@@ -306,7 +306,6 @@ def identity_errors(tracer: Tracer, ids: Tensor) -> dict[tuple[int, str], float]
     """‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix, on one text: both sides are the matrix's own.
 
     Args:
-        tracer: with gradients.
         ids: of the text [n].
     """
     traces, parameters = tracer.traced(ids, parameters=True)

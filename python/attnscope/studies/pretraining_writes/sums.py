@@ -78,11 +78,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
 
 
 def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:
-    """The model in float32, where the run's memory allows it.
-
-    Raises:
-        LoadError: it does not.
-    """
+    """The model in float32, where the run's memory allows it."""
     need = 4 * sum(parameter.numel() for parameter in model.parameters())
     most = run.settings.max_memory
     if most is not None and need > int(most):
