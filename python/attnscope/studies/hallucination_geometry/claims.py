@@ -124,7 +124,7 @@ def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
 
 
 def _best(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
-    there = rows[rows[column].notna()]
+    there = rows[rows[column].notna()] if len(rows) else rows
     return None if there.empty else there.loc[there[column].idxmin()]
 
 
@@ -134,7 +134,8 @@ def _missing(code: str, statistic: str, why: str = "not measured in this run") -
 
 def _c1(evidence: Evidence) -> Claim:
     statistic = "largest excess of held-out AUC over words, length, surprisal and embeddings"
-    rows = evidence.rows("detection", score="auc_excess").dropna(subset=["auc"])
+    rows = evidence.rows("detection", score="auc_excess")
+    rows = rows.dropna(subset=["auc"]) if len(rows) else rows
     test = _best(evidence.rows("contrasts", quantity="auc_direction"))
     if rows.empty or test is None:
         return _missing("C1", statistic, "one template, or states that are not finite")
@@ -167,7 +168,7 @@ def _ratio(evidence: Evidence) -> Claim:
     k = evidence.options.primary_k
     statistic = f"log ratio of local dimensions at k = {k}, layer of the smallest p"
     rows = evidence.rows("contrasts", quantity="log_dimension_ratio")
-    best = _best(rows[rows["k"] == k])
+    best = _best(_only(rows, {"k": k}))
     if best is None:
         return _missing("C2", statistic)
     layer = int(best["layer"])
