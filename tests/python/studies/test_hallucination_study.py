@@ -270,6 +270,7 @@ def test_order_of_units_and_names_of_columns_change_nothing(whole, folder, texts
     for name in ("contrasts", "detection", "boundaries"):
         one, two = whole.table(name), other.table(name)
         if name == "contrasts":
-            one = one[~one["quantity"].str.contains("fisher|transport|gain")].reset_index(drop=True)
+            one = one[(one["protocol"] == "exact") & ~one["quantity"].str.contains("fisher|transport|gain")]
+            one = one.reset_index(drop=True)
         numbers = [column for column in two.columns if two[column].dtype.kind == "f"]
         np.testing.assert_allclose(one[numbers], two[numbers], rtol=2e-3, atol=2e-3)
