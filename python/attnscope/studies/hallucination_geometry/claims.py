@@ -125,7 +125,7 @@ def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
 
 def _best(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
     there = rows[rows[column].notna()] if len(rows) else rows
-    return None if there.empty else there.loc[there[column].idxmin()]
+    return None if there.empty else there.iloc[int(there[column].argmin())]
 
 
 def _missing(code: str, statistic: str, why: str = "not measured in this run") -> Claim:
@@ -139,7 +139,7 @@ def _c1(evidence: Evidence) -> Claim:
     test = _best(evidence.rows("contrasts", quantity="auc_direction"))
     if rows.empty or test is None:
         return _missing("C1", statistic, "one template, or states that are not finite")
-    top = rows.loc[rows["auc"].idxmax()]
+    top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
     mean, upper = evidence.random("detection", "auc", layer=layer, score="auc")
     whole = float(evidence.rows("detection", score="auc", layer=layer)["auc"].iloc[0])
