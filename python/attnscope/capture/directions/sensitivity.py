@@ -149,13 +149,7 @@ def sensitivity_of(
     """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
 
     Args:
-        steps: of the prompt.
-        layer: number of the block.
         directions: [m, D].
-        depth: number of blocks.
-        refusal: as for `sensitivity`.
-        method: likewise.
-        relative_step: likewise.
         curved: take the second derivative too, which is two thirds of the work; NaN without.
     """
     m = len(directions)
@@ -235,12 +229,7 @@ def _difference(
 
 
 def check_model(function: str, model: nn.Module) -> None:
-    """Refuses what has no exact derivatives or no next token.
-
-    Raises:
-        ValueError: half precision.
-        NotImplementedError: an encoder.
-    """
+    """Refuses what has no exact derivatives or no next token."""
     half = sorted(
         {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     )
@@ -264,11 +253,7 @@ def _width(model: nn.Module) -> int:
 
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:
-    """Directions [B, m, D].
-
-    Raises:
-        ValueError: see `sensitivity`.
-    """
+    """Directions [B, m, D]."""
     along = torch.as_tensor(directions)
     along = along.expand(prompts, *along.shape) if along.ndim == 2 else along
     if along.ndim != 3 or len(along) != prompts or along.shape[-1] != width or not along.shape[1]:
@@ -284,11 +269,7 @@ def _directions(function: str, directions: Any, prompts: int, width: int) -> Ten
 
 
 def _refusal(tokens: Sequence[int] | None, vocabulary: int) -> Tensor | None:
-    """Ids of the refusal tokens.
-
-    Raises:
-        ValueError: none, all, or one that the model does not have.
-    """
+    """Ids of the refusal tokens."""
     if tokens is None:
         return None
     ids = torch.as_tensor(list(tokens), dtype=torch.long)

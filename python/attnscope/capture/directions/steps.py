@@ -50,11 +50,8 @@ class PromptSteps:
         """The last token in `size` copies.
 
         Args:
-            size: copies, the batch that the edits' values are for.
             edits: with ``steps="all"``: a step on a cache is no first step.
             sites: what is kept; tensors are of the last token where the prompt is cached.
-            layers: those whose sites are kept.
-            gradient: what is differentiated.
 
         Returns:
             The layers and the outputs; logits are those of the last token [size, 1, V].
@@ -114,11 +111,7 @@ def prompts_of(function: str, inputs: Any) -> list[Tensor]:
     """The prompts of a batch without their padding, on whichever side it stands.
 
     Args:
-        function: whose argument the inputs are.
         inputs: `input_ids` [B, n], and `attention_mask` where there is padding.
-
-    Raises:
-        ValueError: no ids, or a prompt without a token.
     """
     ids = inputs.get("input_ids")
     if not torch.is_tensor(ids) or ids.ndim != 2:

@@ -37,13 +37,7 @@ KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", 
 
 
 def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them."""
     if options.lens:
         _lens(run, table)
     if options.sensitivity is False:
@@ -98,11 +92,7 @@ def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
 
 
 def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
-    """First tokens of the words.
-
-    Raises:
-        ValueError: a first token that is white space alone, or none at all.
-    """
+    """First tokens of the words."""
     found, pieces = {}, {}
     for word in words:
         ids = tokenizer(word, add_special_tokens=False)["input_ids"]

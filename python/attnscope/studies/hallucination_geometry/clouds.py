@@ -105,11 +105,7 @@ def describe(
     """Rows of `clouds` and `betti` of one layer.
 
     Args:
-        run: of the stage.
-        table: of all prompts.
-        layer: number of the block.
         states: [prompts, D] in the table's order.
-        options: of the study.
     """
     own = balanced(table, options, run.rng("balanced"))
     rows = table.index.get_indexer(own.index)

@@ -58,8 +58,6 @@ def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random
 
     Args:
         table: of the prompts, with sample, bucket, template, pair and fold.
-        options: name the buckets.
-        rng: chooses prompts where one bucket has more.
     """
     reference, others = buckets(options)
     found = []

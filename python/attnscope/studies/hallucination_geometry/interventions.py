@@ -51,13 +51,7 @@ class Asked:
 
 
 def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `interventions`.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Rows of `interventions`."""
     how = options.interventions
     assert how is not False
     model = run.model().model

@@ -29,11 +29,7 @@ FOLDS = 8
 def worded(
     sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan, options: HallucinationOptions
 ) -> list[Sentence]:
-    """The questions in their prompts; what cannot be asked is left out and counted.
-
-    Raises:
-        ConfigError: buckets, pairs or endings that allow no study.
-    """
+    """The questions in their prompts; what cannot be asked is left out and counted."""
     if encoder.tokenizer is None:
         raise ConfigError(f"{NAME}: questions need a tokenizer, and {model} has none")
     rows = [_named(one, options) for one in sentences]
@@ -139,11 +135,7 @@ def _matched(
 
 
 def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:
-    """Raises for pairs that hold two prompts of one bucket, or none of the reference.
-
-    Raises:
-        ConfigError: with the pair.
-    """
+    """Raises for pairs that hold two prompts of one bucket, or none of the reference."""
     pairs: dict[str, Counter[str]] = {}
     for one in rows:
         if one.extra["pair"]:
@@ -162,11 +154,7 @@ def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> Non
 
 
 def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOptions) -> None:
-    """Raises for prompts from which nothing could follow.
-
-    Raises:
-        ConfigError: too few, cut, unpaired, or ending in different tokens.
-    """
+    """Raises for prompts from which nothing could follow."""
     counts = Counter(one.extra["bucket"] for one in rows)
     if few := {name: count for name, count in counts.items() if count < options.least}:
         raise ConfigError(f"{NAME}: each bucket needs {options.least} prompts, got {few} (of {dict(counts)})")

@@ -153,11 +153,7 @@ class HallucinationGeometry(Study):
         return table
 
     def _outcomes(self, table: pd.DataFrame, run: StageRun) -> pd.DataFrame:
-        """Prompts that the model answered right or wrong, of templates that have both.
-
-        Raises:
-            ConfigError: too few of either.
-        """
+        """Prompts that the model answered right or wrong, of templates that have both."""
         answers = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
         right = answers.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
         own = table.assign(bucket=["right" if one else "wrong" for one in right], pair="")

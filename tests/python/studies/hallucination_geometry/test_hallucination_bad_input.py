@@ -150,6 +150,7 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
 
 
+@pytest.mark.slow
 def test_files_without_templates_or_pairs(folder, tmp_path):
     """JSON lines; every prompt is a template of its own, answers are lists."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
@@ -227,6 +228,7 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     assert found.exit_code != 0
 
 
+@pytest.mark.slow
 def test_confounded_prompts_are_refused_in_the_report_and_the_figure(folder, tmp_path):
     """In the paper's manner, from the packaged file: facts of few templates, unknown things of many."""
     from attnscope.plots.figure import Options

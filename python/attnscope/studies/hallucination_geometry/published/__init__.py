@@ -13,6 +13,7 @@ from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, same_model
 from attnscope.published.comparison import Tables
+from attnscope.published.rows import beside, pairs
 
 #: Their buckets, and what stands for them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}
@@ -28,29 +29,18 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     """Each published number, its control and ours at the same depth.
 
     Args:
-        results: with the table `clouds`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `clouds`.
     """
     if "clouds" not in results.tables():
         raise MissingError("compare: the run has no table 'clouds'")
     statements = list(STATEMENTS)
     rows: list[dict[str, Any]] = []
     tables = {name: last_step(results.table(name)) for name in results.tables() if name in _NEEDED}
-    for model in dict.fromkeys(tables["clouds"]["model"]):
+    for model, number in pairs(dict.fromkeys(tables["clouds"]["model"]), numbers, chosen, statements):
         own = {name: table[table["model"] == model] for name, table in tables.items()}
-        depth = int(own["clouds"]["layer"].max())
-        for number in numbers.to_dict("records"):
-            if chosen is not None and number["model"] != chosen:
-                continue
-            if isinstance(number["void"], str) and number["void"]:
-                statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
-            rows.append(_row(str(model), number, numbers, own, depth))
+        if isinstance(number["void"], str) and number["void"]:
+            statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
+        rows.append(_row(model, number, numbers, own, int(own["clouds"]["layer"].max())))
     return Compared(pd.DataFrame(rows), list(dict.fromkeys(statements)))
 
 
@@ -74,31 +64,14 @@ def _row(
         )
     control = "" if pd.isna(number["control"]) else f"control {number['control']:g}"
     token = ", ".join(one for one in (str(number["token"]), control, "void" if void else "") if one)
-    return {
-        "model": model,
-        "published_model": number["model"],
-        "same_model": same,
-        "quantity": number["quantity"],
-        "layer": here,
-        "published_layer": layer,
-        "token": token,
-        "statistic": number["statistic"],
-        "published": math.nan if void else number["value"],
-        "published_low": number["value"] if void else number["low"],
-        "published_high": number["value"] if void else number["high"],
-        "control": number["control"],
-        "measured": theirs,
-        "low": math.nan,
-        "high": math.nan,
-        "sentences": 0,
-        "difference": theirs - number["value"] if not void else math.nan,
-        "exact": exact,
-        "exact_low": math.nan,
-        "exact_high": math.nan,
-        "printed": number["printed"],
-        "about": number["void"] if void else number["quantity"],
-        "origin": number["origin"],
-    }
+    row = beside(
+        model, number, measured=(theirs,), exact=(exact,), layer=here, token=token, control=number["control"]
+    )
+    if void:
+        value = number["value"]
+        nothing = {"published": math.nan, "published_low": value, "published_high": value}
+        row |= nothing | {"about": number["void"]}
+    return row
 
 
 def _ours(quantity: str, bucket: str, layer: int, own: dict[str, pd.DataFrame]) -> tuple[float, float]:
