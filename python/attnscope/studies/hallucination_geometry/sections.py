@@ -33,10 +33,9 @@ def _sentences(table: pd.DataFrame) -> dict[str, str]:
     return {code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]}
 
 
-def _place(code: str) -> tuple[str, int]:
-    """By contrast, then by the claim's number."""
-    number_, _, contrast = code.partition(" ")
-    return contrast, int(number_.removeprefix("C"))
+def _place(code: str) -> int:
+    """The number of a claim."""
+    return int(code.partition(" ")[0].removeprefix("C"))
 
 
 def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
@@ -88,7 +87,8 @@ def _found(page: Page) -> None:
         "of arXiv 2603.13911 beside its control."
     )
     page.figure("confounds")
-    table = table.iloc[sorted(range(len(table)), key=lambda at: _place(table["claim"].iloc[at]))]
+    order = np.argsort([_place(code) for code in table["claim"]], kind="stable")
+    table = table.iloc[order]
     claims_frame(page, table, _sentences(table))
     page.figure("published")
 
