@@ -230,7 +230,10 @@ def _pieces(evidence: Evidence) -> Claim:
 
 
 def _falls(evidence: Evidence) -> Claim:
-    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much."""
+    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much.
+
+    Its p is of the boundary among directions of the covariance.
+    """
     statistic = "log ratio of ‖h‖²·bᵀFb, last over first layer, mean over prompts"
     rows = evidence.rows("sensitivity", direction="boundary")
     rows = rows[rows["relative_fisher"] > 0] if len(rows) else rows
@@ -244,7 +247,9 @@ def _falls(evidence: Evidence) -> Claim:
         own = others = change
     value, low, high = _mean_interval(own)
     gap = _mean_interval(own)[0] - _mean_interval(others)[0]
-    numbers = {"value": value, "low": low, "high": high, "null": 0.0}
+    test = _best(evidence.rows("contrasts", quantity="log_fisher_ratio"))
+    numbers = {"value": value, "low": low, "high": high, "null": 0.0,
+               "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
     if np.isnan(low):
         return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
     if low > 0:

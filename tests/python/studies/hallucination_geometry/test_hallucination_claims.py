@@ -169,7 +169,9 @@ def test_sensitivity_falls(own, other, verdict, reason):
          "relative_fisher": np.exp(layer * (change[row.bucket] + noise[row.sample]))}
         for row in table.itertuples(index=False) for layer in (0, 1)
     ]  # fmt: skip
-    found = judged("C5", {"sensitivity": pd.DataFrame(rows)})
+    tests = contrasts(0.3, log_fisher_ratio=0.1)
+    found = judged("C5", {"sensitivity": pd.DataFrame(rows), "contrasts": tests})
+    assert found.p_value == 0.3
     assert found.verdict == verdict
     assert reason in found.reason
 
