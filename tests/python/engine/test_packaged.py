@@ -116,7 +116,7 @@ def test_planning_without_the_model_says_so(name, sentences, offline):
 
 def test_a_missing_data_set_is_told_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    words = r"no file wiki_dataset_sink.csv, the paper's 811 sentences .*; --set texts.path=FILE .*texts sample"
+    words = r"no file wiki_dataset_sink.csv, the paper's 811 sentences .*texts.path=FILE .*texts sample"
     with pytest.raises(ConfigError, match=words):
         dry_run(Study.from_yaml("phi-2"))
     with pytest.raises(ConfigError, match=r"no file mine.txt; --set texts.path=FILE"):
