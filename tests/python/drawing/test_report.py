@@ -387,8 +387,8 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
     samples = samples.assign(group="text", text="a", n_tokens=8, truncated=True)
     facts = dict(_facts({"samples": samples}, heads_only(heads)))
     count = samples["sample"].nunique()
-    assert facts["input “text”"] == f"{count} sequences of 8 tokens"
-    assert facts["cut"].startswith(f"{count} sequences were longer")
+    assert facts["input “text”"] == f"{count} texts of 8 tokens"
+    assert facts["cut"].startswith(f"{count} texts were longer")
     page = render(Results({"heads": heads, "samples": samples}), "two")
     assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
 

@@ -340,11 +340,14 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     )
     few = {name: drawn.caption for name, drawn in draw_all(alone).items()}
     assert few["reference"] == (
-        "By layer: single heads with their value vectors. Bands: 95 % intervals over samples."
+        "c is what a head writes, c_R the part that comes from reference points, c_N the rest. By layer: "
+        "single heads with their value vectors. Bands: 95 % intervals over texts."
     )
     absent = ("published", "random weights", "shuffled", "before training")
     assert not [word for caption in few.values() for word in absent if word in caption]
     assert "uniform" in few["sink_maps"]
     assert "uniform" not in few["spectra"]
     removal = draw(alone, ["sink_removal"])["sink_removal"]
-    assert [one.get_title(loc="left") for one in removal.axes] == ["by percentile", "by layer, 90th"]
+    assert [one.get_title(loc="left") for one in removal.axes] == [
+        "ΔKL by percentile", "ΔKL by layer, keys ≥ 90th percentile",
+    ]  # fmt: skip

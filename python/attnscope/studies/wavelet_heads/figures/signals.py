@@ -204,7 +204,7 @@ def uncertainty(results: Tables, options: Options) -> Drawn:
         (_below_entropies if title == "entropies" else _below_variances)(ax, points)
         ax.set_title(title)
     _layer_legend(figure_, axes[0], layers)
-    return captioned(figure_, "Each point a head, mean over samples; grey is where no signal can be.")
+    return captioned(figure_, "Each point a head, mean over texts; grey is where no signal can be.")
 
 
 def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
