@@ -70,7 +70,7 @@ def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | No
     frame = given if isinstance(given, pd.DataFrame) else _numbers(given, metric)
     if "series" in frame:
         return frame
-    alone = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
+    alone: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
     return with_groups(heads_only(frame.assign(**{k: v for k, v in alone.items() if k not in frame})), None)
 
 

@@ -249,14 +249,14 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
     nulls = pd.concat(rows, ignore_index=True)
     nulls = nulls.assign(protocol="exact", scope="heads", threshold=np.nan, seed=0)
     few = {one.compared: one for one in questions({}, heads, nulls)[0].answers}
-    assert few["text − random weights"].p == "–"
-    assert few["text − rows shuffled"].p != "–"
+    assert few["tiny − random weights"].p == "–"
+    assert few["tiny − rows shuffled"].p != "–"
     random = (nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_share")
     shifted = [
         nulls[random].assign(seed=seed, value=nulls["value"] + 0.001 * (seed - 3.5)) for seed in range(8)
     ]
     answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].answers
-    assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
+    assert [one.compared for one in answers] == ["tiny − random weights", "tiny − rows shuffled"]
     assert answers[0].sentences == 8
     assert answers[0].p != "–"
     assert {one.quantity for one in answers} == {"attention to first key"}

@@ -147,7 +147,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
 
 
 #: Inches: the room that the name of a kind of keys takes beside others.
-NAMED = 0.75
+NAMED = 0.85
 
 
 @figure("ablation")
