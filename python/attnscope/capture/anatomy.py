@@ -50,11 +50,7 @@ class Parts(NamedTuple):
 
 
 def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
-    """Non-negative numbers for ``wanted``, in its order.
-
-    Raises:
-        ValueError: naming the numbers that are out of range.
-    """
+    """Non-negative numbers for ``wanted``, in its order."""
     if wanted is None:
         return list(range(total))
     outside = [i for i in wanted if not -total <= i < total]

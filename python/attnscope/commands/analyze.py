@@ -213,9 +213,6 @@ def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | N
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
-
-    Raises:
-        ValueError: none of them has a place in a table.
     """
     declared = [one for one in found().quantities if one.protocol == "exact" and metric_of(one) == metric]
     agreeing = [one for one in declared if _agrees(one, options)] or declared

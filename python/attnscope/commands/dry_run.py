@@ -88,7 +88,6 @@ def dry_run(
     time of the others is interpolated in their length. Of texts of one length a whole unit is run.
 
     Args:
-        study: its settings.
         say: gets what the study expects, before any weight is read.
         draw: whether the run will draw: then a few figures of what was measured are drawn here.
 

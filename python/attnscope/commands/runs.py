@@ -198,6 +198,7 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 def demo(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The run folder.")] = Path("runs/demo"),
     samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
+    steps_before: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a small model, run the sink study over its checkpoints, draw, report. No download.
@@ -206,7 +207,8 @@ def demo(
     """
     from attnscope.demo import run_demo
 
-    run_demo(folder, samples=samples, progress=not quiet, say=silent if quiet else typer.echo)
+    say_lines = silent if quiet else typer.echo
+    run_demo(folder, samples=samples, progress=not quiet, say=say_lines, steps_before=steps_before)
 
 
 def _plan(study: Study, as_json: bool, draw: bool) -> None:

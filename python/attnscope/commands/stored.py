@@ -232,17 +232,7 @@ def opened(folder: Path) -> Results:
 
 
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
-    """What stands for the numeric columns by their kind: first within each sentence, then over sentences.
-
-    Args:
-        results: of the run.
-        table: which one.
-        by: key columns that stay apart.
-        columns: comma separated; "" takes all that have a value.
-
-    Raises:
-        MissingError: an unknown table, key or column.
-    """
+    """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
     from attnscope.engine.reading.statistics import grouped, kinds_of
     from attnscope.engine.schema import MissingError, check_columns
@@ -269,11 +259,7 @@ def terminal_width() -> int:
 
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
-    """The leading columns that fit into a width, each under its statistic where that is no mean.
-
-    Returns:
-        the text, and how many columns found no room.
-    """
+    """The leading columns that fit into a width, each under its statistic where that is no mean."""
     from attnscope.engine.reading.statistics import STATISTIC
 
     def text(columns: Sequence[str]) -> str:

@@ -271,12 +271,6 @@ def read_config(source: str | Path) -> dict[str, Any]:
     """The keys of a YAML file or of a packaged study, unchecked.
 
     `extends: NAME` starts from the keys of another study, which the file's own replace.
-
-    Args:
-        source: a file, or the name of a packaged study.
-
-    Raises:
-        ConfigError: no such file or name, another encoding, not YAML, or not a mapping.
     """
     path = Path(source)
     try:
@@ -362,16 +356,7 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
 
 
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
-    """Gives one key of a configuration a value, in place.
-
-    Args:
-        data: the unchecked configuration.
-        key: a name or a path, as in `set_key`.
-        value: already read.
-
-    Raises:
-        ConfigError: a path that leads nowhere.
-    """
+    """Gives one key of a configuration a value, in place."""
     path = key.split(".")
     if len(path) == 1:
         data[path[0]] = value

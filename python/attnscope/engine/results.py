@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
-from attnscope.engine.reading.migration import migrated, names_in, version_of
+from attnscope.engine.reading.migration import is_present, migrated, names_in, version_of
 from attnscope.engine.reading.unfinished import tables_of_units
 from attnscope.engine.schema import (
     AXES,
@@ -298,7 +298,7 @@ class Results:
         import pyarrow.parquet as pq
 
         files = self._parts(name)
-        if files and version_of(pq.read_schema(files[0])) != SCHEMA_VERSION:
+        if files and not is_present(name, pq.read_schema(files[0])):
             return len(self.arrow(name))
         return sum(int(pq.read_metadata(file).num_rows) for file in files)
 
@@ -328,9 +328,8 @@ class Results:
         files = self._parts(name)
         try:
             whole = dataset(files)
-            version = version_of(whole.schema)
-            if version != SCHEMA_VERSION:
-                return migrated(files[0].stem, whole.to_table(), version)[name]
+            if not is_present(name, whole.schema):
+                return migrated(files[0].stem, whole.to_table(), version_of(whole.schema))[name]
             if columns == ():
                 return whole.schema.empty_table()
             if columns is not None:

@@ -240,6 +240,8 @@ def uniform_value(
         supports = pd.Series(table["support"].iloc[0], index=frame.index)
     else:
         return float("nan")
+    if not set(supports) <= set(table["support"]):
+        return float("nan")  # of masks nothing is stored, and a mean over the other layers is none of all
     asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "support": supports.to_numpy()})
     found = asked.merge(table[["n_tokens", "support", "value"]], on=["n_tokens", "support"], how="left")
     return float(found["value"].mean())

@@ -15,13 +15,7 @@ if TYPE_CHECKING:
 
 
 def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) -> None:
-    """Writes the table of claims; models and steps are named where there are several.
-
-    Args:
-        page: of the section.
-        table: the stored table `claims`.
-        sentences: code of a claim -> what it says.
-    """
+    """Writes the table of claims; models and steps are named where there are several."""
     several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
     columns: dict[str, Any] = {"model": _models(table)} if several else {}
     columns |= {

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pandas as pd
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.figure import optional
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import FEWEST_TOGETHER, estimate, last_step, measured_columns, uniform_value
 from attnscope.report.claims import interval
 from attnscope.report.numbers import number

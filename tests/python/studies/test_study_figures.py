@@ -128,10 +128,10 @@ def test_kl_falls_over_the_percentile_of_a_sink(ax) -> None:
     mean = np.mean([over_samples(layer) for layer in range(made.LAYERS)])
     for protocol, factor in (("exact", 1), ("ruscio2025", 2)):
         axes = kl_by_threshold(layers, protocol=protocol, ax=Figure().subplots())
-        drawn = line(axes, "text")
+        drawn = line(axes, "tiny")
         assert list(drawn.get_xdata()) == [80, 90, 95]
         np.testing.assert_allclose(drawn.get_ydata(), mean * factor * np.array([0.2, 0.1, 0.05]), rtol=1e-12)
-    band = with_gid(axes, "interval:text").get_paths()[0].vertices[:, 1]
+    band = with_gid(axes, "interval:tiny").get_paths()[0].vertices[:, 1]
     assert band.min() < drawn.get_ydata().min()
 
 
@@ -321,6 +321,7 @@ def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> 
         titles(rows[:1])
 
 
+@pytest.mark.slow
 def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     whole = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
     assert all(whole.values())

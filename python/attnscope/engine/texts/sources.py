@@ -63,12 +63,7 @@ def read_sentences(
     A source that is cut into windows is one text here, all its sentences joined.
 
     Args:
-        sources: in the order of the study.
         seed: of the sampling rules; each source draws from its own stream.
-        samplers: the study's own rules by name.
-
-    Raises:
-        ConfigError: a missing file or column, another encoding, a damaged file, no sentence at all.
     """
     chosen: list[Sentence] = []
     for position, source in enumerate(sources):
@@ -131,15 +126,6 @@ def choose(
     """Positions of the rows that the source's rule keeps, ascending.
 
     `first` takes the first ones, `random` draws without replacement; a study declares others.
-
-    Args:
-        rows: (row number, text or token ids, other columns).
-        source: gives the rule and the number.
-        draw: the seeded generator.
-        samplers: the study's own rules by name.
-
-    Raises:
-        ConfigError: there is no such rule.
     """
     count = len(rows) if source.samples is None else min(source.samples, len(rows))
     if source.sampling == "first":
@@ -211,11 +197,7 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
 
 
 def looks_wrapped(source: TextSource) -> bool:
-    """Whether a text file that is read line by line has the shape of prose: blocks of lines, blank between.
-
-    Args:
-        source: of the study.
-    """
+    """Whether a text file read line by line has the shape of prose: blocks of lines, blank between."""
     path = Path(source.path)
     if path.suffix.lower() != ".txt" or source.per != "line" or not path.is_file():
         return False
@@ -378,9 +360,6 @@ def extra_columns(sentences: Sequence[Sentence]) -> dict[str, list[Any]]:
     """The sources' own columns, one value per sentence, under names that are free in the `samples` table.
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
-
-    Args:
-        sentences: of all sources.
     """
     names = dict.fromkeys(name for sentence in sentences for name in sentence.extra)
     columns: dict[str, list[Any]] = {}

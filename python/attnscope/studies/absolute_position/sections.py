@@ -77,16 +77,16 @@ def _control(results: Tables, model: str) -> list[str]:
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     above = [str(layer) for layer in means.index if layer >= 1 and means[layer] > 3 * errors[layer]]
     why = (
-        f" Above 0: layer {', '.join(above)}. Attention that is nearly uniform gives query i about "
-        "1/(i + 1) of the first token, so that the mask writes positions into the states that later layers "
-        "read."
+        f" Above 0: layer {', '.join(above)}. Attention that is nearly uniform gives the query at position i "
+        "about 1/(i + 1) of the first token while it sees it, so that the mask writes positions into the "
+        "states that later layers read."
         if above
         else ""
     )
     return [
         f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
-        f"attention log(m/(i + 1)) = {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; the "
-        f"residual by layer is {cells} nats² (standard errors over drawings).{why}"
+        f"attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; "
+        f"the residual by layer is {cells} nats² (standard errors over drawings).{why}"
     ]
 
 

@@ -87,6 +87,7 @@ def test_every_length_reads_the_same_tokens(results):
     np.testing.assert_allclose(slopes[positive], by_hand)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("protocol", ["exact", "ruscio2025once"])
 def test_only_what_was_asked_for_is_computed(folder, texts, tmp_path, protocol):
     found = run(settings(folder, texts, tmp_path, protocols=protocol, **QUICK), progress=False)

@@ -29,7 +29,6 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Args:
         evidence: rows of `frame_evidence` of one model, step and protocol.
-        ax: axes to draw on; None makes them.
 
     Returns:
         The axes: a line by position and one by token, and the threshold of a centralized frame.

@@ -53,18 +53,8 @@ def kl_by_threshold(
 ) -> Axes:
     """How much less heads differ once sinks are removed, over the percentile that makes a key a sink.
 
-    Args:
-        layers: the `layers` table at one step, with `series`.
-        ax: axes to draw on; None makes them.
-        protocol: whose rows.
-        column: with a place for the percentile.
-        colors: by series.
-
     Returns:
         The axes: a line per series, its data percentiles and means over samples and layers.
-
-    Raises:
-        NotDrawable: when there is no value at any percentile.
     """
     ax = axes_or_new(ax)
     own = layers[layers["protocol"] == protocol]

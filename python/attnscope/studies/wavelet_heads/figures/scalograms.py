@@ -38,7 +38,6 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 
 
     Args:
         signal: attention of one query along its keys; its mean is taken away.
-        ax: axes to draw on; None makes them.
         scales: number of scales between 1.4 and a quarter of the length.
 
     Returns:
