@@ -164,8 +164,8 @@ def test_frames_show_positions_against_tokens(ax) -> None:
     assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
     assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
     assert with_gid(ax, "centralized").get_ydata()[0] == 0.8
-    answer = draw(ONE, ["frames"])["frames"].axes[0].get_xlabel()
-    assert answer == "position: centralized, 90%\ntoken: distributed"
+    answer = draw(ONE, ["frames"])["frames"].axes[0].get_title(loc="left")
+    assert answer.endswith(": centralized (90%)\nby token: distributed")
 
 
 def test_reference_and_alignment_follow_the_heads() -> None:
@@ -173,18 +173,18 @@ def test_reference_and_alignment_follow_the_heads() -> None:
     single = [
         np.mean([over_samples(layer, head) for head in range(made.HEADS)]) for layer in range(made.LAYERS)
     ]
-    np.testing.assert_allclose(line(panel(figure, "values"), "text").get_ydata(), np.array(single) - 0.5)
+    np.testing.assert_allclose(line(panel(figure, "values"), "tiny").get_ydata(), np.array(single) - 0.5)
     np.testing.assert_allclose(
-        line(panel(figure, "states, no sinks"), "text").get_ydata(), np.array(single) - 0.25
+        line(panel(figure, "states, no sinks"), "tiny").get_ydata(), np.array(single) - 0.25
     )
     published = [-over_samples(layer) for layer in range(made.LAYERS)]
-    np.testing.assert_allclose(line(panel(figure, "as published"), "text").get_ydata(), published)
+    np.testing.assert_allclose(line(panel(figure, "as published"), "tiny").get_ydata(), published)
     lows = [one.get_ylim() for one in figure.axes]
     assert len(set(lows)) == 1
     assert lows[0][0] < min(published)
     figure = draw(ONE, ["reference"])["reference"]
     np.testing.assert_allclose(
-        line(panel(figure, "size of their part"), "text").get_ydata(), 0.6 + np.array(single) / 10
+        line(panel(figure, r"size, $\|c_R\|/\|c\|$"), "tiny").get_ydata(), 0.6 + np.array(single) / 10
     )
 
 
