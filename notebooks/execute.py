@@ -19,7 +19,7 @@ import nbformat
 from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent
-COLOURS = 64
+COLOURS = 256
 #: Letters of HTML that are stored; of a whole page of heads its one line of text is.
 LARGEST_HTML = 100_000
 
