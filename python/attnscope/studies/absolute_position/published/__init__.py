@@ -21,6 +21,12 @@ Q_VALUES = (
     "significant heads say nothing; beside them stand Benjamini and Hochberg's."
 )
 
+#: What stands beside the notebook's three probes.
+PROBES = (
+    "what MLPs read and write, mean, least and most over layers, because the three printed numbers name "
+    "neither layer nor side; exact: the unbiased share of variance between positions"
+)
+
 
 def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
     """The published share beside the energy removed by every replacement, since it does not name its own.
@@ -103,7 +109,11 @@ def _precursor(results: Tables, numbers: pd.DataFrame, chosen: str | None) -> Co
                 ("ruscio2025once", ("measured", "low", "high")),
                 ("exact", ("exact", "exact_low", "exact_high")),
             ):
-                values = _tested(own[own["protocol"] == protocol], number)
+                if number["quantity"] == "position_probe":
+                    values = _probed(results, str(model), protocol)
+                    row["about"] = PROBES
+                else:
+                    values = _tested(own[own["protocol"] == protocol], number)
                 row |= dict(zip(names, values, strict=True))
             row["difference"] = row["measured"] - number["value"]
             rows.append(row)
@@ -128,6 +138,21 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any]) -> tuple[float, float, 
         "smallest_q_value": float(tests["p_adjusted"].min()),
     }.get(number["quantity"], math.nan)
     return value, math.nan, math.nan
+
+
+def _probed(results: Tables, model: str, protocol: str) -> tuple[float, float, float]:
+    """Mean, least and most over layers of what the run's probe says of MLPs; NaN without one."""
+    name, column = ("position_shares", "position_share") if protocol == "exact" else ("probes", "r2")
+    if name not in results.tables():
+        return math.nan, math.nan, math.nan
+    table = last_step(results.table(name))
+    table = table[(table["model"] == model) & table["site"].isin(["mlp_input", "mlp_output"])]
+    if protocol == "exact":
+        table = table[table["arm"] == ("no_bos" if (table["arm"] == "no_bos").any() else "base")]
+    values = table[column].dropna()
+    return (
+        (float(values.mean()), float(values.min()), float(values.max())) if len(values) else (math.nan,) * 3
+    )
 
 
 def _common(model: str, number: dict[Any, Any], *, same: bool) -> dict[str, Any]:
