@@ -89,7 +89,11 @@ template <bool hiding, class WideType>
 struct EarlyRows {
   const WideType* scores[kPackWidth];
   const double* expected[kPackWidth];  // whole vectors of it
+  Index rows;                          // the last of them stands for those that do not exist
   Index n;
+
+  // Keys of row `r` in its last vector.
+  Index end(Index r) const { return std::min(r + 1, rows); }
 
   // kPackWidth keys of row `r` from `j` on: their scores, -infinity behind the diagonal, and residuals.
   struct Keys {
@@ -99,19 +103,26 @@ struct EarlyRows {
   [[gnu::always_inline]] Keys keys(Index r, Index j) const {
     Lanes s;
     if constexpr (last) {
-      s = n - j >= kPackWidth ? load(scores[r] + j) : load_head(scores[r] + j, r + 1, n - j);
-      s = first_lanes(r + 1) ? s : broadcast(-kInfinity);
+      s = n - j >= kPackWidth ? load(scores[r] + j) : load_head(scores[r] + j, end(r), n - j);
+      s = first_lanes(end(r)) ? s : broadcast(-kInfinity);
     } else {
       s = load(scores[r] + j);
     }
     return {s, s - load(expected[r] + j)};
   }
-  // Those of the keys that stand in the body and have a residual.
+  // Those of the keys that have a residual: with `hiding` what is shown, else every key up to the diagonal, so that
+  // what is no number shows in a sum.
   template <bool last>
-  [[gnu::always_inline]] static LaneMask body(Index j, Lanes residuals) {
-    LaneMask counted = hiding || last ? residuals > -kInfinity : Lanes{} == 0.0;
-    if (j == 0) counted[0] = 0;
-    return counted;
+  [[gnu::always_inline]] LaneMask counted(Index r, Lanes residuals) const {
+    if constexpr (hiding) return residuals > -kInfinity;
+    return last ? first_lanes(end(r)) : Lanes{} == 0.0;
+  }
+  // Those of them that stand in the body.
+  template <bool last>
+  [[gnu::always_inline]] LaneMask body(Index r, Index j, Lanes residuals) const {
+    LaneMask keys = counted<last>(r, residuals);
+    if (j == 0) keys[0] = 0;
+    return keys;
   }
 };
 
@@ -136,6 +147,7 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
   Lanes tops = broadcast(-kInfinity), sinks{};
   const Index rows = std::min(kPackWidth, m - first);
   EarlyRows<hiding, Wide<Scalar>> early;
+  early.rows = rows;
   early.n = n;
   auto& copies = held.of<Wide<Scalar>>();
   const Index end = std::min(n, first + kPackWidth);
@@ -145,7 +157,7 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
     early.scores[r] = reader.row(i);
     early.expected[r] = profile + (m - 1 - i);
     if (reader.in_place()) continue;
-    Wide<Scalar>* copy = copies.data() + r * end;
+    auto* copy = copies.data() + r * end;
     std::copy_n(early.scores[r], end, copy);
     early.scores[r] = copy;
   }
@@ -159,15 +171,17 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
     Lanes top = broadcast(-kInfinity), total{};
     const auto add = [&]<bool last>(Index j) {
       const auto keys = early.template keys<last>(r, j);
-      const Lanes shown = hiding || last ? (keys.residuals > -kInfinity ? keys.residuals : broadcast(kMissing))
-                                         : keys.residuals;
+      Lanes shown = keys.residuals;
+      if constexpr (hiding || last) {
+        shown = early.template counted<last>(r, shown) ? shown : broadcast(kMissing);
+      }
       if constexpr (last) {
         store_head(residual + j, shown, m - j);
       } else {
         store(residual + j, shown);
       }
       top = larger(keys.scores, top);
-      const LaneMask body = early.template body<last>(j, keys.residuals);
+      const LaneMask body = early.template body<last>(r, j, keys.residuals);
       const Lanes rest = hiding || last || j == 0 ? (body ? keys.residuals : Lanes{}) : keys.residuals;
       total += rest;
       if constexpr (hiding) {
@@ -213,7 +227,7 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
 #pragma GCC unroll 4
       for (Index a = 0; a < kAbreast; ++a) {
         const auto here = early.template keys<last>(begin + a, j);
-        const LaneMask body = early.template body<last>(j, here.residuals);
+        const LaneMask body = early.template body<last>(begin + a, j, here.residuals);
         Lanes rest = here.residuals - middle[a];
         if (hiding || last || j == 0) rest = body ? rest : Lanes{};
         if constexpr (weighing) {
