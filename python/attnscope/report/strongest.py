@@ -28,7 +28,6 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     Their intervals hold for all heads at once, because the highest of many are chosen.
 
     Args:
-        page: of the report.
         ranked: the quantity that ranks them; the first stored one where there is no such.
     """
     heads = page.heads()

@@ -149,8 +149,8 @@ SECTIONS: tuple[Section, ...] = (
             "model. Dashed is uniform attention, dotted the model before training."
         ),
         definition=(
-            "Points are means over samples of the mean over layers and heads; bands are 95 % bootstrap "
-            "intervals over samples, which are the unit of replication. Steps are sorted as numbers on an "
+            "Points are means over texts of the mean over layers and heads; bands are 95 % bootstrap "
+            "intervals over texts, which are the unit of replication. Steps are sorted as numbers on an "
             "axis that starts with 0 and is logarithmic from 1. The table's step is the best split of the "
             "checkpoints into two levels, given only where it explains more than in 95 % of random orders of "
             "the checkpoints (Holm over the tested quantities of the run) with three checkpoints on "
@@ -172,7 +172,7 @@ SECTIONS: tuple[Section, ...] = (
             "The same quantities by layer at the last checkpoint. The dotted profile is the "
             "untrained model, where the run has one."
         ),
-        definition="Means over a layer's heads, then over samples; 95 % bootstrap intervals over samples.",
+        definition="Means over a layer's heads, then over texts; 95 % bootstrap intervals over texts.",
         figures=("depth",),
     ),
     analysis(
@@ -180,7 +180,7 @@ SECTIONS: tuple[Section, ...] = (
         "By layer and head",
         tables=("heads",),
         words=(
-            "Every quantity for every head at the last checkpoint, mean over samples. The mark on each "
+            "Every quantity for every head at the last checkpoint, mean over texts. The mark on each "
             "colour scale is uniform attention."
         ),
         definition="Columns share the colour scale of their row, so input sets can be compared.",
