@@ -3,23 +3,25 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
-.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel docs lint format clean
+# A worker for each core, with one thread each; a file's tests share what they build.
+PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+.PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel notebooks docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
-	@.ci/setup demo && $(BIN)/attnscope demo
+	@.ci/setup demo && $(BIN)/attnscope demo --steps-before 3
 
-test: test-cpp  ## everything that is quick
+test: test-cpp  ## everything that is quick, with the instruction set of this processor
+	@$(PYTEST) -m "not slow" --durations 0 --durations-min 10
+
+test-all: test-isas  ## everything: every instruction set, eight lanes under AddressSanitizer, slow tests, Ray clusters
 	@.ci/sanitize quick
-	@$(BIN)/python -m pytest -m "not slow"
-
-test-all: test-cpp  ## everything, Ray clusters among it
 	@$(BIN)/python -m pip install -q "ray[client]>=2.40" "psutil>=5.9"
-	@$(BIN)/python -m pytest
+	@$(PYTEST)
 
-test-isas: test-cpp  ## GoogleTest and the kernels' tests in Python on every instruction set this processor runs
-	@.ci/isas tests
+test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs
+	@.ci/setup all && ctest --test-dir $(BUILD) --output-on-failure && .ci/isas tests
 
-test-cpp:       ## GoogleTest, every instruction set this processor runs
+test-cpp:       ## GoogleTest, with the instruction set of this processor
 	@.ci/setup dev && ctest --test-dir $(BUILD) --output-on-failure
 
 sanitize:       ## the kernels under AddressSanitizer, UndefinedBehaviorSanitizer, LeakSanitizer and ThreadSanitizer
@@ -45,6 +47,9 @@ bench-quick:    ## the kernels alone, fewer sizes, in two minutes
 
 wheel:          ## sdist and manylinux wheel -> dist/, tried in a fresh environment
 	@.ci/wheel
+
+notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" for some of them
+	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
 	@.ci/setup build && $(BIN)/python -m pip install -q "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml

@@ -64,7 +64,9 @@ NOT_QUICK = {"llama2xs", "local", "diffuse", "peaky"}
 class Benchmark:
     """One concept's comparisons; reads --quick, --threads, --seconds, --json and --only."""
 
-    def __init__(self, concept: str, description: str, *, wall: bool = False) -> None:
+    def __init__(
+        self, concept: str, description: str, *, wall: bool = False, clock: Callable[[], float] | None = None
+    ) -> None:
         parser = argparse.ArgumentParser(description=description)
         parser.add_argument("--quick", action="store_true", help="fewer sizes, less time each")
         parser.add_argument("--threads", type=int, default=1)
@@ -73,7 +75,10 @@ class Benchmark:
         parser.add_argument("--only", default="", help="run the comparisons whose name holds this text")
         self.options = parser.parse_args()
         self.concept = concept
-        self.wall = wall or self.options.threads != 1
+        wall = wall or self.options.threads != 1
+        # On a shared machine the wall time of a long call holds other people's work, that of a short one
+        # does not: one thread is timed by its own processor time, more than one by the wall clock.
+        self.clock = clock or (time.perf_counter if wall else time.process_time)
         self.quick: bool = self.options.quick
         self.seconds: float = self.options.seconds or (0.05 if self.quick else 0.3)
         torch.set_num_threads(self.options.threads)
@@ -130,10 +135,7 @@ class Benchmark:
         contenders = {"attnscope": (ours, maps)}
         for peer, call in peers.items():
             contenders[peer] = (call, (peer_maps or {}).get(peer, maps))
-        # On a shared machine the wall time of a long call holds other people's work, that of a short one
-        # does not: one thread is timed by its own processor time, more than one by the wall clock.
-        clock = time.perf_counter if self.wall else time.process_time
-        times = round_robin({key: call for key, (call, _) in contenders.items()}, self.seconds, clock)
+        times = round_robin({key: call for key, (call, _) in contenders.items()}, self.seconds, self.clock)
         best = {key: 1e3 * min(values) / contenders[key][1] for key, values in times.items()}
         median = {key: 1e3 * statistics.median(values) / contenders[key][1] for key, values in times.items()}
         ratios = {peer: best[peer] / best["attnscope"] for peer in peers}

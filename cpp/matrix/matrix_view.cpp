@@ -22,8 +22,10 @@ auto magnitude_bits(const Scalar* entry) {
   return static_cast<Bits>(bits & (std::numeric_limits<Bits>::max() >> 1));
 }
 
-// What a loop looks at in one go; the last block of a run may overlap the one before.
-constexpr Index kBlockBytes = 32;
+// What a loop looks at in one go, a cache line; the last block of a run may overlap the one before.
+constexpr Index kBlockBytes = 64;
+// Lines that are fetched ahead of the one that is looked at.
+constexpr Index kAhead = 4;
 
 template <class Scalar>
 auto infinity_bits() {
@@ -133,31 +135,43 @@ bool is_causal(const MatrixView<Scalar>& matrix) {
 
 template <class Scalar>
 MatrixReading read_once(const MatrixView<Scalar>& matrix) {
+  MatrixReading reading{true, matrix.rows() >= 2};
+  read_lines(matrix, 0, matrix.rows(), reading);
+  return reading;
+}
+
+template <class Scalar>
+void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading) {
   const Index n = matrix.rows();
-  const Index row_stride = matrix.outerStride();
-  const Index column_stride = matrix.innerStride();
-  const bool by_rows = column_stride <= row_stride;
-  const Index outer = by_rows ? row_stride : column_stride;
-  const Index inner = by_rows ? column_stride : row_stride;
-  bool causal = n >= 2;
-  for (Index k = 0; k < n; ++k) {
+  const bool by_rows = lines_are_rows(matrix);
+  const Index outer = by_rows ? matrix.outerStride() : matrix.innerStride();
+  const Index inner = by_rows ? matrix.innerStride() : matrix.outerStride();
+  bool& causal = reading.causal;
+  for (Index k = begin; k < end && reading.finite; ++k) {
     const Scalar* run = matrix.data() + k * outer;
+    // Processors look ahead within a page of memory, and a page holds few lines.
+    if (inner == 1 && k + kAhead < n) {
+      const Scalar* later = run + kAhead * outer;
+      for (Index j = 0; j < n; j += kBlockBytes / static_cast<Index>(sizeof(Scalar))) {
+        __builtin_prefetch(later + j);
+      }
+    }
     // Above the diagonal lies the end of a row and the head of a column.
     const Index hidden = by_rows ? k + 1 : 0;
     const Index hidden_count = by_rows ? n - k - 1 : k;
     causal = causal && !any_nonzero(run + hidden * inner, hidden_count, inner);
     const Index seen = causal && !by_rows ? k : 0;
     const Index seen_count = causal ? n - hidden_count : n;
-    if (!run_is_finite(run + seen * inner, seen_count, inner)) return {false, false};
+    if (!run_is_finite(run + seen * inner, seen_count, inner)) reading = {false, false};
   }
-  return {true, causal};
 }
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                          \
   template bool any_nonzero<Scalar>(const Scalar*, Index, Index); \
   template bool all_finite<Scalar>(const MatrixView<Scalar>&); \
   template bool is_causal<Scalar>(const MatrixView<Scalar>&);  \
-  template MatrixReading read_once<Scalar>(const MatrixView<Scalar>&);
+  template MatrixReading read_once<Scalar>(const MatrixView<Scalar>&); \
+  template void read_lines<Scalar>(const MatrixView<Scalar>&, Index, Index, MatrixReading&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -10,6 +10,7 @@ from attnscope.capture import edits as edits
 from attnscope.capture.ablation import output_kl as output_kl
 from attnscope.capture.directions.sensitivity import Sensitivity as Sensitivity
 from attnscope.capture.directions.sensitivity import sensitivity as sensitivity
+from attnscope.capture.layer import Layer as Layer
 from attnscope.capture.likelihood.chain import WordLikelihood as WordLikelihood
 from attnscope.capture.likelihood.chain import word_likelihood as word_likelihood
 from attnscope.capture.likelihood.replacements import Replacements as Replacements
@@ -158,6 +159,8 @@ from attnscope.models.weight_entries import WeightEntry as WeightEntry
 from attnscope.models.weight_entries import WeightMap as WeightMap
 from attnscope.models.weight_entries import WeightMapError as WeightMapError
 from attnscope.models.weight_verification import verify_weight_map as verify_weight_map
+from attnscope.plots import figures as figures
+from attnscope.report import report as report
 from attnscope.view import view as view
 
 __version__: str

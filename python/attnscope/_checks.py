@@ -51,13 +51,7 @@ def attention_argument(
     name: str = "attention",
     rows: bool = True,
 ) -> Attention:
-    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where its `rows` do not sum to 1.
-
-    Raises:
-        TypeError: `attention` is not an array.
-        ValueError: wrong rank, not square, empty, integer or complex, a length outside 1..n; with
-            `validate`, an entry that is NaN, infinite, negative or above 1.01.
-    """
+    """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
     tensor = square_tensor(function, name, attention)
     checked = Attention(
         tensor, lengths_argument(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1]))
@@ -68,7 +62,7 @@ def attention_argument(
     if flag(function, "validate", validate):
         _validate(function, name, checked)
     if rows and name == "attention":
-        judge_rows(function, tensor, given)
+        judge_rows(function, tensor, given, refuse=validate)
     return checked
 
 
@@ -90,7 +84,7 @@ def heads_argument(
     checked = Attention(checked.tensor, each)
     if flag(function, "validate", validate):
         _validate(function, "heads", checked)
-    judge_rows(function, checked.tensor, each)
+    judge_rows(function, checked.tensor, each, refuse=validate)
     return checked, layers
 
 
@@ -106,27 +100,21 @@ def _one_per_layer(function: str, lengths: Lengths, heads: Attention) -> torch.T
 
 
 def square_tensor(function: str, name: str, value: Any) -> torch.Tensor:
-    """`value` as a float tensor [..., n, n] on the CPU.
-
-    Raises:
-        TypeError: it is not an array.
-        ValueError: wrong rank, not square, empty, integer or complex.
-    """
+    """`value` as a float tensor [..., n, n] on the CPU."""
     if _core.is_plain_batch(value):
         plain: torch.Tensor = value
         return plain
     tensor = _device.to_host(float_tensor(function, name, value))
+    got = f"got shape {tuple(tensor.shape)}"
     if tensor.ndim < 2:
-        raise ValueError(
-            f"{function}: {name} must have at least two dimensions [..., n, n], "
-            f"got shape {tuple(tensor.shape)}"
-        )
+        raise ValueError(f"{function}: {name} must have at least two dimensions [..., n, n], {got}")
     if tensor.shape[-1] != tensor.shape[-2]:
         raise ValueError(
-            f"{function}: {name} must be square in its last two dimensions, got shape {tuple(tensor.shape)}"
+            f"{function}: {name} must be square in its last two dimensions, {got}"
+            + ("; of cross attention (`layer.cross`) it is undefined" if tensor.ndim == 4 else "")
         )
     if tensor.shape[-1] == 0:
-        raise ValueError(f"{function}: {name} must hold at least one token, got shape {tuple(tensor.shape)}")
+        raise ValueError(f"{function}: {name} must hold at least one token, {got}")
     return tensor
 
 
@@ -134,9 +122,10 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     """`value` as a detached float tensor that shares its memory (NumPy arrays too)."""
     if not isinstance(value, torch.Tensor):
         if not hasattr(value, "__array__") and not hasattr(value, "__dlpack__"):
-            raise TypeError(
-                f"{function}: {name} must be a torch.Tensor or an array, got {type(value).__name__}"
-            )
+            got = type(value).__name__
+            if isinstance(value, (tuple, list)) and len(value) and hasattr(value[0], "shape"):
+                got += f"; torch.stack makes one tensor of its {len(value)}"
+            raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {got}")
         if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
             value = np.asarray(value)
         with warnings.catch_warnings():
@@ -164,11 +153,6 @@ def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = 
     """`value` as a tensor, sharing its memory where it can.
 
     With no `dtype` a list of Python numbers becomes float32.
-
-    Raises:
-        TypeError: what it holds is no number, or it holds nothing (the meta device).
-        ValueError: torch cannot describe its memory (NumPy's negative strides, the other byte order), or it
-            is not dense.
     """
     try:
         with warnings.catch_warnings() if _is_read_only(value) else nullcontext():
@@ -197,9 +181,6 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
 
     Strings ``"k/n"`` stand for k divided by each map's own number of tokens; such a value of 1 or more is
     allowed and gives the empty graph.
-
-    Raises:
-        ValueError: no threshold, or a number outside (0, 1).
     """
     if isinstance(thresholds, torch.Tensor):
         thresholds = as_tensor(function, "thresholds", thresholds).flatten().tolist()
@@ -231,11 +212,7 @@ def thresholds_argument(function: str, thresholds: Any, attention: Attention) ->
 
 
 def real(function: str, name: str, value: Any) -> float:
-    """`value` as a float.
-
-    Raises:
-        TypeError: it is no number.
-    """
+    """`value` as a float."""
     if not isinstance(value, (str, bytes)):
         try:
             return float(value)
@@ -245,11 +222,7 @@ def real(function: str, name: str, value: Any) -> float:
 
 
 def whole(function: str, name: str, value: Any) -> int:
-    """`value` as an int; 2.0 is one, 2.5 is not, and neither is anything beyond 64 bits.
-
-    Raises:
-        TypeError: it is no whole number.
-    """
+    """`value` as an int; 2.0 is one, 2.5 is not, and neither is anything beyond 64 bits."""
     if isinstance(value, float) and value.is_integer():
         value = int(value)
     try:
@@ -262,11 +235,7 @@ def whole(function: str, name: str, value: Any) -> int:
 
 
 def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
-    """Training steps as integers, from numbers or from their digits.
-
-    Raises:
-        ValueError: a step that is no whole number.
-    """
+    """Training steps as integers, from numbers or from their digits."""
     found = []
     for step in steps:
         try:
@@ -280,11 +249,7 @@ def whole_steps(function: str, steps: Iterable[Any]) -> list[int]:
 
 
 def flag(function: str, name: str, value: Any) -> bool:
-    """`value` as a bool.
-
-    Raises:
-        TypeError: it has no truth value of its own, as an array of several.
-    """
+    """`value` as a bool."""
     try:
         return bool(value)
     except (TypeError, ValueError, RuntimeError):
@@ -312,11 +277,7 @@ def choice_argument(function: str, name: str, value: Any, choices: Sequence[str]
 
 
 def support_argument(function: str, support: Any, attention: Attention) -> Any:
-    """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor.
-
-    Raises:
-        ValueError: an unknown word, a tensor that is not boolean or does not broadcast.
-    """
+    """`support` as the core takes it: "auto", "causal", "full", or a boolean CPU tensor."""
     if isinstance(support, str):
         return choice_argument(function, "support", support, ("auto", "causal", "full"))
     if not isinstance(support, torch.Tensor):

@@ -83,11 +83,7 @@ def _check_stub() -> None:
 
 
 def load_core() -> ModuleType:
-    """The module ``attnscope._core``, from the chosen build.
-
-    Raises:
-        ImportError: no build runs here, or torch or the sources were changed since the build.
-    """
+    """The module ``attnscope._core``, from the chosen build."""
     if "attnscope._core" in sys.modules:
         return sys.modules["attnscope._core"]
     if importlib.util.find_spec("attnscope._build") is None:

@@ -18,6 +18,10 @@ from attnscope._warn import NotAttentionWarning, warn
 TOLERANCE = 2e-2
 #: Maps along an axis that are looked at.
 _MOST = 64
+_LESS = (
+    "queries of padding or keys that were cut off (give lengths), or a learned sink, whose rows rightly sum "
+    "to less"
+)
 
 
 def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
@@ -39,10 +43,13 @@ def _is_off(maps: Tensor, lengths: Tensor | None) -> bool:
     return not abs(total - 1) <= TOLERANCE
 
 
-def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | None:
+def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: bool = False) -> str | None:
     """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
+
+    Raises:
+        ValueError: with `refuse`, what is wrong, but for rows that may sum to less by a learned sink.
     """
     if not maps.numel() or not _is_off(maps, lengths):
         return None
@@ -63,6 +70,8 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None) -> str | Non
     likely = _cause(maps, rows[off], sums[off], lengths)
     some = f"{count} of {sums.numel()} maps"
     message = f"{function}: rows of {some} do not sum to 1 (the first: {first:.4g}): {likely}"
+    if refuse and likely != _LESS:
+        raise ValueError(message)
     warn(NotAttentionWarning(message, function, count))
     return message
 
@@ -77,8 +86,5 @@ def _cause(maps: Tensor, rows: Tensor, sums: Tensor, lengths: Tensor | None) -> 
     if bool(((sums - 100).abs() <= 100 * TOLERANCE).all()):
         return "they look like percent, to be divided by 100"
     if bool((sums < 1).all()):
-        return (
-            "queries of padding or keys that were cut off (give lengths), or a learned sink, whose rows "
-            "rightly sum to less"
-        )
+        return _LESS
     return "divide each row by its sum"

@@ -58,7 +58,6 @@ def warned_once(unit: str, *, rows: bool = False) -> Iterator[None]:
     """Gathers counted warnings and gives one for all of them; others pass as they are.
 
     Args:
-        unit: what is counted, in the plural.
         rows: whether rows that do not sum to 1 are worth a warning too; those of a model are a softmax.
     """
     tallies: dict[type[CountedWarning], tuple[Counter[str], str]] = {

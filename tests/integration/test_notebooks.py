@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""The stories are executed as they stand, ask their question first, and carry no output."""
+"""The stories are executed as they stand, ask their question first, and carry the outputs of their code."""
 
 import ast
+import importlib.util
 import re
 from pathlib import Path
 
@@ -25,6 +26,8 @@ SUBJECTS = {
     11: "knowing_and_saying",
     12: "weights",
 }
+#: Bytes of a notebook with its outputs.
+LARGEST = 1_500_000
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -43,18 +46,65 @@ def test_the_series_is_complete():
     assert [path.stem for path in NOTEBOOKS] == [f"{number:02d}_{name}" for number, name in SUBJECTS.items()]
 
 
+def executing():
+    """The script that stores outputs, `make notebooks`."""
+    spec = importlib.util.spec_from_file_location("execute_notebooks", FOLDER / "execute.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def faults(notebook, size):
+    """What is wrong with the outputs that a notebook is stored with."""
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    outputs = [output for cell in code for output in cell.outputs]
+    texts = [str(output.get("text", "")) + str(dict(output.get("data", {}))) for output in outputs]
+    found = []
+    if [cell.execution_count for cell in code] != list(range(1, len(code) + 1)):
+        found.append("its cells were not run once, in their order")
+    if notebook.metadata.get("attnscope", {}).get("code") != executing().digest(notebook):
+        found.append("its outputs are of other code")
+    if any(output.output_type == "error" or output.get("name") == "stderr" for output in outputs):
+        found.append("it holds an error, or what went to stderr")
+    if any(re.search(r"(?<![\w.~])/(home|root|tmp|work|Users|usr)/", text) for text in texts):
+        found.append("it names a folder of the machine that ran it")
+    if sum("image/png" in output.get("data", {}) for output in outputs) < 2:
+        found.append("it shows fewer than two figures")
+    if size > LARGEST:
+        found.append(f"it has {size:,} bytes")
+    return found
+
+
 @every
-def test_outputs_are_stripped_and_metadata_is_bare(path):
+def test_outputs_are_of_the_code_and_metadata_is_bare(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    assert set(notebook.metadata) == {"kernelspec", "language_info"}
+    assert set(notebook.metadata) == {"kernelspec", "language_info", "attnscope"}
     assert notebook.metadata.kernelspec.name == "python3"
     assert set(notebook.metadata.language_info) == {"name"}
     for cell in notebook.cells:
         assert not cell.metadata, f"cell {cell.id} carries metadata: {dict(cell.metadata)}"
-        if cell.cell_type == "code":
-            assert cell.outputs == [], f"cell {cell.id} carries outputs; strip them before committing"
-            assert cell.execution_count is None, f"cell {cell.id} carries an execution count"
+    assert not faults(notebook, path.stat().st_size), "make notebooks stores what is to be stored"
+
+
+def test_outputs_of_other_code_are_found_out():
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1", execution_count=1)])
+    notebook.metadata["attnscope"] = {"code": executing().digest(notebook)}
+    assert faults(notebook, 0) == ["it shows fewer than two figures"]
+    notebook.cells[0].source = "1 + 2"
+    notebook.cells[0].outputs = [
+        nbformat.v4.new_output("stream", name="stderr", text="at /home/me/notebook: a warning")
+    ]
+    assert [words[:25] for words in faults(notebook, 10**9)] == [
+        "its outputs are of other ", "it holds an error, or wha", "it names a folder of the ",
+        "it shows fewer than two f", "it has 1,000,000,000 byte",
+    ]  # fmt: skip
+
+
+def test_what_is_stored_names_no_folder_of_this_machine():
+    homes = {"/somewhere/attnscope": ".", "/tmp/tmp12": "TMP", "/tmp": "TMP"}
+    text = "/somewhere/attnscope/runs, '/tmp/tmp12/a', /tmp/tmpab_9/b, /tmpfs"
+    assert executing().without_paths(text, homes) == "./runs, 'TMP/a', TMP/b, /tmpfs"
 
 
 @every

@@ -125,6 +125,7 @@ def killed_at_random(launcher, inputs, peaceful, output, draw):
             return kills
 
 
+@pytest.mark.slow
 def test_killed_at_random_moments(launcher, inputs, peaceful, tmp_path):
     draw = random.Random(20251)
     kills = 0

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/information/span_attention.h"
 
+#include <algorithm>
 #include <limits>
 
 #include "matrix/matrix_reading.h"
@@ -21,18 +22,25 @@ double entry(const MatrixView<Scalar>& attention, const Support& support, Index 
   return support.visible(i, j) ? static_cast<double>(attention(i, j)) : 0.0;
 }
 
+// Strands of a sum, which keep several additions in flight.
+constexpr Index kStrands = 4;
+
+// Adds row i over the visible keys [begin, end).
 template <class Scalar>
 void add(const MatrixView<Scalar>& attention, const Support& support, Index i, Index begin, Index end,
          const bool* special, Index special_stride, Outside& sums) {
-  if (special == nullptr) {
-    for (Index j = begin; j < end; ++j) sums.context += entry(attention, support, i, j);
-    return;
-  }
+  double to_special[kStrands] = {}, to_context[kStrands] = {};
+  end = std::min(end, support.end(i, attention.rows()));
+  const bool masked = support.kind == Support::Kind::mask;
   for (Index j = begin; j < end; ++j) {
-    const double x = entry(attention, support, i, j);
-    const bool marked = special[j * special_stride];
-    sums.special += marked ? x : 0.0;
-    sums.context += marked ? 0.0 : x;
+    const double x = masked ? entry(attention, support, i, j) : static_cast<double>(attention(i, j));
+    const bool marked = special != nullptr && special[j * special_stride];
+    to_special[j % kStrands] += marked ? x : 0.0;
+    to_context[j % kStrands] += marked ? 0.0 : x;
+  }
+  for (Index k = 0; k < kStrands; ++k) {
+    sums.special += to_special[k];
+    sums.context += to_context[k];
   }
 }
 
@@ -52,24 +60,57 @@ Inside inside(const MatrixView<Scalar>& attention, const Support& support, Index
   return found;
 }
 
+// Rows that are looked at together: few enough to stay in the cache until the span's columns are read.
+constexpr Index kBand = 16;
+
+// Reads the whole matrix as `read_lines` does and adds up what the queries outside the span give it. Where the
+// matrix is causal, those before it see none of it and their entries are 0.
+template <class Scalar>
+double read_and_add(const MatrixView<Scalar>& attention, Index start, Index stop, Index first_query,
+                    MatrixReading& reading) {
+  const Index n = attention.rows();
+  const bool by_rows = lines_are_rows(attention);
+  double received = 0.0;
+  const auto add_rows = [&](Index begin, Index end) {
+    for (Index i = std::max(begin, first_query); i < end; ++i) {
+      if (start <= i && i < stop) continue;
+      for (Index j = start; j < stop; ++j) received += static_cast<double>(attention(i, j));
+    }
+  };
+  for (Index begin = 0; begin < n && reading.finite; begin += kBand) {
+    const Index end = std::min(n, begin + kBand);
+    read_lines(attention, begin, end, reading);
+    if (by_rows) add_rows(begin, end);
+  }
+  if (!by_rows && reading.finite) add_rows(0, n);
+  return received;
+}
+
 }  // namespace
 
 template <class Scalar>
 bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Support& support, Index start,
                     Index stop, const bool* special, Index special_stride, SpanAttention& out) {
-  if (find_support) {
-    const MatrixReading reading = read_once(attention);
+  const Index n = attention.rows();
+  const bool masked = !find_support && support.kind == Support::Kind::mask;
+  MatrixReading reading{true, find_support && n >= 2};
+  double received = 0.0;
+  if (masked) {
+    if (!all_finite(attention)) return false;
+  } else {
+    const bool causal = !find_support && support.kind == Support::Kind::causal;
+    received = read_and_add(attention, start, stop, causal ? stop : 0, reading);
     if (!reading.finite) return false;
+  }
+  if (find_support) {
     support = Support{};
     support.kind = reading.causal ? Support::Kind::causal : Support::Kind::full;
-  } else if (!all_finite(attention)) {
-    return false;
   }
-  const Index n = attention.rows();
   const auto uniform_share = [&](Index i, Index seen) {
     return seen == 0 ? 0.0 : static_cast<double>(seen) / static_cast<double>(visible_keys(support, i, n));
   };
   out = {};
+  out.received = received;
   Outside rest;
   for (Index i = start; i < stop; ++i) {
     const Inside own = inside(attention, support, i, start, stop);
@@ -80,10 +121,10 @@ bool span_attention(const MatrixView<Scalar>& attention, bool find_support, Supp
     add(attention, support, i, stop, n, special, special_stride, rest);
   }
   Index queries = 0;
-  for (Index i = 0; i < n; ++i) {
+  for (Index i = support.kind == Support::Kind::causal ? stop : 0; i < n; ++i) {
     if (i == start) i = stop;
     if (i >= n) break;
-    const Inside given = inside(attention, support, i, start, stop);
+    const Inside given = masked ? inside(attention, support, i, start, stop) : Inside{0.0, stop - start};
     if (given.seen == 0) continue;
     ++queries;
     out.received += given.mass;

@@ -50,17 +50,30 @@ class Parts(NamedTuple):
 
 
 def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
-    """Non-negative numbers for ``wanted``, in its order.
-
-    Raises:
-        ValueError: naming the numbers that are out of range.
-    """
+    """Non-negative numbers for ``wanted``, in its order."""
     if wanted is None:
         return list(range(total))
     outside = [i for i in wanted if not -total <= i < total]
     if outside:
         raise ValueError(f"capture: {what}: {outside} out of range for {total} (-{total} to {total - 1})")
     return [i + total if i < 0 else i for i in wanted]
+
+
+def instead(given: object) -> str:
+    """What to give in the place of an object that is not a model: a name is loaded, a wrapper holds one."""
+    if isinstance(given, str):
+        return f"; attnscope.models.load_model loads one: load_model(find_checkpoints({given!r})[0]).model"
+    held = (name for name in ("original_model", "_model", "model") if hasattr(given, name))
+    name = next(held, "")
+    return f"; the model that it holds may be its .{name}" if name else ""
+
+
+def absent(model: nn.Module, inputs: Mapping[str, Any]) -> str:
+    """What a model lacks that refuses its inputs, in words."""
+    name = type(model).__name__
+    if "input_ids" in inputs or "inputs_embeds" in inputs:
+        return f"run: {name} has a decoder, which needs inputs of its own: give decoder_input_ids"
+    return f'run: {name} takes token ids: run(**tokenizer(text, return_tensors="pt"))'
 
 
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:

@@ -168,11 +168,7 @@ class Run:
 
     @property
     def outputs(self) -> Outputs:
-        """The sites of the model. Finishes the pass; layers that were not taken are dropped.
-
-        Raises:
-            RuntimeError: when the pass was left before its end.
-        """
+        """The sites of the model. Finishes the pass; layers that were not taken are dropped."""
         if not self._done:
             for _layer in self._layers:
                 pass

@@ -62,11 +62,7 @@ class Gradient:
 
 
 def check_precision(model: nn.Module) -> None:
-    """Raises for a model whose gradients would under- and overflow.
-
-    Raises:
-        ValueError: for parameters in half precision.
-    """
+    """Raises for a model whose gradients would under- and overflow."""
     half = {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     if half:
         raise ValueError(
@@ -90,11 +86,7 @@ def frozen(model: nn.Module, wanted: set[int]) -> Iterator[None]:
 
 @contextmanager
 def within(limit: int | None) -> Iterator[None]:
-    """Stops the pass before its graph holds more memory than may be had.
-
-    Raises:
-        MemoryError: with both numbers.
-    """
+    """Stops the pass before its graph holds more memory than may be had."""
     limit = free_bytes() if limit is None else min(limit, free_bytes())
     seen: set[int] = set()
     held = 0

@@ -50,11 +50,7 @@ def configs(model: nn.Module) -> list[Any]:
 
 @contextmanager
 def implementation(model: nn.Module, name: str) -> Iterator[None]:
-    """Runs the model under the attention implementation ``name`` inside the block.
-
-    Raises:
-        RuntimeError: when the same thread already runs this model under another name.
-    """
+    """Runs the model under the attention implementation ``name`` inside the block."""
     mine = configs(model)
     _acquire(mine, name, type(model).__name__)
     try:

@@ -167,6 +167,7 @@ def _captured(
     if recorder is not None:
         draft = recorder.begin_layer(module, query, key, value, mask, dtype, s_aux)
     mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
+    draft.mask = mask  # windows and hidden keys of edits are part of what queries see
     for samples, span in _tiles(batch, heads, queries * keys, recorder.chunk if recorder else None):
         shape = (samples.stop - samples.start, span.stop - span.start, queries, keys)
         p = draft.storage(samples, span, shape)
@@ -228,6 +229,7 @@ def _out_of_place(
         key = recorder.in_graph(draft, "key", key)
         value = recorder.in_graph(draft, "value", value)
     mask, unread = softmax.attended(softmax.active(module), module, query, key, mask)
+    draft.mask = mask  # windows and hidden keys of edits are part of what queries see
     group = heads // key.shape[1]
     scale = query.shape[-1] ** -0.5 if scaling is None else scaling
     scores = query.to(dtype) @ _repeat(key, every, group).to(dtype).mT * scale

@@ -109,7 +109,8 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
         projection: W_O by head, [D, h, d]: `output_projection`; biases are no part of it.
 
     Returns:
-        Fingerprint. Query 0 is left out: it reads itself alone.
+        Fingerprint. Query 0 is left out, since it reads itself alone, and so are queries to which key 0 is
+        out of sight.
 
     Raises:
         ValueError: a projection of another shape.
@@ -145,6 +146,8 @@ def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:
     lengths = layer.lengths.to(values.device)
     later = torch.arange(read.shape[-1], device=values.device)[None, None] < lengths[:, None, None]
     later = later & (torch.arange(read.shape[-1], device=values.device) > 0)
+    if isinstance(seen := layer.visibility.support, Tensor):
+        later = later & seen[..., 0].to(values.device)
 
     def mean(values_: Tensor) -> Tensor:
         kept = torch.where(later, values_, torch.nan)
@@ -253,8 +256,6 @@ def require_causal(function: str, model: nn.Module, ids: Tensor) -> None:
     """Raises for models whose first token sees later ones.
 
     Args:
-        function: of which it is asked, for the message.
-        model: to be looked at.
         ids: [B, n], tokens that the model knows.
     """
     name = type(model).__name__

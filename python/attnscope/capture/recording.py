@@ -85,7 +85,9 @@ class Recording:
         chunk: int | None,
     ) -> None:
         if not isinstance(model, nn.Module):
-            raise TypeError(f"capture: model must be a torch module, got {type(model).__name__}")
+            raise TypeError(
+                f"capture: model must be a torch module, got {type(model).__name__}{anatomy.instead(model)}"
+            )
         sites = checked("capture", sites)
         if not sites:
             raise ValueError(f"capture: sites must be among {', '.join(SITES)}, got {sites}")
@@ -118,8 +120,9 @@ class Recording:
 
         if not any(isinstance(m, PreTrainedModel) for m in self._model.modules()):
             raise TypeError(
-                f"capture: {type(self._model).__name__} holds no transformers model; "
-                "pass attention tensors of other frameworks to measure(...) directly"
+                f"capture: {type(self._model).__name__} holds no transformers model"
+                f"{anatomy.instead(self._model)}; pass attention tensors of other frameworks to "
+                "measure(...) directly"
             )
         self._check_mode()
         if any(parameter.is_meta for parameter in self._model.parameters()):
@@ -166,6 +169,11 @@ class Recording:
             raise TypeError(
                 "run: give the model's inputs by name, as run(input_ids=...) or run(**tokenizer(...)), got "
                 + ", ".join(type(value).__name__ for value in unnamed)
+            )
+        if text := next((name for name, value in inputs.items() if isinstance(value, str)), ""):
+            raise TypeError(
+                f"run: {text} is a text; a tokenizer makes inputs of it: "
+                'run(**tokenizer(text, return_tensors="pt"))'
             )
         if "output_attentions" in inputs:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
@@ -273,7 +281,12 @@ class Recording:
         def work() -> None:
             LIVE.set(recorder)
             with self.around(), recorder.listening():
-                self.output = forward(**inputs)
+                try:
+                    self.output = forward(**inputs)
+                except ValueError as error:
+                    if "inputs_embeds" not in str(error):
+                        raise
+                    raise ValueError(anatomy.absent(self._model, inputs)) from error
 
         with ExitStack() as stack:
             stack.enter_context(uncompiled(self._whole))

@@ -106,11 +106,7 @@ PER_HEAD = frozenset({"query", "key", "value", "head_output"})
 
 
 def checked(function: str, sites: str | Iterable[str], known: Iterable[str] = SITES) -> tuple[str, ...]:
-    """The names of sites, each once, in the order they came.
-
-    Raises:
-        ValueError: for one that is not in the table.
-    """
+    """The names of sites, each once, in the order they came."""
     named = (sites,) if isinstance(sites, str) else tuple(dict.fromkeys(sites))
     known = tuple(known)
     if unknown := [site for site in named if site not in known]:

@@ -78,11 +78,7 @@ class Structure:
         return number % self.depth
 
     def place(self, function: str, layer: int, site: str) -> tuple[str, bool, int]:
-        """The module at which a site of a layer is seen, whether on the way in, and which of its calls.
-
-        Raises:
-            ValueError: for a site that is seen at no module.
-        """
+        """The module at which a site of a layer is seen, whether on the way in, and which of its calls."""
         parts, core, call = self.layers[layer]
         try:
             name, enters = parts.place(core, site)

@@ -57,30 +57,26 @@ UNKNOWN = Visibility("auto", None, None, "auto")
 
 
 def visibility_of(mask: Tensor | None, real: Sequence[Tensor]) -> Visibility:
-    """The visibility of the real tokens of every text under a mask [B or 1, heads or 1, q, k].
-
-    Args:
-        mask: boolean (True is visible) or additive, or None.
-        real: the positions of each text's real keys, ascending.
-    """
+    """The visibility of the real tokens of every text under a mask [B or 1, heads or 1, q, k]."""
     if mask is None or mask.ndim != 4 or not real:
         return UNKNOWN
     seen = (mask if mask.dtype == torch.bool else mask > MASKED_BELOW).any(1).cpu()
-    longest = max(len(one) for one in real)
-    blocks = [
-        seen[b if len(seen) > 1 else 0].index_select(0, one).index_select(1, one)
-        for b, one in enumerate(real)
-    ]
+    columns = torch.nn.utils.rnn.pad_sequence(list(real), batch_first=True)
+    longest = columns.shape[1]
     place = torch.arange(longest)
+    there = place < torch.tensor([len(one) for one in real])[:, None]
+    there = there[:, :, None] & there[:, None]
+    if bool((columns <= place).all()):  # padded on the right or not at all
+        blocks = seen[:, :longest, :longest] & there
+    else:
+        text = torch.arange(len(real))[:, None, None] if len(seen) > 1 else 0
+        blocks = seen[text, columns[:, :, None], columns[:, None]] & there
     back = place[:, None] - place
-    before = max((int(back[: len(one), : len(one)][one].max()) for one in blocks if one.any()), default=0)
-    after = max((int(-back[: len(one), : len(one)][one].min()) for one in blocks if one.any()), default=0)
+    distances = back[blocks.any(0)]
+    before, after = (int(one.max()) if len(one) else 0 for one in (distances, -distances))
     band = (back <= before) & (-back <= after)
-    if not all(torch.equal(one, band[: len(one), : len(one)]) for one in blocks):
-        whole = torch.zeros(len(blocks), 1, longest, longest, dtype=torch.bool)
-        for b, one in enumerate(blocks):
-            whole[b, 0, : len(one), : len(one)] = one
-        return Visibility("mask", None, None, whole)
+    if not torch.equal(blocks, band & there):
+        return Visibility("mask", None, None, blocks[:, None])
     left, right = (None if side >= longest - 1 else side for side in (before, after))
     if left is None and right is None:
         return Visibility("full", None, None, "full")

@@ -12,9 +12,10 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import warned_once
+from attnscope.capture.anatomy import choose
 from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
-from attnscope.engine.forward import Batch, batch_of, head_mean, padded, self_attention
+from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, self_attention
 from attnscope.engine.results import Results
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
@@ -71,7 +72,7 @@ def analyze(
         `head_mean_bars`. Sample, layer and head count from 0; what has no value is null.
 
     Raises:
-        ValueError: inputs of the wrong kind, an unknown metric.
+        ValueError: inputs of the wrong kind, an unknown metric, a layer that is not there.
         LoadError: the model cannot be loaded or captured.
 
     Example:
@@ -86,6 +87,7 @@ def analyze(
     recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
     text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
+    choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
     if tokenizer is None and _has_text(inputs):
         raise ValueError("analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)")
     encoder = Encoder(
@@ -211,9 +213,6 @@ def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | N
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
-
-    Raises:
-        ValueError: none of them has a place in a table.
     """
     declared = [one for one in found().quantities if one.protocol == "exact" and metric_of(one) == metric]
     agreeing = [one for one in declared if _agrees(one, options)] or declared

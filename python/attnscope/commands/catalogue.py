@@ -17,11 +17,7 @@ def first_lines() -> dict[str, str]:
 
 
 def describe(name: str) -> str:
-    """The whole definition of a metric: call, formula, arguments, range, closed-form example, references.
-
-    Raises:
-        MissingError: there is none; the message carries the nearest name.
-    """
+    """The whole definition of a metric: call, formula, arguments, range, closed-form example, references."""
     public = _public()
     if name not in public:
         raise MissingError(f"there is no metric {name!r}{nearest(name, public)}")

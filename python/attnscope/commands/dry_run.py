@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
@@ -19,6 +19,9 @@ from attnscope.engine.run_folder import resolved
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Input, Unit
 
+#: Figures that are drawn to know what the others take.
+_DRAWN = 3
+
 
 @dataclass(frozen=True)
 class Estimate:
@@ -31,7 +34,8 @@ class Estimate:
         sentences: per checkpoint.
         tokens: of all units.
         longest: tokens of the longest sentence.
-        seconds: expected time on this machine, loading included.
+        seconds: expected time on this machine, loading included, drawing not.
+        drawing: expected seconds of figures, report and page of heads.
         layer_bytes: attention of one layer in the largest batch.
         peak_bytes: expected peak of the process.
         free_bytes: memory the machine has free now.
@@ -46,6 +50,7 @@ class Estimate:
     tokens: int
     longest: int
     seconds: float
+    drawing: float
     layer_bytes: int
     peak_bytes: int
     free_bytes: int
@@ -64,22 +69,27 @@ class Estimate:
             f"tokens        {self.tokens:,}, longest sentence {self.longest:,}",
             f"memory        about {megabytes(self.peak_bytes)} at the peak "
             f"({megabytes(self.layer_bytes)} are one layer's attention), {megabytes(self.free_bytes)} free",
-            f"time          about {duration(self.seconds)} on this machine",
+            f"time          about {duration(self.seconds + self.drawing)} on this machine",
         ]
+        if self.drawing:
+            parts = f"{duration(self.seconds)} to measure, {duration(self.drawing)} to draw"
+            lines[-1] += f": {parts} (--no-draw leaves that out)"
         lines += [f"note          {note}" for note in self.notes]
         lines += [f"skipped       {title}: {reason}" for title, reason in self.skipped]
         return "\n".join(lines)
 
 
-def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> Estimate:
+def dry_run(
+    study: Study, say: Callable[[str], object] = lambda text: None, *, draw: bool = False
+) -> Estimate:
     """Plans a study and measures a few sentences of every model, without writing anything.
 
     The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
     time of the others is interpolated in their length. Of texts of one length a whole unit is run.
 
     Args:
-        study: its settings.
         say: gets what the study expects, before any weight is read.
+        draw: whether the run will draw: then a few figures of what was measured are drawn here.
 
     Raises:
         ConfigError: the study cannot be done as it stands.
@@ -92,11 +102,12 @@ def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> E
     for line in expected:
         say(line)
     seconds, peak = 0.0, resident_bytes()
+    measured: list[Mapping[str, Any]] = []
     reading = [unit for unit in plan.units if unit.inputs]
     kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
     for kind in kinds:
         units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
-        spent, alive = _calibrate(engine, plan, units)
+        spent, alive = _calibrate(engine, plan, units, measured)
         seconds += spent
         peak = max(peak, alive)
     return Estimate(
@@ -107,6 +118,7 @@ def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> E
         tokens=plan.tokens,
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
+        drawing=_drawing(study, measured) if draw else 0.0,
         layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
@@ -115,8 +127,47 @@ def dry_run(study: Study, say: Callable[[str], object] = lambda text: None) -> E
     )
 
 
-def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float, int]:
-    """Seconds for all units of one model, and bytes at the peak."""
+def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds to draw a study: some of its figures are drawn from what was measured, the others cost as much.
+
+    A figure is drawn once and written as PDF, PNG and for the report; the report's tables and the page of
+    heads cost about as much as two more.
+    """
+    import tempfile
+    import warnings
+
+    import pyarrow as pa
+
+    from attnscope.engine.results import Results
+    from attnscope.plots import NotDrawable, draw_all, figures, figures_of
+
+    tables = {
+        name: pa.concat_tables([one[name] for one in measured if name in one], promote_options="default")
+        for name in {name for one in measured for name in one if not name.startswith("reduced-")}
+    }
+    results = Results(tables, study=study.to_dict())
+    own = figures_of(results)
+    likely = [name for name, figure in own.items() if set(figure.tables) & {"heads", "graphs", *tables}]
+    spent, drawn = 0.0, 0
+    for name in likely:
+        began = time.perf_counter()
+        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+            warnings.simplefilter("ignore")
+            try:
+                found = draw_all(results, [name], left_out=[])
+            except NotDrawable:
+                continue
+            figures(results, folder, formats=("pdf", "png", "svg"), left_out=[], drawn=found)
+        spent, drawn = spent + time.perf_counter() - began, drawn + 1
+        if drawn == _DRAWN:
+            break
+    return spent / drawn * (len(likely) + 2) if drawn else 0.0
+
+
+def _calibrate(
+    engine: Engine, plan: Plan, units: Sequence[Unit], measured: list[Mapping[str, Any]]
+) -> tuple[float, int]:
+    """Seconds for all units of one model, and bytes at the peak; what was measured goes into a list."""
     checkpoint = units[0].checkpoint
     assert checkpoint is not None
     began = time.perf_counter()
@@ -130,12 +181,12 @@ def _calibrate(engine: Engine, plan: Plan, units: Sequence[Unit]) -> tuple[float
         # texts of one length go through the model together, in far less time than one by one
         picked = []
         began = time.perf_counter()
-        engine.work(units[0])
+        measured.append(engine.work(units[0]))
         whole = (time.perf_counter() - began) * len(inputs) / len(units[0].inputs)
     lengths, times = [], []
     for one in picked:
         began = time.perf_counter()
-        engine.work(replace(units[0], inputs=(one,)))
+        measured.append(engine.work(replace(units[0], inputs=(one,))))
         lengths.append(math.log(one.n_tokens))
         times.append(math.log(max(time.perf_counter() - began, 1e-6)))
     if picked:

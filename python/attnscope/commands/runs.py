@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The commands that do a study: run, resume, demo."""
+"""The commands that run a study: run, resume, gather, slurm, demo."""
 
 from __future__ import annotations
 
@@ -42,7 +42,8 @@ def run(
         typer.Option(
             "--texts",
             "-t",
-            help=".txt (a sentence a line), .csv, .jsonl, .parquet, or a data set's folder or name.",
+            help=".txt (a sentence a line), .csv, .jsonl, .parquet, a data set's folder or name, or sample: "
+            "sentences that come with the package.",
         ),
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
@@ -111,7 +112,7 @@ def run(
         sets.insert(0, f"models.revisions={json.dumps(revision)}")
     study = Study.from_yaml(config, overrides=sets, **values)
     if plan_only:
-        _plan(study, as_json)
+        _plan(study, as_json, draw)
         return
     shown: dict[str, Any] = {"progress": not quiet, "say": silent if quiet else None}
     if shard:
@@ -197,6 +198,7 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 def demo(
     folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The run folder.")] = Path("runs/demo"),
     samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
+    steps_before: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
     quiet: Quiet = False,
 ) -> None:
     """Train a small model, run the sink study over its checkpoints, draw, report. No download.
@@ -205,13 +207,15 @@ def demo(
     """
     from attnscope.demo import run_demo
 
-    run_demo(folder, samples=samples, progress=not quiet, say=silent if quiet else typer.echo)
+    say_lines = silent if quiet else typer.echo
+    run_demo(folder, samples=samples, progress=not quiet, say=say_lines, steps_before=steps_before)
 
 
-def _plan(study: Study, as_json: bool) -> None:
+def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
-    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo)
+    draws = draw and not _not_installed()
+    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo, draw=draws)
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
@@ -231,9 +235,10 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         }
         typer.echo(json.dumps(answer, ensure_ascii=False))
     elif not quiet:
-        typer.echo(f"{results!r}")
         if report is not None:
             typer.echo(f"report: {report}")
+        else:
+            typer.echo(f"tables: {Path(str(results.path)) / 'tables'}")
         folder = shlex.quote(str(results.path))
         for command, words in (
             (f"attnscope view {folder}", "every head as a picture"),
@@ -248,10 +253,14 @@ def finished(results: Results, quiet: bool, as_json: bool, draw: bool) -> None:
         raise typer.Exit(SKIPPED)
 
 
+def _not_installed() -> list[str]:
+    """What drawing needs and is not there."""
+    return [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
+
+
 def _drawn(results: Results, quiet: bool, left_out: list[LeftOut]) -> Path | None:
     """Figures and report of a finished run; None where what draws them is not installed."""
-    missing = [name for name in ("matplotlib", "jinja2") if importlib.util.find_spec(name) is None]
-    if missing:
+    if missing := _not_installed():
         if not quiet:
             say(f"no figures and no report without {', '.join(missing)}: pip install 'attnscope[figures]'")
         return None

@@ -21,14 +21,7 @@ _FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "
 
 
 def written(study: str = "") -> str:
-    """The settings of a study with their defaults, each under a comment with its type and meaning.
-
-    Args:
-        study: its name; empty takes the default one.
-
-    Raises:
-        ConfigError: there is no such study.
-    """
+    """The settings of a study with their defaults, each under a comment with its type and meaning."""
     name = study or default_study()
     own = study_class(name)
     lines = [f"# Settings of the study {own.name}; a key that is left out keeps the value shown here."]

@@ -31,9 +31,7 @@ def report(
 
     Example: attnscope report runs/demo
     """
-    from attnscope.engine.results import load
-
-    typer.echo(load(folder).report(output))
+    typer.echo(opened(folder).report(output))
 
 
 def figures(
@@ -63,15 +61,14 @@ def figures(
     Example: attnscope figures runs/demo depth sink_maps --width single --font serif --format pdf
     """
     from attnscope._nearest import nearest
-    from attnscope.engine.results import load
     from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
     if listed:
-        for name, figure in figures_of(load(folder)).items():
+        for name, figure in figures_of(opened(folder)).items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    results = load(folder)
+    results = opened(folder)
     left_out: list[LeftOut] = []
     own = figures_of(results)
     for name in names or []:
@@ -124,10 +121,9 @@ def tables(
     Example: attnscope tables runs/demo --by step,layer --columns sink_share,entropy
     """
     from attnscope.engine.reading.statistics import kinds_of
-    from attnscope.engine.results import load
     from attnscope.engine.schema import ResultsError
 
-    results = load(folder)
+    results = opened(folder)
     if csv is not None:
         for file in results.to_csv(csv):
             typer.echo(file)
@@ -172,21 +168,19 @@ def compare(
 
     Example: attnscope compare runs/gpt2-float32 runs/gpt2-bfloat16
     """
-    from attnscope.engine.results import load
-
     if (second is None) == (not published):
         raise typer.BadParameter("give a second run folder, or --published PAPER")
     if second is not None:
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            frame = load(first).compare(load(second), table)
+            frame = opened(first).compare(opened(second), table)
         for warning in caught:
             say(f"warning: {warning.message}")
         text = frame.to_string(index=False, float_format="{:.6g}".format)
     else:
         from attnscope.published import compare_published
 
-        found = compare_published(load(first), published, against or None)
+        found = compare_published(opened(first), published, against or None)
         frame, text = found.table, str(found)
     if csv is not None:
         frame.to_csv(csv, index=False)
@@ -212,11 +206,10 @@ def view(
 
     Example: attnscope view runs/demo --sample 0
     """
-    from attnscope.engine.results import load
     from attnscope.engine.schema import ResultsError
     from attnscope.view import view as look_at
 
-    results = load(folder)
+    results = opened(folder)
     try:
         page = look_at(results, sample=0 if sample is None else sample)
     except ResultsError as error:
@@ -227,18 +220,19 @@ def view(
     typer.echo(page.save(output or folder / "view.html"))
 
 
+def opened(folder: Path) -> Results:
+    """The results of a run folder; of a run that is not finished it is said what is missing."""
+    from attnscope.engine.reading.unfinished import unfinished
+    from attnscope.engine.results import load
+
+    results = load(folder)
+    if missing := unfinished(results):
+        say(missing)
+    return results
+
+
 def statistics(results: Results, table: str, by: Sequence[str], columns: str = "") -> pd.DataFrame:
-    """What stands for the numeric columns by their kind: first within each sentence, then over sentences.
-
-    Args:
-        results: of the run.
-        table: which one.
-        by: key columns that stay apart.
-        columns: comma separated; "" takes all that have a value.
-
-    Raises:
-        MissingError: an unknown table, key or column.
-    """
+    """What stands for the numeric columns by their kind: first within each sentence, then over sentences."""
     from attnscope._nearest import nearest
     from attnscope.engine.reading.statistics import grouped, kinds_of
     from attnscope.engine.schema import MissingError, check_columns
@@ -265,11 +259,7 @@ def terminal_width() -> int:
 
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:
-    """The leading columns that fit into a width, each under its statistic where that is no mean.
-
-    Returns:
-        the text, and how many columns found no room.
-    """
+    """The leading columns that fit into a width, each under its statistic where that is no mean."""
     from attnscope.engine.reading.statistics import STATISTIC
 
     def text(columns: Sequence[str]) -> str:

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import documentation
 from attnscope.engine.disk.files import atomic_folder
 
@@ -98,14 +99,6 @@ def masked_batch(
 
     15 % of the tokens are predicted: 80 % of them are masked, 10 % replaced by any token, 10 % left. The
     others are −100 in the second tensor.
-
-    Args:
-        corpus: ids of all texts, one after another.
-        recipe: gives the sizes and the seed.
-        step: of the training; with the seed it fixes the batch.
-        bos: id of the first token.
-        mask: id of the mask token.
-        vocabulary: ids that replace are below it.
     """
     generator = torch.Generator().manual_seed(recipe.seed * 1_000_003 + step)
     length = recipe.tokens - 1
@@ -147,16 +140,14 @@ def train_encoder(
     *,
     tokenizer: Any = None,
     texts: Sequence[str] | None = None,
-    progress: bool | None = None,
+    progress: bool = True,
 ) -> Path:
     """Trains the recipe and writes a Hugging Face folder; one that is there already is kept.
 
     Args:
-        directory: the folder, with `recipe.json` beside the weights.
-        recipe: what to train.
         tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
         texts: to learn from; None takes the language reference.
-        progress: a progress bar always, never, or (None) when standard error is a terminal.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
 
     Raises:
         ValueError: no steps, the directory holds another recipe, fewer tokens of text than a window.
@@ -200,15 +191,12 @@ def _corpus(tokenizer: Any, texts: Sequence[str]) -> Tensor:
     return torch.tensor([one for text in ids for one in text], dtype=torch.int64)
 
 
-def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, progress: bool | None) -> Any:
-    from tqdm.auto import tqdm
-
+def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, progress: bool) -> Any:
     optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
     warmup = max(1, recipe.steps // 20)
     bos = tokenizer.bos_token_id if tokenizer.bos_token_id is not None else tokenizer.cls_token_id
     ids = {"bos": int(bos), "mask": int(tokenizer.mask_token_id), "vocabulary": len(tokenizer)}
-    hidden = None if progress is None else not progress
-    with tqdm(total=recipe.steps, desc="training", unit="step", disable=hidden) as bar:
+    with progress_bar(recipe.steps, "training", show=progress) as bar:
         for step in range(recipe.steps):
             rate = min((step + 1) / warmup, (recipe.steps - step) / (recipe.steps - warmup + 1))
             optimizer.param_groups[0]["lr"] = recipe.learning_rate * rate
@@ -220,7 +208,7 @@ def _trained(model: Any, corpus: Tensor, recipe: EncoderRecipe, tokenizer: Any, 
             optimizer.step()
             bar.update()
             if step % 50 == 0:
-                bar.set_postfix(loss=f"{loss.item():.2f}")
+                bar.set_postfix_str(f"loss {loss.item():.2f}")
     return model.eval()
 
 

@@ -201,9 +201,8 @@ def compare_encodings(
         directory: gets a folder of checkpoints per encoding and the run `study`.
         study: "wavelet_heads", over five encodings, or "absolute_position", over all.
         samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
-        steps: of each training.
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
-        progress: bars on a terminal.
+        progress: a bar on a terminal, a line every ten seconds elsewhere.
         options: of the study besides.
 
     Returns:
@@ -226,7 +225,7 @@ def compare_encodings(
     for encoding, seed in product(ENCODINGS if windows else WAVELET_ENCODINGS, range(seeds)):
         recipe = PositionsRecipe(steps=steps, encoding=encoding, seed=seed)
         label = encoding if seed == 0 else f"{encoding}-{seed}"
-        checkpoints = train(root / label, recipe, progress=None if progress else False)
+        checkpoints = train(root / label, recipe, progress=progress)
         models.append({"path": str(checkpoints / f"step{steps}"), "label": label})
     count = samples or (128 if windows else 24)
     texts = root / "text.jsonl"

@@ -72,8 +72,6 @@ def contrastive_loss(logits: Tensor, targets: Tensor, negatives: int, generator:
     Args:
         logits: [tokens, V].
         targets: [tokens].
-        negatives: 1 .. V − 1.
-        generator: of the negatives.
     """
     order = torch.rand(logits.shape, generator=generator)
     order.scatter_(1, targets[:, None], 2.0)
@@ -128,12 +126,7 @@ class Arm:
         return functional.cross_entropy(logits, targets)
 
     def train(self, steps: int, keep: Sequence[int] = ()) -> Any:
-        """The tuned model.
-
-        Args:
-            steps: of training.
-            keep: steps after which the weights are put into `kept`.
-        """
+        """The tuned model."""
         self.model.train()
         if self.name in WHITENED:
             self._descend(steps)

@@ -17,7 +17,7 @@ SHORT = Recipe(steps=128)
 
 
 def demo_checkpoints(
-    runs: str | os.PathLike[str] = "runs", *, recipe: Recipe = SHORT, progress: bool | None = None
+    runs: str | os.PathLike[str] = "runs", *, recipe: Recipe = SHORT, progress: bool = True
 ) -> Path:
     """The folder of checkpoints of a demo model that is trained when there is none yet.
 
@@ -28,7 +28,7 @@ def demo_checkpoints(
     Args:
         runs: the folder that holds run folders; a relative one is sought in every parent directory too.
         recipe: what to train when no demo run is there.
-        progress: a progress bar always, never, or (None) when standard error is a terminal.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
 
     Returns:
         A folder with `step{N}` in it, each a Hugging Face model folder.
@@ -49,17 +49,7 @@ def demo_checkpoints(
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
-    """The demo's model tuned by one objective from its last checkpoint, trained once and kept in the cache.
-
-    Args:
-        name: of `attnscope.demo.objectives.ARMS`, such as "dpo".
-        steps: of training; 16 take a few seconds.
-        seed: of what is drawn.
-        runs: as in `demo_checkpoints`.
-
-    Returns:
-        A model folder.
-    """
+    """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
     from filelock import FileLock
 
     from attnscope.demo.objectives import Arm

@@ -9,8 +9,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import GROUPS, copying_sequences, text_windows
-from attnscope.demo.training import Recipe, train
+from attnscope.demo.training import Recipe, checkpoint_steps, train
 
 if TYPE_CHECKING:
     from attnscope.engine.results import Results
@@ -25,6 +26,7 @@ def run_demo(
     recipe: Recipe | None = None,
     progress: bool = True,
     say: Callable[[str], Any] = print,
+    steps_before: int = 0,
 ) -> Results:
     """Trains a small language model and runs the sink study over all its checkpoints.
 
@@ -33,10 +35,10 @@ def run_demo(
 
     Args:
         directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
-        samples: sequences of each kind of input.
         recipe: what to train; None is the one that is known to grow a sink.
-        progress: bars on a terminal or in a notebook.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         say: called with every line about what was measured.
+        steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
 
     Returns:
         The stored results.
@@ -49,7 +51,11 @@ def run_demo(
 
     recipe = recipe or Recipe()
     root = Path(directory).resolve()
-    checkpoints = train(root, recipe, progress=None if progress else False)
+    train_step, study_step, report_step = (
+        f"[{steps_before + one}/{steps_before + 3}]" for one in range(1, 4)
+    )
+    say(f"{train_step} training a small model, {recipe.steps} steps")
+    checkpoints = train(root, recipe, progress=progress, label=f"{train_step} training")
     study = Study(
         study="attention_sinks",
         name=root.name,
@@ -58,14 +64,27 @@ def run_demo(
         texts=[{"path": str(path), "group": group} for group, path in _write_inputs(root, samples).items()],
         seed=recipe.seed,
     )
-    results = Engine(study, progress=progress).run(resume=True)
+    say(f"{study_step} the sink study over its {len(checkpoint_steps(recipe.steps))} checkpoints")
+    results = Engine(study, progress=progress, label=f"{study_step} study, units").run(resume=True)
+    say(f"{report_step} figures and report")
     _store_examples(results)
-    results.figures()
-    report = results.report()
+    report = _draw(results, f"{report_step} figures", progress)
     for line in emergence_lines(results, recipe):
         say(line)
     say(f"report: {report}")
     return results
+
+
+def _draw(results: Results, label: str, progress: bool) -> Path:
+    """Every figure once, as files and in the report."""
+    from attnscope.plots import LeftOut, draw_all, figures_of
+
+    left_out: list[LeftOut] = []
+    with progress_bar(len(figures_of(results)), label, show=progress) as bar:
+        drawn = draw_all(results, left_out=left_out, say=lambda line: bar.update())
+        bar.set_postfix_str("writing them and the report")
+        results.figures(drawn=drawn, left_out=left_out)
+        return Path(results.report(drawn=drawn, left_out=left_out))
 
 
 def emergence_lines(results: Results, recipe: Recipe) -> list[str]:

@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from attnscope._progress import progress_bar
 from attnscope.demo.texts import (
     GROUPS,
     WINDOW,
@@ -33,7 +34,7 @@ _LOSSES_SEED = 10_000
 class Recipe:
     """Everything that decides what is learned; two trainings of one recipe on one machine are bit-equal."""
 
-    steps: int = 768
+    steps: int = 256
     layers: int = 3
     heads: int = 4
     width: int = 128
@@ -58,11 +59,7 @@ def checkpoint_steps(last: int) -> list[int]:
 
 
 def build_model(recipe: Recipe) -> Any:
-    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """An untrained `LlamaForCausalLM` (RoPE, RMSNorm, SwiGLU) of the recipe's size, from its seed."""
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(**config_values(recipe))
@@ -72,11 +69,7 @@ def build_model(recipe: Recipe) -> Any:
 
 
 def config_values(recipe: Recipe) -> dict[str, Any]:
-    """What the recipe says of a Llama configuration.
-
-    Raises:
-        ValueError: when the width is not an even multiple of the number of heads.
-    """
+    """What the recipe says of a Llama configuration."""
     if recipe.width % (2 * recipe.heads):
         raise ValueError(
             f"build_model: width must be a multiple of twice the heads, got {recipe.width} and {recipe.heads}"
@@ -117,7 +110,11 @@ def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
 
 
 def train(
-    directory: str | os.PathLike[str], recipe: Recipe | None = None, *, progress: bool | None = None
+    directory: str | os.PathLike[str],
+    recipe: Recipe | None = None,
+    *,
+    progress: bool = True,
+    label: str = "training",
 ) -> Path:
     """Trains the recipe and writes `checkpoints/step{N}`; goes on where an earlier call was stopped.
 
@@ -126,8 +123,9 @@ def train(
 
     Args:
         directory: where to write; made when absent.
-        recipe: what to train; the default shows a sink emerging in a few minutes on two cores.
-        progress: a progress bar always, never, or (None) when standard error is a terminal.
+        recipe: what to train; the default shows a sink emerging in a minute or two.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
+        label: what the progress counts.
 
     Returns:
         The `checkpoints` folder.
@@ -154,10 +152,7 @@ def train(
     else:
         _save(root, model, optimizer, 0)
 
-    from tqdm.auto import tqdm
-
-    hidden = None if progress is None else not progress
-    with tqdm(total=recipe.steps, initial=start, desc="training", unit="step", disable=hidden) as bar:
+    with one_thread(), progress_bar(recipe.steps, label, start, show=progress) as bar:
         for step in range(start, recipe.steps):
             ids = training_batch(recipe.batch, recipe.seed, step)
             logits = model(input_ids=ids).logits[:, :-1]
@@ -169,7 +164,7 @@ def train(
             bar.update()
             if step + 1 in kept:
                 losses = _save(root, model, optimizer, step + 1)
-                bar.set_postfix({f"loss {group}": f"{value:.2f}" for group, value in losses.items()})
+                bar.set_postfix_str(", ".join(f"loss {group} {value:.2f}" for group, value in losses.items()))
     (root / _OPTIMIZER).unlink()
     return checkpoints
 
@@ -205,6 +200,17 @@ def _last_saved(root: Path, recipe: Recipe) -> tuple[Any, int, dict[str, Any] | 
             return model.train(), int(saved["step"]), saved["optimizer"]
     (root / "training.jsonl").unlink(missing_ok=True)
     return recipe.build(), 0, None
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Gives torch one thread: several would spend their time waiting for each other on so small a model."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
 
 
 @contextmanager

@@ -64,14 +64,6 @@ def tune(
     Args:
         directory: gets a folder for each arm and seed, `arms.json` and the run `study`.
         start: a model folder; None takes the demo model's last checkpoint, trained when there is none.
-        arms: of `ARMS`.
-        seeds: training runs of each arm.
-        steps: of each.
-        samples: windows of held-out text that the study reads.
-        progress: say what is being trained.
-
-    Raises:
-        ValueError: an unknown arm.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine
@@ -163,12 +155,7 @@ def _known(root: Path) -> dict[str, dict[str, float]]:
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
-    """What the run says: every arm's fractions and losses, then the claims as computed.
-
-    Args:
-        results: of `tune`.
-        directory: of `tune`.
-    """
+    """What the run says: every arm's fractions and losses, then the claims as computed."""
     return [*_arm_lines(results, _known(Path(directory))), "", *_claim_lines(results.table("claims"))]
 
 

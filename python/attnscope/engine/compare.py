@@ -21,18 +21,10 @@ def compared(results: Results, other: Results, table: str = "heads") -> pd.DataF
     Rows are matched on the key columns (two runs of one model under two names: on all keys but model).
     Samples are matched by number; a warning says so where their sentences differ.
 
-    Args:
-        results: one run.
-        other: the run to compare with.
-        table: which table.
-
     Returns:
         one row per numeric metric: rows matched, rows only here, rows only there, which statistic its kind
         allows (mean, median, most frequent), that of both runs, the mean and the largest absolute difference,
         the correlation, and whether all matched values are equal.
-
-    Raises:
-        ResultsError: no rows match.
     """
     import numpy as np
     import pandas as pd

@@ -117,7 +117,8 @@ class TextSource(_Strict):
     `builtin:pydoc` takes the sentences of the Python manual's topics, which every Python carries: the same
     on all machines with one version of Python. `builtin:wordnet` takes the example sentences of WordNet, with
     the word of each as the column `lemma`, from the corpus of nltk that is on disk.
-    `builtin:STUDY` takes the prompts that a study comes with.
+    `builtin:STUDY` takes the prompts that a study comes with; `sample` takes 48 sentences of four fields that
+    come with the package, with a column `focus_word`. Where a file is missing, `about` says what it is.
 
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
@@ -125,6 +126,7 @@ class TextSource(_Strict):
     """
 
     path: Place = Field(min_length=1)
+    about: str = ""
     column: str = ""
     group: str = "text"
     samples: int | None = Field(default=None, ge=1)
@@ -269,12 +271,6 @@ def read_config(source: str | Path) -> dict[str, Any]:
     """The keys of a YAML file or of a packaged study, unchecked.
 
     `extends: NAME` starts from the keys of another study, which the file's own replace.
-
-    Args:
-        source: a file, or the name of a packaged study.
-
-    Raises:
-        ConfigError: no such file or name, another encoding, not YAML, or not a mapping.
     """
     path = Path(source)
     try:
@@ -360,16 +356,7 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
 
 
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
-    """Gives one key of a configuration a value, in place.
-
-    Args:
-        data: the unchecked configuration.
-        key: a name or a path, as in `set_key`.
-        value: already read.
-
-    Raises:
-        ConfigError: a path that leads nowhere.
-    """
+    """Gives one key of a configuration a value, in place."""
     path = key.split(".")
     if len(path) == 1:
         data[path[0]] = value

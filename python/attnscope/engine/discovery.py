@@ -103,12 +103,7 @@ def study_of(results: Any) -> StudyFolder | None:
 
 
 def study_class(name: str) -> type[Study]:
-    """What a study of a name or an alias measures.
-
-    Raises:
-        ConfigError: there is none.
-        TypeError: its package holds no `Study`.
-    """
+    """What a study of a name or an alias measures."""
     from attnscope.engine.config import ConfigError
     from attnscope.engine.study import Study
 

@@ -51,9 +51,6 @@ def head_mean(heads: Tensor) -> Tensor:
 
     By bands of rows: `torch.mean` with another dtype first copies all heads into it, which is two layers'
     worth of memory, and a sum of two dtypes copies the one of them.
-
-    Args:
-        heads: one layer's maps.
     """
     mean = torch.zeros(heads.shape[0], *heads.shape[2:], dtype=torch.float64, device=heads.device)
     for first in range(0, heads.shape[2], _BAND):
@@ -64,13 +61,7 @@ def head_mean(heads: Tensor) -> Tensor:
 
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
-    """The sentences of a batch as tensors, padded on the right.
-
-    Args:
-        batch: the sentences.
-        pad_id: what stands behind the shorter ones.
-        device: where the model is.
-    """
+    """The sentences of a batch as tensors, padded on the right."""
     longest = max(batch.lengths)
     ids = torch.full((len(batch.samples), longest), pad_id, dtype=torch.long)
     mask = torch.zeros(len(batch.samples), longest, dtype=torch.long)
@@ -95,15 +86,8 @@ def self_attention(
     is run.
 
     Args:
-        model: of transformers.
-        inputs: of its forward pass.
-        layers: only these.
-        sites: what is captured.
         extra: captured too where the model lets it; a layer then has them among its `tensors`.
         outputs: gets what the model returns, when the last layer is through.
-
-    Raises:
-        LoadError: the model's attention cannot be captured.
     """
     config = model.config
     seq2seq = getattr(config, "is_encoder_decoder", False)

@@ -14,14 +14,7 @@ from attnscope._nearest import nearest
 
 
 def explain(error: ValidationError, model: type[BaseModel], key: str = "", more: Iterable[str] = ()) -> str:
-    """One line per mistake: where it is, what was expected, what was given.
-
-    Args:
-        error: of pydantic.
-        model: whose fields are the right ones.
-        key: where the model stands in the settings.
-        more: names that are right beside the model's own fields.
-    """
+    """One line per mistake: where it is, what was expected, what was given."""
     lines = []
     for item in error.errors(include_url=False):
         where = key

@@ -46,14 +46,7 @@ def analyses() -> list[str]:
 
 
 def packaged_text(name: str) -> str:
-    """The YAML of a packaged study.
-
-    Args:
-        name: from `packaged()`, or another name of a study.
-
-    Raises:
-        KeyError: there is none.
-    """
+    """The YAML of a packaged study."""
     study = find_study(name)
     return _files("configs")[study.name if study else name].read_text("utf-8")
 

@@ -136,13 +136,8 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
     """Reads the texts, finds the checkpoints, encodes, and cuts every stage into units.
 
     Args:
-        settings: of the run.
         study: what is to be done; None finds the one that the settings name.
         found: the checkpoints that another process has found; None looks for them.
-
-    Raises:
-        ConfigError: the study cannot be done as it stands.
-        LoadError: no model can be used at all.
     """
     study = study or study_class(settings.study)(settings)
     stages = [*study.stages(Units())]
@@ -340,14 +335,7 @@ def _check_free_disk(plan: Plan, order: Mapping[str, int]) -> None:
 
 
 def _check_memory(plan: Plan) -> None:
-    """Refuses a study whose longest sentence cannot fit into `max_memory`.
-
-    Args:
-        plan: of the run.
-
-    Raises:
-        ConfigError: naming the sentence, what it needs and what would help.
-    """
+    """Refuses a study whose longest sentence cannot fit into `max_memory`."""
     bound = plan.settings.max_memory
     if bound is None or not plan.sentences:
         return

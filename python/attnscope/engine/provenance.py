@@ -28,12 +28,7 @@ _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy", "sci
 
 
 def provenance(study: Study, digest: str) -> dict[str, Any]:
-    """The facts known before a run begins.
-
-    Args:
-        study: the configuration.
-        digest: of the plan.
-    """
+    """The facts known before a run begins."""
     import hashlib
 
     import attnscope
@@ -136,8 +131,6 @@ def units_of_machines(
 
     Args:
         folder: of the run; its provenance tells of machines that are gone.
-        known: machines of this process, by host.
-        units: what the stored units say of themselves.
     """
     about: dict[str, Any] = {**stored(folder).get("machines", {}), **known}
     counts = Counter(str(unit.get("machine", "")) for unit in units)
@@ -162,11 +155,7 @@ def cpu_name() -> str:
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:
-    """Commit and whether anything was changed since, None outside of a repository.
-
-    Args:
-        folder: inside the repository.
-    """
+    """Commit and whether anything was changed since, None outside of a repository."""
     quiet = {"capture_output": True, "text": True, "timeout": 10, "cwd": folder, "check": True}
     quiet["env"] = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:

@@ -45,11 +45,7 @@ class Partials:
         self._sums: dict[str, dict[tuple[tuple[str, Any], ...], Reduced]] = {}
 
     def add(self, name: str, tensor: Any, **keys: Any) -> None:
-        """Adds a term.
-
-        Raises:
-            ValueError: another shape than the terms of these keys before it, or keys of other names.
-        """
+        """Adds a term."""
         term = np.array(
             tensor.detach().cpu().numpy() if hasattr(tensor, "detach") else tensor, dtype=np.float64
         )
@@ -88,8 +84,6 @@ def folded(
     """The sums of all units, one file in memory at a time.
 
     Args:
-        files: in the order of the plan.
-        by: keys that stay apart.
         only: keys with the value that a sum must have to be read.
     """
     import pyarrow.parquet as pq

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from attnscope._nearest import nearest
-from attnscope.engine.reading.migration import migrated, names_in, version_of
+from attnscope.engine.reading.migration import is_present, migrated, names_in, version_of
+from attnscope.engine.reading.unfinished import tables_of_units
 from attnscope.engine.schema import (
     AXES,
     SCHEMA_VERSION,
@@ -160,9 +161,8 @@ class Results:
 
         if name in self._tables:
             stored = self._tables[name]
-            table = (
-                stored if isinstance(stored, pa.Table) else pa.Table.from_pandas(stored, preserve_index=False)
-            )
+            known = isinstance(stored, pa.Table)
+            table = stored if known else pa.Table.from_pandas(stored, preserve_index=False)
         else:
             table = self._read(name, columns)
         if columns is not None:
@@ -298,7 +298,7 @@ class Results:
         import pyarrow.parquet as pq
 
         files = self._parts(name)
-        if files and version_of(pq.read_schema(files[0])) != SCHEMA_VERSION:
+        if files and not is_present(name, pq.read_schema(files[0])):
             return len(self.arrow(name))
         return sum(int(pq.read_metadata(file).num_rows) for file in files)
 
@@ -328,9 +328,8 @@ class Results:
         files = self._parts(name)
         try:
             whole = dataset(files)
-            version = version_of(whole.schema)
-            if version != SCHEMA_VERSION:
-                return migrated(files[0].stem, whole.to_table(), version)[name]
+            if not is_present(name, whole.schema):
+                return migrated(files[0].stem, whole.to_table(), version_of(whole.schema))[name]
             if columns == ():
                 return whole.schema.empty_table()
             if columns is not None:
@@ -345,13 +344,14 @@ def load(path: str | Path) -> Results:
     """Opens the results of a run folder; tables are read when asked for.
 
     Args:
-        path: a folder with `tables/*.parquet`, as `attnscope run` writes it.
+        path: a folder with `tables/*.parquet`, as `attnscope run` writes it; of a run that was stopped, the
+            tables of its stored units.
 
     Returns:
         the results; nothing but the two small text files is read yet.
 
     Raises:
-        FileNotFoundError: no such folder, or it holds no tables (yet): the message says how to go on.
+        FileNotFoundError: no such folder, or nothing is stored yet: the message says how to go on.
         ResultsError: `study.yaml` or `provenance.json` cannot be read.
 
     Example:
@@ -368,9 +368,8 @@ def load(path: str | Path) -> Results:
     folder = Path(path)
     if not folder.is_dir():
         raise FileNotFoundError(f"load: there is no folder {folder}")
-    if not any((folder / "tables").glob("*.parquet")):
-        hint = f"; the run is not finished: {resume_command(folder)}" if (folder / "units").is_dir() else ""
-        raise FileNotFoundError(f"load: {folder} holds no tables/*.parquet{hint}")
+    there = any((folder / "tables").glob("*.parquet"))
+    files = {} if there else tables_of_units(folder)
     study: dict[str, Any] = {}
     provenance: dict[str, Any] = {}
     try:
@@ -380,7 +379,7 @@ def load(path: str | Path) -> Results:
             provenance = json.loads(file.read_text("utf-8"))
     except (yaml.YAMLError, UnicodeDecodeError, json.JSONDecodeError) as error:
         raise ResultsError(f"load: {file} is damaged: {error}") from error
-    return Results(study=study, provenance=provenance, path=folder)
+    return Results(study=study, provenance=provenance, path=folder, files=files)
 
 
 def _frame(table: pa.Table) -> pd.DataFrame:

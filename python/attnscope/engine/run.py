@@ -12,7 +12,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from attnscope import _blas
 from attnscope._memory import give_back_large_blocks, older_objects_aside
+from attnscope._progress import progress_bar
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
 from attnscope.engine.disk.files import DiskFull, disk_error, remove_leftovers, write_bytes
@@ -46,7 +48,7 @@ def run(
 
     Args:
         config: a YAML file, the name of a packaged study, or a `Study`.
-        progress: bars on a terminal or in a notebook.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         say: called with what a person should know; None prints to standard error.
         executor: who does the units; None is this process, `Cluster("auto")` the workers of a Ray cluster.
         overrides: keys that replace those of the config.
@@ -89,7 +91,7 @@ def resume(
 
     Args:
         folder: the run folder.
-        progress: bars on a terminal or in a notebook.
+        progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
         say: called with what a person should know.
         executor: who does the units; None is this process.
 
@@ -130,11 +132,12 @@ class Engine:
 
     Args:
         settings: paths resolved.
-        progress: bars where someone can see them.
+        progress: says how far it is.
         say: called with what a person should know.
         executor: does the units; None is this process, one unit after the other.
         folder: where units are stored; None is the run folder that the settings name.
         beside: folders of the same plan whose units count as stored.
+        label: what the progress counts.
     """
 
     plan: Plan
@@ -148,6 +151,7 @@ class Engine:
         executor: Executor | None = None,
         folder: Path | None = None,
         beside: Sequence[Path] = (),
+        label: str = "units",
     ) -> None:
         self.settings = settings
         self.study = study_class(settings.study)(settings)
@@ -155,6 +159,7 @@ class Engine:
         self.store = Store(self.folder, beside)
         self.executor: Executor = executor or Local()
         self.progress = progress
+        self.label = label
         self.say: Say = say or _say
         self.tally = Tally()
         self.notes: list[str] = []
@@ -191,11 +196,7 @@ class Engine:
 
     @contextmanager
     def begun(self, resume: bool) -> Iterator[tuple[dict[str, Any], FolderLock]]:
-        """The run folder in this process's hands, planned and opened.
-
-        Args:
-            resume: whether the folder may hold units of this plan.
-        """
+        """The run folder in this process's hands, planned and opened."""
         made = not self.folder.exists()
         self.executor.connect()
         try:
@@ -244,19 +245,10 @@ class Engine:
             )
 
     def do(self, facts: dict[str, Any], lock: FolderLock) -> None:
-        """Has the executor do every missing unit, and stores each.
-
-        Args:
-            facts: of the provenance.
-            lock: of the run folder.
-
-        Raises:
-            Interrupted: by a signal; everything done is stored.
-            UnitsFailed: units were given up; all others are stored.
-        """
+        """Has the executor do every missing unit, and stores each."""
         self.write_provenance(facts, "running")
         total, done = len(self.plan.units), self.store.count()
-        with StopSignals(self.say) as signals, self.bar(total, "units", done) as self._bar:
+        with StopSignals(self.say) as signals, self.bar(total, self.label, done) as self._bar:
             self.stopping = lambda: signals.received is not None
             for outcome in self.executor.outcomes(self):
                 if outcome is not None:
@@ -334,7 +326,7 @@ class Engine:
         if unit.checkpoint is None:
             self.release()
         began = time.perf_counter()
-        with self.tally.counting():
+        with self.tally.counting(), _blas.one_thread():
             stage.function(unit, run)
         tables = run.finish()
         if "samples" in stage.writes and not unit.variant:
@@ -347,8 +339,6 @@ class Engine:
         """A checkpoint in memory; the one before is let go.
 
         Args:
-            checkpoint: which weights.
-            unit: at work.
             control: whether the unit's variant, if it has one, stands in for the checkpoint.
         """
         seed = unit.seed if control and unit.variant == "random_weights" else None
@@ -385,12 +375,9 @@ class Engine:
             self.failed,
         )
 
-    def bar(self, total: int, unit: str, initial: int = 0, leave: bool = True) -> Any:
-        """A progress bar, silent where nobody can see it."""
-        from tqdm.auto import tqdm
-
-        off = None if self.progress else True
-        return tqdm(total=total, initial=initial, unit=f" {unit}", disable=off, leave=leave)
+    def bar(self, total: int, label: str, initial: int = 0, *, inner: bool = False) -> Any:
+        """How far the run is, or with `inner` how far one unit of it is."""
+        return progress_bar(total, label, initial, show=self.progress, inner=inner)
 
 
 def _say(text: str) -> None:

@@ -18,11 +18,7 @@ SHARDS = "parts"
 
 
 def refuse_existing(folder: Path, settings: Settings) -> None:
-    """Refuses a folder that holds something, with the way on.
-
-    Raises:
-        FileExistsError: it holds a run, or something else.
-    """
+    """Refuses a folder that holds something, with the way on."""
     if not folder.exists() or (folder.is_dir() and not begun(folder)):
         return
     if (folder / SHARDS).is_dir() and not (folder / "study.yaml").is_file():
@@ -32,11 +28,7 @@ def refuse_existing(folder: Path, settings: Settings) -> None:
 
 
 def refuse_another(folder: Path, settings: Settings) -> None:
-    """Refuses a folder that holds another study.
-
-    Raises:
-        FileExistsError: it does, or it holds none.
-    """
+    """Refuses a folder that holds another study."""
     if not (folder / "study.yaml").is_file():
         raise FileExistsError(f"{folder} exists and is no run folder; choose another --name")
     try:
@@ -57,15 +49,7 @@ def changes(there: Settings, here: Settings) -> str:
 
 
 def refuse_changed(folder: Path, facts: Mapping[str, Any]) -> None:
-    """Refuses to go on with a run that would mix numbers.
-
-    Args:
-        folder: of the run.
-        facts: its provenance, as it would be now.
-
-    Raises:
-        ConfigError: the texts, the weights or attnscope itself changed since the run began.
-    """
+    """Refuses to go on with a run that would mix numbers."""
     before = stored(folder)
     if (folder / "shards").is_dir():
         raise ConfigError(

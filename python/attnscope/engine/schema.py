@@ -84,9 +84,7 @@ def stamped(table: pa.Table, name: str = "", keys: Sequence[str] = ()) -> pa.Tab
     """The table with the schema version and what it says of itself as its only metadata, byte for byte.
 
     Args:
-        table: to be stored.
         name: of the table, where its metadata do not say what its keys are.
-        keys: its key columns, likewise.
     """
     own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
     if keys and b"attnscope_table" not in own:

@@ -104,7 +104,7 @@ class StageRun:
     def batches(self) -> Iterator[Batch]:
         """The unit's texts, those of similar length together."""
         unit, plan = self.unit, self._engine.plan
-        with self._engine.bar(len(unit.inputs), "sentences", leave=False) as bar:
+        with self._engine.bar(len(unit.inputs), "sentences", inner=True) as bar:
             for group in batches(unit, plan.heads[unit.source], self._engine.layer_budget):
                 yield batch_of(group, self.encoder)
                 bar.update(len(group))

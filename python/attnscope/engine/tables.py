@@ -152,9 +152,6 @@ class Rows:
 
         Args:
             columns: arrays, or tensors on the CPU, of one length; what a row lacks is null.
-
-        Raises:
-            ValueError: columns of different lengths, a column that the table does not declare, no key.
         """
         declared = self.table.columns
         if declared is not None:
@@ -244,13 +241,7 @@ def arrow_type(column: Any) -> pa.DataType:
 
 
 def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = False) -> pa.Array:
-    """Values as Arrow, NaN as null; the NaN of a key stays.
-
-    Args:
-        values: one-dimensional.
-        kind: the Arrow type, None where the values say it.
-        key: whether they tell rows apart.
-    """
+    """Values as Arrow, NaN as null; the NaN of a key stays."""
     import pyarrow as pa
 
     if values.dtype == object:
@@ -286,7 +277,6 @@ def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:
 
     Args:
         tables: rows with the name of their control, of tables whose controls stand together.
-        seed: position of the controls' seed.
     """
     rows = tables[0][0]
     made = Rows(rows.table.controls(), rows.study)

@@ -93,7 +93,7 @@ def classify_frames(
             (0, 1), another number of lengths, tokens or special rows.
 
     Example:
-        Every head of every layer rests on position 0.
+        Every head of every layer attends to position 0.
 
         >>> import torch, attnscope as asc
         >>> asc.classify_frames(torch.zeros(5, 6, 4, dtype=torch.int64), lengths=[7, 8, 9, 7, 8], causal=True)

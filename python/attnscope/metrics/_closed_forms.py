@@ -56,7 +56,7 @@ def two_heads() -> Tensor:
 
 
 def uneven_heads() -> Tensor:
-    """Two heads that differ only in how much they rest on key 0, which alone is a sink of their mean."""
+    """Two heads that differ only in how much they attend to key 0, which alone is a sink of their mean."""
     rows = torch.tensor([[0.5, 0.25, 0.25], [0.25, 0.375, 0.375]], dtype=torch.float64)
     return rows[:, None, :].expand(2, 3, 3).contiguous()
 

@@ -59,12 +59,7 @@ def find_checkpoints(path: str, revisions: Sequence[str] = (), label: str = "") 
     anything else that looks like a hub id is one, with its revisions.
 
     Args:
-        path: folder, pattern or hub id.
         revisions: of a hub id, or names of folders inside a series; empty takes what is there.
-        label: name of the model in tables; empty derives one.
-
-    Raises:
-        FileNotFoundError: no such folder, no model in it, or no such revision folder.
     """
     folder = Path(path).expanduser()
     if folder.is_dir():

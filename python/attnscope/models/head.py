@@ -167,11 +167,7 @@ def prediction_subspace(
 
 
 def subspace_of(gram: Tensor, k: int | None = None) -> Subspace:
-    """The top k eigenvectors of a symmetric matrix [d, d].
-
-    Raises:
-        ValueError: k beyond the numerical rank: eigenvalues below d·eps of the largest are no directions.
-    """
+    """The top k eigenvectors of a symmetric matrix [d, d]."""
     values, vectors = torch.linalg.eigh(gram.double())
     values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
     rank = int((values > len(values) * torch.finfo(torch.float64).eps * values[0]).sum())
@@ -227,12 +223,7 @@ def readout(model: nn.Module) -> Readout:
 
 
 def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:
-    """Names of the modules between the last block and the unembedding: a norm, a projection, or none.
-
-    Args:
-        model: of transformers.
-        found: its map.
-    """
+    """Names of the modules between the last block and the unembedding: a norm, a projection, or none."""
     norm = found.final_norm and found.final_norm.removesuffix(".weight")
     if norm is None and found.layer_norm:  # one without parameters
         parent = found.blocks.rpartition(".")[0]

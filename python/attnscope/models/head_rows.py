@@ -114,13 +114,6 @@ def gathered(states: Tensor, rows: Tensor) -> Tensor:
 def head_plan(model: nn.Module, function: str = "row_logits") -> HeadPlan:
     """How the head of a model is reached, found by a trial pass the first time; one warning where it has a
     note.
-
-    Args:
-        model: of transformers.
-        function: whose name errors begin with.
-
-    Raises:
-        NotImplementedError: an encoder-decoder, no vocabulary head, or inputs that are no token ids.
     """
     parameter = next(model.parameters(), None)
     key = (parameter.dtype, parameter.device) if parameter is not None else ()

@@ -43,14 +43,7 @@ def load_model(
     """Loads the weights of one checkpoint, in evaluation mode.
 
     Args:
-        checkpoint: from `find_checkpoints`.
-        dtype: "auto" keeps the one the weights are stored in.
-        device: "auto" takes CUDA where there is one.
         trust_remote_code: run code that comes with the model; off means such a model is refused.
-
-    Raises:
-        LoadError: missing or broken files, weights that the architecture needs and the files lack, code that
-            was not allowed, no memory.
     """
     import transformers
 
@@ -85,11 +78,7 @@ def random_weights_model(
     device: str = "auto",
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """A model of the same configuration with the random weights that training would start from.
-
-    Raises:
-        LoadError: missing or broken configuration, no memory.
-    """
+    """A model of the same configuration with the random weights that training would start from."""
     import transformers
 
     _know_own(checkpoint)
@@ -124,11 +113,7 @@ def _placed(model: Any, checkpoint: Checkpoint, config: Any, device: str) -> Loa
 
 
 def load_config(checkpoint: Checkpoint, *, trust_remote_code: bool = False) -> Any:
-    """The configuration of a checkpoint, without its weights.
-
-    Raises:
-        LoadError: missing or broken `config.json`.
-    """
+    """The configuration of a checkpoint, without its weights."""
     import transformers
 
     _know_own(checkpoint)
@@ -140,12 +125,7 @@ def load_tokenizer(checkpoint: Checkpoint, path: str = "", *, trust_remote_code:
     """The tokenizer of a checkpoint.
 
     Args:
-        checkpoint: from `find_checkpoints`.
         path: folder or hub id of another tokenizer; empty takes the checkpoint's own.
-        trust_remote_code: as in `load_model`.
-
-    Raises:
-        LoadError: there is none, or its files are broken.
     """
     import transformers
 

@@ -71,12 +71,7 @@ class Encoder:
         """Encodes a text, or takes token ids as they are.
 
         Args:
-            text: the sentence.
-            token_ids: instead of a text.
             sample: number of the sentence; with the seed it fixes the token that replaces BOS.
-
-        Raises:
-            ValueError: a text without a tokenizer, or a token id outside the vocabulary.
         """
         room = None if self.limit is None else self.limit + (self.bos == "drop")
         if token_ids is None:
@@ -111,15 +106,7 @@ class Encoder:
         return [self._ordinary(sample), *ids[1:]] if starts and self.bos == "replace" else ids
 
     def bare(self, text: str | None, token_ids: Sequence[int] | None = None) -> list[int]:
-        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle.
-
-        Args:
-            text: of any length.
-            token_ids: instead of a text.
-
-        Raises:
-            ValueError: a text without a tokenizer.
-        """
+        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle."""
         if token_ids is not None:
             return list(token_ids)
         if self.tokenizer is None or text is None:
@@ -146,9 +133,6 @@ class Encoder:
         Args:
             ids: the piece's tokens; as many as are set around it are left out at its end.
             sample: number of the window; with the seed it fixes the token that replaces BOS.
-
-        Raises:
-            ValueError: a token id outside the vocabulary.
         """
         outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
         if outside:

@@ -50,6 +50,19 @@ def axis_label(metric: str, threshold: float | None = None) -> str:
     return label if threshold is None else f"{label} at {threshold:g}".replace(" 0.", " .")
 
 
+def spread(places: Sequence[float], factor: float) -> list[float]:
+    """Those of some ascending positive places that stand a factor apart, from the last one down.
+
+    >>> spread([0.001, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2], 3.9)
+    [0.001, 0.01, 0.05, 0.2]
+    """
+    kept: list[float] = []
+    for place in sorted(places, reverse=True):
+        if not kept or place * factor <= kept[-1]:
+            kept.append(place)
+    return kept[::-1]
+
+
 def step_axis(ax: Axes, steps: Any) -> None:
     """A training axis: 0 first, then logarithmic, with ticks on checkpoints that exist."""
     there = sorted({int(step) for step in steps})

@@ -67,11 +67,7 @@ class Figure:
     caption: str
 
     def __call__(self, results: Tables, options: Options | None = None) -> Drawn:
-        """Draws in the style, laid out once and for all.
-
-        Raises:
-            NotDrawable: when the results lack what the figure shows.
-        """
+        """Draws in the style, laid out once and for all."""
         for name in self.tables:
             stored(results, name)
         with warnings.catch_warnings():
@@ -108,11 +104,7 @@ def _lacking(results: Tables, error: str) -> str:
 
 
 def _without_empty_panels(figure: mpl.Figure) -> None:
-    """Leaves out panels on which nothing has a finite place, and says so where they would stand.
-
-    Raises:
-        NotDrawable: when no panel has anything.
-    """
+    """Leaves out panels on which nothing has a finite place, and says so where they would stand."""
     # the axes of a colour bar hold its colours, whatever the map holds
     shown = [ax for ax in figure.axes if ax.axison and ax.get_visible() and not hasattr(ax, "_colorbar")]
     empty = [ax for ax in shown if not _has_data(ax)]

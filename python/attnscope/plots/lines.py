@@ -18,16 +18,28 @@ from attnscope.plots.axes import (
     drawn_range,
     layer_colors,
     series_colors,
+    spread,
     step_axis,
     thousands,
 )
-from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
+from attnscope.plots.selection import (
+    NULLS,
+    estimate,
+    first_step,
+    last_step,
+    null_value,
+    rows_of,
+    uniform_value,
+)
 from attnscope.plots.style import DASHES, NULL_LINES, PALETTE, UNIFORM, UNTRAINED, axes_or_new, styled
+
+#: A baseline so many times the highest measured value asks for a logarithmic axis.
+FAR = 8
 
 
 @styled
 def emergence_curve(
-    heads: pd.DataFrame,
+    heads: Any,
     metric: str,
     *,
     baselines: pd.DataFrame | None = None,
@@ -43,8 +55,8 @@ def emergence_curve(
     with random weights and the maps with shuffled rows are drawn too.
 
     Args:
-        heads: rows of single heads, with `step` and the column named by `by` (see `selection.with_groups`).
-        metric: the column.
+        heads: results; rows of single heads with `step`; or numbers [step, layer, sample, head].
+        metric: the column; of numbers, their name.
         baselines: the `baselines` table.
         by: the column that makes the lines.
         ax: axes to draw on; None makes them.
@@ -55,6 +67,7 @@ def emergence_curve(
         The axes. Each series is a line whose label is its name and whose data are steps and means.
     """
     ax = axes_or_new(ax)
+    heads = rows_of(heads, metric, threshold=threshold)
     table = estimate(heads, metric, [by, "step"])
     colors = colors or series_colors(list(heads[by]))
     for name in dict.fromkeys(heads[by]):
@@ -73,7 +86,7 @@ def emergence_curve(
 
 @styled
 def head_emergence(
-    heads: pd.DataFrame,
+    heads: Any,
     metric: str,
     *,
     baselines: pd.DataFrame | None = None,
@@ -86,8 +99,8 @@ def head_emergence(
     Intervals hold at once for all heads and steps.
 
     Args:
-        heads: rows of single heads of one series.
-        metric: the column.
+        heads: results or rows of single heads of one series, or numbers [step, layer, sample, head].
+        metric: the column; of numbers, their name.
         baselines: the `baselines` table.
         ax: axes to draw on; None makes them.
         named: how many of the highest heads at the last step are drawn bold with an interval; those clearly
@@ -98,6 +111,7 @@ def head_emergence(
         The axes. Each head is a line labelled `L1H2` (layer and head, counted from 0).
     """
     ax = axes_or_new(ax)
+    heads = rows_of(heads, metric)
     # the highest of many heads are chosen by what is drawn, which their intervals allow for
     table = estimate(heads, metric, ["layer", "head", "step"], together=True)
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
@@ -149,7 +163,7 @@ def _name_heads(ax: Axes, x: float, names: list[tuple[float, int, int]], colors:
 
 @styled
 def depth_profile(
-    heads: pd.DataFrame,
+    heads: Any,
     metric: str,
     *,
     baselines: pd.DataFrame | None = None,
@@ -163,8 +177,8 @@ def depth_profile(
     Models of different depth share an axis from first to last layer.
 
     Args:
-        heads: rows of single heads, with `series` (see `selection.with_groups`).
-        metric: the column.
+        heads: results; rows of single heads; or numbers [layer, head] or [layer, sample, head].
+        metric: the column; of numbers, their name.
         baselines: the `baselines` table.
         ax: axes to draw on; None makes them.
         colors: by series.
@@ -175,6 +189,7 @@ def depth_profile(
         different depth: layer over the last layer) and means.
     """
     ax = axes_or_new(ax)
+    heads = rows_of(heads, metric, threshold=threshold)
     colors = colors or series_colors(list(heads["series"]))
     place = depth_axis(ax, heads)
     final = last_step(heads)
@@ -199,7 +214,7 @@ def depth_profile(
 
 @styled
 def threshold_curve(
-    graphs: pd.DataFrame,
+    graphs: Any,
     metric: str,
     *,
     baselines: pd.DataFrame | None = None,
@@ -210,7 +225,7 @@ def threshold_curve(
     """A statistic of the thresholded graph over the threshold, one line per series, with its 95 % interval.
 
     Args:
-        graphs: rows of single heads at the last checkpoint, with `series`.
+        graphs: results, or rows of single heads with `threshold`.
         metric: the column.
         baselines: the `baselines` table; the dashed line is uniform attention at each threshold.
         ax: axes to draw on; None makes them.
@@ -221,7 +236,7 @@ def threshold_curve(
         The axes. Each series is a line whose label is its name and whose data are thresholds and means.
     """
     ax = axes_or_new(ax)
-    graphs = last_step(graphs)
+    graphs = last_step(rows_of(graphs, metric, "graphs"))
     colors = colors or series_colors(list(graphs["series"]))
     table = estimate(graphs, metric, ["series", "threshold"])
     for name in dict.fromkeys(graphs["series"]):
@@ -234,10 +249,11 @@ def threshold_curve(
     if np.isfinite(uniform).any():
         ax.plot(thresholds, uniform, label="uniform attention", gid="uniform", **UNIFORM)
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(FixedLocator(thresholds))
-    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}".replace("0.", ".")))
+    ticks = spread(thresholds, 3.9)
+    ax.xaxis.set_major_locator(FixedLocator(ticks))
+    ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    ax.xaxis.set_minor_locator(FixedLocator([value for value in thresholds if value not in ticks]))
     ax.xaxis.set_minor_formatter(NullFormatter())
-    ax.minorticks_off()
     ax.set_xlabel("threshold on attention")
     ax.set_ylabel(quantity(metric).axis)
     _limits(ax, metric)
@@ -314,10 +330,20 @@ def _uniform_line(ax: Axes, value: float) -> None:
 
 
 def _limits(ax: Axes, metric: str) -> None:
-    """Keeps the axis inside the quantity's range, a share's zero in sight, and intervals whole."""
+    """Keeps the axis inside the quantity's range, a share's zero in sight, and intervals whole.
+
+    Beside a baseline that is many times what was measured the axis is logarithmic: on a linear one all that
+    was measured would be a line at 0.
+    """
     about = quantity(metric)
     bottom, top = drawn_range(ax)
     if not np.isfinite(top):
+        return
+    measured = [np.asarray(line.get_ydata(), dtype=float) for line in ax.get_lines() if not line.get_gid()]
+    reached = np.nanmax(np.concatenate(measured)) if measured else np.nan
+    if bottom > 0 and top > FAR * reached:
+        ax.set_yscale("log")
+        ax.set_ylim(bottom / 1.5, 1.5 * top)
         return
     room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
     low, high = bottom - room, top + room

@@ -14,6 +14,7 @@ from matplotlib.ticker import FixedLocator, MaxNLocator
 
 from attnscope._tokens import readable
 from attnscope.metrics.quantity import quantity
+from attnscope.plots.selection import last_step, rows_of
 from attnscope.plots.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
 
 
@@ -41,8 +42,8 @@ def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
 
 @styled
 def layer_head_map(
-    heads: pd.DataFrame,
-    metric: str,
+    heads: Any,
+    metric: str = "",
     *,
     ax: Axes | None = None,
     norm: Normalize | None = None,
@@ -54,8 +55,9 @@ def layer_head_map(
     """A metric's mean over samples as a map: layer 0 on top, heads to the right.
 
     Args:
-        heads: rows of single heads of one model, checkpoint and series.
-        metric: the column.
+        heads: results, of which the last checkpoint is drawn; rows of single heads of one model, checkpoint
+            and series; or numbers [layer, head] or [layer, sample, head].
+        metric: the column; of numbers, their name.
         ax: axes to draw on; None makes them.
         norm: the colour scale; None spans the map's own values.
         colorbar: draw it.
@@ -67,7 +69,8 @@ def layer_head_map(
         The axes; the map is `ax.collections[0]`, its array the means, row by row.
     """
     ax = axes_or_new(ax)
-    table = layer_head_table(heads, metric)
+    rows_there = rows_of(heads, metric)
+    table = layer_head_table(last_step(rows_there) if hasattr(heads, "tables") else rows_there, metric)
     cells = table.to_numpy()
     if norm is None:
         finite = cells[np.isfinite(cells)]

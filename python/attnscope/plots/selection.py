@@ -13,6 +13,8 @@ from attnscope.inference.mean_intervals import mean_intervals
 from attnscope.plots.figure import Tables, optional, stored
 
 CHECKPOINT = ["model", "revision", "step"]
+#: Samples below which no intervals are given that hold for many means at once.
+FEWEST_TOGETHER = 10
 #: Columns, each with the threshold of the graph that it is taken at, or None.
 Quantities = Sequence[tuple[str, float | None]]
 
@@ -31,10 +33,10 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
         frame = frame.merge(of_samples, on=keys, how="left", validate="many_to_one")
     frame["group"] = frame["group"].fillna("text") if "group" in frame else "text"
     models, groups_there = frame["model"].astype(str), frame["group"].astype(str)
-    if models.nunique() <= 1:
-        frame["series"] = groups_there
-    elif groups_there.nunique() <= 1:
+    if groups_there.nunique() <= 1 and models.ne("").all():
         frame["series"] = models
+    elif models.nunique() <= 1:
+        frame["series"] = groups_there
     else:
         frame["series"] = models + ", " + groups_there
     return frame
@@ -46,9 +48,49 @@ def series_are(frame: pd.DataFrame) -> str:
     return "model, input" if models and inputs else "model" if models else "input"
 
 
+def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
+    """Rows of single heads with their series, of whatever a drawing function is given.
+
+    Args:
+        given: results; a table of them or of one's own, in which a missing axis has one place; or numbers
+            [layer, head], [layer, sample, head] or [step, layer, sample, head].
+        metric: the column, and the name of numbers.
+        table: which of some results'.
+        threshold: of the graph, of a quantity of the table `graphs` beside those of heads.
+
+    Raises:
+        ValueError: numbers of another shape.
+        NotDrawable: results without the table.
+    """
+    if hasattr(given, "tables"):
+        if table == "heads":
+            return measured_heads(given, ((metric, threshold),))
+        samples = optional(given, "samples")
+        return defined(with_groups(heads_only(stored(given, table)), samples))
+    frame = given if isinstance(given, pd.DataFrame) else _numbers(given, metric)
+    if "series" in frame:
+        return frame
+    alone: dict[str, Any] = {"model": "", "revision": "", "step": -1, "sample": 0, "layer": 0, "head": 0}
+    return with_groups(heads_only(frame.assign(**{k: v for k, v in alone.items() if k not in frame})), None)
+
+
+def _numbers(given: Any, metric: str) -> pd.DataFrame:
+    """A number per head as rows; steps, layers, samples and heads count from 0."""
+    values = np.asarray(given, dtype=float)
+    axes = {2: ("layer", "head"), 3: ("layer", "sample", "head"), 4: ("step", "layer", "sample", "head")}
+    if values.ndim not in axes:
+        raise ValueError(
+            "numbers to draw are [layer, head], [layer, sample, head] or [step, layer, sample, head], got "
+            f"shape {values.shape}"
+        )
+    index = pd.MultiIndex.from_product([range(size) for size in values.shape], names=axes[values.ndim])
+    frame: pd.DataFrame = pd.DataFrame({metric: values.ravel()}, index=index).reset_index()
+    return frame
+
+
 def heads_only(frame: pd.DataFrame, protocol: str = "exact") -> pd.DataFrame:
     """Rows of single heads (not of the head mean, head −1) under one protocol."""
-    chosen = frame[frame["head"] >= 0]
+    chosen = frame[frame["head"] >= 0] if "head" in frame else frame
     if "protocol" in chosen:
         chosen = chosen[chosen["protocol"] == protocol]
     return cast("pd.DataFrame", chosen)
@@ -127,7 +169,8 @@ def estimate(
         confidence: of the interval: studentised below 30 samples.
         draws: of the bootstrap.
         seed: of the draws.
-        together: whether all intervals are to hold at once, as where the largest of the means is chosen.
+        together: whether all intervals are to hold at once, as where the largest of the means is chosen;
+            there are none below ten samples, whose spread says too little for that.
 
     Returns:
         One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five samples),
@@ -158,8 +201,9 @@ def estimate(
     result = wide.index.to_frame(index=False)
     result["mean"] = _nan_mean(values)
     low, high = mean_intervals(values, confidence=confidence, draws=draws, seed=seed, together=together)
-    result["low"], result["high"] = low, high
     result["samples"] = np.isfinite(values).sum(axis=1)
+    told = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
+    result["low"], result["high"] = np.where(told, low, np.nan), np.where(told, high, np.nan)
     result["missing"] = asked.reindex(wide.index).to_numpy()
     return cast("pd.DataFrame", result[columns])
 
@@ -196,6 +240,8 @@ def uniform_value(
         supports = pd.Series(table["support"].iloc[0], index=frame.index)
     else:
         return float("nan")
+    if not set(supports) <= set(table["support"]):
+        return float("nan")  # of masks nothing is stored, and a mean over the other layers is none of all
     asked = pd.DataFrame({"n_tokens": frame["n_tokens"].to_numpy(), "support": supports.to_numpy()})
     found = asked.merge(table[["n_tokens", "support", "value"]], on=["n_tokens", "support"], how="left")
     return float(found["value"].mean())

@@ -33,7 +33,8 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
     ax.plot([found.at] * 2, found.between, color=PALETTE[1], linewidth=2.0, solid_capstyle="butt", zorder=4)
     ax.annotate(
         f"KS {found.ks:.2f}", (found.at, sum(found.between) / 2), xytext=(4, 0), textcoords="offset points",
-        color=PALETTE[1], va="center", fontsize=7, fontweight="bold",
+        color=PALETTE[1], va="center", fontsize=7, fontweight="bold", zorder=5,
+        bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.8},
     )  # fmt: skip
     ax.axvline(found.edge, color=INK, linewidth=0.5, linestyle=":")
     ax.annotate(

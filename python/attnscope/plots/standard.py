@@ -52,7 +52,7 @@ from attnscope.plots.selection import (
     with_groups,
 )
 from attnscope.plots.spectra import spectrum_against_null
-from attnscope.plots.style import legend_row, panels
+from attnscope.plots.style import INK, NARROWEST, legend_row, panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 
 
@@ -88,10 +88,15 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
         metrics = drawable(heads, quantities)
         baselines = optional(results, "baselines")
         names = list(dict.fromkeys(heads["series"]))
-        layers = heads["layer"].nunique()
-        each = float(np.clip(0.2 * layers, 0.62, 1.7)) + 0.33
-        figure, axes = panels(len(metrics), len(names), height=each * len(metrics) + 0.3, width=options.width)
-        for row, (axes_row, (metric, threshold)) in enumerate(zip(axes, metrics, strict=True)):
+        size = heads["layer"].nunique(), heads["head"].nunique()
+        blocks, cell = _places(len(metrics), len(names), *size, options.width)
+        rows = -(-len(metrics) // blocks)
+        figure, axes = panels(
+            rows, blocks * len(names), height=rows * (cell * size[0] + 0.62), width=options.width
+        )
+        for at, (metric, threshold) in enumerate(metrics):
+            first = at % blocks * len(names)
+            axes_row = axes[at // blocks][first : first + len(names)]
             tables = [layer_head_table(heads[heads["series"] == name], metric).to_numpy() for name in names]
             low, high = -highest([-table for table in tables]), highest(tables)
             uniform = uniform_value(heads, baselines, metric, threshold)
@@ -99,20 +104,50 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
             near = np.isfinite(uniform) and low - (high - low) <= uniform <= high + (high - low)
             if near:
                 low, high = min(low, uniform), max(high, uniform)
-            norm = Normalize(low, high if high > low else low + 1e-6)
+            room = 0.0 if high > low else max(0.05 * abs(low), 1e-6)
+            norm = Normalize(low - room, high + room)
             for ax, name in zip(axes_row, names, strict=True):
-                layer_head_map(heads[heads["series"] == name], metric, ax=ax, norm=norm, colorbar=False)
-                ax.set_aspect("auto")
-                ax.label_outer()
+                own = heads[heads["series"] == name]
+                layer_head_map(
+                    own, metric, ax=ax, norm=norm, colorbar=False,
+                    numbers=cell >= LEGIBLE and size[0] * size[1] <= 48,
+                )  # fmt: skip
+                ax.set_aspect("equal")
                 title = axis_label(metric, threshold)
                 if np.isfinite(uniform) and not near:
                     title += f" (uniform {uniform:.2g})"
-                ax.set_title(f"{title}: {name}" if row == 0 or len(names) > 1 else title)
-            shared_colorbar(figure, [axes_row], norm, "", uniform)
+                if len(names) > 1:
+                    title = f"{title if ax is axes_row[0] else ''}\n{name}"
+                ax.set_title(title)
+                ax.set_ylabel("layer" if first == 0 and ax is axes_row[0] else "")
+                ax.set_xlabel("head" if at + blocks >= len(metrics) else "")
+            shared_colorbar(figure, [list(axes_row)], norm, "", uniform)
+        for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
+            ax.set_axis_off()
         columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
         return captioned(figure, f"Mean over samples per layer and head{columns_are}.", marked(figure))
 
     return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
+
+
+#: Inches: a cell that holds its number.
+LEGIBLE = 0.21
+#: Inches: most that a figure of maps is high.
+_PAGE = 9.0
+
+
+def _places(metrics: int, series: int, layers: int, heads: int, width: float) -> tuple[int, float]:
+    """How many quantities stand side by side, and the side of a square cell in inches.
+
+    >>> _places(20, 1, 12, 12, 7.0)
+    (4, 0.095)
+    """
+    widest = max(1, min(4, int(width / NARROWEST)) // series)
+    wanted = int(0.65 * width / (heads * LEGIBLE * series)) if layers * heads <= 48 else widest
+    blocks = min(metrics, max(1, min(widest, wanted)))
+    cell = min(0.65 * width / (blocks * series * heads), 0.35)
+    rows = -(-metrics // blocks)
+    return blocks, round(min(cell, max(0.02, (_PAGE / rows - 0.62) / layers)), 3)
 
 
 def emergence(quantities: Quantities | None = None) -> Figure:
@@ -314,8 +349,10 @@ def shared_colorbar(
     bar.update_ticks()
     bar.set_label(label)
     if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
-        bar.ax.axhline(uniform, color="white", linewidth=2.2)
-        bar.ax.axhline(uniform, color="black", linewidth=0.9, gid="uniform")
+        bar.ax.plot(
+            [0], [uniform], marker=">", markersize=5, color=INK, markeredgecolor="white", markeredgewidth=0.6,
+            transform=bar.ax.get_yaxis_transform(), clip_on=False, gid="uniform", zorder=10,
+        )  # fmt: skip
 
 
 def marked(figure: mpl.Figure) -> str:

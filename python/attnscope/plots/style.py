@@ -176,9 +176,10 @@ def legend_row(
         return
     front = [name for name in first if name in found]
     order = front + [name for name in found if name not in front]
-    legend = figure.legend(
-        [found[name] for name in order], order, loc="outside upper center", ncols=min(len(order), 6)
-    )
+    # inches of a name with its line, in the style's letters
+    widest = max(0.058 * len(name) + 0.45 for name in order)
+    columns = max(1, min(len(order), 6, int(figure.get_figwidth() / widest)))
+    legend = figure.legend([found[name] for name in order], order, loc="outside upper center", ncols=columns)
     for line, name in zip(legend.get_lines(), order, strict=False):
         if name == untrained:
             line.set_color(MUTED)
@@ -186,13 +187,19 @@ def legend_row(
 
 @styled
 def panels(
-    rows: int, columns: int, *, height: float, width: float = WIDTH, **options: Any
+    rows: int,
+    columns: int,
+    *,
+    height: float,
+    width: float = WIDTH,
+    narrowest: float = NARROWEST,
+    **options: Any,
 ) -> tuple[Figure, list[list[Axes]]]:
     """A figure of `rows` x `columns` axes that needs no backend and no closing.
 
-    Where the columns would be narrower than `NARROWEST`, each row of axes stands in several rows.
+    Where the columns would be narrower than `narrowest`, each row of axes stands in several rows.
     """
-    across = min(columns, max(1, int(width / NARROWEST)))
+    across = min(columns, max(1, int(width / narrowest)))
     down = -(-columns // across)
     figure = Figure(figsize=(width, height * down), layout="constrained")
     if down == 1:
@@ -219,6 +226,17 @@ def settled(figure: Figure) -> Figure:
     """Lays a figure out once and for all: every format saved afterwards would do it again."""
     figure.draw_without_rendering()
     figure.set_layout_engine("none")
+    for ax in figure.axes:
+        about: Any = getattr(ax, "_colorbar_info", None)
+        if about and about["location"] in ("right", "left"):
+            # maps of square cells do not fill their place, which the layout takes for the scale's height
+            boxes = [parent.get_position() for parent in about["parents"]]
+            low, high = min(box.y0 for box in boxes), max(box.y1 for box in boxes)
+            place = ax.get_position()
+            beside = max(box.x1 for box in boxes) + 0.1 / figure.get_figwidth()
+            left = min(place.x0, beside) if about["location"] == "right" else place.x0
+            ax.set_box_aspect(None)
+            ax.set_position((left, low, place.width, high - low))
     return figure
 
 

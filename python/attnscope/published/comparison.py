@@ -55,19 +55,9 @@ def compare_published(
     """A run's numbers beside those of a paper.
 
     Args:
-        results: what `attnscope.load` returns.
         paper: whose numbers; empty takes the paper of the run's own study.
         against: a published model; None takes the run's own where it was published, and otherwise those that
             the study takes for comparable.
-        draws: of the bootstrap over texts.
-        seed: of the bootstrap.
-
-    Returns:
-        The table and the statements above it.
-
-    Raises:
-        MissingError: an unknown paper or model, or a run without the tables that the numbers are made of.
-        ResultsError: the paper's numbers are of another study, or the run's study has none.
     """
     there, study = papers(), study_of(results)
     if not paper:

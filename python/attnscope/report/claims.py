@@ -18,11 +18,6 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
     """Writes the table of claims; models and steps are named where there are several.
 
     Words stand in the leading columns, which wrap, so that the table fits a narrow page.
-
-    Args:
-        page: of the section.
-        table: the stored table `claims`.
-        sentences: code of a claim -> what it says.
     """
     several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
     columns: dict[str, Any] = {"model": _models(table)} if several else {}

@@ -13,15 +13,6 @@ def latex_tables(results: Tables) -> str:
     """Every table of the report's sections, ready to be read into a paper.
 
     The document needs `booktabs`.
-
-    Args:
-        results: what `attnscope.load` returns.
-
-    Returns:
-        LaTeX source.
-
-    Raises:
-        NotDrawable: when the run has no table `heads`.
     """
     stored(results, "heads")
     page = Page(results, {})

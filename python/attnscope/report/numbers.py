@@ -11,6 +11,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import pandas as pd
 
+from attnscope.inference import median_interval, per_sample
+from attnscope.inference.intervals import FEWEST, SMALL
 from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, estimate, first_step, last_step, null_value, uniform_value
 
@@ -51,6 +53,7 @@ class Row:
     uniform: str
     untrained: str
     strongest: str
+    median: str = ""
     random_weights: str = ""
     row_permutation: str = ""
 
@@ -69,8 +72,6 @@ def number_rows(
 
     Args:
         heads: single heads with `series` (see `plots.selection.measured_heads`).
-        baselines: the `baselines` table.
-        metrics: columns; those that the table lacks are left out.
 
     Returns:
         Rows in the order of the metrics, then of the series.
@@ -103,6 +104,7 @@ def number_rows(
                     untrained=""
                     if start is None or series not in start.index
                     else number(start.loc[series, "mean"]),
+                    median=_median(per_sample(own, metric)),
                     strongest="" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
                     **{kind: number(value) for kind, value in nulls.items() if value == value},
                 )
@@ -119,7 +121,7 @@ def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
 
 
 def _interval(at: Any) -> str:
-    return f"[{number(at['low'])}, {number(at['high'])}]" if at["samples"] > 1 else ""
+    return interval_text(at["low"], at["high"])
 
 
 @dataclass(frozen=True)
@@ -186,6 +188,23 @@ def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFram
                 rows.append((name, column, *mean, str(count)))
     found: pd.DataFrame = pd.DataFrame(rows, columns=["table", "quantity", "mean", "95 % interval", "n"])
     return found
+
+
+def interval_text(low: Any, high: Any) -> str:
+    """An interval as a person writes it; nothing where there is none.
+
+    >>> interval_text(0.25, 1.5), interval_text(float("nan"), float("nan"))
+    ('[0.250, 1.50]', '')
+    """
+    return f"[{number(low)}, {number(high)}]" if low == low and high == high else ""
+
+
+def _median(values: pd.Series) -> str:
+    """The median of few texts, with its interval and coverage."""
+    found = median_interval(values)
+    if not FEWEST <= found.n < SMALL:
+        return ""
+    return f"{number(found.estimate)} {interval_text(found.low, found.high)} ({found.coverage:.1%})"
 
 
 def number(value: Any) -> str:

@@ -19,9 +19,12 @@ import pandas as pd
 
 from attnscope.engine.discovery import study_of
 from attnscope.engine.disk.files import write_bytes
+from attnscope.engine.reading.unfinished import unfinished
+from attnscope.engine.results import Results
 from attnscope.report import any_run
 from attnscope.report.numbers import number
 from attnscope.report.section import Block, Page, Section, Table
+from attnscope.report.strongest import strongest_heads
 
 if TYPE_CHECKING:
     from attnscope.plots import Drawn, LeftOut
@@ -128,6 +131,7 @@ def render(
         if len(page.tables[name])
     ]
     home = getattr(results, "path", None)
+    strongest = strongest_heads(page, getattr(words, "RANKED", ""))
     rendered: str = environment.get_template("page.html").render(
         title=title,
         made=datetime.now(timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
@@ -135,6 +139,8 @@ def render(
         findings=words.findings(results) if hasattr(words, "findings") else [],
         links=_links(home),
         files={name: _files(home, name) for name in drawn},
+        unfinished=unfinished(results) if isinstance(results, Results) else "",
+        strongest=None if strongest is None else Markup(html(strongest)),
         skipped=[str(item) for item in _provenance(results).get("skipped") or []],
         sections=sections,
         meanings=page.meanings,
@@ -199,9 +205,25 @@ def html(table: Table) -> str:
     """A table, behind its caption where it is folded."""
     columns = range(table.names, len(table.frame.columns))
     styler = table.styled("html").set_uuid(table.label)
+    if not table.folded:
+        styler.set_caption(escape(table.caption))
     styler.set_table_styles([{"selector": f".col{k}", "props": "text-align: right"} for k in columns])
-    text = f'<div class="scroll">{styler.to_html()}</div>'
+    text = f'<div class="scroll">{styler.to_html()}</div>{_downloads(table)}'
     return f"<details><summary>{escape(table.caption)}</summary>{text}</details>" if table.folded else text
+
+
+def _downloads(table: Table) -> str:
+    """Links to the table as it stands, as CSV and as LaTeX, inside the page."""
+    from attnscope.report.latex import latex
+
+    files = {"csv": table.frame.to_csv(index=False), "tex": "" if table.folded else latex(table)}
+    links = [
+        f'<a download="{escape(table.label)}.{ending}" href="data:text/plain;base64,'
+        f'{base64.b64encode(text.encode()).decode("ascii")}">{ending.upper()}</a>'
+        for ending, text in files.items()
+        if text
+    ]
+    return f'<p class="downloads">{" ".join(links)}</p>'
 
 
 def _caption(drawn: Drawn) -> str:

@@ -201,6 +201,8 @@ class Page:
         columns = {"mean over heads": [row.label for row in rows]}
         columns |= {self.apart: [row.series for row in rows]} if several else {}
         columns |= {"exact": [row.mean for row in rows], "95 % interval": [row.interval for row in rows]}
+        if any(row.median for row in rows):
+            columns["median and its interval (coverage)"] = [row.median for row in rows]
         for field, label in (
             ("uniform", "uniform"),
             ("random_weights", "random weights"),
@@ -252,18 +254,7 @@ def analysis(
     """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
 
     Args:
-        id: its address in the page.
-        title: its heading.
-        words: what is asked, in two sentences.
-        definition: formulas.
-        tables: what the section shows.
-        figures: names of the study's figures.
-        metrics: columns whose means stand in its table.
-        pairs: quantities under both protocols.
-        table: writes further tables.
         published: what the other protocol computes here; shown when the run followed it.
-        published_causal: the same, shown only for causal models.
-        caveats: what not to read into the numbers.
     """
 
     def write(page: Page) -> None:

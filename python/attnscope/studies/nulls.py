@@ -30,10 +30,6 @@ def shuffled_rows(
 
     Args:
         maps: [b, m, n, n].
-        lengths: real tokens.
-        samples: numbers of the sentences.
-        layer: number of the layer.
-        seed: of the study.
         support: who sees whom, bool [n, n] or [b, 1, n, n]; None: each text's maps are causal or full.
     """
     result = torch.zeros(maps.shape, dtype=maps.dtype)
@@ -60,7 +56,6 @@ def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
 
     Args:
         controls: a row for each number, as `Results.variants` gives them.
-        samples: the table, for the lengths.
     """
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
     frame = controls.rename(columns={"variant": "kind"}).assign(support="")

@@ -47,7 +47,6 @@ class Seen:
         """Of a captured layer.
 
         Args:
-            layer: self-attention over whole texts.
             heads: its maps [b, h, n, n].
         """
         learned = None if layer.sink_logits is None else layer.states("sink_mass").cpu()
@@ -61,23 +60,14 @@ class Seen:
         return "mask" if isinstance(self.support, Tensor) else str(self.support)
 
     def rows(self, *, mean: bool) -> dict[str, Tensor]:
-        """Sites that belong to the rows of the maps: the support, and the learned sink's mass.
-
-        Args:
-            mean: of the head mean instead of the heads.
-        """
+        """Sites that belong to the rows of the maps: the support, and the learned sink's mass."""
         found = {"support": self.support} if isinstance(self.support, Tensor) else {}
         if self.learned is not None:
             found["sink_mass"] = self.learned.double().mean(1, keepdim=True) if mean else self.learned
         return found
 
     def of_text(self, place: int, n: int) -> Tensor:
-        """Who sees whom in one text, bool [n, n].
-
-        Args:
-            place: of the text in the batch.
-            n: its tokens.
-        """
+        """Who sees whom in one text, bool [n, n]."""
         if not isinstance(self.support, Tensor):
             return visible_pairs(self.supports[place], n)
         own = self.support[place, 0] if self.support.ndim == 4 else self.support
@@ -90,8 +80,6 @@ def support_names(seen: Visibility, lengths: Sequence[int], heads: Tensor) -> tu
     A window that a text is not longer than is causal or full attention of this text.
 
     Args:
-        seen: of the layer.
-        lengths: of the texts.
         heads: maps [b, h, n, n], which say it where the layer does not.
     """
     names = []
@@ -110,15 +98,17 @@ def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -
     """Exact quantities of maps whose visibility is known.
 
     Args:
-        quantities: of the exact protocol.
         kind: "causal", "full", "auto", or "mask": the site `support` holds it.
-        learned: whether the site `sink_mass` holds what a learned sink takes.
+        learned: whether the site `sink_mass` holds what a learned sink takes; without one its own quantity
+            is left out.
     """
     given: dict[str, Any] = {"support": Site("support") if kind == "mask" else kind}
     if learned:
         given["sink_mass"] = Site("sink_mass")
     found = []
     for one in quantities:
+        if one.name == "learned_sink_mass" and not learned:
+            continue
         shared = {
             name: replace(value, options=(*value.options, ("support", given["support"])))
             for name, value in one.options.items()
@@ -129,12 +119,7 @@ def under(quantities: Sequence[Quantity], kind: str, *, learned: bool = False) -
 
 
 def supports_of(samples: pd.DataFrame, tables: Sequence[pd.DataFrame]) -> list[tuple[int, str]]:
-    """The lengths of texts and what queries saw in any layer of them; of masks no more is known.
-
-    Args:
-        samples: the table.
-        tables: that have supports of layers.
-    """
+    """The lengths of texts and what queries saw in any layer of them; of masks no more is known."""
     keys = [*CHECKPOINT_KEYS, "sample"]
     # texts are causal or full in at least one layer of most models, and a run may hold no table of maps
     words = samples["causal"].map({True: "causal", False: "full"})

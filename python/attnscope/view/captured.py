@@ -17,11 +17,7 @@ if TYPE_CHECKING:
 
 
 def stacks_of_model(model: Any, text: Any, tokenizer: Any) -> list[Stack]:
-    """Every layer's attention of one sentence; of an encoder-decoder its three kinds.
-
-    Raises:
-        ValueError: no text, a sentence without a tokenizer, more than one sentence.
-    """
+    """Every layer's attention of one sentence; of an encoder-decoder its three kinds."""
     import torch
 
     from attnscope.capture import capture
@@ -74,11 +70,6 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
 
     Args:
         results: of a run, or of `analyze`, which remembers its model while that is alive.
-        sample: which sentence.
-        model: to capture it with; None takes the run's own.
-
-    Raises:
-        ResultsError: the run has no such sentence, or its model is not where the study says.
     """
     import pandas as pd
     import torch

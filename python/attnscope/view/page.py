@@ -127,6 +127,7 @@ def view(
     Raises:
         ValueError: tensors that are not attention of one sentence, tokens that do not match n, a head that
             is not there, or an argument that belongs to another kind of input.
+        TypeError: a model's name in the place of a model.
         ResultsError: no such sample, or the run's model cannot be loaded again.
 
     Example:
@@ -134,11 +135,14 @@ def view(
         >>> asc.view(torch.full((2, 3, 4, 4), 0.25), tokens=["the", "cat", "sat", "."], title="uniform")
         View('uniform': 2 layers × 3 heads, ... metrics, 6 attention matrices)
     """
+    from attnscope.capture.anatomy import instead
     from attnscope.engine.results import Results
 
     results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
     _refuse("stored results", {"text": text, "tokens": tokens, "tokenizer": tokenizer} if results else {})
     _refuse("a model", {"sample": sample, "tokens": tokens, "model": model} if network else {})
+    if isinstance(shown, str):
+        raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
     if not results and not network:
         _refuse("tensors", {"text": text, "sample": sample, "model": model, "tokenizer": tokenizer})
     if results:

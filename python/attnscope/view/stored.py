@@ -22,11 +22,7 @@ _CHECKPOINT = ["model", "revision", "step"]
 def contents_of_results(
     results: Results, max_bytes: int, sample: int | None = None, model: Any = None
 ) -> dict[str, Any]:
-    """Reads the tables.
-
-    Raises:
-        ResultsError: no row of a head is stored, or the sentence cannot be captured again.
-    """
+    """Reads the tables."""
     from attnscope.plots.selection import defined, heads_only, uniform_value, with_groups
 
     names = results.tables()

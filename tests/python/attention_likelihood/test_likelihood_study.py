@@ -166,6 +166,7 @@ def test_a_run_in_other_blocks_has_the_same_words(whole, folder, texts, tmp_path
         np.testing.assert_allclose(first[columns], exact(other, name)[columns], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(folder, texts, tmp_path):
     calm = run(settings(folder, texts, tmp_path / "calm"), progress=False)
     stopped = killed(settings(folder, texts, tmp_path))

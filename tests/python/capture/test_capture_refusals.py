@@ -53,6 +53,25 @@ def test_something_that_is_no_model():
         pass
 
 
+def test_what_holds_a_model_is_named():
+    class LanguageModel:
+        _model = None
+
+    with pytest.raises(TypeError, match=r"got str; attnscope.models.load_model loads one"):
+        capture("gpt2")
+    with pytest.raises(TypeError, match=r"got LanguageModel; the model that it holds may be its \._model"):
+        capture(LanguageModel())
+
+
+def test_inputs_that_a_model_refuses_are_named(model):
+    with capture(model) as recording, pytest.raises(TypeError, match=r"run: text is a text; a tokenizer"):
+        recording.run(text="Once upon a time")
+    two = models.tiny("t5")
+    words = r"run: T5\w+ has a decoder, which needs inputs of its own: give decoder_input_ids"
+    with capture(two) as recording, pytest.raises(ValueError, match=words):
+        list(recording.run(input_ids=torch.arange(1, 9)[None]))
+
+
 def test_a_model_in_training_mode(model):
     model.train()
     try:

@@ -44,13 +44,14 @@ def test_a_plain_step_has_the_fractions_of_its_gradient(name, tmp_path):
             continue
         basis = moments.basis(found.layer, found.role, k=3)
         one, other = (asc.subspace_fraction(m, basis).fraction for m in (found.delta, gradient))
-        assert float(one) == pytest.approx(float(other), rel=3e-4), (found.layer, found.role)
+        assert float(one) == pytest.approx(float(other), rel=1e-5), (found.layer, found.role)
 
 
 @pytest.mark.parametrize("name", CAUSAL)
 def test_the_last_residual_gradient_is_orthogonal_to_the_residual(name):
     model = tiny(name)
-    hidden = final_state(model, Tracer(model), IDS).clone().requires_grad_(True)
+    # ten times the state: the norm's ε, which the identity leaves out, has a hundredth of its share
+    hidden = (10 * final_state(model, Tracer(model), IDS)).requires_grad_(True)
     logits = asc.readout(model)(hidden)
     loss = torch.nn.functional.cross_entropy(logits[:-1], IDS[1:])
     (gradient,) = torch.autograd.grad(loss, hidden)
@@ -60,7 +61,7 @@ def test_the_last_residual_gradient_is_orthogonal_to_the_residual(name):
         ones = gradient[:-1].double().sum(1) / (gradient[:-1].double().norm(dim=1) * state.shape[1] ** 0.5)
         assert float(ones.abs().max()) < 1e-5
     cosine = torch.cosine_similarity(gradient[:-1].double(), state, dim=1)
-    assert float(cosine.abs().max()) < 2e-5
+    assert float(cosine.abs().max()) < 1e-5
 
 
 def test_without_rotary_encoding_the_key_bias_gets_no_gradient():
@@ -157,7 +158,11 @@ def test_other_matrices_have_no_closed_form():
     ("call", "message"),
     [
         (lambda model: asc.second_moments(model, []), "got none"),
-        (lambda model: asc.second_moments(model, [[3]]), "text 0 has 1 tokens, none is left after the first"),
+        (
+            lambda model: asc.second_moments(model, [IDS, [3, 4]]),
+            "text 1 has 2 tokens, of which 1 behind the first, and two are needed",
+        ),
+        (lambda model: asc.second_moments(model, [[3]], skip_first=False), "text 0 has 1 tokens and two"),
         (lambda model: asc.second_moments(model, ["words"]), "a tokenizer is needed"),
         (lambda model: asc.second_moments(model, [IDS], groups=0), "groups must be at least 1, got 0"),
         (lambda model: asc.second_moments(model, [IDS], labels="own"), "labels must be one of"),

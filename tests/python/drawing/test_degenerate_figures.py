@@ -231,7 +231,7 @@ def test_half_of_the_cells_missing(whole):
 
 
 #: Studies whose run takes any texts, by what they are given.
-OF_TEXTS = ("attention_sinks", "wavelet_heads")
+OF_TEXTS = (pytest.param("attention_sinks", marks=pytest.mark.slow), "wavelet_heads")
 
 
 @pytest.mark.parametrize("name", OF_TEXTS)

@@ -24,6 +24,7 @@ def texts_of(figure):
     return [text for text in figure.findobj(Text) if text.get_text()]
 
 
+@pytest.mark.slow
 def test_a_column_has_its_width_and_the_panels_stand_in_more_rows(results):
     for width, inches in (("single", 3.4), ("double", 7.0), (5, 5.0), ("3.2", 3.2)):
         figure = draw(results, ["depth"], width=width)["depth"]
@@ -92,6 +93,7 @@ def test_what_cannot_be_is_refused_in_words(options, words):
         Options(**options)
 
 
+@pytest.mark.slow
 def test_formats_titles_and_captions(results, tmp_path):
     files = figures(results, tmp_path, ["depth", "emergence"], formats=["svg", "png", "eps"], dpi=50)
     assert sorted(file.name for file in files) == sorted(

@@ -237,18 +237,24 @@ def test_step_axis_ticks_are_checkpoints(ax) -> None:
     assert ax.get_xlim()[0] <= 0
 
 
-def test_every_figure_draws_from_the_tables_alone() -> None:
-    assert set(draw(RESULTS)) == set(FIGURES) - OF_OTHER_TABLES
+@pytest.fixture(scope="module")
+def every() -> dict[str, Figure]:
+    return draw(RESULTS)
 
 
-def test_head_mean_rows_are_never_drawn() -> None:
+def test_every_figure_draws_from_the_tables_alone(every) -> None:
+    assert set(every) == set(FIGURES) - OF_OTHER_TABLES
+
+
+def test_head_mean_rows_are_never_drawn(every) -> None:
     # the head mean holds 99 in every column
-    for name, figure in draw(RESULTS).items():
+    for name, figure in every.items():
         for axes in figure.axes:
             for one in axes.get_lines():
                 assert not np.any(np.asarray(one.get_ydata(), dtype=float) > 50), name
 
 
+@pytest.mark.slow
 def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
     results = made.make_results(steps=(-1,))
     assert set(FIGURES) - set(draw(results)) == {"sink_emergence", "emergence"} | OF_OTHER_TABLES
@@ -272,15 +278,16 @@ def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -
     def broken(*_):
         raise ZeroDivisionError("nothing\nto divide by")
 
+    for name in set(FIGURES) - {"depth", "examples", "protocols"}:
+        monkeypatch.delitem(FIGURES, name)
     monkeypatch.setitem(FIGURES, "depth", broken)
     left_out: list[LeftOut] = []
-    drawn = draw(RESULTS, left_out=left_out)
-    assert set(FIGURES) - set(drawn) == {"depth"} | OF_OTHER_TABLES
+    assert set(draw(RESULTS, left_out=left_out)) == {"examples"}
     failed = [one for one in left_out if one.failed]
     assert [str(one) for one in failed] == [
         "figure depth is left out: ZeroDivisionError: nothing to divide by"
     ]
-    assert {one.name for one in left_out} == {"depth"} | OF_OTHER_TABLES
+    assert {one.name for one in left_out} == {"depth", "protocols"}
     with pytest.warns(UserWarning, match="figure depth is left out: ZeroDivisionError"):
         draw(RESULTS, ["depth"])
 
@@ -295,6 +302,7 @@ def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -
         figures(RESULTS, tmp_path, ["examples"])
 
 
+@pytest.mark.slow
 def test_files_are_vector_pdfs_with_text_and_the_same_each_time(tmp_path: Path) -> None:
     before = dict(matplotlib.rcParams)
     first = figures(RESULTS, tmp_path / "a", ["sink_maps", "sink_emergence"])
@@ -329,3 +337,42 @@ def test_importing_the_package_loads_no_matplotlib() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, env={"PYTHONPATH": path}, check=False
     )
     assert done.stdout.strip() == "False", done.stderr
+
+
+def test_numbers_tables_and_results_are_drawn_alike(heads, ax) -> None:
+    numbers = np.arange(24.0).reshape(2, 3, 4)  # layer, sample, head
+    cells = layer_head_map(torch.tensor(numbers), "sink_share", ax=ax).collections[0].get_array()
+    np.testing.assert_allclose(np.asarray(cells).ravel(), numbers.mean(1).ravel())
+    profile = depth_profile(numbers, "sink_share", ax=Figure().subplots()).get_lines()[0]
+    assert list(profile.get_ydata()) == list(numbers.mean((1, 2)))
+    course = emergence_curve(
+        numbers[None] * np.array([1, 2])[:, None, None, None], "x", ax=Figure().subplots()
+    )
+    assert list(course.get_lines()[0].get_ydata()[:2]) == [numbers.mean(), 2 * numbers.mean()]
+    for given in (RESULTS, RESULTS.table("heads")):
+        drawn = depth_profile(given, "sink_share", ax=Figure().subplots())
+        assert len(drawn.get_lines()) >= 1
+    of_results = depth_profile(RESULTS, "sink_share", ax=Figure().subplots())
+    expected_lines = depth_profile(heads, "sink_share", ax=Figure().subplots())
+    for one, other in zip(of_results.get_lines(), expected_lines.get_lines(), strict=True):
+        np.testing.assert_array_equal(one.get_ydata(), other.get_ydata())
+    with pytest.raises(ValueError, match=r"\[layer, head\], .* got shape \(5,\)"):
+        depth_profile(np.zeros(5), "x", ax=ax)
+
+
+def test_a_baseline_far_above_what_was_measured_makes_the_axis_logarithmic(heads) -> None:
+    baselines = RESULTS.table("baselines")
+    far = depth_profile(heads.assign(fiedler_value=heads["fiedler_value"] / 100), "fiedler_value",
+                        baselines=baselines, ax=Figure().subplots())  # fmt: skip
+    near = depth_profile(heads, "fiedler_value", baselines=baselines, ax=Figure().subplots())
+    assert (far.get_yscale(), near.get_yscale()) == ("log", "linear")
+
+
+def test_a_scale_is_as_tall_as_its_maps() -> None:
+    figure = draw(RESULTS, ["metric_maps"], width=3.2)["metric_maps"]
+    for ax in figure.axes:
+        if about := getattr(ax, "_colorbar_info", None):
+            boxes = [parent.get_position() for parent in about["parents"]]
+            place = ax.get_position()
+            assert place.y0 == pytest.approx(min(box.y0 for box in boxes))
+            assert place.y1 == pytest.approx(max(box.y1 for box in boxes))

@@ -85,6 +85,7 @@ def test_text_is_never_a_command(text: str, source: str) -> None:
     assert written.splitlines()[-4] == rf"{source} & 2 \\"
 
 
+@pytest.mark.slow
 def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
     made.make_study().save(tmp_path / "run")
     printed = CliRunner().invoke(app, ["tables", str(tmp_path / "run"), "--latex"])

@@ -346,6 +346,7 @@ def test_betti_numbers_and_outliers_come_from_the_kernels():
     assert above - below == pytest.approx(float(law.ks), abs=2e-4)
 
 
+@pytest.mark.slow
 @in_a_browser
 def test_a_run_is_looked_at_without_a_network(tmp_path):
     """`attnscope run`, `attnscope view`, then a browser: the page needs the file alone."""

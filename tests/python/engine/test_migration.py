@@ -1,19 +1,24 @@
 # SPDX-License-Identifier: MIT
 """Runs that were stored with schema 1, read as if they were written today."""
 
+import json
 import sys
 from pathlib import Path
 
 import numpy as np
+import pandas as pd
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import attnscope
 from attnscope.engine.reading import migration
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "reference"))
 import runs
 
 from attnscope.plots import draw_all
+from attnscope.plots.selection import measured_heads, uniform_value
 
 #: Numbers of thresholded graphs that schema 1 called as those of the map.
 GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
@@ -88,6 +93,28 @@ def test_uniform_attention_names_the_keys_that_it_is_among(both):
     assert {"kind", "support"} <= set(run.keys("baselines"))
 
 
+def test_the_first_runs_of_schema_2_keep_their_uniform_attention(sinks, tmp_path):
+    """Their tables of maps name no support, and their baselines name it in the kind."""
+    run, _ = sinks
+    again = run.save(tmp_path / "again")
+    file = tmp_path / "again" / "tables" / "baselines.parquet"
+    table = pq.read_table(file)
+    frame = table.to_pandas()
+    uniform = frame["kind"] == "uniform"
+    frame["kind"] = frame["kind"].mask(uniform, "uniform_" + frame["support"])
+    old = pa.Table.from_pandas(frame.drop(columns="support"), preserve_index=False)
+    about = {"name": "baselines", "version": 1, "keys": ["n_tokens", "metric", "kind", "threshold"]}
+    metadata = {"attnscope_schema": "2", "attnscope_table": json.dumps(about)}
+    pq.write_table(old.replace_schema_metadata(metadata), file)
+    found = attnscope.load(again.path)
+    assert found.keys("baselines") == ["n_tokens", "metric", "kind", "support", "threshold"]
+    columns = ["n_tokens", "metric", "kind", "support", "value"]
+    pd.testing.assert_frame_equal(found.table("baselines", columns), run.table("baselines", columns))
+    heads = measured_heads(found)
+    level = uniform_value(heads, found.table("baselines"), "entropy")
+    assert level == uniform_value(measured_heads(run), run.table("baselines"), "entropy") > 0
+
+
 def test_what_has_no_value_is_null(sinks):
     run, old = sinks
     heads, before = run.table("heads"), old["heads"][old["heads"]["head"] >= 0].reset_index(drop=True)
@@ -120,6 +147,7 @@ def test_an_older_run_is_compared_and_taken_as_arrays(sinks, tmp_path):
     assert int(run.to_xarray().sizes["head"]) == run.table("heads")["head"].nunique()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["wavelets-stories", "sinks-stories"])
 def test_an_older_run_is_drawn_and_reported(tmp_path, name):
     (tmp_path / "run").mkdir()

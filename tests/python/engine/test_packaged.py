@@ -9,11 +9,13 @@ from typer.testing import CliRunner
 
 from attnscope.commands.cli import app
 from attnscope.commands.dry_run import dry_run
+from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.engine.config import ConfigError, Study, read_config, split_analysis
 from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
 from attnscope.engine.results import nearest
 from attnscope.models import LoadError
 from attnscope.studies.attention_sinks.columns import metric_names
+from weight_models import tiny
 
 #: The paper's models, as their authors named them on the hub.
 HUB = {
@@ -153,3 +155,23 @@ def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, mon
     assert len(settings.models) > 1 or len(settings.models[0].revisions) > 10
     with pytest.raises(LoadError, match=r"not on this machine|two checkpoints are needed"):
         dry_run(settings)
+
+
+@pytest.mark.parametrize("name", PAIRS)
+def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
+    """With small models in the cache in the place of the packaged ones."""
+    model = tmp_path / "model"
+    tiny("llama", vocab_size=VOCABULARY_SIZE).save_pretrained(model)
+    byte_tokenizer().save_pretrained(model)
+    settings = Study.from_yaml(name)
+    for one in settings.models:
+        cached = tmp_path / "hub" / f"models--{one.path.replace('/', '--')}"
+        for revision in one.revisions or ["main"]:
+            for folder in ("refs", "snapshots"):
+                (cached / folder).mkdir(parents=True, exist_ok=True)
+            (cached / "refs" / revision).write_text(f"of-{revision}", "utf-8")
+            (cached / "snapshots" / f"of-{revision}").symlink_to(model)
+    found = dry_run(settings)
+    assert found.checkpoints == sum(len(one.revisions or ["main"]) for one in settings.models)
+    assert found.sentences == 64
+    assert not found.skipped

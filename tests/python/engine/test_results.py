@@ -15,6 +15,7 @@ import pytest
 
 from attnscope.engine import results as module
 from attnscope.engine.reading import migration
+from attnscope.engine.reading.unfinished import unfinished
 from attnscope.engine.results import Results, load
 from attnscope.engine.schema import HEAD_KEYS, SCHEMA_VERSION
 
@@ -239,3 +240,20 @@ except ImportError as error:
     assert done.returncode == 0, done.stderr
     expected = "attnscope.fiedler_value needs torch, which is not installed; attnscope.load does not\n"
     assert done.stdout == expected
+
+
+def test_a_run_that_was_stopped_is_read_from_its_units(tmp_path):
+    rows = [pd.DataFrame({"sample": [k], "layer": [0], "head": [0], "entropy": [float(k)]}) for k in range(2)]
+    for number, frame in enumerate(rows):
+        unit = tmp_path / "units" / f"{number:06d}-u"
+        Results({"heads": frame}).to_parquet(unit)
+        (unit / "reduced-sums.parquet").write_bytes(b"no table")
+        (unit / "unit.json").write_text("{}")
+    (tmp_path / "units" / ".000002-u.tmp").mkdir()
+    found = load(tmp_path)
+    assert found.tables() == ["heads"]
+    assert found.table("heads")["entropy"].tolist() == [0.0, 1.0]
+    assert "of the 2 units that are stored" in unfinished(found)
+    assert f"attnscope resume {tmp_path}" in unfinished(found)
+    found.to_parquet(tmp_path / "tables")
+    assert unfinished(load(tmp_path)) == ""

@@ -158,6 +158,7 @@ def test_any_units_lost_are_done_again_to_the_same_bytes(finished, tmp_path, nam
     assert {path.name for path in (copy / "units").iterdir()} == {path.name for path in there}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_killed_at_any_moment(finished, inputs, installed, tmp_path, monkeypatch, name):
     monkeypatch.setenv("PYTHONPATH", ":".join(installed))

@@ -321,6 +321,7 @@ def trace_by_enumeration(model, ids):
     return total
 
 
+@pytest.mark.slow
 def test_sampled_labels_estimate_the_fisher_information_per_token(llama):
     first, second = [1, 5, 9, 2, 7, 4, 20], [3, 3, 8]
     each = [trace_by_enumeration(llama, ids) for ids in (first, second)]

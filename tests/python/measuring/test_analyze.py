@@ -212,3 +212,8 @@ def test_names_are_checked_before_anything_is_loaded():
         asc.analyze("./none", "a text", ["fiedlr_value"])
     with pytest.raises(TypeError, match="did you mean 'normalized'"):
         asc.analyze("./none", "a text", ["fiedler_value"], normalised=True)
+
+
+def test_a_layer_that_is_not_there_is_an_argument_out_of_range(llama):
+    with pytest.raises(ValueError, match=r"layers of LlamaForCausalLM: \[99\] out of range for"):
+        asc.analyze(llama, torch.arange(6)[None], ["fiedler_value"], layers=[99])

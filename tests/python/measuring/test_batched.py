@@ -77,6 +77,7 @@ def test_gradients_are_not_tracked():
     assert not asc.fiedler_value(maps).requires_grad
 
 
+@pytest.mark.slow
 def test_a_gigabyte_is_read_in_place():
     """Peak memory and torch's allocator see no copy of a 1 GiB tensor, strided and in half precision too."""
     script = textwrap.dedent(

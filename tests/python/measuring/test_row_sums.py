@@ -73,3 +73,13 @@ def test_singular_values_are_of_any_matrix():
     with warnings.catch_warnings():
         warnings.simplefilter("error", NotAttentionWarning)
         asc.singular_values(LOGITS)
+
+
+def test_validate_refuses_what_is_not_attention_but_not_a_learned_sinks_rows():
+    even = torch.full((2, 4, 4), 0.375)
+    with pytest.raises(ValueError, match="columns do, so the maps look transposed"):
+        asc.sink_share(MAPS.mT, validate=True)
+    with pytest.raises(ValueError, match=r"rows of 2 of 2 maps do not sum to 1 \(the first: 1.5\): divide"):
+        asc.sink_share(even, validate=True)
+    with pytest.warns(NotAttentionWarning, match="learned sink"):
+        asc.sink_share(MAPS * 0.5, validate=True)

@@ -97,3 +97,32 @@ def test_shapes_must_agree():
     q, k = content()
     with pytest.raises(ValueError, match=r"one shape \[..., n, d\], got \(2, 24, 16\) and \(24, 16\)"):
         asc.rope_bands(q, k[0], bands=2, layout="half", scaling=1.0)
+
+
+def test_a_window_and_a_learned_sink_are_those_of_a_loop():
+    q, k = content(n=9, heads=2)
+    seen = torch.ones(9, 9, dtype=torch.bool).tril().triu(-3)
+    sinks = torch.tensor([0.5, -1.0])
+    found = asc.rope_bands(q, k, bands=8, layout="interleaved", scaling=0.3, support=seen, sink_logit=sinks)
+    for head, band in ((0, 0), (1, 5)):
+        s = 0.3 * (q @ k.mT)[head].numpy()
+        at = slice(2 * band, 2 * band + 2)
+        part = 0.3 * (q[..., at] @ k[..., at].mT)[head].numpy()
+        kl, tv = [], []
+        for i in range(1, 9):
+            there = seen[i].numpy()
+            p, other = (np.exp(np.append(x[i][there], sinks[head])) for x in (s, s - part))
+            p, other = p / p.sum(), other / other.sum()
+            kl.append((p * np.log(p / other)).sum())
+            tv.append(np.abs(p - other).sum() / 2)
+        np.testing.assert_allclose(found.kl[head, band], np.mean(kl), rtol=1e-10)
+        np.testing.assert_allclose(found.tv[head, band], np.mean(tv), rtol=1e-10)
+        covariance = np.cov(part[seen], s[seen], ddof=0)[0, 1]
+        np.testing.assert_allclose(found.share[head, band], covariance / s[seen].var(), rtol=1e-10)
+
+
+@pytest.mark.parametrize("support", ["full", torch.ones(4, 4), torch.zeros(6, 6, dtype=torch.bool)])
+def test_a_support_that_leaves_a_query_without_keys_is_refused(support):
+    q, k = content(n=6, heads=1)
+    with pytest.raises(ValueError, match=r"rope_bands: support must be 'causal' or a boolean tensor"):
+        asc.rope_bands(q, k, bands=2, layout="half", scaling=1.0, support=support)

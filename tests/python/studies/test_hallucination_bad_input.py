@@ -46,7 +46,10 @@ def planned(folder, texts, tmp_path, **options):
         ({"others": ["impossible", "odd"]}, "no prompt of the bucket 'odd'"),
         ({"others": ["factual"]}, "expected others besides 'factual'"),
         ({"bucket": "buckets"}, r"options.bucket: no column 'buckets' in q.csv; did you mean 'bucket'"),
-        ({"dimension_k": [5, 40], "primary_k": 5}, r"must be below the prompts of the smallest bucket, 40"),
+        (
+            {"dimension_k": [5, 40], "primary_k": 5},
+            r"must be below the prompts of each bucket that are compared, 40, got",
+        ),
         ({"dimension_k": [10, 5]}, "expected ascending dimension_k"),
         ({"primary_k": 7}, r"expected primary_k among dimension_k \[5, 10\], got 7"),
         ({"least": 60}, r"each bucket needs 60 prompts, got \{'factual': 40"),
@@ -89,6 +92,54 @@ def test_prompts_that_end_in_other_tokens_are_named(folder, tmp_path):
     assert any(unit.inputs for unit in plan.units)
 
 
+def test_neighbours_are_counted_among_whole_pairs(folder, tmp_path):
+    """Forty prompts a bucket, but ten of them paired in all three."""
+
+    def change(row):
+        half = row["bucket"] == "unknown" and int(row["pair"][-2:]) > 0
+        return {**row, "pair": row["pair"] + "x"} if half else row
+
+    path = questions(tmp_path / "q.csv", change=change)
+    with pytest.raises(ConfigError, match=r"each bucket that are compared, 8, got \[5, 10\]"):
+        planned(folder, path, tmp_path)
+    planned(folder, path, tmp_path, dimension_k=[5], primary_k=5)
+
+
+def test_clouds_of_different_sizes_are_refused(monkeypatch):
+    from attnscope.studies.hallucination_geometry import clouds
+    from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+
+    table = pd.DataFrame({"sample": range(9), "bucket": ["factual"] * 5 + ["unknown"] * 4,
+                          "template": "t", "pair": ""})  # fmt: skip
+    monkeypatch.setattr(clouds, "balanced", lambda table, options, rng: table)
+    made = type("R", (), {"rng": lambda self, *key: np.random.default_rng(0)})()
+    options = HallucinationOptions(others=["unknown"], dimension_k=[2], primary_k=2)
+    with pytest.raises(ValueError, match=r"must have one n, got \{'factual': 5, 'unknown': 4\}"):
+        clouds.describe(made, table, 0, torch.randn(9, 3), options)
+
+
+def test_outcomes_without_any_answer_are_refused(folder, tmp_path):
+    path = questions(tmp_path / "q.csv", change=lambda row: {**row, "answer": ""})
+    with pytest.raises(ConfigError, match="bucket_by outcome needs answers; the column 'answer' has none"):
+        planned(folder, path, tmp_path, bucket_by="outcome")
+
+
+def test_models_without_blocks_or_a_cache_of_them(texts, tmp_path):
+    from transformers import MambaConfig, MambaForCausalLM
+
+    config = MambaConfig(vocab_size=100, hidden_size=8, num_hidden_layers=2, state_size=4)
+    MambaForCausalLM(config).save_pretrained(tmp_path / "m")
+    letters().save_pretrained(tmp_path / "m")
+    with pytest.raises(LoadError, match="hallucination_geometry: "):
+        run(settings(tmp_path / "m", texts, tmp_path, **FAST), progress=False)
+    plain = torch.nn.Sequential(torch.nn.Linear(4, 4)).eval()
+    with (
+        pytest.raises((ValueError, NotImplementedError, LoadError), match=r"edit|AddDirection|Sequential"),
+        asc.edit(plain, asc.edits.AddDirection(0, torch.zeros(4))),
+    ):
+        plain(torch.ones(1, 4))
+
+
 def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
@@ -99,6 +150,7 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
 
 
+@pytest.mark.slow
 def test_files_without_templates_or_pairs(folder, tmp_path):
     """JSON lines; every prompt is a template of its own, answers are lists."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
@@ -176,20 +228,35 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     assert found.exit_code != 0
 
 
-def test_confounded_prompts_are_refused_in_the_report(folder, tmp_path):
-    """In the paper's manner: one bucket of short templates, the other of long ones."""
-    with questions(tmp_path / "a.csv", pairs=8, slots=6).open(encoding="utf-8", newline="") as file:
+@pytest.mark.slow
+def test_confounded_prompts_are_refused_in_the_report_and_the_figure(folder, tmp_path):
+    """In the paper's manner, from the packaged file: facts of few templates, unknown things of many."""
+    from attnscope.plots.figure import Options
+    from attnscope.studies.hallucination_geometry.figures import FIGURES
+    from attnscope.studies.hallucination_geometry.sections import findings
+
+    with questions(tmp_path / "a.csv", pairs=8, slots=12).open(encoding="utf-8", newline="") as file:
         rows = [row for row in csv.DictReader(file) if row["bucket"] != "impossible"]
-    long = {"river", "state", "dish", "class", "novel", "painter"}
-    rows = [row for row in rows if (row["template"] in long) == (row["bucket"] == "unknown")]
-    path = written(tmp_path / "q.csv", [{**row, "pair": ""} for row in rows])
+    few = {"symbol", "play"}
+    rows = [row for row in rows if (row["template"] in few) == (row["bucket"] == "factual")]
+    kept = [row for row in rows if row["bucket"] == "factual" or int(row["pair"][-2:]) < 3]
+    path = written(tmp_path / "q.csv", [{**row, "pair": ""} for row in kept])
     found = run(settings(folder, path, tmp_path, others=["unknown"], **FAST), progress=False)
     claims = found.table("claims").set_index("claim")
     assert set(claims["verdict"]) == {"not testable here"}
     assert "alone tells unknown from factual with AUC" in claims.loc["C1 unknown", "reason"]
-    assert "no claim about uncertainty can be made" in claims.loc["C1 unknown", "reason"]
+    first = findings(found)[0]
+    assert first.startswith("unknown: ")
+    assert first.endswith("no claim about uncertainty can be made from these prompts.")
     page = found.report().read_text("utf-8")
-    assert "no claim about uncertainty can be made from these prompts" in page
+    listed = page.index('class="findings"')
+    assert page.index("no claim about uncertainty can be made from these prompts", listed) < page.index(
+        "<figure", listed
+    )
+    drawn = FIGURES["confounds"].draw(found, Options())
+    assert drawn.figure.axes[0].get_title().endswith(": no claim")
+    assert "with AUC" in drawn.caption
+    assert "no claim about uncertainty can be made from these prompts." in drawn.caption
     lines = "\n".join(asc_lines(folder, path, tmp_path, others=["unknown"]))
     assert "templates nested in buckets; 0 pairs" in lines
 

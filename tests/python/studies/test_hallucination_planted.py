@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: MIT
 """A planted difference is found, and told apart by whether the output reads it; none is found else."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
+from transformers import AutoModelForCausalLM
 
 import attnscope as asc
+from attnscope.engine.plan import make_plan
 from attnscope.engine.run import resume, run
-from attnscope.inference.exchange import exchange_labels, max_t
+from attnscope.inference.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
+from attnscope.studies.hallucination_geometry.along import ranked, spread
 from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
+from attnscope.studies.hallucination_geometry.sections import findings
 from folders import killed, table_bytes
 from knowing_study import model_folder, questions, settings
 
@@ -59,8 +66,6 @@ def test_labels_of_pairs_templates_and_nests():
 @pytest.mark.parametrize("read", [True, False])
 def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkeypatch):
     """Added to the last states of `unknown`: the direction that logits read most, or one they do not read."""
-    from transformers import AutoModelForCausalLM
-
     folder = model_folder(tmp_path / "m")
     model = AutoModelForCausalLM.from_pretrained(folder)
     with torch.no_grad():
@@ -90,23 +95,61 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
     gain = found.table("readout")
     gain = gain[(gain["layer"] == 1) & (gain["direction"] == "boundary")]["readout_gain"].iloc[0]
     assert gain > 5 if read else gain < 0.1
-    from attnscope.studies.hallucination_geometry.sections import findings
-
     assert "beyond words and length (excess" in findings(found)[0]
     assert findings(found)[0].endswith("it is expressed." if read else "it is silent.")
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-def test_a_killed_run_ends_as_one_that_was_left_in_peace(tmp_path):
+def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     folder = model_folder(tmp_path / "m")
-    texts = questions(tmp_path / "q.csv")
-    whole = run(settings(folder, texts, tmp_path / "whole"), progress=False)
-    for least in (2, 9):  # while states are collected, and behind them
-        stopped = killed(settings(folder, texts, tmp_path / f"killed{least}"), least)
+    texts = questions(tmp_path / "q.csv", slots=5)
+    how = {"protocols": ("exact", "ruscio2026"), "permutations": 19, "random_weights": 1, "least": 20}
+    whole = run(settings(folder, texts, tmp_path / "whole", **how), progress=False)
+    units = make_plan(settings(folder, texts, tmp_path / "plan", **how)).units
+    stages = [unit.stage for unit in units]
+    assert list(dict.fromkeys(stages)) == [
+        "checks", "states", "answers", "clouds", "along", "interventions", "claims"
+    ]  # fmt: skip
+    for stage in dict.fromkeys(stages):
+        before = stages.index(stage)
+        if not before:
+            continue
+        stopped = killed(settings(folder, texts, tmp_path / f"killed_{stage}", **how), before)
         assert not (stopped / "tables" / "claims.parquet").exists()
         resume(stopped, progress=False)
-        assert table_bytes(whole.path) == table_bytes(stopped)
+        assert table_bytes(whole.path) == table_bytes(stopped), stage
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_memory_of_960_prompts_stays_below_600_mb(tmp_path):
+    """A model of 260,000 parameters in a process of its own; twice the prompts cost next to nothing."""
+    folder = model_folder(
+        tmp_path / "m", hidden_size=64, intermediate_size=172, num_hidden_layers=5, num_attention_heads=8,
+        num_key_value_heads=4,
+    )  # fmt: skip
+    code = (
+        "import resource, sys, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
+        "asc.run(asc.Study(**{study!r}), progress=False)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+    )
+    peaks = []
+    for slots in (10, 20):
+        texts = questions(tmp_path / f"q{slots}.csv", pairs=8, slots=slots)
+        study = settings(
+            folder, texts, tmp_path, name=f"s{slots}", block=64, permutations=199, dimension_k=[10],
+            primary_k=10, nulls=["covariance"], interventions=False, answers=False,
+        )  # fmt: skip
+        made = subprocess.run(
+            [sys.executable, "-c", code.format(study=study.to_dict())], capture_output=True, text=True,
+            check=True,
+        )  # fmt: skip
+        peaks.append(float(made.stdout.split()[-1]))
+    print("peak MB", peaks)
+    assert max(peaks) < 600
+    # four matrices of distances and a layer's states are all that grows
+    assert peaks[1] - peaks[0] < 60
 
 
 def simulated(seed, shift=0.0, scale=1.0):
@@ -141,17 +184,13 @@ def p_values(seed, draws, **how):
         lambda some: np.abs(directions_auc(data, some, contrast.folds) - 0.5), draws, seed
     )
     found["auc_direction"] = area.p_value
-    # a sensitivity that is uᵀFu of a fixed F, along the boundary and along those of exchanged labels
-    form = np.diag(np.linspace(0.1, 3, 12))
-
-    def fisher(some):
-        signs = np.where(some, 1.0, -1.0) @ data
-        unit = signs / np.linalg.norm(signs, axis=1, keepdims=True)
-        return np.abs(np.log((unit @ form * unit).sum(1)) - np.log(np.trace(form) / 12))
-
-    found["fisher"] = exchange_labels(
-        fisher, labels, pairs=np.arange(64) // 2, draws=draws, seed=seed
-    ).p_value
+    # the sensitivity uᵀFu of a fixed F, along the boundary and along directions of chance
+    form = torch.diag(torch.cat([torch.tensor([50.0]), torch.linspace(0.1, 3, 11)])).double()
+    v = states[labels == 1].mean(0) - states[labels == 0].mean(0)
+    drawn = asc.null_directions(spread(contrast, states), "covariance", draws=draws, seed=seed)
+    every = torch.cat([v[None] / v.norm(), drawn])
+    logs = ((every @ form) * every).sum(-1).log().numpy()[:, None]
+    found["log_fisher_ratio"] = ranked(logs[0], logs[1:])[0][0]
     return {name: float(value) for name, value in found.items()}
 
 
@@ -160,16 +199,20 @@ def p_values(seed, draws, **how):
 def test_levels_hold_where_there_is_nothing():
     """p < .05 in 3 to 7 % of 400 draws, for dimension, fragmentation, detection and sensitivity."""
     found = [p_values(seed, 199) for seed in range(400)]
-    for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "fisher"):
+    for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "log_fisher_ratio"):
         rate = np.mean([one[name] < 0.05 for one in found])
         assert 0.03 <= rate <= 0.07, (name, rate)
 
 
 def test_planted_differences_are_found():
+    """Detection and sensitivity of what moves, dimension and fragmentation of what flattens."""
     moved = [p_values(seed, 199, shift=4.0) for seed in range(3)]
-    assert all(one["auc_direction"] <= 0.05 for one in moved)
     flat = [p_values(seed, 199, scale=0.05) for seed in range(3)]
-    assert all(one["log_dimension_ratio"] <= 0.05 for one in flat)
+    for found, names in (
+        (moved, ("auc_direction", "log_fisher_ratio")), (flat, ("log_dimension_ratio", "fragmentation_gap")),
+    ):  # fmt: skip
+        for name in names:
+            assert all(one[name] < 0.05 for one in found), (name, [one[name] for one in found])
 
 
 def test_the_largest_over_layers_pays_for_the_search():
@@ -180,25 +223,51 @@ def test_the_largest_over_layers_pays_for_the_search():
     assert one.p_adjusted[0] > 3 * alone.p_adjusted[0]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", [0, 1, 2])
-@pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
-@pytest.mark.timeout(3600)
-def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
+def known_model(name, tmp_path):
+    """The folder of a trained model, of one of the same shape whose weights are drawn, or of the demo."""
+    import shutil
+
+    from transformers import AutoConfig
+
+    from attnscope.demo import demo_checkpoints
+    from attnscope.demo.ready import last_checkpoint
     from editing import DATA
 
-    folder = DATA / name / "hf"
+    if name == "demo":
+        return last_checkpoint(demo_checkpoints())
+    base, _, drawn = name.partition(" ")
+    folder = DATA / base / "hf"
     if not folder.exists():
         pytest.skip(f"no {folder}")
+    if not drawn:
+        return folder
+    made = tmp_path / "random"
+    shutil.copytree(folder, made, ignore=shutil.ignore_patterns("*.safetensors", "*.bin"))
+    torch.manual_seed(7)
+    AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(folder)).save_pretrained(made)
+    return made
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", [0, 1, 2])
+@pytest.mark.parametrize("name", ["stories260K", "llama2xs", "stories260K random", "llama2xs random", "demo"])
+@pytest.mark.timeout(3600)
+def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
+    """On the packaged prompts no adjusted p is below .05, and the report says that nothing was found."""
     texts = {"path": "builtin:hallucination_geometry", "column": "question"}
     study = asc.Study(
-        study="hallucination_geometry", models=str(folder), texts=texts, output=str(tmp_path), seed=seed,
-        block=128,
+        study="hallucination_geometry", models=str(known_model(name, tmp_path)), texts=texts,
+        output=str(tmp_path), seed=seed, block=128,
         options={
             "interventions": False, "answers": False, "lens": False, "permutations": 199, "null_draws": 2,
             "dimension_k": [10], "sensitivity": {"prompts": 4, "directions": 20}, "random_weights": 2,
         },
     )  # fmt: skip
-    claims = run(study, progress=False).table("claims")
+    found = run(study, progress=False)
+    claims = found.table("claims")
     assert not (claims["p_adjusted"] < 0.05).any(), claims[claims["p_adjusted"] < 0.05]
     assert (claims[claims["claim"].str.startswith("C1 ")]["verdict"] != "supported").all()
+    for one in findings(found):
+        assert one.startswith("No layer tells ")
+        assert one.endswith("What follows describes a difference that was not found.")
+    print(name, seed, claims["p_adjusted"].min(), findings(found))

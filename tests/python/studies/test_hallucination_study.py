@@ -269,6 +269,7 @@ def test_order_of_units_and_names_of_columns_change_nothing(whole, folder, texts
     )  # fmt: skip
     for name in ("contrasts", "detection", "boundaries"):
         one, two = whole.table(name), other.table(name)
+        one = one[one["protocol"] == "exact"].reset_index(drop=True) if "protocol" in one else one
         if name == "contrasts":
             one = one[~one["quantity"].str.contains("fisher|transport|gain")].reset_index(drop=True)
         numbers = [column for column in two.columns if two[column].dtype.kind == "f"]

@@ -321,6 +321,7 @@ def test_persistence_takes_two_heads_of_the_sample_with_the_strongest_sink() -> 
         titles(rows[:1])
 
 
+@pytest.mark.slow
 def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     whole = {name: drawn.caption for name, drawn in draw_all(SERIES).items()}
     assert all(whole.values())

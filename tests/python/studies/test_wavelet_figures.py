@@ -63,6 +63,7 @@ def test_a_scalogram_shows_a_tones_period():
     assert periods[shown[:, 64].argmax()] == pytest.approx(8, rel=0.06)
 
 
+@pytest.mark.slow
 def test_the_report_has_the_studys_sections(results, tmp_path):
     page = results.report(tmp_path / "report.html").read_text("utf-8")
     for section in ("spectra", "wavelets", "uncertainty", "scale-sensitivity", "phases", "harmonics"):

@@ -149,23 +149,18 @@ def sensitivity_of(
     """`sensitivity` of one prompt, fields [m]; the prompt's cache serves all layers.
 
     Args:
-        steps: of the prompt.
-        layer: number of the block.
         directions: [m, D].
-        depth: number of blocks.
-        refusal: as for `sensitivity`.
-        method: likewise.
-        relative_step: likewise.
         curved: take the second derivative too, which is two thirds of the work; NaN without.
     """
     m = len(directions)
     device = steps.ids.device
     directions = directions.to(device)
-    sites = ("block_output", "logits")
-    layers, _ = steps.step(1, sites=sites, layers=[layer])
-    state = layers[0].block_output[0, -1].double()
     lengths = directions.double().norm(dim=-1)
-    shift = (relative_step * state.norm() / lengths)[:, None] * directions.double()
+    shift = directions.double()
+    if curved or method != "jvp":
+        layers, _ = steps.step(1, sites=("block_output", "logits"), layers=[layer])
+        size = layers[0].block_output[0, -1].double().norm()
+        shift = (relative_step * size / lengths)[:, None] * shift
     slopes = _exact if method == "jvp" else _difference
     z, dz, amplification = slopes(steps, layer, directions, None, depth, shift)
     tokens = _refusal(refusal, z.shape[-1])
@@ -179,7 +174,7 @@ def sensitivity_of(
         for sign in (1.0, -1.0):
             moved, moves, _ = slopes(steps, layer, directions, sign * shift, depth, shift)
             sides.append((moved.softmax(-1) * moves).sum(-1) - moves[:, z[0].argmax()])
-        curvature = (sides[0] - sides[1]) / (2 * relative_step * state.norm() / lengths)
+        curvature = (sides[0] - sides[1]) / (2 * shift.norm(dim=-1) / lengths)
     refused = torch.full((m,), math.nan, dtype=torch.float64, device=device)
     if tokens is not None:
         inside = torch.zeros(z.shape[-1], dtype=torch.bool, device=device)
@@ -234,12 +229,7 @@ def _difference(
 
 
 def check_model(function: str, model: nn.Module) -> None:
-    """Refuses what has no exact derivatives or no next token.
-
-    Raises:
-        ValueError: half precision.
-        NotImplementedError: an encoder.
-    """
+    """Refuses what has no exact derivatives or no next token."""
     half = sorted(
         {str(p.dtype) for p in model.parameters() if p.is_floating_point() and p.dtype.itemsize < 4}
     )
@@ -263,11 +253,7 @@ def _width(model: nn.Module) -> int:
 
 
 def _directions(function: str, directions: Any, prompts: int, width: int) -> Tensor:
-    """Directions [B, m, D].
-
-    Raises:
-        ValueError: see `sensitivity`.
-    """
+    """Directions [B, m, D]."""
     along = torch.as_tensor(directions)
     along = along.expand(prompts, *along.shape) if along.ndim == 2 else along
     if along.ndim != 3 or len(along) != prompts or along.shape[-1] != width or not along.shape[1]:
@@ -283,11 +269,7 @@ def _directions(function: str, directions: Any, prompts: int, width: int) -> Ten
 
 
 def _refusal(tokens: Sequence[int] | None, vocabulary: int) -> Tensor | None:
-    """Ids of the refusal tokens.
-
-    Raises:
-        ValueError: none, all, or one that the model does not have.
-    """
+    """Ids of the refusal tokens."""
     if tokens is None:
         return None
     ids = torch.as_tensor(list(tokens), dtype=torch.long)

@@ -8,6 +8,7 @@ the cache is taken out again by putting the former tensors back, which copies no
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -49,11 +50,8 @@ class PromptSteps:
         """The last token in `size` copies.
 
         Args:
-            size: copies, the batch that the edits' values are for.
             edits: with ``steps="all"``: a step on a cache is no first step.
             sites: what is kept; tensors are of the last token where the prompt is cached.
-            layers: those whose sites are kept.
-            gradient: what is differentiated.
 
         Returns:
             The layers and the outputs; logits are those of the last token [size, 1, V].
@@ -83,8 +81,8 @@ class PromptSteps:
                 vars(layer).update(kept)
 
     def _cache(self, size: int) -> Any:
-        if size not in self._caches:
-            ids = self.ids[:, :-1].expand(size, -1)
+        if 1 not in self._caches:
+            ids = self.ids[:, :-1]
             with torch.no_grad():
                 made = self.model(input_ids=ids, attention_mask=torch.ones_like(ids), use_cache=True)
             cache = getattr(made, "past_key_values", None)
@@ -92,19 +90,28 @@ class PromptSteps:
                 raise NotImplementedError(
                     f"sensitivity: {type(self.model).__name__} keeps no cache of layers"
                 )
-            self._caches = {size: cache}
+            self._caches[1] = cache
+        if size not in self._caches:
+            self._caches = {1: self._caches[1], size: _expanded(self._caches[1], size)}
         return self._caches[size]
+
+
+def _expanded(cache: Any, size: int) -> Any:
+    """A prompt's cache seen as that of so many copies of it, without copying a tensor."""
+    many = copy.copy(cache)
+    many.layers = [copy.copy(layer) for layer in cache.layers]
+    for layer in many.layers:
+        for name, value in vars(layer).items():
+            if torch.is_tensor(value) and value.ndim > 1 and len(value) == 1:
+                setattr(layer, name, value.expand(size, *value.shape[1:]))
+    return many
 
 
 def prompts_of(function: str, inputs: Any) -> list[Tensor]:
     """The prompts of a batch without their padding, on whichever side it stands.
 
     Args:
-        function: whose argument the inputs are.
         inputs: `input_ids` [B, n], and `attention_mask` where there is padding.
-
-    Raises:
-        ValueError: no ids, or a prompt without a token.
     """
     ids = inputs.get("input_ids")
     if not torch.is_tensor(ids) or ids.ndim != 2:

@@ -100,11 +100,7 @@ class _AtPositions(_AtSite):
         return torch.where(chosen[..., None], self.new(states, self.fitted(states)), states)
 
     def fitted(self, states: Tensor) -> Tensor:
-        """The value as wide as the states, [D], [B, 1, D] or [B, n, D].
-
-        Raises:
-            ValueError: when it has another shape.
-        """
+        """The value as wide as the states, [D], [B, 1, D] or [B, n, D]."""
         batch, n, width = states.shape
         value = self.value.to(states)
         if value.numel() == width:

@@ -16,12 +16,7 @@ CONTEXTS = ("auto", "left", "masked", "own")
 
 
 def texts_argument(function: str, inputs: Any) -> tuple[Tensor, Tensor]:
-    """input_ids [B, n] int64 and the mask of real tokens [B, n], both on the CPU.
-
-    Raises:
-        TypeError: `inputs` is no mapping with tensors.
-        ValueError: another shape or dtype, a text without a token, padding before a token.
-    """
+    """input_ids [B, n] int64 and the mask of real tokens [B, n], both on the CPU."""
     if not isinstance(inputs, Mapping) or not torch.is_tensor(inputs.get("input_ids")):
         raise TypeError(
             f"{function}: inputs must be a mapping with a tensor input_ids, got {type(inputs).__name__}"
@@ -50,11 +45,7 @@ def texts_argument(function: str, inputs: Any) -> tuple[Tensor, Tensor]:
 
 
 def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:
-    """Spans [B, 2] int64 inside the texts; (−1, −1) says that a text has no word.
-
-    Raises:
-        ValueError: another shape or dtype, start >= stop, a stop past the text's own tokens.
-    """
+    """Spans [B, 2] int64 inside the texts; (−1, −1) says that a text has no word."""
     tensor = torch.as_tensor(spans)
     if tensor.is_floating_point() or tensor.dtype == torch.bool or tensor.is_complex():
         raise ValueError(f"{function}: spans must be integers, got {tensor.dtype}")
@@ -72,12 +63,7 @@ def spans_argument(function: str, spans: Any, real: Tensor) -> Tensor:
 
 
 def context_argument(function: str, context: Any, model: nn.Module, tokenizer: Any) -> tuple[str, int]:
-    """What q conditions on for this model, and the id of the mask token (−1 where none is needed).
-
-    Raises:
-        ValueError: an unknown word, a context that the model's kind does not have, no mask token.
-        NotImplementedError: no vocabulary head, an encoder-decoder.
-    """
+    """What q conditions on for this model, and the id of the mask token (−1 where none is needed)."""
     if context not in CONTEXTS:
         raise ValueError(f"{function}: unknown context {context!r}{nearest(str(context), CONTEXTS)}")
     causal = head_plan(model, function).causal

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
-from attnscope.capture.likelihood.tokens import log_likelihood, row_blocks
+from attnscope.capture.likelihood.tokens import entropy, log_likelihood, row_blocks
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.head_rows import LastStates
 
@@ -73,39 +73,60 @@ def word_likelihood(
     ids, real = texts_argument(name, inputs)
     span = spans_argument(name, spans, real)
     kind, mask_id = context_argument(name, context, model, tokenizer)
+    return scored(model, ids, real, span, kind, mask_id, name)[0]
+
+
+def scored(
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, kind: str, mask_id: int, function: str
+) -> tuple[WordLikelihood, Tensor]:
+    """`word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same passes.
+
+    Args:
+        model: of transformers.
+        ids: [B, n].
+        real: which of them are tokens [B, n].
+        span: of the words [B, 2].
+        kind: "left", "masked" or "own".
+        mask_id: of the mask token.
+        function: whose name errors begin with.
+    """
     pieces = (span[:, 1] - span[:, 0]).double()
-    nothing = torch.full((len(ids),), torch.nan, dtype=torch.float64)
-    if kind == "left":
-        total, rest = _left(model, ids, real, span, name)
-        return WordLikelihood(total, total / pieces, total + rest)
-    total = nothing.clone()
+    total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64)
     some = span[:, 0] >= 0
-    if bool(some.any()):
+    if kind == "left":
+        total, rest, uncertain = _left(model, ids, real, span, function)
+    elif bool(some.any()):
         read = _masked if kind == "masked" else _own
-        total[some] = read(model, ids[some], real[some], span[some], mask_id, name)
-    return WordLikelihood(total, total / pieces, nothing)
+        total[some], uncertain[some] = read(model, ids[some], real[some], span[some], mask_id, function)
+    return WordLikelihood(total, total / pieces, total + rest), uncertain
 
 
-def _left(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str) -> tuple[Tensor, Tensor]:
-    """L of the word and of what follows it [B]."""
+def _left(
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, function: str
+) -> tuple[Tensor, Tensor, Tensor]:
+    """L of the word and of what follows it, entropy of the first piece [B]."""
     columns = torch.arange(ids.shape[1])
     start, stop = span[:, :1], span[:, 1:]
     inside = (columns >= start) & (columns < stop)
     behind = (columns >= stop) & (start >= 0) & real
-    scored = torch.zeros(ids.shape, dtype=torch.float64)
+    scores = torch.zeros(ids.shape, dtype=torch.float64)
+    uncertain = torch.full((len(ids),), torch.nan, dtype=torch.float64)
     wanted = (inside | behind)[:, 1:].any(0).nonzero()[:, 0]
+    none = span[:, 0] <= 0
     if len(wanted):
         states = LastStates(model, ids, real, function)
         for block in row_blocks(len(wanted), len(ids), states.plan.vocabulary):
             rows = wanted[block]
-            scored[:, rows + 1] = log_likelihood(states.logits(rows), ids[:, rows + 1])
-    none = span[:, 0] <= 0
-    word = torch.where(inside, scored, 0.0).sum(1).masked_fill(none, torch.nan)
-    return word, torch.where(behind, scored, 0.0).sum(1)
+            scores[:, rows + 1] = log_likelihood(states.logits(rows), ids[:, rows + 1])
+        uncertain = entropy(states.logits((start - 1).clamp_min(0)))[:, 0].masked_fill(none, torch.nan)
+    word = torch.where(inside, scores, 0.0).sum(1).masked_fill(none, torch.nan)
+    return word, torch.where(behind, scores, 0.0).sum(1), uncertain
 
 
-def _masked(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, mask_id: int, function: str) -> Tensor:
-    total = torch.zeros(len(ids), dtype=torch.float64)
+def _masked(
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, mask_id: int, function: str
+) -> tuple[Tensor, Tensor]:
+    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
     columns = torch.arange(ids.shape[1])
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):
@@ -114,7 +135,9 @@ def _masked(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, mask_id: 
         masked = masked_from(ids[text], place, span[text, 1:], columns, mask_id)
         logits = LastStates(model, masked, real[text], function).logits(place)
         total[text] += log_likelihood(logits, ids[text].gather(1, place))[:, 0]
-    return total
+        if k == 0:
+            uncertain = entropy(logits)[:, 0]
+    return total, uncertain
 
 
 def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_id: int) -> Tensor:
@@ -122,13 +145,17 @@ def masked_from(ids: Tensor, place: Tensor, stop: Tensor, columns: Tensor, mask_
     return torch.where((columns >= place) & (columns < stop), mask_id, ids)
 
 
-def _own(model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, _mask_id: int, function: str) -> Tensor:
+def _own(
+    model: nn.Module, ids: Tensor, real: Tensor, span: Tensor, _mask_id: int, function: str
+) -> tuple[Tensor, Tensor]:
     states = LastStates(model, ids, real, function)
-    total = torch.zeros(len(ids), dtype=torch.float64)
+    total, uncertain = torch.zeros(2, len(ids), dtype=torch.float64)
     pieces = span[:, 1] - span[:, 0]
     for k in range(int(pieces.max())):
         inside = pieces > k
         place = torch.where(inside, span[:, 0] + k, span[:, 0])[:, None]
-        scored = log_likelihood(states.logits(place), ids.gather(1, place))[:, 0]
-        total += torch.where(inside, scored, 0.0)
-    return total
+        logits = states.logits(place)
+        total += torch.where(inside, log_likelihood(logits, ids.gather(1, place))[:, 0], 0.0)
+        if k == 0:
+            uncertain = entropy(logits)[:, 0]
+    return total, uncertain

@@ -16,6 +16,7 @@ from attnscope._nearest import nearest
 from attnscope.capture.likelihood.arguments import context_argument, spans_argument, texts_argument
 from attnscope.capture.likelihood.chain import masked_from
 from attnscope.capture.likelihood.draws import hashed_draw
+from attnscope.capture.likelihood.tokens import texts_a_pass
 from attnscope.capture.likelihood.vocabulary import NEITHER, forms, special_ids
 from attnscope.metrics._named import shown_by_shape
 from attnscope.models.head_rows import LastStates, head_plan
@@ -123,7 +124,8 @@ def replacements(
     numbers = list(range(len(ids))) if samples is None else [int(one) for one in samples]
     if len(numbers) != len(ids):
         raise ValueError(f"{name}: samples must be {len(ids)} numbers, got {len(numbers)}")
-    pool = _Pool(tokenizer, candidates, head_plan(model, name).vocabulary)
+    plan = head_plan(model, name)
+    pool = _Pool(tokenizer, candidates, plan.vocabulary)
     first = 0 if mask_id >= 0 else 1
     chosen = [
         pool.of_word(row[keep], start, stop, first)
@@ -134,21 +136,27 @@ def replacements(
     usable = torch.tensor([not reason for reason in reasons])
     pieces = torch.where(usable, span[:, 1] - span[:, 0], 0)
     for k in range(int(pieces.max())):
-        texts = (pieces > k).nonzero()[:, 0]
-        place = span[texts, :1] + k
         # before the first piece nothing tells the modes apart
-        for alike in [range(len(wanted))] if k == 0 else [range(m, m + 1) for m in range(len(wanted))]:
-            read = found.ids[texts, alike[0]]
+        apart = 1 if k == 0 else len(wanted)
+        for texts in torch.split((pieces > k).nonzero()[:, 0], texts_a_pass(plan, ids.shape[1], apart)):
+            place, stop = (
+                one.repeat_interleave(apart)[:, None] for one in (span[texts, 0] + k, span[texts, 1])
+            )
+            read = found.ids[texts, :apart].flatten(0, 1)
             if mask_id >= 0:
-                read = masked_from(read, place, span[texts, 1:], torch.arange(ids.shape[1]), mask_id)
+                read = masked_from(read, place, stop, torch.arange(ids.shape[1]), mask_id)
             rows = place if mask_id >= 0 else place - 1
-            logits = LastStates(model, read, real[texts], name).logits(rows)[:, 0].double().cpu()
-            for row, text in zip(logits, texts.tolist(), strict=True):
-                order, log_q = _ranked(row, chosen[text][0][k])
-                for m in alike:
-                    rank = _rank(wanted[m], log_q, (seed, numbers[text], wanted[m], k))
-                    token, column = int(order[rank]), int(span[text, 0]) + k
-                    found.set(text, m, column, token, float(log_q[rank]), rank / (len(order) - 1))
+            states = LastStates(model, read, real[texts].repeat_interleave(apart, 0), name)
+            logits = states.logits(rows)[:, 0].double().cpu()
+            for text, own in zip(texts.tolist(), torch.split(logits, apart), strict=True):
+                order, log_q = _ranked(own, chosen[text][0][k])
+                for m, mode in enumerate(wanted):
+                    row = m if apart > 1 else 0
+                    rank = _rank(mode, log_q[row], (seed, numbers[text], mode, k))
+                    column = int(span[text, 0]) + k
+                    found.set(
+                        text, m, column, order[row, rank], log_q[row, rank], rank / (len(order[row]) - 1)
+                    )
     undefined = ~usable[:, None]
     return Replacements(
         found.ids,
@@ -160,11 +168,7 @@ def replacements(
 
 
 def modes_argument(function: str, modes: Any) -> tuple[str, ...]:
-    """Names of modes, checked.
-
-    Raises:
-        ValueError: an unknown one, ``nats:`` without a positive number, one given twice, none.
-    """
+    """Names of modes, checked."""
     given = tuple(modes) if not isinstance(modes, str) else (modes,)
     for mode in given:
         if isinstance(mode, str) and mode.startswith(_NATS):
@@ -188,12 +192,15 @@ class _Variants:
         self.ids = ids[:, None].repeat(1, modes, 1)
         self.log_likelihood = torch.zeros(len(ids), modes, dtype=torch.float64)
         self.place = torch.zeros(len(ids), modes, dtype=torch.float64)
+        # single entries of an array are set much faster than those of a tensor
+        self._arrays = self.ids.numpy(), self.log_likelihood.numpy(), self.place.numpy()
 
     def set(self, text: int, mode: int, column: int, token: int, log_q: float, place: float) -> None:
         """Places one piece."""
-        self.ids[text, mode, column] = token
-        self.log_likelihood[text, mode] += log_q
-        self.place[text, mode] += place
+        ids, log_likelihood, places = self._arrays
+        ids[text, mode, column] = token
+        log_likelihood[text, mode] += log_q
+        places[text, mode] += place
 
 
 class _Pool:
@@ -227,18 +234,17 @@ class _Pool:
         return ([], "few candidates") if min(map(len, found)) < FEWEST else (found, "")
 
 
-def _ranked(logits: Tensor, candidates: npt.NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """Candidates from the least to the most likely, ties by id, and their log q."""
-    ids = torch.from_numpy(candidates)
-    values, order = logits[ids].sort(stable=True)
-    return ids[order], values - logits.logsumexp(-1)
+def _ranked(logits: Tensor, candidates: npt.NDArray[np.int64]) -> tuple[npt.NDArray[Any], npt.NDArray[Any]]:
+    """Candidates from the least to the most likely, ties by id, and their log q, of each row of [r, V]."""
+    values, order = logits[:, torch.from_numpy(candidates)].sort(stable=True)
+    return candidates[order.numpy()], (values - logits.logsumexp(-1, keepdim=True)).numpy()
 
 
-def _rank(mode: str, log_q: Tensor, key: tuple[object, ...]) -> int:
+def _rank(mode: str, log_q: npt.NDArray[Any], key: tuple[object, ...]) -> int:
     """The place of a mode among sorted candidates."""
     count = len(log_q)
     if mode.startswith(_NATS):
-        return int((-log_q - float(mode.removeprefix(_NATS))).abs().argmin())
+        return int(np.abs(-log_q - float(mode.removeprefix(_NATS))).argmin())
     bounds = {
         "lowest": (0, 1),
         "low": (1, count // 3),

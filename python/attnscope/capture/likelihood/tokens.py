@@ -11,12 +11,12 @@ from torch import Tensor, nn
 
 from attnscope.capture.likelihood.arguments import context_argument, texts_argument
 from attnscope.metrics._named import shown_by_shape
-from attnscope.models.head_rows import LastStates
+from attnscope.models.head_rows import HeadPlan, LastStates, head_plan
 
 #: Bytes of float64 logits that are alive at a time.
 _LOGIT_BYTES = 2**26
-#: Padded tokens in one pass that masks a token each.
-_MASKED_TOKENS = 2048
+#: Padded tokens of one pass in which texts stand more than once.
+_PASS_TOKENS = 4096
 
 
 @shown_by_shape
@@ -102,7 +102,7 @@ def _fill_masked(
     found: TokenLikelihood, model: nn.Module, ids: Tensor, real: Tensor, mask_id: int, function: str
 ) -> None:
     texts, columns = real.nonzero(as_tuple=True)
-    size = max(1, _MASKED_TOKENS // ids.shape[1])
+    size = texts_a_pass(head_plan(model, function), ids.shape[1])
     for start in range(0, len(texts), size):
         text, column = texts[start : start + size], columns[start : start + size]
         masked = ids[text]
@@ -110,6 +110,19 @@ def _fill_masked(
         logits = LastStates(model, masked, real[text], function).logits(column[:, None])
         for whole, part in zip(found, statistics(logits, ids[text, column][:, None]), strict=True):
             whole[text, column] = part[:, 0]
+
+
+def texts_a_pass(plan: HeadPlan, n: int, versions: int = 1) -> int:
+    """How many texts of `n` padded tokens one pass takes, each in that many versions of which one row of
+    logits is read: few passes of small texts, whose cost is that of the calls, and bounded memory.
+
+    Args:
+        plan: how the model's head is reached.
+        n: tokens of the longest.
+        versions: of each text.
+    """
+    logits = _LOGIT_BYTES // (8 * plan.vocabulary * (n if plan.body is None else 1))
+    return max(1, min(_PASS_TOKENS // n, logits) // versions)
 
 
 def row_blocks(rows: int, texts: int, vocabulary: int) -> Iterator[Tensor]:

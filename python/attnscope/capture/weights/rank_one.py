@@ -121,13 +121,7 @@ def attention_change(
     """Total variation ½Σ|A − A′| of the rows of a layer's attention, mean over queries and heads.
 
     Args:
-        model: whose attention can be captured.
         ids: of one text, [n].
-        layer: of the matrix and of the maps.
-        role: of the matrix.
-        directions: as in `rank_one_effect`.
-        v: likewise.
-        size: of the change, relative to the matrix.
 
     Returns:
         [directions] float64, in [0, 1].

@@ -55,8 +55,8 @@ def second_moments(
         the inputs of the whole block of experts.
 
     Raises:
-        ValueError: no text, one with no token left after `skip_first`, strings without a tokenizer, half
-            precision with gradients.
+        ValueError: no text, one with fewer than two tokens after `skip_first`, which have no spread about
+            their mean, strings without a tokenizer, half precision with gradients.
 
     Example:
         >>> import torch, attnscope as asc
@@ -64,9 +64,9 @@ def second_moments(
         >>> config = LlamaConfig(vocab_size=16, hidden_size=16, intermediate_size=8, num_hidden_layers=1,
         ...                      num_attention_heads=2)
         >>> model = LlamaForCausalLM(config).eval()
-        >>> moments = asc.second_moments(model, [[1, 2, 3], [4, 5]])
+        >>> moments = asc.second_moments(model, [[1, 2, 3], [4, 5, 6, 7]])
         >>> moments.tokens(0, "q"), round(moments.trace(0, "q"))  # the norm makes every token's square 16
-        (3, 16)
+        (5, 16)
 
     References:
         Martens and Grosse, Optimizing neural networks with Kronecker-factored approximate curvature, 2015,
@@ -82,17 +82,29 @@ def second_moments(
     generator = torch.Generator().manual_seed(0)
     for number, text in enumerate(texts):
         ids = token_ids(name, text, tokenizer)[:max_tokens]
-        if len(ids) < 1 + skip_first or (gradients and len(ids) < 2):
-            raise ValueError(
-                f"{name}: text {number} has {len(ids)} tokens, none is left"
-                f"{' after the first' if skip_first else ''}"
-            )
+        check_length(f"{name}: text {number}", len(ids), skip_first=skip_first)
         for trace in tracer.run(ids, labels=labels, generator=generator):
             trace.add_to(moments, number % groups, skip_first=skip_first)
         count += 1
     if not count:
         raise ValueError(f"{name}: texts must hold at least one text, got none")
     return moments
+
+
+def check_length(text: str, tokens: int, *, skip_first: bool) -> None:
+    """A text's own mean, and the loss, need two tokens.
+
+    Args:
+        text: what it is called.
+        tokens: of it.
+        skip_first: whether position 0 is left out.
+
+    Raises:
+        ValueError: fewer are left.
+    """
+    if tokens < 2 + skip_first:
+        behind = f", of which {max(0, tokens - 1)} behind the first," if skip_first else ""
+        raise ValueError(f"{text} has {tokens} tokens{behind} and two are needed")
 
 
 def token_ids(function: str, text: Any, tokenizer: Any) -> Tensor:
@@ -294,7 +306,6 @@ def identity_errors(tracer: Tracer, ids: Tensor) -> dict[tuple[int, str], float]
     """‖∂L/∂W − Σ_t δ_t a_tᵀ‖/‖∂L/∂W‖ of every matrix, on one text: both sides are the matrix's own.
 
     Args:
-        tracer: with gradients.
         ids: of the text [n].
     """
     traces, parameters = tracer.traced(ids, parameters=True)

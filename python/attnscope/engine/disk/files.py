@@ -18,14 +18,7 @@ class DiskFull(OSError):
 
 @contextmanager
 def atomic_file(path: Path) -> Iterator[IO[bytes]]:
-    """A file that appears under its name complete and on disk, or not at all.
-
-    Args:
-        path: the final name; the temporary one lies beside it.
-
-    Raises:
-        DiskFull: no space, quota or file size left.
-    """
+    """A file that appears under its name complete and on disk, or not at all."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         with open(temporary, "wb") as file:
@@ -47,9 +40,6 @@ def atomic_folder(path: Path) -> Iterator[Path]:
 
     Args:
         path: the final name, not yet there; the temporary folder `.NAME.tmp` lies beside it.
-
-    Raises:
-        DiskFull: no space, quota or file size left.
     """
     temporary = path.with_name(f".{path.name}.tmp")
     remove(temporary)

@@ -79,11 +79,7 @@ class FolderLock:
         return self
 
     def beat(self, *, force: bool = False) -> None:
-        """Gives a sign of life, at most every 30 seconds.
-
-        Args:
-            force: now, whenever the last one was.
-        """
+        """Gives a sign of life, at most every 30 seconds."""
         now = time.time()
         if force or now - self._beaten >= 30.0:
             self._beaten = now

@@ -56,10 +56,6 @@ class Store:
 
         Args:
             units: folder name of every unit of the present plan, by unit id.
-            say: called for every folder that is set aside.
-
-        Returns:
-            ids of the units that are stored.
         """
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
@@ -82,16 +78,7 @@ class Store:
     def write(
         self, unit: str, tables: Mapping[str, pa.Table], about: Mapping[str, Any] | None = None
     ) -> None:
-        """Stores the tables of one unit; when this returns they survive a power cut.
-
-        Args:
-            unit: id of the unit.
-            tables: by name.
-            about: what else `unit.json` is to hold.
-
-        Raises:
-            DiskFull: no room; nothing of the unit is left behind.
-        """
+        """Stores the tables of one unit; when this returns they survive a power cut."""
         import pyarrow.parquet as pq
 
         whole: dict[str, Any] = {"unit": unit, **(about or {}), "files": {}}
@@ -105,15 +92,7 @@ class Store:
         self._known[unit] = whole
 
     def adopt(self, unit: str, source: Path) -> bool:
-        """Takes in a unit that another process has stored: a link to its files, a copy on another disk.
-
-        Args:
-            unit: id of the unit.
-            source: its folder.
-
-        Returns:
-            False where the folder cannot be trusted.
-        """
+        """Takes in a unit that another process has stored: a link to its files, a copy on another disk."""
         about = checked(source, unit)
         if about is None:
             return False

@@ -17,18 +17,7 @@ if TYPE_CHECKING:
 def as_xarray(
     results: Results, table: str, *, metrics: Sequence[str] | None = None, protocol: str = "exact"
 ) -> xr.Dataset:
-    """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more.
-
-    Args:
-        results: that hold it.
-        table: which.
-        metrics: only these columns; None takes every numeric one.
-        protocol: the rows of this protocol.
-
-    Raises:
-        MissingError: no such table or column.
-        ResultsError: the table has no rows of this protocol, or two rows share one cell.
-    """
+    """The numeric columns of a table; `attnscope.engine.results.Results.to_xarray` says more."""
     import numpy as np
     import pandas as pd
     import xarray as xr

@@ -4,6 +4,7 @@
 Schema 1 kept head means as rows of head −1, controls as rows of a table `nulls`, and said "no value" by −1,
 "" and False. In schema 2 head means are tables of their own, controls stand in `NAME_variants`, and what has
 no value is null. A stored table can so become several: `names_in` says which without reading their rows.
+The first tables `baselines` of either schema say what uniform attention is among in the name of its kind.
 
 Example:
     >>> import pyarrow as pa
@@ -72,22 +73,13 @@ _WHOLE_1 = ("samples", "baselines")
 
 
 def migrated(name: str, table: pa.Table, version: int) -> dict[str, pa.Table]:
-    """The tables that a stored one is in the present schema, by name.
-
-    Args:
-        name: of its file.
-        table: as it was stored.
-        version: of the schema that it was stored with.
-
-    Raises:
-        ResultsError: the version is newer than this package, or no path leads on from it.
-    """
+    """The tables that a stored one is in the present schema, by name."""
     if version > SCHEMA_VERSION:
         raise ResultsError(
             f"table {name!r} has schema version {version}; this attnscope reads up to {SCHEMA_VERSION}: "
             "install a newer attnscope"
         )
-    tables = {name: table}
+    tables = {name: _with_supports(table) if _lacks_supports(name, table.schema) else table}
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
             raise ResultsError(
@@ -130,6 +122,11 @@ def _names_in(file: Path, changed: int, size: int) -> tuple[str, ...]:
     return (name,)
 
 
+def is_present(name: str, schema: pa.Schema) -> bool:
+    """Whether a stored table is as one that is written today."""
+    return version_of(schema) == SCHEMA_VERSION and not _lacks_supports(name, schema)
+
+
 def version_of(schema: pa.Schema) -> int:
     """The schema version in a table's metadata; tables without one are of the first."""
     return int((schema.metadata or {}).get(b"attnscope_schema", b"1"))
@@ -141,12 +138,8 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
 
     if set(_NULL_KEYS_1) <= set(table.column_names):
         return _variants(table)
-    if name == "baselines" and "support" not in table.column_names:
-        table = _with_supports(table)
     about = json.loads((table.schema.metadata or {}).get(b"attnscope_table", b"{}"))
     named = about.get("keys", _KEYS_1.get(name, ()))
-    if name == "baselines":
-        named = [new for key in named for new in (("kind", "support") if key == "kind" else (key,))]
     keys = [key for key in named if key in table.column_names]
     if "threshold" in keys:
         table = _of_graphs(table)
@@ -163,6 +156,10 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
     }
 
 
+def _lacks_supports(name: str, schema: pa.Schema) -> bool:
+    return name == "baselines" and "kind" in schema.names and "support" not in schema.names
+
+
 def _with_supports(table: pa.Table) -> pa.Table:
     """What uniform attention is among in a column of its own, beside the name of the control."""
     import pyarrow as pa
@@ -173,7 +170,14 @@ def _with_supports(table: pa.Table) -> pa.Table:
     names = ["uniform" if own else one for one, own in zip(kinds, uniform, strict=True)]
     supports = [one.removeprefix(_UNIFORM_1) if own else "" for one, own in zip(kinds, uniform, strict=True)]
     found = table.set_column(at, "kind", pa.array(names, pa.string()))
-    return found.add_column(at + 1, "support", pa.array(supports, pa.string()))
+    found = found.add_column(at + 1, "support", pa.array(supports, pa.string()))
+    own = dict(table.schema.metadata or {})
+    if b"attnscope_table" in own:
+        about = json.loads(own[b"attnscope_table"])
+        keys = about.get("keys", ())
+        about["keys"] = [new for key in keys for new in (("kind", "support") if key == "kind" else (key,))]
+        own[b"attnscope_table"] = json.dumps(about).encode()
+    return found.replace_schema_metadata(own)
 
 
 def _of_graphs(table: pa.Table) -> pa.Table:

@@ -53,13 +53,7 @@ def typical(values: np.ndarray[Any, Any], kind: str) -> float:
 
 
 def grouped(frame: pd.DataFrame, by: Sequence[str], kinds: Mapping[str, str]) -> pd.DataFrame:
-    """The statistic of every column within groups, undefined entries left out; groups sorted.
-
-    Args:
-        frame: rows of a stored table.
-        by: the columns that stay apart.
-        kinds: of the columns wanted.
-    """
+    """The statistic of every column within groups, undefined entries left out; groups sorted."""
     import pandas as pd
 
     plain = frame[list(kinds)].apply(lambda column: column.to_numpy(float, na_value=np.nan))

@@ -29,7 +29,6 @@ def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
     """Every average of a control that has a value, with the table and the column that it is of.
 
     Args:
-        results: of a run.
         table: only controls of this table; None takes those of all.
 
     Returns:

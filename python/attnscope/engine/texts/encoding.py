@@ -27,19 +27,7 @@ BATCH_TOKENS = 2048
 def encode(
     plan: Plan, study: Study, position: int, source: ModelSource, checkpoints: Sequence[Checkpoint]
 ) -> list[Input]:
-    """The texts of a run as one model reads them; what a person should know of them goes into the plan.
-
-    Args:
-        plan: takes the encoder and the counts.
-        study: words the texts for the model.
-        position: of the model in the settings.
-        source: the model.
-        checkpoints: of the model.
-
-    Raises:
-        ConfigError: token ids that the model does not have.
-        LoadError: no configuration or tokenizer can be loaded.
-    """
+    """The texts of a run as one model reads them; what a person should know of them goes into the plan."""
     settings = plan.settings
     config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -128,8 +116,6 @@ def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list
     """Sentences of similar length, padded together as far as the memory allows.
 
     Args:
-        unit: whose sentences.
-        heads: attention heads of the model.
         layer_bytes: bound for the attention of one layer; a single sentence may exceed it.
     """
     bound = layer_bytes or LAYER_BYTES

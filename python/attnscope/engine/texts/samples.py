@@ -25,11 +25,8 @@ def samples_table(
     """The rows of `samples` of one unit.
 
     Args:
-        unit: its sentences.
-        encoder: of its model.
         extras: the sources' own columns, one value per sentence of the study.
         causal: sample -> whether every map of it was causal; nothing where nobody looked.
-        study: name of the study.
     """
     import pyarrow as pa
 

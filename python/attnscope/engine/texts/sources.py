@@ -25,6 +25,8 @@ from attnscope.engine.texts.wordnet import wordnet_rows
 
 #: Columns, and row groups, of a Parquet file that is opened; a hundred thousand take half a gigabyte.
 MOST_PARQUET_COLUMNS = 100_000
+#: Sentences that come with the package, of four fields, in the shape of a file of one's own.
+SAMPLE = Path(__file__).with_name("sample.csv")
 #: Column names taken when a table has several and none is asked for.
 USUAL_COLUMNS = ("text", "sentence", "content", "token_ids")
 #: Columns of the `samples` table that a source's own column must not overwrite.
@@ -61,12 +63,7 @@ def read_sentences(
     A source that is cut into windows is one text here, all its sentences joined.
 
     Args:
-        sources: in the order of the study.
         seed: of the sampling rules; each source draws from its own stream.
-        samplers: the study's own rules by name.
-
-    Raises:
-        ConfigError: a missing file or column, another encoding, a damaged file, no sentence at all.
     """
     chosen: list[Sentence] = []
     for position, source in enumerate(sources):
@@ -129,15 +126,6 @@ def choose(
     """Positions of the rows that the source's rule keeps, ascending.
 
     `first` takes the first ones, `random` draws without replacement; a study declares others.
-
-    Args:
-        rows: (row number, text or token ids, other columns).
-        source: gives the rule and the number.
-        draw: the seeded generator.
-        samplers: the study's own rules by name.
-
-    Raises:
-        ConfigError: there is no such rule.
     """
     count = len(rows) if source.samples is None else min(source.samples, len(rows))
     if source.sampling == "first":
@@ -156,10 +144,16 @@ def _rows(source: TextSource) -> Iterator[Row]:
     path = Path(source.path)
     if source.path.startswith("builtin:"):
         return _builtin(source)
+    if source.path == "sample" and not path.exists():
+        return _read_csv(SAMPLE, source)
     readers = {".txt": _read_txt, ".csv": _read_csv, ".jsonl": _read_jsonl, ".parquet": _read_parquet}
     if path.suffix.lower() in readers:
         if not path.is_file():
-            raise ConfigError(f"texts: there is no file {path}; --set texts.path=FILE says where it is")
+            about = f", {source.about}" if source.about else ""
+            raise ConfigError(
+                f"texts: there is no file {path}{about}; --set texts.path=FILE says where it is, and "
+                "--texts sample takes sentences that come with the package"
+            )
         return readers[path.suffix.lower()](path, source)
     if path.is_file():
         raise ConfigError(f"texts: {path}: the ending says what a file is; known: {', '.join(readers)}")
@@ -203,11 +197,7 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
 
 
 def looks_wrapped(source: TextSource) -> bool:
-    """Whether a text file that is read line by line has the shape of prose: blocks of lines, blank between.
-
-    Args:
-        source: of the study.
-    """
+    """Whether a text file read line by line has the shape of prose: blocks of lines, blank between."""
     path = Path(source.path)
     if path.suffix.lower() != ".txt" or source.per != "line" or not path.is_file():
         return False
@@ -317,6 +307,7 @@ def _builtin(source: TextSource) -> Iterator[Row]:
     prompts = {f"builtin:{one.name}": one.path / "prompts" / f"{one.name}.csv" for one in studies().values()}
     readers: dict[str, Callable[[], Iterator[Row]]] = {
         "builtin:pydoc": _read_pydoc,
+        "builtin:sample": lambda: _read_csv(SAMPLE, source),
         "builtin:wordnet": wordnet_rows,
         **{
             name: functools.partial(_read_csv, file, source)
@@ -369,9 +360,6 @@ def extra_columns(sentences: Sequence[Sentence]) -> dict[str, list[Any]]:
     """The sources' own columns, one value per sentence, under names that are free in the `samples` table.
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
-
-    Args:
-        sentences: of all sources.
     """
     names = dict.fromkeys(name for sentence in sentences for name in sentence.extra)
     columns: dict[str, list[Any]] = {}

@@ -25,13 +25,7 @@ def windows(joined: Sequence[Sentence], settings: Settings, encoder: Encoder, mo
     """The windows of all sources, numbered from 0; each holds its token ids.
 
     Args:
-        joined: one for each source, in their order.
         settings: seed, and how many windows of each source by which rule.
-        encoder: of the model; its limit is the length of a window.
-        model: for messages.
-
-    Raises:
-        ConfigError: no length, or a source with fewer tokens than one window.
     """
     length = encoder.limit
     if settings.max_tokens is None or length is None:
@@ -57,11 +51,6 @@ def cut(ids: Sequence[int], length: int, draw: np.random.Generator) -> list[tupl
     """Disjoint pieces, the first beginning at one of the first `length` places that is drawn.
 
     Where the texts hold one window alone, it begins as early as it must.
-
-    Args:
-        ids: tokens of the joined texts.
-        length: of a piece.
-        draw: the seeded generator.
     """
     phase = min(int(draw.integers(length)), max(len(ids) - length, 0))
     return [tuple(ids[at : at + length]) for at in range(phase, len(ids) - length + 1, length)]

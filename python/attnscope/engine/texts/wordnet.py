@@ -22,11 +22,7 @@ _WORDS = re.compile(r"\w+|[^\w\s]")
 
 
 def wordnet_rows() -> Iterator[Row]:
-    """Every example sentence of every English synset, once for each lemma that stands in it exactly once.
-
-    Raises:
-        ConfigError: without nltk, or where its corpus is not on disk.
-    """
+    """Every example sentence of every English synset, once for each lemma that stands in it exactly once."""
     try:
         from nltk.corpus import wordnet  # type: ignore[import-not-found, import-untyped, unused-ignore]
     except ImportError:

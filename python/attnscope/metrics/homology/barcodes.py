@@ -49,11 +49,7 @@ class Barcodes:
         return self.shape[0]
 
     def __iter__(self) -> Iterator[list[np.ndarray[Any, np.dtype[np.float64]]]]:
-        """The bars of every map of a batch with one leading axis, as ``barcodes[index]`` gives them.
-
-        Raises:
-            TypeError: none or several leading axes.
-        """
+        """The bars of every map of a batch with one leading axis, as ``barcodes[index]`` gives them."""
         if len(self.shape) != 1:
             raise TypeError(
                 f"barcodes of shape {self.shape} are not iterated over: barcodes[index] needs "
@@ -66,9 +62,6 @@ class Barcodes:
 
         Args:
             index: one integer per leading axis; ``()`` for a single map. Negative ones count from the end.
-
-        Raises:
-            IndexError: too many or too few integers, or one out of range.
         """
         begin, end = self._slice(index)
         bars = torch.stack([self.birth[begin:end], self.death[begin:end]], dim=1).numpy()
@@ -312,7 +305,8 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
 def _check(function: str, barcodes: Any) -> None:
     if not isinstance(barcodes, Barcodes):
         raise TypeError(
-            f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}"
+            f"{function}: barcodes must be what persistence returns, got {type(barcodes).__name__}; "
+            f"of attention: {function}(persistence(attention))"
         )
 
 

@@ -141,7 +141,7 @@ def sink_removal(
             `head_divergence`.
 
     Example:
-        Heads that differ only in how much they rest on key 0 are equal without it.
+        Heads that differ only in how much they attend to key 0 are equal without it.
 
         >>> import torch, attnscope as asc
         >>> strong = torch.tensor([0.8, 0.1, 0.1], dtype=torch.float64).expand(3, 3)

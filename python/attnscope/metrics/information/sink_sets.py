@@ -111,7 +111,7 @@ QUANTITIES = (
         "learned_sink_mass",
         "sink_share",
         "attention to learned sink",
-        "Mean over queries of what a learned sink takes; 0 in models without one.",
+        "Mean over queries of what a learned sink takes.",
         Known(0.0, star(6)),
         low=0,
         high=1,

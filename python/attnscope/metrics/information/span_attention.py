@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from attnscope import _checks, _core
@@ -99,28 +100,28 @@ def _spans_argument(function: str, spans: Any, attention: _checks.Attention) -> 
     given = _checks.as_tensor(function, "spans", spans).detach()
     if given.is_floating_point() or given.is_complex() or given.dtype == torch.bool:
         raise ValueError(f"{function}: spans must be integers, got {given.dtype}")
-    values = given.to(device="cpu", dtype=torch.int64)
+    values = given.to(device="cpu", dtype=torch.int64).numpy()
     shape = (*attention.leading, 2)
     try:
-        whole = values.expand(shape)
-    except RuntimeError:
+        whole = np.broadcast_to(values, shape)
+    except ValueError:
         raise ValueError(
             f"{function}: spans of shape {tuple(given.shape)} do not broadcast to {shape}"
         ) from None
-    if values.ndim > 1 or values.numel() != 2 or attention.lengths is not None:
+    if values.ndim > 1 or values.size != 2 or attention.lengths is not None:
         values = whole
-    start, stop = values.unbind(-1)
-    longest = torch.tensor(attention.n) if attention.lengths is None else attention.lengths
-    inside = (start >= 0) & (start < stop) & (stop <= longest)
-    wrong = ~(inside | ((start == -1) & (stop == -1)))
-    if bool(wrong.any()):
-        first = values[wrong].flatten().tolist()
-        bound = int(longest.expand(start.shape)[wrong].flatten()[0])
+    start, stop = values[..., 0], values[..., 1]
+    longest = np.asarray(attention.n if attention.lengths is None else attention.lengths)
+    wrong = ~(((start >= 0) & (start < stop) & (stop <= longest)) | ((start == -1) & (stop == -1)))
+    if wrong.any():
+        first = values[wrong][0].tolist()
+        bound = int(np.broadcast_to(longest, start.shape)[wrong].flat[0])
         raise ValueError(
             f"{function}: spans must hold 0 <= start < stop <= {bound}, the tokens of their map, or "
             f"(-1, -1), got ({first[0]}, {first[1]})"
         )
-    return values.flatten().tolist()
+    found: list[int] = values.ravel().tolist()
+    return found
 
 
 #: Tokens 3 and 4 of nine, of which token 0 is special, under uniform causal attention.

@@ -346,15 +346,17 @@ class PositionProfile:
         early = early.masked_fill((keys == 0) | (keys > rows), -torch.inf)
         if sink_logit is None:
             body = torch.softmax(early, -1)
+            lse = split.lse
         else:
             sink = sink_logit.double().reshape(-1, 1, 1).expand(*early.shape[:-1], 1)
             body = torch.softmax(torch.cat([early, sink], -1), -1)[..., :-1]
+            lse = torch.logaddexp(split.lse, sink_logit.double().cpu()[:, None])
         terms = {
             "profile": split.profile,
             "residual": split.residual.tril(),
             "row": split.row,
             "first": split.first,
-            "lse": split.lse,
+            "lse": lse,
             "mask_lse": mask.lse,
             "mask_cut": mask.cut,
             "mask_share": mask.share,

@@ -20,7 +20,7 @@ class RopeBands(NamedTuple):
     """By band, from the highest frequencies to the lowest; dimensions without rotation are a last one.
 
     Attributes:
-        share: Cov(s^b, s)/Var(s) over the pairs j <= i; the shares sum to 1 and may be negative.
+        share: Cov(s^b, s)/Var(s) over the visible pairs; the shares sum to 1 and may be negative.
         norm_share: ‖s^b‖ over the sum of these norms, over the same pairs.
         kl: mean over queries i >= 1 of KL(P_i ‖ P_i without the band), nats.
         tv: the same of their total variation.
@@ -42,6 +42,8 @@ def rope_bands(
     rotary: int | None = None,
     softcap: float | None = None,
     repeated: tuple[Tensor, Tensor] | None = None,
+    support: Any = "causal",
+    sink_logit: Tensor | None = None,
 ) -> RopeBands:
     """Splits scores s = scaling·q·k into bands of rotary frequencies: Σ_b s^b = s.
 
@@ -58,13 +60,16 @@ def rope_bands(
         rotary: how many leading dimensions are rotated; None: all.
         softcap: c of c·tanh(s/c), which `kl` and `tv` pass through; None: none.
         repeated: queries and keys of one token repeated, for "auto".
+        support: which keys a query sees: "causal", or a boolean tensor [n, n] or [..., n, n].
+        sink_logit: of learned sinks [h], for queries [..., h, n, d]: one more key for `kl` and `tv`.
 
     Returns:
         RopeBands, float64 [..., bands], one band more where rotary < d; NaN for scores that do not vary.
 
     Raises:
         ValueError: queries and keys of different shapes, an odd or too large rotary, more bands than pairs,
-            "auto" without `repeated`, or where no layout makes bands a function of the offset.
+            "auto" without `repeated`, or where no layout makes bands a function of the offset, another
+            support.
 
     Example:
         Two pairs of dimensions; the second holds nothing.
@@ -101,16 +106,18 @@ def rope_bands(
     cap = None if softcap is None else _checks.real(name, "softcap", softcap)
     parts = band_scores(q, k, bands=count, layout=layout, rotary=rotary) * factor
     whole = factor * (q @ k.mT)
-    causal = torch.ones(whole.shape[-2:], dtype=torch.bool).tril()
-    seen, seen_parts = whole[..., causal], parts[..., causal]
-    rest = seen - seen.mean(-1, keepdim=True)
-    products = (seen_parts * rest[..., None, :]).sum(-1)
-    variance = (rest**2).sum(-1, keepdim=True)
-    norms = seen_parts.norm(dim=-1)
-    log_p = _log_attention(whole, causal, cap)[..., None, :, :]
-    log_without = _log_attention(whole[..., None, :, :] - parts, causal, cap)
+    seen = _visible_argument(name, support, whole)
+    mean = torch.where(seen, whole, 0.0).sum((-2, -1)) / seen.expand_as(whole).sum((-2, -1))
+    rest = torch.where(seen, whole - mean[..., None, None], 0.0)
+    products = (parts * rest[..., None, :, :]).sum((-2, -1))
+    variance = (rest**2).sum((-2, -1))[..., None]
+    seen = seen[..., None, :, :]
+    norms = torch.where(seen, parts, 0.0).norm(dim=(-2, -1))
+    sink = None if sink_logit is None else sink_logit.double().cpu()[:, None, None, None]
+    log_p = _log_attention(whole[..., None, :, :], seen, cap, sink)
+    log_without = _log_attention(whole[..., None, :, :] - parts, seen, cap, sink)
     p = log_p.exp()
-    difference = torch.where(causal, log_p - log_without, 0.0)
+    difference = torch.where(p > 0, log_p - log_without, 0.0)
     kl = (p * difference).sum(-1)[..., 1:].mean(-1)
     tv = (p - log_without.exp()).abs().sum(-1)[..., 1:].mean(-1) / 2
     return RopeBands(
@@ -189,9 +196,31 @@ def rotary_layout(
     return best
 
 
-def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None) -> Tensor:
+def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:
+    """Who sees whom, broadcast against the scores."""
+    if isinstance(support, str) and support == "causal":
+        return torch.ones(scores.shape[-2:], dtype=torch.bool).tril()
+    fits = isinstance(support, Tensor) and support.dtype == torch.bool
+    try:
+        if fits and support.expand(scores.shape).any(-1).all():
+            visible: Tensor = support.cpu()
+            return visible
+    except RuntimeError:
+        pass
+    given = tuple(support.shape) if isinstance(support, Tensor) else support
+    raise ValueError(
+        f"{function}: support must be 'causal' or a boolean tensor that broadcasts to {tuple(scores.shape)}, "
+        f"every query with a visible key, got {given!r}"
+    )
+
+
+def _log_attention(scores: Tensor, visible: Tensor, softcap: float | None, sink: Tensor | None) -> Tensor:
+    """Logarithm of attention, -inf where invisible; behind the keys that to a learned sink."""
     capped = scores if softcap is None else softcap * torch.tanh(scores / softcap)
-    return torch.log_softmax(capped.masked_fill(~visible, -torch.inf), -1)
+    capped = capped.masked_fill(~visible, -torch.inf)
+    if sink is not None:
+        capped = torch.cat([capped, sink.expand(*capped.shape[:-1], 1)], -1)
+    return torch.log_softmax(capped, -1)
 
 
 def _rotary_argument(function: str, rotary: Any, d: int) -> int:

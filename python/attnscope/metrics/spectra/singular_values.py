@@ -219,7 +219,7 @@ QUANTITIES = (
     Quantity(
         "spectral_gap",
         "spectral_gap",
-        "singular gap",
+        "spectral gap",
         "First minus second singular value.",
         Known(1.0, full(4)),
         symbol=r"$\sigma_1-\sigma_2$",
@@ -228,7 +228,7 @@ QUANTITIES = (
     Quantity(
         "spectral_ratio",
         "spectral_ratio",
-        "singular ratio",
+        "spectral ratio",
         "First over second singular value.",
         Known(2.0, torch.diag(torch.tensor([1.0, 0.5, 0.5], dtype=torch.float64))),
         symbol=r"$\sigma_1/\sigma_2$",

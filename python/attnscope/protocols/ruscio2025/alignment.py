@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core, _device
+from attnscope import _blas, _checks, _core, _device
 from attnscope.metrics._closed_forms import aligned, causal
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
@@ -252,8 +252,9 @@ def _leading(products: torch.Tensor, count: int) -> torch.Tensor:
 
     n = products.shape[-1]
     found = np.empty((*products.shape[:-1], count))
-    for place in np.ndindex(*products.shape[:-2]):
-        found[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
+    with _blas.one_thread():
+        for place in np.ndindex(*products.shape[:-2]):
+            found[place] = linalg.eigh(products[place].numpy(), subset_by_index=[n - count, n - 1])[1]
     return torch.from_numpy(found).flip(-1)
 
 

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from attnscope import _checks, _core
+from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.spectra import singular_values as exact
 from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, non_finite, percentile_of
@@ -321,7 +321,8 @@ def _eigenvalue_sizes(
     general = maps.triu(1).ne(0).any(-1).any(-1)
     if general.any():
         # not torch.linalg.eigvals: its solver gives up on uniform attention of 48 tokens and other lengths
-        sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
+        with _blas.one_thread():
+            sizes[general] = torch.from_numpy(np.abs(np.linalg.eigvals(maps[general].numpy())))
     return sizes.sort(-1, descending=True).values, checked, bad
 
 

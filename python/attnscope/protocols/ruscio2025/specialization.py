@@ -27,7 +27,7 @@ def head_specialization(tokens: Sequence[Any]) -> Specialization:
 
     A head counts as specialised from a share of 0.3 over at least 5 samples; 0.5 is counted as well.
 
-    Quirk: the notebook takes token strings, so that a head which always rests on position 0 counts as
+    Quirk: the notebook takes token strings, so that a head which always attends to position 0 counts as
     unspecialised where sentences begin with different words. With positions instead of strings the same
     count tells that apart.
 

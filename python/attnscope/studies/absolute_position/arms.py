@@ -54,11 +54,7 @@ class Arm:
 
 
 def imposed(options: Any) -> tuple[Any, ...]:
-    """The encoding that every pass runs under in place of the model's own.
-
-    Args:
-        options: of the study.
-    """
+    """The encoding that every pass runs under in place of the model's own."""
     edits: tuple[Any, ...] = () if options.rope is None else (SetRotary(options.rope),)
     return edits if options.window is None else (*edits, LimitWindow(options.window))
 
@@ -67,9 +63,7 @@ def token_ids(run: StageRun, batch: Batch, arm: Arm) -> Tensor:
     """The tokens of an arm, [B, n]: all arms of a text read the same window.
 
     Args:
-        run: of the unit.
         batch: windows, each behind what the tokenizer sets before it.
-        arm: says which of it stands.
     """
     rows = []
     own = {one.sentence.sample: one for one in run.unit.inputs}
@@ -103,13 +97,7 @@ def sets_first(run: StageRun) -> bool:
 
 
 def first_arms(run: StageRun, options: Any, m: int) -> Iterator[Arm]:
-    """The base arm on all inputs, then everything that needs no other arm's numbers.
-
-    Args:
-        run: of the unit; gives the model.
-        options: of the study.
-        m: number of early queries.
-    """
+    """The base arm on all inputs, then everything that needs no other arm's numbers."""
     yield from (Arm("base", input=one) for one in options.inputs)
     if "no_bos" in options.arms:
         if sets_first(run):
@@ -184,12 +172,6 @@ def reading_arms(
 
     The last layer's reads act on no score and are left out. Draw 0 are the readers, draw -1 all heads, the
     others are drawn.
-
-    Args:
-        readers: (layer, head) of the heads that read position 0.
-        shape: layers and heads of the model.
-        run: of the unit.
-        options: of the study.
     """
     layers, heads = shape
     chosen = [one for one in readers if one[0] < layers - 1]

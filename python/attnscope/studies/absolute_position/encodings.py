@@ -34,8 +34,13 @@ def rotary_dimensions(model: Any) -> int | None:
     return 2 * len(found[0]) if found else None
 
 
-def record(run: StageRun) -> None:
-    """The table `encodings`: what a model's configuration and its mask say of positions."""
+def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
+    """The table `encodings`: what a model's configuration and its mask say of positions.
+
+    Args:
+        run: of the unit.
+        edits: that every pass of the study runs under.
+    """
     model = run.model().model
     config = model.config.get_text_config()
     rotary = rotary_dimensions(model)
@@ -50,7 +55,7 @@ def record(run: StageRun) -> None:
         rope_theta=float(theta[0]) if theta and theta[0] is not None else np.nan,
         rope_factor=float(kinds[0].get("factor", 1.0)) if kinds else np.nan,
         rotary_dimensions=rotary or 0,
-        windows=", ".join(_visible(run)),
+        windows=", ".join(_visible(run, edits)),
         sets_bos=run.encoder.bos_id is not None,
         layers=int(config.num_hidden_layers),
         heads=int(config.num_attention_heads),
@@ -58,7 +63,7 @@ def record(run: StageRun) -> None:
     )
 
 
-def _visible(run: StageRun) -> list[str]:
+def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
     """What queries of a text of the study's length see, each kind once: causal, window 32, …"""
     model = run.model().model
     longest = getattr(model.config.get_text_config(), "max_position_embeddings", None) or 64
@@ -70,7 +75,7 @@ def _visible(run: StageRun) -> list[str]:
             return []
     except RuntimeError:
         return []
-    with forward(model, inputs, Forward(("lse",))) as layers:
+    with forward(model, inputs, Forward(("lse",), edits=edits)) as layers:
         return list(dict.fromkeys(layer.visibility.name for layer in layers))
 
 

@@ -65,14 +65,7 @@ def position(run: StageRun, options: Any) -> None:
 def estimated(
     profile: PositionProfile, chosen: tuple[int, int], options: Any, run: StageRun
 ) -> dict[str, Array]:
-    """Columns of `position` for one set of queries, [L, h] each.
-
-    Args:
-        profile: of an arm.
-        chosen: first and last query.
-        options: of the study.
-        run: gives the seed.
-    """
+    """Columns of `position` for one set of queries, [L, h] each."""
     found: dict[str, Array] = {}
     seed = run.settings.seed
     for column, weights in SIZES.items():
@@ -92,7 +85,7 @@ def estimated(
     early = slice(chosen[0], chosen[1] + 1)
     means = {name: profile.mean(name).numpy()[..., early] for name in ("mask_cut", "mask_share", "first")}
     found |= {"mask_cut": means["mask_cut"].mean(-1), "mask_share": means["mask_share"].mean(-1)}
-    found["sink_advantage"] = means["first"].mean(-1)
+    found["sink_advantage"] = _mean(means["first"])  # over the queries that see key 0
     found["lse_gap"] = (profile.mean("lse") - profile.mean("mask_lse")).numpy()[..., early].mean(-1)
     return found | {name: values[..., early].mean(-1) for name, values in simple(profile).items()}
 
@@ -123,13 +116,7 @@ def simple(profile: PositionProfile) -> dict[str, Array]:
 def over_heads(
     profile: PositionProfile, chosen: tuple[int, int], found: dict[str, Array]
 ) -> dict[str, Array]:
-    """Means over the heads of each layer, [L], the sizes with intervals of their own.
-
-    Args:
-        profile: of an arm.
-        chosen: first and last query.
-        found: columns of `position`.
-    """
+    """Means over the heads of each layer, [L], the sizes with intervals of their own."""
     apart = ("p_value", "p_adjusted", "reliability")
     means = {one: _mean(values) for one, values in found.items() if not one.endswith(apart)}
     for column, weights in SIZES.items():
@@ -263,13 +250,13 @@ def controls(run: StageRun, options: Any) -> None:
     drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
     for model, seed, n in drawn:
         profile = profile_of(run, n, options.groups, variant="random_weights", model=model, seed=seed)
+        cut = run.reduced("uniform_cut", ("layer",), model=model, seed=seed)
         for name, chosen in query_sets(options, profile.m).items():
             found = estimated(profile, chosen, options, run)
             means = over_heads(profile, chosen, found)
-            queries = np.arange(chosen[0], chosen[1] + 1)
             for at, layer in enumerate(profile.layers):
                 run.write(
                     "controls", model=model, control="random_weights", draw=seed, layer=layer, queries=name,
-                    uniform_cut=float(np.log(profile.m / (queries + 1)).mean()),
+                    uniform_cut=float(cut[layer,].mean[chosen[0] : chosen[1] + 1].mean()),
                     **{column: values[at] for column, values in means.items()},
                 )  # fmt: skip

@@ -18,7 +18,7 @@ from attnscope.capture.positions import fingerprint, first_token_trajectory, out
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
-from attnscope.studies.absolute_position.sums import first_key
+from attnscope.studies.absolute_position.sums import first_key, softmax_of
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -43,7 +43,7 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
             run.reduce("states", _packed(moments), **keys, site=site)
     seen = first_key(layer)
     early = seen[:, :, 0, slice(*_early(options, seen.shape[-1]))]
-    centre = early.shape[-1] * early.mean(-1).square()
+    centre = early.isfinite().sum(-1) * early.nanmean(-1).square()
     for text, own in zip(seen, centre, strict=True):
         run.reduce("first_key", text, **keys)
         run.reduce("first_key_centre", own, **keys)
@@ -57,7 +57,13 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
     unit = found.write / found.write.norm(dim=-1, keepdim=True)
     for text in unit:
         run.reduce("directions", text, **keys)
-    reads = layer.matrices()[..., 1:, 0].double().mean(-1).cpu()
+    scores = softmax_of(layer)[0][..., 1:, :] > -torch.inf
+    there, visible = scores[..., 0], scores.double().sum(-1)
+    # means over the queries behind the first that see key 0
+    reads, uniform = (
+        torch.where(there, values.double(), torch.nan).nanmean(-1).cpu()
+        for values in (layer.matrices()[..., 1:, 0], 1 / visible)
+    )
     heads = list(layer.heads)
     gaps = _same_token_gaps(found.write, token_ids(run, batch, arm)[:, 0].tolist())
     for at, sample in enumerate(batch.samples):
@@ -68,6 +74,7 @@ def add(run: StageRun, batch: Batch, arm: Arm, layer: Layer, options: Any) -> No
             layer=layer.index,
             head=heads,
             a0=reads[at],
+            uniform=uniform[at],
             fingerprint_share=found.share[at],
             fingerprint_projection=found.projection[at],
             value_ratio=found.value_ratio[at],
@@ -156,7 +163,11 @@ def fingerprints(run: StageRun, options: Any) -> None:
     for (arm, layer), found in directions.items():
         own, count = keys[arm, layer].mean, found.count
         m, texts = own.shape[-1], keys[arm, layer].count
-        a0, squared, cut = (own[:, at, slice(*_early(options, m))] for at in range(3))
+        early = own[:, :, slice(*_early(options, m))]
+        early = early[..., np.isfinite(early).any((0, 1))]  # the queries that see key 0
+        a0, squared, cut = early.swapaxes(0, 1)
+        if early.shape[-1] < 2:  # one position, or none, has no variance
+            a0, squared, cut = (np.full((len(own), 2), np.nan) for _ in range(3))
         varied, noise = cut.var(-1, ddof=1), (squared - a0**2).mean(-1)
         clock = [
             float(position_share(_moments(texts, one[:, None] * texts, two.sum() * texts, centre)))
@@ -164,7 +175,6 @@ def fingerprints(run: StageRun, options: Any) -> None:
         ]
         heads = np.arange(len(own))
         mean = reads.loc[(arm, layer)].reindex(heads)
-        uniform = float(np.mean(1 / np.arange(2, 2 * m + 1)))
         with np.errstate(invalid="ignore"):
             clock_mask = varied / (varied + noise)
         run.write(
@@ -175,10 +185,9 @@ def fingerprints(run: StageRun, options: Any) -> None:
             fingerprint_cosine=(count * np.square(found.mean).sum(-1) - 1) / (count - 1),
             clock=np.array(clock),
             clock_mask=clock_mask,
-            uniform=uniform,
             readers=[
                 [tau for tau in options.sinks if one > tau and low > uniform]
-                for one, low in zip(mean["a0"], mean["a0_low"], strict=True)
+                for one, low, uniform in zip(mean["a0"], mean["a0_low"], mean["uniform"], strict=True)
             ],
             **{name: mean[name].to_numpy() for name in mean.columns if name != "sample"},
         )

@@ -28,11 +28,8 @@ def add(run: StageRun, scores: Tensor, *, input: str, samples: Sequence[int], la
     """Rows of one layer under both protocols.
 
     Args:
-        run: of the unit.
         scores: [B, h, n, n].
         input: windows, or the same with their tokens turned round.
-        samples: of the batch.
-        layer: its number.
     """
     fits: dict[str, tuple[Any, ...]] = {}
     if "exact" in run.settings.protocols:

@@ -109,22 +109,28 @@ def bands(run: StageRun, options: Any, tier: int) -> None:
         run.note(f"absolute_position: {rotary // 2} pairs are rotated, so there are {count} bands")
     batches = list(run.batches())
     same = token_ids(run, batches[0], BARE)[:1, :1].repeat(1, max(batches[0].lengths))
+    layouts: dict[int, Any] = {}
     try:
-        layouts = {
-            layer.index: rotary_layout(*_heads(layer), rotary=rotary) for layer in _ends(run, same, options)
-        }
+        for layer in _ends(run, same, options):
+            # learned sinks tell later layers how many keys a query sees, so that their content changes
+            known = next(iter(layouts.values())) if layouts and layer.sink_logits is not None else None
+            layouts[layer.index] = known or rotary_layout(*_heads(layer), rotary=rotary)
     except ValueError as error:
         run.note(f"absolute_position: no bands: {error}")
         return
     sums: dict[tuple[int, str], list[Tensor]] = {}
     for batch in batches:
         for layer in _ends(run, token_ids(run, batch, BARE), options):
-            for query, key in zip(*_heads(layer), strict=True):
+            seen = layer.visibility.support
+            for text, (query, key) in enumerate(zip(*_heads(layer), strict=True)):
+                support = seen[text] if isinstance(seen, Tensor) and seen.ndim == 4 else seen
                 if "exact" in run.settings.protocols:
                     found = rope_bands(
                         query, key, bands=count, layout=layouts[layer.index], rotary=rotary,
                         scaling=scaling_of(model, layer.index, query.shape[-1]),
                         softcap=getattr(model.config, "attn_logit_softcapping", None),
+                        support=support if isinstance(seen, Tensor) else "causal",
+                        sink_logit=layer.sink_logits,
                     )  # fmt: skip
                     sums.setdefault((layer.index, "exact"), []).append(torch.stack(found))
                 if "ruscio2025once" in run.settings.protocols:
@@ -155,7 +161,8 @@ def lengths(run: StageRun, options: Any, tier: int) -> None:
             ids = whole[:, : pieces * n].reshape(-1, n)
             groups = [one * options.groups // run.samples for one in batch.samples for _ in range(pieces)]
             for layer in _layers(run, ids, options, tier, ()):
-                profile.add(softmax_of(layer)[0], groups, layer=layer.index)
+                scores = softmax_of(layer)[0]
+                profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
     found = leakage_slope(list(profiles.values()))
     every = next(iter(profiles.values())).layers
     for at, n in enumerate(found.lengths):

@@ -39,7 +39,7 @@ from attnscope.studies.absolute_position import (
 from attnscope.studies.absolute_position.arms import Arm, first_arms, imposed, reading_arms, token_ids
 from attnscope.studies.absolute_position.checks import check_model, require_checks
 from attnscope.studies.absolute_position.options import CONTROLS, READS, PositionOptions
-from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store
+from attnscope.studies.absolute_position.sums import PROFILES, softmax_of, store, uniform_cut
 from attnscope.studies.absolute_position.tables import SUMS, TABLES
 
 if TYPE_CHECKING:
@@ -78,12 +78,7 @@ class AbsolutePosition(Study):
 
     @classmethod
     def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """The texts are windows where nothing else is said of them.
-
-        Args:
-            values: as they were given.
-            known: keys of the settings themselves.
-        """
+        """The texts are windows where nothing else is said of them."""
         found = super().settled(values, known)
         texts = found.get("texts") or []
         sources = [
@@ -140,7 +135,8 @@ class AbsolutePosition(Study):
         )  # fmt: skip
         every.append(depth)
         if more:
-            every.append(Stage("controls", units.once(), self.control, reads=PROFILES, writes=("controls",)))
+            there = (*PROFILES, "uniform_cut")
+            every.append(Stage("controls", units.once(), self.control, reads=there, writes=("controls",)))
         return every
 
     def expects(self, plan: Plan) -> list[str]:
@@ -176,7 +172,7 @@ class AbsolutePosition(Study):
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model, and how it tells positions apart."""
         check_model(run)
-        encodings.record(run)
+        encodings.record(run, imposed(self.options))
 
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""
@@ -275,6 +271,9 @@ class AbsolutePosition(Study):
                 leakage.add(run, scores, input=arm.input, samples=batch.samples, layer=layer.index)
                 continue
             profile.add(scores, groups, layer=layer.index, sink_logit=layer.sink_logits)
+            if unit.variant:
+                keys = {"model": unit.checkpoint.model, "seed": unit.seed, "layer": layer.index}
+                run.reduce("uniform_cut", uniform_cut(layer), **keys)
             if about_0:
                 first_position.add(run, batch, arm, layer, options)
         if arm.kind == "leakage":

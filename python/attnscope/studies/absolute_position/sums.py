@@ -39,19 +39,21 @@ ROWS = tuple(name for name, axes in PositionProfile.SUMS.items() if axes == "m")
 def softmax_of(layer: Layer) -> tuple[Tensor, bool]:
     """Scores [B, h, n, n], and whether they are the softmax's own argument; where not, log A.
 
-    Such a model's attention of 0 on an earlier key has no logarithm: NaN, and so is the map.
+    Such a model's attention of 0 on a visible key has no logarithm: NaN, and so is the map.
     """
     if "scores" in layer.tensors:
         return layer.matrices("scores"), True
-    maps = layer.matrices()
-    seen = torch.ones(maps.shape[-2:], dtype=torch.bool, device=maps.device).tril()
-    return torch.where(seen & (maps == 0), torch.nan, maps.log()), False
+    maps, seen = layer.matrices(), layer.visibility.support
+    if not isinstance(seen, Tensor):
+        seen = torch.ones(maps.shape[-2:], dtype=torch.bool).tril()
+    return torch.where(seen.to(maps.device) & (maps == 0), torch.nan, maps.log()), False
 
 
 def first_key(layer: Layer) -> Tensor:
     """Attention of early queries to key 0, its square, and what the mask alone makes of it, [B, h, 3, m].
 
-    The last: what late queries that see their i + 1 nearest keys alone give the farthest of them.
+    The last: what late queries that see their i + 1 nearest keys alone give the farthest of them. NaN where
+    key 0 is out of sight.
     """
     scores, own = softmax_of(layer)
     with warnings.catch_warnings():
@@ -60,7 +62,18 @@ def first_key(layer: Layer) -> Tensor:
     m = cut.shape[-1]
     seen = scores[..., :m, 0].double() - layer.states("lse")[..., :m].double() if own else scores[..., :m, 0]
     a0 = seen.double().exp().cpu()
-    return torch.stack([a0, a0.square(), cut], dim=-2)
+    found = torch.stack([a0, a0.square(), cut], dim=-2)
+    return found.masked_fill((seen == -torch.inf).cpu()[..., None, :], torch.nan)
+
+
+def uniform_cut(layer: Layer) -> Tensor:
+    """What the mask cuts of equal scores among the keys that a layer's queries see, by early query [m].
+
+    A learned sink counts as one more key.
+    """
+    scores = softmax_of(layer)[0][:1, :1]
+    equal = torch.zeros_like(scores).masked_fill(scores == -torch.inf, -torch.inf)
+    return mask_only(equal, sink_logit=None if layer.sink_logits is None else 0.0).cut[0, 0]
 
 
 def packed(square: Array) -> Array:
@@ -81,14 +94,7 @@ def _inside(rows: int, m: int) -> Array:
 
 
 def store(run: StageRun, profile: PositionProfile, keys: Mapping[str, Any], *, kept: tuple[str, ...]) -> None:
-    """Adds the sums of a profile to those of the unit.
-
-    Args:
-        run: of the unit.
-        profile: of one pass over a batch.
-        keys: of the pass.
-        kept: which of `PROFILES`.
-    """
+    """Adds the sums of a profile to those of the unit."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     dense = {"cut": _square(profile, state["cut"]), "moved": _square(profile, state["moved"])}
     rows = np.stack([state[name] for name in ROWS], axis=-2)
@@ -113,14 +119,7 @@ def _square(profile: PositionProfile, kept: Array) -> Array:
 
 
 def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfile:
-    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0.
-
-    Args:
-        run: of a later stage.
-        n: tokens of a text.
-        groups: of texts.
-        only: keys of the arm.
-    """
+    """The profile of one arm on one input, of all texts; sums that the arm does not keep are 0."""
     parts = {name: run.reduced(name, ("layer", "group"), **only) for name in PROFILES}
     layers = sorted({layer for layer, _ in parts["counts"]})
     present = sorted({group for _, group in parts["counts"]})
@@ -151,14 +150,7 @@ def profile_of(run: StageRun, n: int, groups: int, **only: Any) -> PositionProfi
 
 
 def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
-    """Writes everything of a profile to the table `sums`, for `profile_of_sums`.
-
-    Args:
-        run: of a stage that writes it.
-        profile: of all texts.
-        arm: whose.
-        kind: of input.
-    """
+    """Writes everything of a profile to the table `sums`, for `profile_of_sums`."""
     state = {name: values.numpy() for name, values in profile.state().items()}
     for g, group in enumerate(profile.present):
         for k, layer in enumerate(profile.layers):
@@ -171,14 +163,7 @@ def keep(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
 
 
 def profile_of_sums(table: pd.DataFrame) -> PositionProfile:
-    """The profile of stored sums: of more texts when that of another run is merged into it.
-
-    Args:
-        table: rows of `sums` of one model, arm and input.
-
-    Raises:
-        ValueError: rows of several.
-    """
+    """The profile of stored sums: of more texts when that of another run is merged into it."""
     several = [one for one in ("model", "revision", "step", "arm", "input") if table[one].nunique() > 1]
     if several or table.empty:
         raise ValueError(

@@ -9,7 +9,7 @@ from attnscope.engine.tables import Column, Table
 from attnscope.metrics.positions.position_profile import PositionProfile
 
 #: Sums of states and directions over texts.
-SUMS = ("states", "directions", "first_key", "first_key_centre")
+SUMS = ("states", "directions", "first_key", "first_key_centre", "uniform_cut")
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
 _MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
@@ -56,6 +56,10 @@ _REMOVED = tuple(
         ("pattern", "pattern removed"),
     )
     for column in _interval(f"{name}_removed", label, "")
+)
+
+_UNIFORM_CUT = Column(
+    "uniform_cut", low=0, meaning="The mask's cut of equal scores among visible keys, a learned sink as one."
 )
 
 OFFSETS = (
@@ -126,6 +130,7 @@ TABLES = (
         (*CHECKPOINT_KEYS, "arm", "sample", "layer", "head"),
         (
             Column("a0", kind="ratio", label="attention to key 0", low=0, high=1),
+            Column("uniform", kind="ratio", label="uniform attention to key 0", low=0, high=1),
             Column("fingerprint_share", kind="ratio", low=0),
             Column("fingerprint_projection", kind="ratio"),
             Column("value_ratio", kind="ratio", low=0),
@@ -137,7 +142,10 @@ TABLES = (
         (*CHECKPOINT_KEYS, "arm", "layer", "head"),
         (
             *_interval(
-                "a0", "attention to key 0", "Mean over queries and texts; interval over texts.", low=0
+                "a0",
+                "attention to key 0",
+                "Mean over texts and over the queries behind the first that see it; interval over texts.",
+                low=0,
             ),
             Column("uniform", kind="ratio", label="uniform attention to key 0", low=0, high=1),
             Column("fingerprint_cosine", label="cosine of fingerprints over texts", high=1),
@@ -273,6 +281,6 @@ TABLES = (
             ),
         ),
     ),
-    Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, Column("uniform_cut"))),
+    Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, _UNIFORM_CUT)),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
 )

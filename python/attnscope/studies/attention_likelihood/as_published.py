@@ -31,11 +31,7 @@ MODES = (REAL, *ruscio2023.MODES)
 
 
 def make(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """Rows of `versions` under the protocol.
-
-    Raises:
-        ConfigError: a causal model.
-    """
+    """Rows of `versions` under the protocol."""
     loaded, tokenizer = source(run, options), run.encoder.tokenizer
     words = wanted(unit.inputs, options.word)
     if isinstance(words, str):
@@ -132,12 +128,7 @@ def _write(
 
 
 def estimate(words: pd.DataFrame, spans: pd.DataFrame) -> tuple[list[Row], Row | None]:
-    """Rows of `head_mean_associations` and of `best_layers` under the protocol.
-
-    Args:
-        words: its rows.
-        spans: its rows of `head_mean_spans`.
-    """
+    """Rows of `head_mean_associations` and of `best_layers` under the protocol."""
     if words.empty or spans.empty:
         return [], None
     p = words.pivot_table(index="sample", columns="mode", values="own_probability", dropna=False)

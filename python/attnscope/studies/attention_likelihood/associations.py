@@ -87,8 +87,6 @@ def permuted(x: Array, y: Array, there: Array, draws: int, seed: int) -> Array:
         x: [T, K].
         y: [L, T, K].
         there: versions that count [T, K].
-        draws: permutations.
-        seed: of the draws.
     """
     order = np.argsort(~there, axis=-1, kind="stable")
     there = np.take_along_axis(there, order, -1)
@@ -267,10 +265,7 @@ def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence
     """Correlation within texts of every head, Benjamini–Hochberg over them.
 
     Args:
-        panel: of the checkpoint.
         shares: [layers · heads, T, K].
-        layers: of each.
-        heads: of each.
     """
     there = panel.distinct
     r, slopes = correlations(panel.x, shares, there), slope(panel.x, shares, there)
@@ -298,14 +293,7 @@ def of_heads(panel: Panel, shares: Array, layers: Sequence[int], heads: Sequence
 
 
 def adjusted(rows: list[Row], by: Sequence[str], correct: Any, name: str) -> list[Row]:
-    """The rows with p-values corrected over each family.
-
-    Args:
-        rows: with `p_value`.
-        by: what tells families apart.
-        correct: of a family's p-values.
-        name: of the correction.
-    """
+    """The rows with p-values corrected over each family."""
     families: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         families.setdefault(tuple(row[key] for key in by), []).append(row)

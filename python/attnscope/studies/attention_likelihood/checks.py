@@ -11,7 +11,6 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope.capture import Forward, forward
 from attnscope.capture.likelihood.chain import masked_from
 from attnscope.capture.likelihood.tokens import log_likelihood
 from attnscope.engine.forward import Batch, head_mean, padded
@@ -55,11 +54,7 @@ class Version:
 
 
 def check(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """Tries every identity on a few texts and stores what was found.
-
-    Raises:
-        LoadError: one does not hold, so the numbers of this checkpoint would not be what they are called.
-    """
+    """Tries every identity on a few texts and stores what was found."""
     versions = run.read("versions")
     versions = versions[versions["protocol"] == "exact"]
     real = versions[versions["mode"] == REAL].set_index("sample")
@@ -122,10 +117,12 @@ def _first_piece(run: StageRun, loaded: Any, versions: list[Version], spans: Ten
 def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Check]:
     """Embeddings change where the word stands and nowhere else, earlier rows stay, rows add up to 1."""
     dtype = str(run.model().dtype)
-    rows, sums, sinks = [], 0.0, False
+    rows, embedded, sums, sinks = [], [], 0.0, False
     for one in versions:
         maps = []
-        for _, layer in run.layers(one.batch):
+        for number, layer in run.layers(one.batch, extra=("hidden",)):
+            if number == 0 and "hidden" in layer.tensors:
+                embedded.append(layer.hidden.cpu().clone())
             own = layer.matrices()
             mean = head_mean(own)
             maps.append(mean[:, 0].cpu())
@@ -137,7 +134,7 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
             gap = (found.share + found.special + found.context - 1).abs()
             sums = max(sums, float(gap.nan_to_num(0.0).max()))
         rows.append(torch.stack(maps))
-    checks = [_placed(run, versions, spans)]
+    checks = [_placed(embedded, versions, spans)]
     causal = not any(bool((one.triu(1) != 0).any()) for one in rows)
     if causal:
         before = torch.arange(rows[0].shape[-1]) < spans[:, :1]
@@ -153,22 +150,12 @@ def _attention(run: StageRun, versions: list[Version], spans: Tensor) -> list[Ch
     return checks
 
 
-def _placed(run: StageRun, versions: list[Version], spans: Tensor) -> Check:
-    """Number of positions where a version's embedding is not that of its token."""
-    try:
-        embedded = [_embedded(run, one.batch) for one in versions]
-    except RuntimeError as error:
-        return Check("replaced_tokens", None, 0.0, str(error))
+def _placed(embedded: list[Tensor], versions: list[Version], spans: Tensor) -> Check:
+    """Number of positions where what enters the first layer [B, n, D] is not that of the version's token."""
+    if len(embedded) < len(versions):
+        return Check("replaced_tokens", None, 0.0, "what enters the first layer cannot be captured")
     wrong = max(_misplaced(embedded, versions, at, spans) for at in range(len(versions)))
     return Check("replaced_tokens", float(wrong), 0.0)
-
-
-def _embedded(run: StageRun, batch: Batch) -> Tensor:
-    """What enters the first layer [B, n, D]."""
-    model = run.model().model
-    with forward(model, run.inputs(batch), Forward(sites=("hidden",), layers=[0])) as layers:
-        found: Tensor = next(iter(layers)).hidden.detach().cpu().clone()
-    return found
 
 
 def _misplaced(embedded: list[Tensor], versions: list[Version], at: int, spans: Tensor) -> int:

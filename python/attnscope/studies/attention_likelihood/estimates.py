@@ -123,11 +123,7 @@ def controls(run: StageRun, options: LikelihoodOptions) -> None:
 
 
 def points(panel: Panel) -> list[Row]:
-    """The estimates alone: within texts, between texts, and what words gain at home.
-
-    Args:
-        panel: of one initialisation.
-    """
+    """The estimates alone: within texts, between texts, and what words gain at home."""
     there, share = panel.distinct, panel.measures["share"]
     r, slopes = correlations(panel.x, share, there), slope(panel.x, share, there)
     rows: list[Row] = []

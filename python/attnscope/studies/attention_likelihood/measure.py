@@ -3,12 +3,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from attnscope import SpanAttention, row_logits, span_attention
@@ -17,7 +18,8 @@ from attnscope.capture.likelihood.vocabulary import special_ids
 from attnscope.engine.forward import Batch, head_mean
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 from attnscope.studies.attention_likelihood.tables import WORDS
-from attnscope.studies.attention_likelihood.versions import chosen_rows, replaced, with_words
+from attnscope.studies.attention_likelihood.versions import chosen_rows, joined, replaced, with_words
+from attnscope.studies.supports import Seen
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer
@@ -27,6 +29,8 @@ if TYPE_CHECKING:
 
 #: What `words` holds besides its keys.
 COLUMNS = frozenset(one.name for one in WORDS)
+#: Entries of one head's maps in a pass that takes several versions; a text counts as at least so many tokens.
+_ENTRIES, _TOKENS = 2**20, 256
 
 
 def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
@@ -36,24 +40,45 @@ def measure(unit: Unit, run: StageRun, targets: pd.DataFrame, options: Likelihoo
         return
     versions = run.read("versions")
     versions = versions[(versions["protocol"] == "exact") & versions["sample"].isin(targets.index)]
-    by_mode = {mode: own.set_index("sample") for mode, own in versions.groupby("mode", sort=False)}
+    names = [REAL, *(one for one in dict.fromkeys(versions["mode"]) if one != REAL)]
+    by_mode = {mode: versions[versions["mode"] == mode].set_index("sample") for mode in names}
     keeps = not unit.variant and keeps_own(run)
-    for batch, spans, _ in with_words(run, targets[targets.index.isin(by_mode[REAL].index)]):
-        for mode, rows in by_mode.items():
-            there = [at for at, sample in enumerate(batch.samples) if sample in rows.index]
-            if not there:
-                continue
-            own = rows.loc[[batch.samples[at] for at in there]]
-            part, span = chosen_rows(batch, there), spans[there]
-            part = replaced(part, span, list(own["replacement_ids"]))
+    surveys = options.survey and not unit.variant
+    real = by_mode[REAL]
+    for texts, spans, _ in with_words(run, targets[targets.index.isin(real.index)]):
+        for modes in _passes(texts, list(by_mode)):
+            batch, span, own = _versions(texts, spans, {mode: by_mode[mode] for mode in modes})
             outputs: list[Any] = []
-            for number, layer in run.layers(part, outputs=outputs):
-                _write(run, part, span, number, layer, mode)
-                if mode == REAL and options.survey and not unit.variant:
-                    _survey(run, part, own, number, layer)
+            for number, layer in run.layers(batch, outputs=outputs):
+                _write(run, batch, span, number, layer, own["mode"].to_numpy())
+                if surveys and modes[0] == REAL:
+                    _survey(run, texts, own, number, layer)
             if not unit.variant:
-                probability = own_probability(run, outputs, part, span) if keeps else None
-                _words(run, own, targets, mode, probability, by_mode[REAL])
+                probability = own_probability(run, outputs, batch, span) if keeps else None
+                _words(run, own, targets, probability, real)
+
+
+def _passes(batch: Batch, modes: Sequence[str]) -> Iterator[Sequence[str]]:
+    """Versions that one forward pass takes together: several of few small texts, one of many or long ones."""
+    n = max(batch.lengths)
+    size = max(1, _ENTRIES // (n * max(n, _TOKENS) * len(batch.samples)))
+    for start in range(0, len(modes), size):
+        yield modes[start : start + size]
+
+
+def _versions(
+    texts: Batch, spans: Tensor, by_mode: dict[str, pd.DataFrame]
+) -> tuple[Batch, Tensor, pd.DataFrame]:
+    """The texts with the words of each mode in turn, the words' spans, and the rows of `versions`."""
+    batches, places, rows = [], [], []
+    for own in by_mode.values():
+        there = [at for at, sample in enumerate(texts.samples) if sample in own.index]
+        if there:
+            rows.append(own.loc[[texts.samples[at] for at in there]])
+            places.append(spans[there])
+            pieces = list(rows[-1]["replacement_ids"])
+            batches.append(replaced(chosen_rows(texts, there), places[-1], pieces))
+    return joined(batches), torch.cat(places), pd.concat(rows)
 
 
 def _try(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
@@ -61,26 +86,34 @@ def _try(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
     for batch, spans, _ in with_words(run, targets):
         for _mode in (REAL, *options.modes, *([SWAP] if options.swap else [])):
             for number, layer in run.layers(batch):
-                _write(run, batch, spans, number, layer, REAL)
+                _write(run, batch, spans, number, layer, np.full(len(batch.samples), REAL))
 
 
-def _write(run: StageRun, batch: Batch, spans: Tensor, number: int, layer: Layer, mode: str) -> None:
+def _write(
+    run: StageRun, batch: Batch, spans: Tensor, number: int, layer: Layer, modes: NDArray[Any]
+) -> None:
     maps = layer.matrices()
     special = special_keys(run, batch, maps.shape[-1])
     support, lengths = layer.visibility.support, torch.tensor(batch.lengths)
     mean = of_span(head_mean(maps), spans, special, support, lengths)
-    keys = {"mode": mode, "layer": number, "protocol": "exact"}
-    run.write("head_mean_spans", sample=list(batch.samples), **keys, **_columns(mean, 0))
+    keys = {"layer": number, "protocol": "exact"}
+    samples = np.asarray(batch.samples)
+    learned = learned_share(layer, spans)
+    more = {} if learned is None else {"learned_sink_mass": learned.mean(1)}
+    run.write("head_mean_spans", sample=samples, mode=modes, **keys, **_columns(mean, 0), **more)
     if run.unit.variant:
         return
     found = of_span(maps, spans, special, support, lengths)
     heads = maps.shape[1]
+    more = {} if learned is None else {"learned_sink_mass": learned.flatten()}
     run.write(
         "spans",
-        sample=np.repeat(batch.samples, heads),
-        head=np.tile(np.asarray(layer.heads), len(batch.samples)),
+        sample=np.repeat(samples, heads),
+        mode=np.repeat(modes, heads),
+        head=np.tile(np.asarray(layer.heads), len(samples)),
         **keys,
         **_columns(found, slice(None)),
+        **more,
     )
 
 
@@ -89,6 +122,16 @@ def of_span(maps: Tensor, spans: Tensor, special: Tensor, support: Any, lengths:
     return span_attention(
         maps, spans[:, None], special=special[:, None], support=support, lengths=lengths[:, None]
     )
+
+
+def learned_share(layer: Layer, spans: Tensor) -> Tensor | None:
+    """What a learned sink takes of the rows of each text's word [B, h]; None without one."""
+    if layer.sink_logits is None:
+        return None
+    mass = layer.states("sink_mass").double()
+    place = torch.arange(mass.shape[-1])
+    word = (place >= spans[:, :1]) & (place < spans[:, 1:])
+    return torch.stack([own[:, rows].mean(-1) for own, rows in zip(mass.cpu(), word, strict=True)])
 
 
 def _columns(found: SpanAttention, heads: Any) -> dict[str, Any]:
@@ -133,7 +176,7 @@ def own_probability(run: StageRun, outputs: Sequence[Any], batch: Batch, spans: 
 
 
 def _words(
-    run: StageRun, own: pd.DataFrame, targets: pd.DataFrame, mode: str, probability: Tensor | None, real: Any
+    run: StageRun, own: pd.DataFrame, targets: pd.DataFrame, probability: Tensor | None, real: pd.DataFrame
 ) -> None:
     """Rows of `words`: what `versions` holds, the probability at the own position, whether it is the word."""
     same = [
@@ -146,7 +189,7 @@ def _words(
     run.write(
         "words",
         sample=own.index.to_numpy(),
-        mode=mode,
+        mode=own["mode"],
         protocol="exact",
         same=np.array(same),
         partner=targets.loc[own.index, "partner"],
@@ -162,11 +205,13 @@ def _survey(run: StageRun, batch: Batch, own: pd.DataFrame, number: int, layer: 
 
     if own["token_log_likelihood"].isna().all():
         return
-    diagonal = head_mean(layer.matrices())[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
+    maps = layer.matrices()
+    seen = Seen.by(layer, maps)
+    diagonal = head_mean(maps)[:, 0].diagonal(dim1=-2, dim2=-1).cpu().numpy()
     for at, (sample, n) in enumerate(zip(batch.samples, batch.lengths, strict=True)):
         tokens = np.array(own["token_log_likelihood"].iloc[at], dtype=float)
         place = np.arange(n, dtype=float)
-        boost = diagonal[at, :n] * (place + 1)
+        boost = diagonal[at, :n] * seen.of_text(at, n).sum(-1).numpy()
         known = np.isfinite(tokens)
         given = place[known][:, None]
         plain, partial = (

@@ -82,12 +82,7 @@ class Panel:
 
 
 def panel_of(words: pd.DataFrame, spans: pd.DataFrame) -> Panel | None:
-    """The arrays of one checkpoint under one protocol, None where no word was measured.
-
-    Args:
-        words: rows of `words`, with `text_unit`.
-        spans: rows of `head_mean_spans`.
-    """
+    """The arrays of one checkpoint under one protocol, None where no word was measured."""
     if words.empty or spans.empty:
         return None
     modes = [REAL, *(one for one in dict.fromkeys(words["mode"]) if one not in (REAL, SWAP)), SWAP]

@@ -69,6 +69,7 @@ SPANS = Table(
         _share("span_diagonal", "attention of its tokens to themselves"),
         _share("span_special", "attention of the word to special tokens"),
         _share("span_context", "attention of the word to the rest"),
+        _share("learned_sink_mass", "attention of the word to a learned sink", "Null in layers without one."),
         _share("span_received", "attention of other tokens to the word"),
         _share("span_received_uniform", "the same under uniform attention"),
         Column("map_mean", label="mean of the map", meaning="1/n for every map; of ruscio2023.", low=0.0),

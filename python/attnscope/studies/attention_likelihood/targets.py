@@ -27,11 +27,7 @@ COLUMN = "column:"
 
 
 def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
-    """Of every text its word or why it has none, and what it exchanges words with: rows of `targets`.
-
-    Raises:
-        ConfigError: no text has a usable word, a tokenizer without offsets, a column that the source lacks.
-    """
+    """Of every text its word or why it has none, and what it exchanges words with: rows of `targets`."""
     tokenizer = run.encoder.tokenizer
     if tokenizer is None:
         raise ConfigError(
@@ -95,15 +91,7 @@ def find(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataFrame:
 
 
 def candidates(ids: Sequence[int], span: Sequence[int], form: Any, which: str, tokenizer: Any) -> int:
-    """How many ids may stand for the piece of a word that has the fewest.
-
-    Args:
-        ids: of the text.
-        span: of its word.
-        form: of every id.
-        which: "same_form" or "all".
-        tokenizer: says which ids are special.
-    """
+    """How many ids may stand for the piece of a word that has the fewest."""
     outside = {*ids[: span[0]], *ids[span[1] :]}
     found = []
     for piece in ids[span[0] : span[1]]:
@@ -133,11 +121,7 @@ def with_word(unit: Unit, run: StageRun, options: LikelihoodOptions) -> pd.DataF
 
 
 def wanted(inputs: Sequence[Input], word: str) -> str | list[str | None]:
-    """What `word_spans` is asked for: a way to choose, or the word of each text's own column.
-
-    Raises:
-        ConfigError: no source has the column.
-    """
+    """What `word_spans` is asked for: a way to choose, or the word of each text's own column."""
     if not word.startswith(COLUMN):
         return word
     name = word.removeprefix(COLUMN)

@@ -12,27 +12,24 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope import replacements, token_likelihood, word_likelihood
+from attnscope import WordLikelihood, replacements, token_likelihood
 from attnscope.capture.likelihood.arguments import context_argument
-from attnscope.capture.likelihood.chain import masked_from
-from attnscope.capture.likelihood.tokens import entropy
+from attnscope.capture.likelihood.chain import scored
 from attnscope.engine.config import ConfigError
 from attnscope.engine.forward import Batch, padded
 from attnscope.models import LoadedModel, LoadError, find_checkpoints, load_tokenizer
-from attnscope.models.head_rows import LastStates
 from attnscope.studies.attention_likelihood.options import REAL, SWAP
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
     from attnscope.studies.attention_likelihood.options import LikelihoodOptions
 
+#: What a batch holds of each text.
+_AXES = ("samples", "lengths", "token_ids", "tokens", "groups")
+
 
 def source(run: StageRun, options: LikelihoodOptions) -> LoadedModel:
-    """The model that gives likelihoods.
-
-    Raises:
-        ConfigError: it reads another vocabulary than the measured model.
-    """
+    """The model that gives likelihoods."""
     if not options.likelihood_from:
         return run.model()
     try:
@@ -60,11 +57,7 @@ def _first_difference(own: dict[str, int], other: dict[str, int]) -> str:
 
 
 def kind_of(loaded: LoadedModel, tokenizer: Any, options: LikelihoodOptions) -> tuple[str, int]:
-    """What the likelihood is conditioned on, and the id of the mask.
-
-    Raises:
-        ConfigError: a model without a vocabulary head, a context that this kind of model does not have.
-    """
+    """What the likelihood is conditioned on, and the id of the mask."""
     try:
         return context_argument("attention_likelihood", options.context, loaded.model, tokenizer)
     except NotImplementedError as error:
@@ -89,8 +82,13 @@ def with_words(run: StageRun, targets: pd.DataFrame) -> Iterator[tuple[Batch, Te
 
 def chosen_rows(batch: Batch, rows: Sequence[int]) -> Batch:
     """Some of the texts of a batch."""
-    names = ("samples", "lengths", "token_ids", "tokens", "groups")
-    return replace(batch, **{name: [getattr(batch, name)[at] for at in rows] for name in names})
+    return replace(batch, **{name: [getattr(batch, name)[at] for at in rows] for name in _AXES})
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """The texts of several batches, one after another."""
+    whole = {name: [own for one in batches for own in getattr(one, name)] for name in _AXES}
+    return replace(batches[0], **whole)
 
 
 def replaced(batch: Batch, spans: Tensor, pieces: Sequence[Sequence[int]]) -> Batch:
@@ -104,13 +102,7 @@ def replaced(batch: Batch, spans: Tensor, pieces: Sequence[Sequence[int]]) -> Ba
 
 
 def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> None:
-    """The table `versions` of the exact protocol for one block of texts.
-
-    Args:
-        run: of the unit.
-        targets: rows of `targets` that have a word, by sample.
-        options: of the study.
-    """
+    """The table `versions` of the exact protocol for one block of texts."""
     loaded, tokenizer = source(run, options), run.encoder.tokenizer
     kind, mask_id = kind_of(loaded, tokenizer, options)
     few = 0
@@ -125,77 +117,54 @@ def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
         if not there:
             continue
         batch, spans, own = chosen_rows(batch, there), spans[there], own.iloc[there]
-        inputs = padded(batch, run.encoder.pad_id, "cpu")
-        real = likelihood(loaded, inputs, spans, tokenizer, kind)
-        about: dict[str, Any] = {"entropy": uncertainty(loaded, inputs, spans, kind, mask_id)}
-        about["two_sided"] = real.two_sided
+        away = [at for at, partner in enumerate(own["partner"]) if partner >= 0]
+        exchanged = [list(one) for one in own["swap_ids"].iloc[away]]
+        both = joined([batch, replaced(chosen_rows(batch, away), spans[away], exchanged)])
+        found, uncertain = likelihood(run, loaded, both, torch.cat([spans, spans[away]]), kind, mask_id)
+        about: dict[str, Any] = {"entropy": uncertain[: len(own)]}
         if options.survey and kind == "left":
-            tokens = token_likelihood(loaded.model, inputs).log_likelihood
+            tokens = token_likelihood(loaded.model, padded(batch, run.encoder.pad_id, "cpu")).log_likelihood
             about["token_log_likelihood"] = [
                 row[:length].tolist() for row, length in zip(tokens, batch.lengths, strict=True)
             ]
         pieces = [ids[start:stop] for ids, (start, stop) in zip(batch.token_ids, spans.tolist(), strict=True)]
-        store(run, batch, own, REAL, pieces, log_likelihood=real.log_likelihood, **about)
+        store(
+            run, batch, own, REAL, pieces, log_likelihood=found.log_likelihood[: len(own)],
+            two_sided=found.two_sided[: len(own)], **about,
+        )  # fmt: skip
         for at, mode in enumerate(made.modes):
             ids = made.input_ids[there, at].tolist()
             put = [row[start:stop] for row, (start, stop) in zip(ids, spans.tolist(), strict=True)]
             sides = {}
             if options.two_sided:
-                other = padded(replaced(batch, spans, put), run.encoder.pad_id, "cpu")
-                sides["two_sided"] = likelihood(loaded, other, spans, tokenizer, kind).two_sided
+                other = replaced(batch, spans, put)
+                sides["two_sided"] = likelihood(run, loaded, other, spans, kind, mask_id)[0].two_sided
             store(
                 run, batch, own, mode, put, log_likelihood=made.log_likelihood[there, at],
                 place=made.place[there, at], **sides,
             )  # fmt: skip
-        _exchange(run, batch, spans, own, loaded, kind)
+        if away:
+            store(
+                run, chosen_rows(batch, away), own.iloc[away], SWAP, exchanged,
+                log_likelihood=found.log_likelihood[len(own) :], two_sided=found.two_sided[len(own) :],
+            )  # fmt: skip
     if few:
         run.note(f"attention_likelihood: texts are left out (few candidates {few})")
 
 
-def _exchange(
-    run: StageRun, batch: Batch, spans: Tensor, own: pd.DataFrame, loaded: LoadedModel, kind: str
-) -> None:
-    """The word of another text in the place of the text's own."""
-    rows = [at for at, partner in enumerate(own["partner"]) if partner >= 0]
-    if not rows:
-        return
-    batch, spans, own = chosen_rows(batch, rows), spans[rows], own.iloc[rows]
-    put = [list(one) for one in own["swap_ids"]]
-    inputs = padded(replaced(batch, spans, put), run.encoder.pad_id, "cpu")
-    found = likelihood(loaded, inputs, spans, run.encoder.tokenizer, kind)
-    store(
-        run, batch, own, SWAP, put, log_likelihood=found.log_likelihood, two_sided=found.two_sided
-    )  # fmt: skip
-
-
-def likelihood(loaded: LoadedModel, inputs: Any, spans: Tensor, tokenizer: Any, kind: str) -> Any:
-    """L of the words that stand in the texts."""
-    return word_likelihood(loaded.model, inputs, spans, tokenizer=tokenizer, context=kind)
-
-
-def uncertainty(loaded: LoadedModel, inputs: Any, spans: Tensor, kind: str, mask_id: int) -> Tensor:
-    """Entropy of q_0 in nats [B]: of the first piece behind the left side, or under the word's mask."""
-    ids, real = inputs["input_ids"], inputs["attention_mask"].bool()
-    place = spans[:, :1]
-    if kind == "masked":
-        ids = masked_from(ids, place, spans[:, 1:], torch.arange(ids.shape[1]), mask_id)
-    rows = place - 1 if kind == "left" else place
-    return entropy(LastStates(loaded.model, ids, real).logits(rows))[:, 0]
+def likelihood(
+    run: StageRun, loaded: LoadedModel, batch: Batch, spans: Tensor, kind: str, mask_id: int
+) -> tuple[WordLikelihood, Tensor]:
+    """L of the words that stand in the texts, and the entropy of q_0 in nats [B]."""
+    inputs = padded(batch, run.encoder.pad_id, "cpu")
+    real = inputs["attention_mask"].bool()
+    return scored(loaded.model, inputs["input_ids"], real, spans, kind, mask_id, "word_likelihood")
 
 
 def store(
     run: StageRun, batch: Batch, own: pd.DataFrame, mode: str, put: Sequence[Sequence[int]], **columns: Any
 ) -> None:
-    """Rows of `versions` of one mode.
-
-    Args:
-        run: of the unit.
-        batch: of the texts.
-        own: their rows of `targets`.
-        mode: of replacement.
-        put: pieces in the word's place.
-        columns: further ones, and `protocol`.
-    """
+    """Rows of `versions` of one mode."""
     pieces = np.array([len(one) for one in put])
     log_likelihood = np.asarray(columns["log_likelihood"], dtype=float)
     tokenizer = run.encoder.tokenizer

@@ -84,13 +84,7 @@ def table_of(one: Quantity) -> str:
 
 
 def taken(protocol: str, metrics: Sequence[str], thresholds: Sequence[float | str]) -> list[Quantity]:
-    """The quantities of a protocol under the settings of a run, means over queries.
-
-    Args:
-        protocol: whose.
-        metrics: that are asked for; none asks for all.
-        thresholds: of the graphs.
-    """
+    """The quantities of a protocol under the settings of a run, means over queries."""
     chosen = []
     for declared in found().quantities:
         if declared.protocol != protocol:
@@ -193,10 +187,7 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     """Writes what was measured of the maps of a layer.
 
     Args:
-        run: of the unit.
         measured: of [batch, maps].
-        batch: the sentences.
-        place: whose numbers they are.
     """
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
@@ -246,14 +237,7 @@ class UnitRows:
 
 
 def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
-    """Writes the bars of maps.
-
-    Args:
-        run: of the unit.
-        barcodes: what `attnscope.persistence` returns.
-        keys: key columns, one entry per map or one for all.
-        table: where they go.
-    """
+    """Writes the bars of maps."""
     each = np.diff(barcodes.offsets.numpy())
     spread: dict[str, Any] = {
         key: np.repeat(values, each) if np.ndim(values) else values for key, values in keys.items()

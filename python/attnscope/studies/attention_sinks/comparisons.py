@@ -33,12 +33,7 @@ def checkpoints(frame: pd.DataFrame) -> Iterator[tuple[dict[str, Any], pd.DataFr
 
 
 def numbers_of(results: Results, table: str) -> list[str]:
-    """The measured columns of a table, in stored order.
-
-    Args:
-        results: the run.
-        table: `heads`, `head_means` or `layers`.
-    """
+    """The measured columns of a table, in stored order."""
     import pyarrow as pa
 
     return [
@@ -50,12 +45,7 @@ def numbers_of(results: Results, table: str) -> list[str]:
 
 
 def tested_numbers(results: Results, table: str) -> list[str]:
-    """The measured columns of a table that a model can change: no constants of the design or of the null.
-
-    Args:
-        results: the run.
-        table: `heads`, `head_means` or `layers`.
-    """
+    """The measured columns of a table that a model can change: no constants of the design or of the null."""
     schema = results.schema(table)
     constant = b"constant"
     return [
@@ -66,12 +56,7 @@ def tested_numbers(results: Results, table: str) -> list[str]:
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
-    """Keys and numbers of a table; what is undefined or infinite is NaN.
-
-    Args:
-        results: the run.
-        table: `heads`, `head_means` or `layers`.
-    """
+    """Keys and numbers of a table; what is undefined or infinite is NaN."""
     keys = [key for key in HEAD_KEYS if table == "heads" or key != "head"]
     metrics = numbers_of(results, table)
     frame = results.table(table, [*keys, *metrics])
@@ -83,11 +68,7 @@ def measured(results: Results, table: str) -> pd.DataFrame:
 
 
 def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing.
-
-    Args:
-        rows: with the checkpoint's keys, protocol and p_value.
-    """
+    """Adds p_holm and p_bh over the exact rows of each checkpoint; the authors corrected nothing."""
     families: dict[tuple[Any, ...], list[int]] = {}
     for index, row in enumerate(rows):
         row |= {"p_holm": math.nan, "p_bh": math.nan}
@@ -115,11 +96,7 @@ def compared_layers(count: int) -> list[int]:
 
 
 def layer_tests(results: Results) -> list[dict[str, Any]]:
-    """Rows of `layer_tests`: exact pairs the sentences and corrects for the family, the authors do neither.
-
-    Args:
-        results: the run.
-    """
+    """Rows of `layer_tests`: exact pairs sentences and corrects for the family, the authors do neither."""
     made: list[dict[str, Any]] = []
     tables = [name for name in ("head_means", "layers") if name in results.tables()]
     # what both tables hold, as the divergence, is tested once, on the table that is about layers
@@ -162,9 +139,6 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
     Exact: a paired t-test over sentences against as many random visible keys near them, because any keys that
     are taken out leave heads with less to differ in; texts without such keys are not in the test. The
     authors' way: each sentence's p-value over its heads, combined by Fisher's method.
-
-    Args:
-        results: the run.
     """
     from attnscope.protocols.ruscio2025 import combine_p_values
 
@@ -212,9 +186,6 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
 
     Shuffled rows are paired with the same sentences. Of random weights the unit is the initialisation: an
     interval over texts of one of them shrinks with the texts and says nothing of others.
-
-    Args:
-        results: the run.
     """
     import pandas as pd
 
@@ -247,8 +218,6 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
     """A model's numbers of texts against those of a control: difference, interval, p-value and their unit.
 
     Args:
-        kind: of the control.
-        here: by sample.
         control: rows of `Results.variants` of one metric, with `seed`, `sample` and `value`.
     """
     if kind == "random_weights":

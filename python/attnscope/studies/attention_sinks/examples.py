@@ -18,14 +18,11 @@ SAMPLE = 0
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
-    """Writes to `examples` the heads of a layer that rest most and least on the first key.
+    """Writes to `examples` the heads of a layer that attend most and least to the first key.
 
     Args:
-        states: the layer.
-        number: of the layer.
         batch: the sentences; without the one whose maps are kept nothing is written.
         run: of the unit; the maps are written flattened, in float64.
-        bars: whether their bars are written to `bars` as well.
     """
     if SAMPLE not in batch.samples:
         return

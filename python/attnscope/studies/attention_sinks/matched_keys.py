@@ -74,9 +74,6 @@ def random_reduction(
     Args:
         heads: of one layer [texts, h, n, n].
         keys: those whose `kl_reduction` it is compared with, bool [texts, n].
-        lengths: tokens of each text.
-        seeds: of each text's draws.
-        options: support and sink_mass of `sink_removal`.
     """
     controls, there = matched_keys(keys.cpu(), lengths, seeds)
     sizes = torch.as_tensor(list(lengths))
@@ -100,10 +97,6 @@ def random_reductions(
     Args:
         heads: [texts, h, n, n].
         mean: over heads [texts, 1, n, n], whose strongest keys are taken out.
-        lengths: tokens of each text.
-        seeds: of each text's draws.
-        support: as metrics take it.
-        sink_mass: what a learned sink takes of each row, or None.
     """
     found = _keys_by_percentile(mean, support=support, lengths=lengths[:, None])
     options = {"support": support, "sink_mass": sink_mass}

@@ -12,9 +12,9 @@ import numpy as np
 import pandas as pd
 
 from attnscope.inference import Comparison, benjamini_hochberg, holm, paired_test, per_sample, welch_test
-from attnscope.plots.quantities import quantity
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.selection import NULLS, last_step
-from attnscope.report.numbers import number
+from attnscope.report.numbers import interval_text, number
 from attnscope.studies.attention_sinks.comparisons import against_control
 
 #: What models are held against their nulls and each other in.
@@ -48,8 +48,8 @@ class Question:
     answers: tuple[Answer, ...]
 
     def frame(self) -> pd.DataFrame:
-        """The answers as text; without an interval they are counts of pairs."""
-        if self.answers[0].interval:
+        """The answers as text; those without a p-value are counts of pairs."""
+        if self.answers[0].p:
             columns = {
                 "compared": "compared", "quantity": "quantity", "difference": "difference",
                 "interval": "95 % interval", "p": "p", "holm": "Holm", "bh": "B-H", "sentences": "n",
@@ -70,12 +70,8 @@ def questions(
     """Every question that the stored tables can answer.
 
     Args:
-        tables: by name.
         heads: single heads under the exact protocol with `series`.
         controls: averages of controls, as `Results.variants` gives them.
-
-    Returns:
-        Questions with at least one test.
     """
     found: list[Question | None] = []
     if heads is not None and not heads.empty:
@@ -256,7 +252,7 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
     return tuple(
         Answer(
             compared, LABELS.get(metric) or quantity(metric).label, number(test.difference),
-            f"[{number(test.low)}, {number(test.high)}]", test.n, p_text(test.p_value), p_text(strict[place]),
+            interval_text(test.low, test.high), test.n, p_text(test.p_value), p_text(strict[place]),
             p_text(discovered[place]), bool(strict[place] < 0.05),
         )
         for place, (compared, metric, test) in enumerate(tests)

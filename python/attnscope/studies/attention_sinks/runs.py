@@ -122,14 +122,7 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
     """Adds the Fisher information of every sentence to `fisher`, in the study's protocols.
 
     Args:
-        loaded: the model.
-        batch: the sentences.
         encoder: of the model; masked-language models need its mask token.
-        study: seed and protocols.
-        rows: takes the results.
-
-    Returns:
-        why there is nothing, "" when there is.
     """
     from attnscope.protocols import ruscio2025
 

@@ -20,14 +20,6 @@ def by_focus_word(rows: Sequence[Row], source: TextSource, draw: np.random.Gener
 
     When more are wanted, the rest is drawn in equal parts from the short, middle and long third of the other
     sentences; when fewer are wanted, the same draw is made among the shortest ones.
-
-    Args:
-        rows: (row number, text or token ids, other columns).
-        source: gives the number and the name of the focus column.
-        draw: the seeded generator.
-
-    Raises:
-        ConfigError: there is no focus column.
     """
     from attnscope.engine.config import ConfigError
 

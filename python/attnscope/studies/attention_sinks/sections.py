@@ -10,7 +10,7 @@ import pandas as pd
 from attnscope.inference.sink_heads import LEAST_SHARE
 from attnscope.plots.figure import NotDrawable, Tables, optional
 from attnscope.plots.selection import estimate, last_step, measured_heads
-from attnscope.report.numbers import every_mean, number
+from attnscope.report.numbers import every_mean, interval_text, number
 from attnscope.report.section import Page, Section, Table
 from attnscope.studies.attention_sinks import sections_of_layers, sections_of_maps
 from attnscope.studies.attention_sinks.questions import questions
@@ -51,11 +51,11 @@ def findings(results: Tables) -> list[str]:
         uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
-        certain = f" [{number(top['low'])}, {number(top['high'])}]" if top["low"] == top["low"] else ""
+        certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
         lines.append(
             f"{series}: {_of_frame(own, verdicts)}{strong} of {len(table)} heads give the first key more "
             f"than 0.3 on average; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, gives it "
-            f"{number(top['mean'])}{certain}, uniform attention among the visible keys {number(uniform)}."
+            f"{certain}, uniform attention among the visible keys {number(uniform)}."
         )
         if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
             mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]
@@ -138,7 +138,6 @@ def _comparison(page: Page) -> None:
         published = number(row["published"])
         if row["published"] != row["published"]:
             published = f"{number(row['published_low'])} to {number(row['published_high'])}"
-        known = row["low"] == row["low"]
         rows.append(
             {
                 "run / paper": f"{row['model']} / {row['published_model']}",
@@ -148,7 +147,7 @@ def _comparison(page: Page) -> None:
                 "layer": layer,
                 "published": published,
                 "this run, same way": number(row["measured"]),
-                "95 % interval": f"[{number(row['low'])}, {number(row['high'])}]" if known else "",
+                "95 % interval": interval_text(row["low"], row["high"]),
                 "difference": number(row["difference"]),
                 "exact": number(row["exact"]),
                 "printed in": str(row["origin"]),
@@ -157,6 +156,9 @@ def _comparison(page: Page) -> None:
     caption = f"{len(rows)} published numbers with this run's own"
     page.table(Table("comparison", caption, pd.DataFrame(rows), 3, folded=True))
 
+
+#: What ranks the heads on the report's first page.
+RANKED = "sink_share"
 
 SECTIONS: tuple[Section, ...] = (
     *sections_of_maps.SECTIONS,

@@ -43,13 +43,7 @@ class SinkSums:
         self._texts: dict[int, tuple[str, list[str]]] = {}
 
     def add(self, states: States, number: int, batch: Batch) -> None:
-        """Takes one layer of a batch.
-
-        Args:
-            states: the layer.
-            number: of the layer.
-            batch: the sentences.
-        """
+        """Takes one layer of a batch."""
         short = [place for place, n in enumerate(batch.lengths) if n < POOLED_BELOW]
         if not short:
             return
@@ -199,11 +193,7 @@ def _strongest(
 
 
 def sink_heads(results: Results) -> list[dict[str, Any]]:
-    """Rows of `sink_heads`: whether each head has a sink, and the one that texts have in common.
-
-    Args:
-        results: the run.
-    """
+    """Rows of `sink_heads`: whether each head has a sink, and the one that texts have in common."""
     made: list[dict[str, Any]] = []
     for one in judged(results):
         have, could = heads_with_sinks(one.positions, one.untested, one.labels)

@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.maps import printable
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import last_step
-from attnscope.report.numbers import mean_text, number
+from attnscope.report.numbers import interval_text, mean_text, number
 from attnscope.studies.attention_sinks.questions import p_text
 
 #: What the table of emergence shows; the stored one has every column of `heads`.
@@ -133,9 +133,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
                     else row["verdict"],
                     "p (Holm)": p_text(row["p_holm"]),
                     "last − first": number(row["difference"]),
-                    "95 % interval": ""
-                    if pd.isna(row["low"])
-                    else f"[{number(row['low'])}, {number(row['high'])}]",
+                    "95 % interval": interval_text(row["low"], row["high"]),
                     "half-way": "–" if pd.isna(row["half_way"]) else f"{int(row['half_way']):,}",
                     "head that changes most, of all": most,
                     "published change": change_printed,

@@ -38,11 +38,7 @@ class States(Seen):
 
     @classmethod
     def of(cls, layer: Layer) -> States:
-        """Reads a captured layer.
-
-        Args:
-            layer: self-attention over whole sentences.
-        """
+        """Reads a captured layer."""
         heads = layer.matrices()
         sites = {site: layer.states(site).cpu() for site in SITES if site in layer.tensors}
         # each query head its own value head, unless the heads divide evenly, which the kernels read in place

@@ -52,13 +52,7 @@ TABLES = (
 def write_baselines(
     run: StageRun, chosen: Mapping[str, Sequence[Quantity]], thresholds: Sequence[float | str]
 ) -> None:
-    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls.
-
-    Args:
-        run: of the unit.
-        chosen: quantities by protocol.
-        thresholds: of the graphs.
-    """
+    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls."""
     samples = run.read("samples")
     whose: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
     masked = under(chosen.get("exact", ()), "mask")
@@ -88,9 +82,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
     """Writes the tables that are made of the others.
 
     Args:
-        run: of the unit.
         metrics: that were asked for; tables of everything are made where none is named.
-        seed: of the bootstrap.
     """
     results, whole = run.stored, not metrics
     there = set(results.tables())
@@ -132,7 +124,7 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
         found: Frames | None,
         **own: Any,
     ) -> None:
-        """One verdict over texts, with the commonest of the positions [texts, ...] that it rests on."""
+        """One verdict over texts, with the most frequent of the positions [texts, ...] that it rests on."""
         tokens = [list(one) for one in texts["tokens"]]
         flat = [(int(at), tokens[text][at]) for (text, *_), at in np.ndenumerate(positions) if at >= 0]
         place, place_share = _modal([one for one, _ in flat])
@@ -245,11 +237,7 @@ def specialization(results: Results) -> list[dict[str, Any]]:
 
 
 def graph_depth(results: Results) -> list[dict[str, Any]]:
-    """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with.
-
-    Args:
-        results: the run.
-    """
+    """Rows of `graph_depth`: λ2 of the head mean by thirds of the layers, and what it goes along with."""
     from attnscope.protocols.ruscio2025 import fiedler_correlations, middle_peak, reported_layers
 
     partners = ["gini", "hub_share", "centralization", "degree_variance"]

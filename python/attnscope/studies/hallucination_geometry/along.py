@@ -1,12 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The model along the boundary: what its next token does when the difference of means is put there.
 
-Every number stands beside those of random directions of the same length: as likely one way as another, of the
-states' covariance, and of exchanged labels.
+Every number stands beside those of random directions of the same length: as likely one way as another; of the
+covariance of what the boundary is a mean of (differences of pairs, states within their templates); and of
+exchanged labels.
 """
 
 from __future__ import annotations
 
+import copy
 import math
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -20,8 +22,10 @@ from attnscope.capture import Gradient
 from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
+from attnscope.engine.config import ConfigError
 from attnscope.inference import max_t
-from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts, stratified
+from attnscope.studies.hallucination_geometry import notebooks
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -33,13 +37,7 @@ KINDS: tuple[Literal["isotropic", "covariance", "labels"], ...] = ("isotropic", 
 
 
 def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Rows of `sensitivity`, `readout`, `lens` and the tests of `contrasts` that belong to them."""
     if options.lens:
         _lens(run, table)
     if options.sensitivity is False:
@@ -59,36 +57,42 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             own = states[torch.tensor(table["sample"].isin(contrast.table["sample"]).tolist())]
             labels = torch.from_numpy(contrast.labels == 1)
             means[contrast.name, layer] = own[labels].mean(0) - own[~labels].mean(0)
-            nulls[contrast.name, layer] = {
-                kind: asc.null_directions(
-                    own, kind, labels=contrast.labels if kind == "labels" else None,
-                    draws=options.sensitivity.directions, seed=run.settings.seed,
-                )
-                for kind in KINDS
-            }  # fmt: skip
+            nulls[contrast.name, layer] = directions_of_chance(
+                contrast, own, options.sensitivity.directions, run.settings.seed
+            )
+    if "ruscio2026" in run.settings.protocols:
+        notebooks.measure(run, table, every, good, options)
     _readout(run, every, good, means, nulls, options)
     _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
 
 
-def exact_model(run: StageRun, wanted: str) -> Any:
-    """The unit's model, widened in place where it is in half precision."""
+def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
+    """The unit's model and the dtype of its derivatives; a wider copy where it is in half precision.
+
+    Raises:
+        ConfigError: a copy beyond `max_memory`.
+    """
     loaded = run.model()
     kinds = {p.dtype for p in loaded.model.parameters() if p.is_floating_point()}
-    if any(kind.itemsize < 4 for kind in kinds):
-        run.note(
-            f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
-            f"states in {str(loaded.dtype).removeprefix('torch.')}"
+    if not any(kind.itemsize < 4 for kind in kinds):
+        return loaded.model, str(loaded.dtype).removeprefix("torch.")
+    kind = getattr(torch, wanted)
+    need = sum(p.numel() for p in loaded.model.parameters()) * kind.itemsize
+    bound = run.settings.max_memory
+    if bound is not None and need > int(bound):
+        raise ConfigError(
+            f"options.sensitivity: derivatives of {loaded.checkpoint.title} need a copy in {wanted} of "
+            f"{need / 1e6:.0f} MB, more than max_memory, {int(bound) / 1e6:.0f} MB; false leaves them out"
         )
-        return loaded.model.to(getattr(torch, wanted))
-    return loaded.model
+    run.note(
+        f"hallucination_geometry: derivatives of {loaded.checkpoint.title} are taken in {wanted}, its "
+        f"states in {str(loaded.dtype).removeprefix('torch.')}"
+    )
+    return copy.deepcopy(loaded.model).to(kind), wanted
 
 
 def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
-    """First tokens of the words.
-
-    Raises:
-        ValueError: a first token that is white space alone, or none at all.
-    """
+    """First tokens of the words."""
     found, pieces = {}, {}
     for word in words:
         ids = tokenizer(word, add_special_tokens=False)["input_ids"]
@@ -105,12 +109,6 @@ def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
     return sorted(set(found.values()))
 
 
-def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
-    """So many prompts of either bucket, spread over templates."""
-    table = contrast.table.assign(other=contrast.labels)
-    return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])
-
-
 def _sensitivity(
     run: StageRun,
     table: pd.DataFrame,
@@ -120,7 +118,7 @@ def _sensitivity(
     nulls: dict[tuple[str, int], dict[str, Tensor]],
     how: SensitivityOptions,
 ) -> None:
-    model = exact_model(run, how.dtype)
+    model, kind_of = exact_model(run, how.dtype)
     device = next(model.parameters()).device
     try:
         refusal: list[int] | None = refusal_ids(run.encoder.tokenizer, how.refusal)
@@ -167,6 +165,7 @@ def _sensitivity(
                     curvature=np.append(bent.numpy(), np.full(len(named) - 1, np.nan)),
                     entropy_slope=slope, refusal_slope=refused, refusal_alignment=cosines["refusal"],
                     loss_alignment=cosines["loss"], amplification=found.amplification.numpy(),
+                    compute_dtype=kind_of,
                 )  # fmt: skip
                 kept.setdefault((contrast.name, layer), []).append(np.stack([fisher, kl]))
     _tests(run, every, layers, kept, nulls)
@@ -228,27 +227,62 @@ def _tests(
                 ends = np.cumsum([1, *(int(one.isfinite().all(1).sum()) for one in
                                        nulls[contrast.name, layer].values())])  # fmt: skip
                 at = KINDS.index(kind)
-                own = logs[ends[at] : ends[at + 1]]
-                values.append(logs[0] - own.mean())
-                drawn.append(own - own.mean())
+                values.append(logs[0])
+                drawn.append(logs[ends[at] : ends[at + 1]])
             if there:
                 _rows(run, contrast, name, there, np.array(values), np.stack(drawn, 1))
 
 
-def _rows(
-    run: StageRun, contrast: Contrast, name: str, layers: list[int], values: Array, drawn: Array
-) -> None:
-    family = max_t(np.abs(values), np.abs(drawn))
+def directions_of_chance(contrast: Contrast, states: Tensor, draws: int, seed: int) -> dict[str, Tensor]:
+    """Random directions [draws, D] of each kind."""
+    return {
+        kind: asc.null_directions(
+            spread(contrast, states) if kind == "covariance" else states, kind,
+            labels=contrast.labels if kind == "labels" else None, draws=draws, seed=seed,
+        )
+        for kind in KINDS
+    }  # fmt: skip
+
+
+def spread(contrast: Contrast, states: Tensor) -> Tensor:
+    """What the boundary's chance part is made of: differences of pairs, or states within their templates."""
+    if contrast.pairs is not None:
+        order = np.lexsort([contrast.labels, contrast.pairs])
+        pairs = states[torch.from_numpy(order)].reshape(-1, 2, states.shape[1])
+        return pairs[:, 1] - pairs[:, 0]
+    if contrast.nested:
+        return states
+    groups = torch.from_numpy(contrast.templates)
+    sums = torch.zeros(int(groups.max()) + 1, states.shape[1], dtype=states.dtype).index_add(
+        0, groups, states
+    )
+    return states - (sums / groups.bincount()[:, None])[groups]
+
+
+def ranked(own: Array, others: Array) -> tuple[Array, Array]:
+    """The p of values [L] among those of random directions [m, L], two-sided, and p over layers by max-T.
+
+    All are centred at the mean of all, the observed one among them: so that it is one of m + 1 that none
+    tells apart where there is no effect.
+    """
+    every = np.concatenate([own[None], others])
+    every = np.abs(every - every.mean(0))
+    reached = ~(every[1:] < every[0] * (1 - 1e-12))
+    p = np.where(np.isfinite(every[0]), (1 + reached.sum(0)) / (1 + len(others)), math.nan)
+    return p, max_t(every[0], every[1:]).p_adjusted
+
+
+def _rows(run: StageRun, contrast: Contrast, name: str, layers: list[int], own: Array, others: Array) -> None:
+    """Logarithms of a number of the boundary [L] over the mean of random directions [m, L]."""
+    centre = others.mean(0)
+    p_values, adjusted = ranked(own, others)
     for at, layer in enumerate(layers):
-        low, high = np.nanquantile(drawn[:, at], [0.025, 0.975])
-        reached = (np.abs(drawn[:, at]) >= abs(values[at])).sum()
-        defined = bool(np.isfinite(values[at]))
+        low, high = np.nanquantile(others[:, at] - centre[at], [0.025, 0.975])
         run.write(
             "contrasts", layer=layer, contrast=contrast.name, quantity=name, k=0, protocol="exact",
-            value=values[at], null_mean=0.0, null_low=low, null_high=high,
-            p_value=(1 + reached) / (1 + len(drawn)) if defined else math.nan,
-            p_adjusted=family.p_adjusted[at], correction="max-T over layers" if defined else "",
-            n_pairs=contrast.n, labellings=float(len(drawn)),
+            value=own[at] - centre[at], null_mean=0.0, null_low=low, null_high=high, p_value=p_values[at],
+            p_adjusted=adjusted[at], correction="max-T over layers" if np.isfinite(p_values[at]) else "",
+            n_pairs=contrast.n, labellings=float(len(others)),
         )  # fmt: skip
 
 
@@ -293,9 +327,7 @@ def _readout(
                     chance=top.chance, low=ends[0], high=ends[1],
                 )  # fmt: skip
         if there:
-            centre = np.stack(drawn, 1)
-            mean = centre.mean(0)
-            _rows(run, contrast, "log_gain_ratio", there, np.array(values) - mean, centre - mean)
+            _rows(run, contrast, "log_gain_ratio", there, np.array(values), np.stack(drawn, 1))
 
 
 def _lens(run: StageRun, table: pd.DataFrame) -> None:

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -79,6 +80,31 @@ def continued(model: Any, ids: Tensor, tokens: int) -> Tensor:
         pad_token_id=_pad(model), use_cache=True,
     )  # fmt: skip
     return made[:, ids.shape[1] :]
+
+
+@dataclass(frozen=True)
+class Choice:
+    """How next tokens are chosen.
+
+    Attributes:
+        temperature: 0 takes the likeliest.
+        seed: of what is drawn; rows of one step share nothing.
+    """
+
+    temperature: float = 0.0
+    seed: int = 0
+
+    def generator(self) -> torch.Generator:
+        """For one generation."""
+        return torch.Generator().manual_seed(self.seed)
+
+    def tokens(self, logits: Tensor, generator: torch.Generator) -> Tensor:
+        """One token for each row of logits [B, V]; equal rows draw alike."""
+        if not self.temperature:
+            return logits.argmax(-1)
+        p = (logits.double().cpu() / self.temperature).softmax(-1).cumsum(-1)
+        drawn = torch.rand(1, generator=generator, dtype=torch.float64)
+        return torch.searchsorted(p, drawn.expand(len(p), 1) * p[:, -1:])[:, 0].to(logits.device)
 
 
 def decoded(tokenizer: Any, ids: Tensor) -> str:

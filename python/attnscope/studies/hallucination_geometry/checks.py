@@ -41,11 +41,7 @@ class Check:
 
 
 def check_model(unit: Unit, run: StageRun) -> None:
-    """Tries every identity and stores what was found.
-
-    Raises:
-        LoadError: the model is no decoder, or one does not hold.
-    """
+    """Tries every identity and stores what was found."""
     loaded = run.model()
     model = loaded.model
     head = getattr(model, "get_output_embeddings", lambda: None)()

@@ -12,6 +12,7 @@ import pandas as pd
 
 from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, Claim, write_claims
 from attnscope.inference.detection import areas
+from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.contrasts import buckets
 
 if TYPE_CHECKING:
@@ -59,6 +60,7 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
     tables = {name: stored.table(name) for name in names}
     if "prompts" not in tables:
         return
+    training.write(run, tables)
     reference, others = buckets(options)
     for key, prompts in tables["prompts"].groupby(_KEYS, sort=False, dropna=False):
         keys = dict(zip(_KEYS, key, strict=True))
@@ -97,21 +99,27 @@ def claims(evidence: Evidence) -> Iterator[Claim]:
 
 def confounded(evidence: Evidence) -> str:
     """Why nothing can follow from these prompts; "" where something can."""
-    rows = evidence.rows("detection")
+    if why := beforehand(evidence.rows("detection"), evidence.contrast, evidence.reference):
+        return why
+    tested = evidence.rows("contrasts", quantity="auc_direction")
+    if len(tested) and tested["p_value"].isna().all() and (tested["labellings"] < 20).all():
+        return "the buckets are confounded with their templates"
+    return ""
+
+
+def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
+    """What length and words alone make of two buckets, where that rules every claim out."""
     for score, what in (("auc_length", "length"), ("auc_words", "a count of words")):
-        own = rows[rows["score"] == score]
+        own = rows[rows["score"] == score] if len(rows) else rows
         if own.empty:
             continue
         value = float(own["auc"].iloc[0])
         value = max(value, 1 - value) if score == "auc_length" else value
         if value >= CONFOUNDED:
             return (
-                f"{what} alone tells {evidence.contrast} from {evidence.reference} with AUC {value:.2f}: no "
-                "claim about uncertainty can be made from these prompts"
+                f"{what} alone tells {contrast} from {reference} with AUC {value:.2f}: no claim about "
+                "uncertainty can be made from these prompts"
             )
-    tested = evidence.rows("contrasts", quantity="auc_direction")
-    if len(tested) and tested["p_value"].isna().all() and (tested["labellings"] < 20).all():
-        return "the buckets are confounded with their templates"
     return ""
 
 
@@ -189,6 +197,7 @@ def _rank(evidence: Evidence) -> Claim:
     if table.empty:
         return _missing("C3", statistic)
     own = table[(table["quantity"] == "effective_rank") & (table["protocol"] == "exact")]
+    own = own[own["null"] == ""]
     wide = own.pivot_table(index="layer", columns="bucket", values="value")
     wide = wide[wide.index >= 0]
     ratios = (wide[evidence.contrast] / wide[evidence.reference]).dropna()
@@ -210,6 +219,11 @@ def _pieces(evidence: Evidence) -> Claim:
     where = f"layer {int(best['layer'])}"
     if numbers["p_value"] > ALPHA:
         return Claim("C4", statistic, CONTRADICTED, f"{where}: exchanged labels give as much", **numbers)
+    mean, upper = evidence.random(
+        "contrasts", "value", layer=int(best["layer"]), quantity="fragmentation_gap"
+    )
+    if np.isfinite(upper) and 0 < numbers["value"] <= upper:
+        return Claim("C4", statistic, CONTRADICTED, f"{where}: random weights give {mean:.2f}", **numbers)
     verdict = SUPPORTED if numbers["value"] > 0 else CONTRADICTED
     return Claim("C4", statistic, verdict, where, **numbers)
 

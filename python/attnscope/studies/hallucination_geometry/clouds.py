@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -105,11 +105,7 @@ def describe(
     """Rows of `clouds` and `betti` of one layer.
 
     Args:
-        run: of the stage.
-        table: of all prompts.
-        layer: number of the block.
         states: [prompts, D] in the table's order.
-        options: of the study.
     """
     own = balanced(table, options, run.rng("balanced"))
     rows = table.index.get_indexer(own.index)
@@ -118,11 +114,81 @@ def describe(
     for bucket in (reference, *others):
         chosen = (own["bucket"] == bucket).to_numpy()
         parts[bucket] = (states[rows[chosen]], pd.factorize(own["template"][chosen], sort=True)[0])
+    sizes = {bucket: len(points) for bucket, (points, _) in parts.items()}
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            "hallucination_geometry: effective rank and its like grow with n; buckets must have one n, got "
+            f"{sizes}"
+        )
     for bucket, (points, templates) in parts.items():
         _cloud(run, layer, bucket, points, templates, options)
-        if "ruscio2026" in run.settings.protocols and not run.unit.variant:
+        if run.unit.variant:
+            continue
+        # the reference is relabelled with the first of the others
+        beside = parts[others[0] if bucket == reference else reference][0]
+        for kind in (one for one in options.nulls if one != "random_weights"):
+            _null(run, layer, bucket, kind, points, templates, beside, options)
+        if "ruscio2026" in run.settings.protocols:
             _published(run, layer, bucket, points)
-    _curves(run, layer, {bucket: points for bucket, (points, _) in parts.items()}, options)
+    clouds = {bucket: one for bucket, (one, _) in parts.items()}
+    groups = {bucket: one for bucket, (_, one) in parts.items()}
+    if options.band is not None:
+        others_of = {reference: others[0], **{one: one for one in others}}
+        clouds = {
+            bucket: near(one, clouds[reference], clouds[others_of[bucket]], options.band)
+            for bucket, one in clouds.items()
+        }
+        groups = {}
+    _curves(run, layer, clouds, groups, options)
+
+
+def near(points: Tensor, reference: Tensor, other: Tensor, share: float) -> Tensor:
+    """The share of points whose place along a boundary is nearest to their mean; all where it is none."""
+    along = points.double() @ asc.boundary(reference, other).direction
+    apart = (along - along.mean()).abs()
+    if not bool(apart.isfinite().all()):
+        return points
+    return points[apart <= torch.quantile(apart, share)]
+
+
+def null_draws(
+    points: Tensor, kind: str, templates: Array, beside: Tensor, draws: int, seed: int
+) -> Iterator[Tensor]:
+    """Null clouds [n, d] of a kind, one after the other; "labels" draws from two buckets together."""
+    if kind == "labels":
+        pooled = torch.cat([points, beside])
+        for draw in range(draws):
+            order = np.random.default_rng([seed, draw]).permutation(len(pooled))[: len(points)]
+            yield pooled[torch.from_numpy(np.sort(order))]
+        return
+    groups = {"groups": torch.from_numpy(templates)} if kind == "template" else {}
+    known: Any = kind
+    yield from asc.null_clouds(points, known, draws=draws, seed=seed, **groups)
+
+
+def _null(
+    run: StageRun,
+    layer: int,
+    bucket: str,
+    kind: str,
+    points: Tensor,
+    templates: Array,
+    beside: Tensor,
+    options: HallucinationOptions,
+) -> None:
+    """Rows of `clouds` of one kind of null clouds."""
+    every = np.ones((1, len(points)), dtype=bool)
+    drawn = []
+    for one in null_draws(points, kind, templates, beside, options.null_draws, run.settings.seed):
+        space = Space(one, options)
+        drawn.append(np.append(space.dimensions(every)[0], space.fragmentation(every)[0]))
+    named = [*(("local_dimension", k) for k in options.dimension_k), ("two_nn", 0), ("fragmentation", 0)]
+    low, high = np.quantile(drawn, [0.025, 0.975], axis=0)
+    run.write(
+        "clouds", layer=layer, bucket=bucket, null=kind, quantity=[name for name, _ in named],
+        k=[k for _, k in named], protocol="exact", value=np.mean(drawn, axis=0), low=low, high=high,
+        n=len(points), duplicates=0, tied=0,
+    )  # fmt: skip
 
 
 def _cloud(
@@ -147,30 +213,19 @@ def _cloud(
 
             found = jackknife(names, of)
             ends[:, at] = found.low, found.high
-    nulls = np.full(len(whole), np.nan)
-    kind = next((one for one in ("covariance", "template", "gaussian") if one in options.nulls), None)
-    if kind is not None and not run.unit.variant:
-        groups = {"groups": torch.from_numpy(templates)} if kind == "template" else {}
-        drawn = asc.null_clouds(points, kind, draws=options.null_draws, seed=run.settings.seed, **groups)
-        every = np.ones((1, len(points)), dtype=bool)
-        rows = []
-        for one in drawn:
-            other = Space(one, options)
-            rows.append(np.append(other.dimensions(every)[0], other.fragmentation(every)[0]))
-        nulls = np.mean(rows, axis=0)
     local = asc.local_dimension(None, k=ks, distances=space.euclidean)
     named = [*(("local_dimension", k) for k in ks), ("two_nn", 0), ("fragmentation", 0)]
     for at, (name, k) in enumerate(named):
         run.write(
-            "clouds", layer=layer, bucket=bucket, quantity=name, k=k, protocol="exact", value=whole[at],
-            low=ends[0, at], high=ends[1, at], null_mean=nulls[at], n=len(points),
+            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=k, protocol="exact",
+            value=whole[at], low=ends[0, at], high=ends[1, at], n=len(points),
             duplicates=int(local.duplicates[at]) if at < len(ks) else 0,
             tied=int(local.tied[at]) if at < len(ks) else 0,
         )  # fmt: skip
     spectrum = asc.cloud_spectrum(points)
     for name in ("effective_rank", "participation_ratio", "isotropy", "pca_dimension"):
         run.write(
-            "clouds", layer=layer, bucket=bucket, quantity=name, k=0, protocol="exact",
+            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=0, protocol="exact",
             value=float(getattr(spectrum, name)), n=len(points), duplicates=0, tied=0,
         )  # fmt: skip
 
@@ -187,18 +242,27 @@ def _published(run: StageRun, layer: int, bucket: str, points: Tensor) -> None:
     }
     for name, (k, value) in found.items():
         run.write(
-            "clouds", layer=layer, bucket=bucket, quantity=name, k=k, protocol="ruscio2026", value=value,
-            n=len(points), duplicates=0, tied=0,
+            "clouds", layer=layer, bucket=bucket, null="", quantity=name, k=k, protocol="ruscio2026",
+            value=value, n=len(points), duplicates=0, tied=0,
         )  # fmt: skip
 
 
-def _curves(run: StageRun, layer: int, parts: dict[str, Tensor], options: HallucinationOptions) -> None:
-    """Betti curves on quantiles of all distances, and of one null cloud of each bucket."""
+def _curves(
+    run: StageRun,
+    layer: int,
+    parts: dict[str, Tensor],
+    templates: dict[str, Array],
+    options: HallucinationOptions,
+) -> None:
+    """Betti curves on quantiles of all distances, and of one null cloud of each kind of each bucket."""
     most = options.cloud_points
-    some = {}
+    some: dict[str, Tensor] = {}
+    groups: dict[str, Array] = {}
     for bucket, points in parts.items():
-        chosen = run.rng("topology", bucket).permutation(len(points))[:most]
-        some[bucket] = points[np.sort(chosen)]
+        chosen = np.sort(run.rng("topology", bucket).permutation(len(points))[:most])
+        some[bucket] = points[chosen]
+        if bucket in templates:
+            groups[bucket] = templates[bucket][chosen]
     distances = {
         bucket: asc.cloud_distances(points, metric=options.metric) for bucket, points in some.items()
     }
@@ -207,10 +271,16 @@ def _curves(run: StageRun, layer: int, parts: dict[str, Tensor], options: Halluc
         return
     scales = torch.quantile(pooled[: 2**24], torch.linspace(0, 1, SCALES, dtype=torch.float64))
     clouds: list[tuple[str, str, Tensor]] = [(bucket, "", one) for bucket, one in distances.items()]
-    if "covariance" in options.nulls and not run.unit.variant:
+    for kind in (one for one in options.nulls if one != "random_weights" and not run.unit.variant):
         for bucket, points in some.items():
-            drawn = asc.null_clouds(points, "covariance", draws=1, seed=run.settings.seed)[0]
-            clouds.append((bucket, "covariance", asc.cloud_distances(drawn, metric=options.metric)))
+            if kind == "template" and bucket not in groups:
+                continue
+            beside = next(one for name, one in some.items() if name != bucket)
+            drawn = next(
+                null_draws(points, kind, groups.get(bucket, np.zeros(0)), beside, 1, run.settings.seed)
+            )
+            if bool(drawn.isfinite().all()):
+                clouds.append((bucket, kind, asc.cloud_distances(drawn, metric=options.metric)))
     for bucket, null, matrix in clouds:
         bars = asc.cloud_persistence(matrix, metric="precomputed")
         curve = asc.betti_curve(bars, scales)

@@ -58,8 +58,6 @@ def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random
 
     Args:
         table: of the prompts, with sample, bucket, template, pair and fold.
-        options: name the buckets.
-        rng: chooses prompts where one bucket has more.
     """
     reference, others = buckets(options)
     found = []
@@ -118,3 +116,9 @@ def stratified(part: pd.DataFrame, size: int, rng: np.random.Generator) -> pd.Da
     rows = order.sort_values(["turn", "draw"]).index[:size]
     kept: pd.DataFrame = part.loc[rows].sort_values("sample")
     return kept
+
+
+def chosen_prompts(contrast: Contrast, size: int, rng: np.random.Generator) -> pd.DataFrame:
+    """So many prompts of either bucket, spread over templates."""
+    table = contrast.table.assign(other=contrast.labels)
+    return pd.concat([stratified(part, size, rng) for _, part in table.groupby("other")])

@@ -8,6 +8,7 @@ directions of the same length; random subspaces of the same size.
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -20,9 +21,9 @@ import attnscope as asc
 from attnscope.capture import Forward
 from attnscope.capture.edits import AddDirection
 from attnscope.inference.detection import narrowed, probe_scores
-from attnscope.studies.hallucination_geometry.along import KINDS, chosen_prompts, refusal_ids
-from attnscope.studies.hallucination_geometry.answers import continued, correct, decoded, loops, refused
-from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
+from attnscope.studies.hallucination_geometry.along import KINDS, refusal_ids
+from attnscope.studies.hallucination_geometry.answers import Choice, correct, decoded, loops, refused
+from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
 
 if TYPE_CHECKING:
@@ -45,26 +46,25 @@ class Asked:
     logits: Tensor
     text: str
     forced: str
+    again: str
+    choice: Choice
 
 
 def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Rows of `interventions`.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Rows of `interventions`."""
     how = options.interventions
     assert how is not False
     model = run.model().model
     try:
         words = options.sensitivity.refusal if options.sensitivity is not False else [" unknown"]
+        words = [how.target] if how.target is not None else words
         target = refusal_ids(run.encoder.tokenizer, words)[0]
     except ValueError as error:
         run.note(f"hallucination_geometry: no bypass: {error}")
         target = None
     stored = Stored(run)
+    if how.temperature:
+        run.note(f"hallucination_geometry: answers are drawn at temperature {how.temperature}")
     blocks = [layer for layer in stored.layers() if layer >= 0]
     layers = sorted({blocks[min(len(blocks) - 1, int(depth * len(blocks)))] for depth in how.depths})
     asked: dict[int, Asked] = {}
@@ -77,6 +77,10 @@ def intervene(run: StageRun, table: pd.DataFrame, options: HallucinationOptions)
             states = stored.layer(layer, contrast.table["sample"])
             if not bool(states.isfinite().all()):
                 continue
+            if how.temperature:
+                own = [asked[int(sample)] for sample in chosen["sample"]]
+                _write(run, contrast, layer, own, [one.again for one in own], arm="baseline", control="seed",
+                       draw=-1, strength=how.temperature, forced=np.zeros(len(own), bool))  # fmt: skip
             if target is not None:
                 _bypass(run, contrast, chosen, layer, states, asked, target, how)
             _move(run, model, contrast, chosen, layer, states, asked, how)
@@ -88,16 +92,21 @@ def _asked(
     """The prompt's own next token, its answer, and what follows the refusal token."""
     ids = next(one.encoded.ids for one in run.unit.inputs if one.sentence.sample == sample)
     prompt = torch.tensor(ids.tolist(), device=run.model().device)[None]
-    with torch.no_grad():
-        logits = model(input_ids=prompt, attention_mask=torch.ones_like(prompt)).logits[0, -1].double().cpu()
     tokenizer = run.encoder.tokenizer
-    text = decoded(tokenizer, continued(model, prompt, how.tokens)[0])
+    seed = int(run.rng("answers", sample).integers(2**31))
+    choice, nothing = Choice(how.temperature, seed), torch.zeros(1)
+    logits, new = steered(model, prompt[0], 0, nothing, how.tokens, choice)
+    again = ""
+    if how.temperature:
+        other = Choice(how.temperature, seed + 1)
+        again = decoded(tokenizer, steered(model, prompt[0], 0, nothing, how.tokens, other)[1][0])
     forced = ""
-    if target is not None:
-        longer = torch.cat([prompt, torch.tensor([[target]], device=prompt.device)], 1)
-        forced = decoded(tokenizer, continued(model, longer, how.tokens)[0])
+    if target is not None and not how.every_step:
+        longer = torch.cat([prompt[0], torch.tensor([target], device=prompt.device)])
+        forced = decoded(tokenizer, steered(model, longer, 0, nothing, how.tokens, choice)[1][0])
     answer = str(table.loc[table["sample"] == sample, "answer"].iloc[0])
-    return Asked(sample, prompt[0], answer, logits, text, forced)
+    text = decoded(tokenizer, new[0])
+    return Asked(sample, prompt[0], answer, logits[0], text, forced, again, choice)
 
 
 def detectors(contrast: Contrast, states: Tensor, seed: int, random: Array | None = None) -> dict[str, Array]:
@@ -143,13 +152,31 @@ def _bypass(
     logits = np.stack([one.logits.numpy() for one in own])
     gap = float(np.median(logits.max(1) - logits[:, target]))
     random = _random_chances(run, contrast, layer)
-    for name, chances in detectors(contrast, states, run.settings.seed, random).items():
-        for arm, gains in (("bypass", how.gains), ("bypass_gap", [gap * one for one in GAP_GAINS])):
-            for gain in gains:
-                forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
-                texts = [one.forced if force else one.text for one, force in zip(own, forced, strict=True)]
-                _write(run, contrast, layer, own, texts, arm=arm, control=name, draw=-1, strength=gain,
-                       forced=forced)  # fmt: skip
+    every = detectors(contrast, states, run.settings.seed, random)
+    arms = [("bypass", gain) for gain in how.gains] + [("bypass_gap", gap * one) for one in GAP_GAINS]
+    texts: dict[tuple[str, str, float], list[str]] = {}
+    if how.every_step:
+        model = run.model().model
+        for one, row in zip(own, rows, strict=True):
+            keys = [(name, arm, gain) for name in every for arm, gain in arms]
+            raised = torch.zeros(len(keys), one.logits.shape[-1])
+            raised[:, target] = torch.tensor([gain * every[name][row] for name, _, gain in keys])
+            new = steered(
+                model, one.ids, layer, torch.zeros(len(keys)), how.tokens, one.choice, raised=raised
+            )[1]
+            for key, ids in zip(keys, new, strict=True):
+                left = ids[
+                    int((ids != target).long().argmax()) if bool((ids != target).any()) else len(ids) :
+                ]
+                texts.setdefault(key, []).append(decoded(run.encoder.tokenizer, left))
+    for name, chances in every.items():
+        for arm, gain in arms:
+            forced = bypassed(logits, target, gain * chances[rows]) & (gain > 0)
+            said = texts.get((name, arm, gain)) or [
+                one.forced if force else one.text for one, force in zip(own, forced, strict=True)
+            ]
+            _write(run, contrast, layer, own, said, arm=arm, control=name, draw=-1, strength=gain,
+                   forced=forced)  # fmt: skip
 
 
 def _random_chances(run: StageRun, contrast: Contrast, layer: int) -> Array | None:
@@ -198,7 +225,10 @@ def _move(
         if fold not in fitted:
             fitted[fold] = _Fitted(states, contrast, contrast.folds != fold, how, run.settings.seed)
         named, moves = fitted[fold].moves(states[at], how)
-        logits, new = steered(model, one.ids, layer, moves, how.tokens)
+        logits, new = steered(
+            model, one.ids, layer, moves, how.tokens, one.choice,
+            always=torch.tensor([how.every_step and key["arm"] != "compression" for key in named]),
+        )  # fmt: skip
         base = one.logits.log_softmax(-1)
         kl = (base.exp() * (base - logits.log_softmax(-1))).sum(-1).numpy()
         texts = [decoded(run.encoder.tokenizer, ids) for ids in new]
@@ -265,32 +295,64 @@ def _main(centred: Tensor) -> Tensor:
     return main
 
 
-def steered(model: Any, ids: Tensor, layer: int, moves: Tensor, tokens: int) -> tuple[Tensor, Tensor]:
-    """Next-token logits [m, V] and likeliest continuations [m, tokens] of a prompt whose last state moves.
+def steered(
+    model: Any,
+    ids: Tensor,
+    layer: int,
+    moves: Tensor,
+    tokens: int,
+    choice: Choice | None = None,
+    *,
+    always: Tensor | None = None,
+    raised: Tensor | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Next-token logits [m, V] and continuations [m, tokens] of a prompt whose last state moves.
 
-    The moves are a batch on one cache; only the prompt's last token is changed.
+    The moves are a batch on one cache.
+
+    Args:
+        model: a decoder.
+        ids: [n], the prompt.
+        layer: number of the block behind which the state moves.
+        moves: [m, D]; [m] zeros move nothing.
+        tokens: to generate.
+        choice: how they are chosen; None takes the likeliest.
+        always: [m], which moves go to every generated token too; None: none.
+        raised: [m, V], added to the logits of every step.
     """
     size = len(moves)
+    choice = Choice() if choice is None else choice
+    generator = choice.generator()
     many = ids[None].expand(size, -1)
     mask = torch.ones_like(many)
+    later = torch.zeros(size, dtype=torch.bool) if always is None else always
+
+    def moved(some: Tensor) -> AbstractContextManager[Any]:
+        if some.ndim == 1 or not bool((some != 0).any()):
+            return nullcontext()
+        return asc.edit(model, AddDirection(layer, some[:, None].to(ids.device), "last", steps="all"))
+
     with torch.no_grad():
         cache = None
         if len(ids) > 1:
             cache = model(input_ids=ids[None, :-1], use_cache=True).past_key_values
             cache.batch_repeat_interleave(size)
             many = many[:, -1:]
-        with asc.edit(model, AddDirection(layer, moves[:, None].to(ids.device), "last", steps="all")):
+        with moved(moves):
             found = model(input_ids=many, attention_mask=mask, past_key_values=cache, use_cache=True)
         logits = found.logits[:, -1].double().cpu()
         new = []
         for at in range(tokens):
-            new.append(found.logits[:, -1].argmax(-1))
+            seen = found.logits[:, -1]
+            seen = seen if raised is None else seen + raised.to(seen)
+            new.append(choice.tokens(seen, generator))
             if at + 1 < tokens:
                 mask = torch.cat([mask, mask[:, :1]], 1)
-                found = model(
-                    input_ids=new[-1][:, None], attention_mask=mask, past_key_values=found.past_key_values,
-                    use_cache=True,
-                )  # fmt: skip
+                with moved(torch.where(later[:, None], moves, 0.0) if moves.ndim > 1 else moves):
+                    found = model(
+                        input_ids=new[-1][:, None], attention_mask=mask,
+                        past_key_values=found.past_key_values, use_cache=True,
+                    )  # fmt: skip
     return logits, _ended(torch.stack(new, 1), model)
 
 

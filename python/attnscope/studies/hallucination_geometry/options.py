@@ -59,6 +59,11 @@ class InterventionOptions(Options):
         lambdas: how far states are drawn to the main directions of the reference.
         controls: draws of each random direction.
         tokens: generated.
+        temperature: 0 takes the likeliest token; above it tokens are drawn, and the unchanged model is asked
+            twice, so that the share of answers that change by themselves stands beside the others.
+        every_step: steer, and add the detector's gain, at every generated token instead of the first.
+        target: the word whose first token the detector is wired to; null: the first of
+            `sensitivity.refusal`.
     """
 
     depths: list[float] = Field(default=[0.25, 0.55, 0.85])
@@ -69,6 +74,9 @@ class InterventionOptions(Options):
     lambdas: list[float] = Field(default=[0.2, 0.5, 1.0])
     controls: int = Field(default=5, ge=1)
     tokens: int = Field(default=24, ge=1)
+    temperature: float = Field(default=0.0, ge=0, allow_inf_nan=False)
+    every_step: bool = False
+    target: str | None = None
 
     @field_validator("depths")
     @classmethod
@@ -107,6 +115,8 @@ class HallucinationOptions(Options):
         answers: how they are made; false makes none.
         interventions: false leaves them out.
         keep_states: keep the states as a table of the run.
+        band: share of each bucket's points nearest to the boundary, of which the Betti curves are; null: all.
+            The paper takes .4.
     """
 
     prompt: str = "Question: {question}\nAnswer:"
@@ -137,6 +147,7 @@ class HallucinationOptions(Options):
     answers: AnswerOptions | Literal[False] = AnswerOptions()
     interventions: InterventionOptions | Literal[False] = InterventionOptions()
     keep_states: bool = True
+    band: float | None = Field(default=None, gt=0, le=1)
 
     @field_validator("prompt")
     @classmethod

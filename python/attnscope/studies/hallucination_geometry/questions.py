@@ -29,11 +29,7 @@ FOLDS = 8
 def worded(
     sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan, options: HallucinationOptions
 ) -> list[Sentence]:
-    """The questions in their prompts; what cannot be asked is left out and counted.
-
-    Raises:
-        ConfigError: buckets, pairs or endings that allow no study.
-    """
+    """The questions in their prompts; what cannot be asked is left out and counted."""
     if encoder.tokenizer is None:
         raise ConfigError(f"{NAME}: questions need a tokenizer, and {model} has none")
     rows = [_named(one, options) for one in sentences]
@@ -139,11 +135,7 @@ def _matched(
 
 
 def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:
-    """Raises for pairs that hold two prompts of one bucket, or none of the reference.
-
-    Raises:
-        ConfigError: with the pair.
-    """
+    """Raises for pairs that hold two prompts of one bucket, or none of the reference."""
     pairs: dict[str, Counter[str]] = {}
     for one in rows:
         if one.extra["pair"]:
@@ -162,11 +154,7 @@ def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> Non
 
 
 def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOptions) -> None:
-    """Raises for prompts from which nothing could follow.
-
-    Raises:
-        ConfigError: too few, cut, unpaired, or ending in different tokens.
-    """
+    """Raises for prompts from which nothing could follow."""
     counts = Counter(one.extra["bucket"] for one in rows)
     if few := {name: count for name, count in counts.items() if count < options.least}:
         raise ConfigError(f"{NAME}: each bucket needs {options.least} prompts, got {few} (of {dict(counts)})")
@@ -175,12 +163,7 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
     if options.bucket_by == "outcome" and not any(one.extra["answer"] for one in rows):
         raise ConfigError(f"{NAME}: bucket_by outcome needs answers; the column {options.answer!r} has none")
     if options.bucket_by == "label":
-        least = min(counts[name] for name in (options.reference, *options.others))
-        if max(options.dimension_k) >= least:
-            raise ConfigError(
-                f"options.dimension_k: must be below the prompts of the smallest bucket, {least}, "
-                f"got {options.dimension_k}"
-            )
+        check_neighbours(compared(as_table(rows), options), options)
     endings: dict[int, str] = {}
     for one in rows:
         encoded = encoder.encode(one.text, None, one.sample)
@@ -198,6 +181,28 @@ def _check(rows: Sequence[Sentence], encoder: Encoder, options: HallucinationOpt
         raise ConfigError(
             f"{NAME}: prompts end in {len(endings)} different tokens, so states differ by them: {shown}; "
             "options.allow_endings=true goes on"
+        )
+
+
+def compared(table: pd.DataFrame, options: HallucinationOptions) -> int:
+    """Prompts of each bucket that are compared: whole pairs where there are any."""
+    wanted = (options.reference, *options.others)
+    pairs = table[table["pair"] != ""].groupby("pair")["bucket"].nunique()
+    whole = int((pairs == len(wanted)).sum())
+    counts = table["bucket"].value_counts()
+    return whole or int(min(counts[one] for one in wanted))
+
+
+def check_neighbours(size: int, options: HallucinationOptions) -> None:
+    """Raises where a cloud has no more points than neighbours are asked for.
+
+    Raises:
+        ConfigError: with both.
+    """
+    if max(options.dimension_k) >= size:
+        raise ConfigError(
+            f"options.dimension_k: must be below the prompts of each bucket that are compared, {size}, got "
+            f"{options.dimension_k}"
         )
 
 

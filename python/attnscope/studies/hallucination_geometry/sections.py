@@ -197,11 +197,7 @@ def _interventions(page: Page) -> None:
 
 
 def findings(results: Any) -> list[str]:
-    """The sentences at the top, absence of an effect included.
-
-    Args:
-        results: the stored tables.
-    """
+    """The sentences at the top, absence of an effect included."""
     if "claims" not in results.tables():
         return []
     table, found = results.table("claims"), []

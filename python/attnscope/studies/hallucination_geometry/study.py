@@ -94,7 +94,10 @@ class HallucinationGeometry(Study):
         reads = tuple(
             dict.fromkeys(table for one in every for table in one.writes if table not in stored[1:])
         )
-        return [*every, Stage("claims", units.once(), self.claim, reads=reads, writes=("claims",))]
+        return [
+            *every,
+            Stage("claims", units.once(), self.claim, reads=reads, writes=("claims", "emergence")),
+        ]
 
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model; one that fails ends the checkpoint's part of the run."""
@@ -150,11 +153,7 @@ class HallucinationGeometry(Study):
         return table
 
     def _outcomes(self, table: pd.DataFrame, run: StageRun) -> pd.DataFrame:
-        """Prompts that the model answered right or wrong, of templates that have both.
-
-        Raises:
-            ConfigError: too few of either.
-        """
+        """Prompts that the model answered right or wrong, of templates that have both."""
         answers = run.read("answers", ["sample", "correct"]).set_index("sample")["correct"]
         right = answers.reindex(table["sample"]).astype("boolean").to_numpy(dtype=object, na_value=None)
         own = table.assign(bucket=["right" if one else "wrong" for one in right], pair="")
@@ -167,6 +166,7 @@ class HallucinationGeometry(Study):
                 f"options.bucket_by: outcome needs {self.options.least} prompts answered right and wrong in "
                 f"templates that have both, got {counts}"
             )
+        questions.check_neighbours(min(counts.values()), self.options)
         whole: pd.DataFrame = own
         return whole
 

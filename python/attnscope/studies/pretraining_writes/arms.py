@@ -36,8 +36,6 @@ def arm_claims(pairs: list[Pair], options: WeightsOptions, *, matched: bool = Fa
     """C1b against continued pretraining, C2b, C3, C4 and C5; the training run is the unit.
 
     Args:
-        pairs: of the run.
-        options: of the study, with arms.
         matched: of the arms that were stopped where all have moved as far, instead of the others.
     """
     runs: dict[str, dict[str, Pair]] = defaultdict(dict)

@@ -27,8 +27,15 @@ if TYPE_CHECKING:
     from attnscope.studies.pretraining_writes.options import WeightsOptions
 
 
-def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
-    """Fills `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair."""
+def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, kept: dict[str, Subspaces]) -> None:
+    """Fills `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair.
+
+    Args:
+        unit: at work.
+        run: of the unit.
+        options: of the study.
+        kept: subspaces of the checkpoints of the last pair, by title; left with those of this one.
+    """
     assert unit.checkpoint is not None
     assert unit.other is not None
     before, after = run.folder(unit.other), run.folder()
@@ -36,8 +43,14 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     found_map = weight_map(base.path)
     rank = rank_of(options, found_map)
 
+    used: dict[str, Subspaces] = {}
+
     def subspaces(of: Checkpoint) -> Subspaces:
-        return Subspaces(run, Sums(run, title_of(of), rank), run.folder(of), options)
+        title = title_of(of)
+        found = kept.get(title) or Subspaces(run, Sums(run, title, rank), run.folder(of), options)
+        found.continued(run)
+        used[title] = found
+        return found
 
     own = subspaces(unit.checkpoint if options.moments_of == "after" else unit.other)
     further = {}
@@ -46,6 +59,8 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
         series = [one for one in run.checkpoints if one.model == unit.checkpoint.model]
         if len(series) > 1:
             further["last"] = subspaces(max(series, key=lambda one: one.step))
+    kept.clear()
+    kept.update(used)
     rows: Rows = defaultdict(list)
     fractions = Fractions(base, found_map, own, further, options, rows)
     same = unit.checkpoint.model == unit.other.model

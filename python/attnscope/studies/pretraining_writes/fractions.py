@@ -28,7 +28,6 @@ from attnscope.studies.pretraining_writes.subspaces import (
     UNIQUE,
     Directions,
     Subspaces,
-    own_directions,
 )
 
 if TYPE_CHECKING:
@@ -89,9 +88,10 @@ class Fractions:
                     own = {**keys, "side": side, "subspace": f"{name}_{end}"}
                     self._fractions(own, matrix, directions, size["noise_share"])
         if base is not None:
-            for reading in own_directions(base, self.options):
-                own = {**keys, "side": reading[0], "subspace": "own_weights"}
-                self._fractions(own, found.delta, reading[1], size["noise_share"])
+            own_weights = ("weights", self.before.path, *keys.values())
+            for side, directions in self.subspaces.of_weights(own_weights, base):
+                own = {**keys, "side": side, "subspace": "own_weights"}
+                self._fractions(own, found.delta, directions, size["noise_share"])
         self._mechanism(keys, found)
 
     def _gained(self, found: WeightDelta, matrix: Matrix, side: str, name: str) -> Matrix:

@@ -144,11 +144,7 @@ def _mechanism(page: Page) -> None:
 
 
 def findings(results: Any) -> list[str]:
-    """The sentences at the top: claims over all pairs or arms, or C1, C1b and C2 of the first pairs.
-
-    Args:
-        results: the stored tables.
-    """
+    """The sentences at the top: claims over all pairs or arms, or C1, C1b and C2 of the first pairs."""
     if "claims" not in results.tables():
         return []
     table = results.table("claims")

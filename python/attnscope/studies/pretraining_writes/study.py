@@ -14,9 +14,11 @@ from attnscope.engine.study import Study
 from attnscope.engine.units import Stage, Unit, Units
 from attnscope.studies.pretraining_writes import changes, claims, inputs, rank_one, sums
 from attnscope.studies.pretraining_writes.options import WeightsOptions
+from attnscope.studies.pretraining_writes.subspaces import Subspaces
 from attnscope.studies.pretraining_writes.tables import TABLES
 
 if TYPE_CHECKING:
+    from attnscope.engine.config import Settings
     from attnscope.engine.stage_run import StageRun
 
 
@@ -29,6 +31,11 @@ class PretrainingWrites(Study):
     name = "pretraining_writes"
     Options = WeightsOptions
     tables = TABLES
+
+    def __init__(self, settings: Settings) -> None:
+        super().__init__(settings)
+        #: By title, of the checkpoints that the last pair was measured in: pairs of a run share their base.
+        self._subspaces: dict[str, Subspaces] = {}
 
     def stages(self, units: Units) -> list[Stage]:
         """Texts through the base; pairs without any text."""
@@ -84,7 +91,7 @@ class PretrainingWrites(Study):
         inputs.describe(unit, run, self.options)
 
     def _deltas(self, unit: Unit, run: StageRun) -> None:
-        changes.measure_pair(unit, run, self.options)
+        changes.measure_pair(unit, run, self.options, self._subspaces)
 
     def _rank_one(self, unit: Unit, run: StageRun) -> None:
         rank_one.measure(unit, run, self.options)

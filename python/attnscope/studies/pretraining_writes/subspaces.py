@@ -76,6 +76,10 @@ class Subspaces:
         self._run, self._sums, self._options, self._folder = run, sums, options, folder
         self._made: dict[tuple[object, ...], Directions | None] = {}
 
+    def continued(self, run: StageRun) -> None:
+        """Reads on as a later unit of the same stage."""
+        self._run = self._sums.run = run
+
     def of_moment(
         self, layer: int, role: str, side: str, *, centered: bool = False, control: str = "", draw: int = 0
     ) -> Directions | None:
@@ -144,6 +148,29 @@ class Subspaces:
             self._made[key] = make()
         return self._made[key]
 
+    def of_weights(self, key: tuple[object, ...], matrix: Tensor) -> Iterator[tuple[Side, Directions]]:
+        """Main singular directions of a matrix [out, in] on both sides; none of matrices that are too wide.
+
+        Args:
+            key: by which the matrix is known.
+            matrix: of the base.
+        """
+        if max(matrix.shape) > EXACT:
+            return
+        wide = matrix.double()
+        sides: tuple[tuple[Side, Tensor], ...] = (("in", wide), ("out", wide.mT))
+        for side, turned in sides:
+
+            def make(turned: Tensor = turned) -> Directions:
+                values, vectors = torch.linalg.eigh(turned.mT @ turned)
+                values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
+                keep = max(self._options.curve, self._options.directions(len(vectors)))
+                return Directions(vectors[:, :keep], values, float(values.sum()))
+
+            found = self._cached((*key, side), make)
+            assert found is not None
+            yield side, found
+
     def of_matrix(self, layer: int, role: str) -> Iterator[tuple[str, str, Directions]]:
         """Side, name and directions of everything that a matrix's change is measured in."""
         for side, name, centered in (
@@ -158,15 +185,3 @@ class Subspaces:
             found = self.prediction()
             if found is not None:
                 yield RESIDUAL[role], "prediction", found
-
-
-def own_directions(matrix: Tensor, options: WeightsOptions) -> Iterator[tuple[Side, Directions]]:
-    """Main singular directions of a matrix [out, in] on both sides; none of matrices that are too wide."""
-    if max(matrix.shape) > EXACT:
-        return
-    wide = matrix.double()
-    for side, gram in (("in", wide.mT @ wide), ("out", wide @ wide.mT)):
-        values, vectors = torch.linalg.eigh(gram)
-        values, vectors = values.flip(0).clamp_min(0), vectors.flip(1)
-        keep = max(options.curve, options.directions(len(gram)))
-        yield side, Directions(vectors[:, :keep], values, float(values.sum()))  # type: ignore[misc]

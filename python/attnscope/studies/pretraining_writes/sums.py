@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from attnscope.capture.weights.second_moments import Tracer, identity_errors
+from attnscope.capture.weights.second_moments import Tracer, check_length, identity_errors
 from attnscope.metrics.weights.moment_sums import MomentSums
 from attnscope.metrics.weights.moments import Moments, sketch_rank
 from attnscope.models import LoadError, WeightMapError, verify_weight_map
@@ -50,10 +50,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
     summed = {unit.variant: Moments(rank), **({"foreign": Moments(rank)} if foreign else {})}
     for batch in run.batches():
         for sample, ids in zip(batch.samples, batch.token_ids, strict=True):
-            if len(ids) < 2:
-                raise ValueError(
-                    f"pretraining_writes: text {sample} has one token, and position 0 is left out"
-                )
+            check_length(f"pretraining_writes: text {sample}", len(ids), skip_first=options.skip_first)
             tokens = torch.as_tensor(ids)
             if gradients and sample == first:
                 _check_identity(tracer, tokens, run, first)
@@ -81,11 +78,7 @@ def add_texts(unit: Unit, run: StageRun, options: WeightsOptions) -> None:
 
 
 def upcast(model: Any, run: StageRun, title: str, stored: str) -> Any:
-    """The model in float32, where the run's memory allows it.
-
-    Raises:
-        LoadError: it does not.
-    """
+    """The model in float32, where the run's memory allows it."""
     need = 4 * sum(parameter.numel() for parameter in model.parameters())
     most = run.settings.max_memory
     if most is not None and need > int(most):
@@ -146,7 +139,7 @@ class Sums:
     """
 
     def __init__(self, run: StageRun, of: str, rank: int | None) -> None:
-        self._run, self.of, self._rank = run, of, rank
+        self.run, self.of, self._rank = run, of, rank
         self._kept: dict[tuple[int, str, int], Moments] = {}
 
     def layer(self, layer: int, control: str = "", draw: int = 0) -> Moments:
@@ -154,7 +147,7 @@ class Sums:
         key = (layer, control, draw)
         if key not in self._kept:
             only: dict[str, Any] = {"of": self.of, "control": control, "draw": draw, "layer": layer}
-            found = self._run.reduced("sums", ("site", "side", "group", "width"), **only)
+            found = self.run.reduced("sums", ("site", "side", "group", "width"), **only)
             moments = Moments(self._rank)
             for (site, side, group, width), one in found.items():
                 sums = MomentSums.unpacked(torch.as_tensor(one.sum), int(width))

@@ -28,11 +28,7 @@ _ACTIVATIONS = ("act_fn", "act", "activation_fn", "intermediate_act_fn", "activa
 
 
 def rotary_frequencies(model: Any) -> Tensor | None:
-    """θ_k of the model's RoPE in radians per position, None where it has none.
-
-    Args:
-        model: of transformers.
-    """
+    """θ_k of the model's RoPE in radians per position, None where it has none."""
     for module in model.modules():
         found = getattr(module, "inv_freq", None)
         if isinstance(found, Tensor) and found.ndim == 1 and len(found):
@@ -41,11 +37,7 @@ def rotary_frequencies(model: Any) -> Tensor | None:
 
 
 def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
-    """Name and function of the activation in the model's feed-forward layers, None where none is found.
-
-    Args:
-        model: of transformers.
-    """
+    """Name and function of the activation in the model's feed-forward layers, None where none is found."""
     for module in model.modules():
         for name in _ACTIVATIONS:
             found = getattr(module, name, None)
@@ -55,11 +47,7 @@ def own_activation(model: Any) -> tuple[str, Callable[[Tensor], Tensor]] | None:
 
 
 def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
-    """The inputs: the mean embedding at every position, and one token repeated.
-
-    Args:
-        model: of transformers.
-    """
+    """The inputs: the mean embedding at every position, and one token repeated."""
     weights = model.get_input_embeddings().weight
     n = min(POSITIONS, int(getattr(model.config.get_text_config(), "max_position_embeddings", POSITIONS)))
     mean = weights.detach().mean(0)

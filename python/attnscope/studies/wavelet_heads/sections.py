@@ -145,11 +145,7 @@ SECTIONS: tuple[Section, ...] = (
 
 
 def findings(results: Tables) -> list[str]:
-    """The main numbers of the run in sentences that are true of any run.
-
-    Args:
-        results: the stored tables.
-    """
+    """The main numbers of the run in sentences that are true of any run."""
     if "phases" not in results.tables():
         return []
     table, lines = results.table("phases"), []

@@ -32,11 +32,7 @@ ENTROPIES = tuple(dict.fromkeys(name for pair in CORRELATIONS.values() for name 
 
 
 def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
-    """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary.
-
-    Args:
-        heads: columns of its single heads.
-    """
+    """ρ of one sentence's heads; NaN for fewer than three heads or where one side does not vary."""
     found = {}
     for name, (one, other) in CORRELATIONS.items():
         found[name] = math.nan
@@ -49,12 +45,7 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
 
 
 def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
-    """Writes every number of uniform attention of the lengths and supports there are, and means of controls.
-
-    Args:
-        run: of the unit.
-        quantities: of `heads`.
-    """
+    """Writes the numbers of uniform attention of all lengths and supports, and means of controls."""
     samples = run.read("samples")
     whose: dict[str, Any] = {"protocol": "exact", "threshold": math.nan}
     nobody = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
@@ -144,9 +135,6 @@ def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iter
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
     """The table `published`: the paper's values for models of this run, beside the run's own.
-
-    Args:
-        table: `phases`.
 
     Returns:
         model, step, metric, published with its interval, here, low, high, samples; no rows where the paper

@@ -43,12 +43,7 @@ PROFILE = replace(
 
 
 def of_heads(options: WaveletOptions, metrics: Sequence[str] = METRICS) -> tuple[Quantity, ...]:
-    """The quantities of `heads` under the options of a run, each a number per map.
-
-    Args:
-        options: of the study.
-        metrics: those that are taken.
-    """
+    """The quantities of `heads` under the options of a run, each a number per map."""
     # the shortest signals have so many scales of details, and those of all signals are compared
     levels = math.floor(math.log2(options.min_keys / 3))
     scales = over_queries(wavelet.ENERGY, options), over_queries(wavelet.POSITION_ENTROPY, options)

@@ -227,6 +227,7 @@ def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, t
     np.testing.assert_allclose(early(whole)[columns], early(other)[columns], rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.slow
 def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, tmp_path):
     stopped = killed(settings(folder, texts, tmp_path, **WHOLE))
     assert not (stopped / "tables" / "claims.parquet").exists()
@@ -234,6 +235,7 @@ def test_a_killed_run_ends_as_one_that_was_left_in_peace(whole, folder, texts, t
     assert table_bytes(whole.path) == table_bytes(stopped)
 
 
+@pytest.mark.slow
 def test_learned_positions_show_in_layer_0(texts, tmp_path):
     path = model_folder(tmp_path / "gpt2", "gpt2", n_positions=64)
     results = run(settings(path, texts, tmp_path, arms=["no_bos"], samples=32), progress=False)

@@ -47,6 +47,7 @@ def test_fingerprints_of_one_first_token():
     assert gaps[2, 0].item() == pytest.approx(0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_another_encoding_changes_what_is_measured(tmp_path):
     folder = model_folder(tmp_path / "m")
@@ -59,7 +60,7 @@ def test_another_encoding_changes_what_is_measured(tmp_path):
     cut = {name: one.table("clocks")["a0_mask"].to_numpy() for name, one in found.items()}
     assert not (cut["own"] == cut["rope"]).all()
     clocks = found["window"].table("clocks")
-    assert (clocks[clocks["query"] >= 4]["a0"] == 0).all(), "a window of 4 does not reach key 0"
+    assert clocks[clocks["query"] >= 4]["a0"].isna().all(), "a window of 4 does not reach key 0"
     assert (clocks[clocks["query"] < 4]["a0"] > 0).all()
     prints = found["own"].table("fingerprints")
     assert (prints[prints["arm"] == "base"]["same_token_gap"] < 1e-6).all()

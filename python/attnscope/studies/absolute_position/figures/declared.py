@@ -26,13 +26,7 @@ ARMS = {
 
 
 def first_model(results: Tables, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
-    """A table's rows of the first model at its last checkpoint, and a sentence when there are more models.
-
-    Args:
-        results: the stored tables.
-        name: of the table.
-        columns: that it must have.
-    """
+    """A table's rows of the first model at its last checkpoint, and a sentence when there are more models."""
     table = last_step(stored(results, name, *columns))
     models = list(dict.fromkeys(table["model"]))
     rows: pd.DataFrame = table[table["model"] == models[0]]

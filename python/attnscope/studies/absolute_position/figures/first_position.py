@@ -165,7 +165,9 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
             ax.plot(mean.index + shift, mean, color=PALETTE[at], linewidth=1.0)
     axes[0][0].axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
     axes[0][0].set_ylabel("cosine over texts")
-    axes[0][1].axhline(float(table["uniform"].iloc[0]), color=MUTED, linewidth=0.9, linestyle=(0, (5, 2)))
+    uniform = table.groupby("layer")["uniform"].first()  # layers of windows have another
+    edges = np.append(uniform.index - 0.5, uniform.index[-1] + 0.5)
+    axes[0][1].stairs(uniform, edges, baseline=None, color=MUTED, linewidth=0.9, linestyle=(0, (5, 2)))
     axes[0][1].set_ylabel("mean attention to key 0")
     axes[0][1].set_ylim(-0.03, 1.03)
     for ax in axes[0]:
@@ -177,7 +179,8 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
         figure_,
         "Each point a head, lines their means. Left: unbiased cosine between the fingerprints of two "
         "texts; texts "
-        "that have nothing in common have 0 (dashed). Right, dashed: uniform attention. The strongest "
+        "that have nothing in common have 0 (dashed). Right: mean over the queries that see key 0; dashed: "
+        "uniform attention. The strongest "
         "reader is "
         f"layer {best['layer']:.0f} head {best['head']:.0f} with {best['a0']:.2f}.",
         more,

@@ -10,8 +10,9 @@ import pandas as pd
 
 from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
-from attnscope.published import Compared, same_model
+from attnscope.published import Compared
 from attnscope.published.comparison import Tables
+from attnscope.published.rows import Measured, beside, pairs
 
 #: What the published numbers may not be taken for.
 STATEMENTS = (
@@ -30,13 +31,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
 
     Args:
         results: of a run; under `ruscio2023` for the column `measured`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used; the stored intervals are taken.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `best_layers`.
     """
     if "best_layers" not in results.tables():
         raise MissingError("compare: the run has no table 'best_layers'")
@@ -47,66 +42,37 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
         statements.append(
             "The run did not follow ruscio2023: there is nothing of its own kind beside these numbers."
         )
-    rows: list[dict[str, Any]] = []
-    for model in dict.fromkeys(best["model"]):
-        own = best[best["model"] == model].set_index("protocol")
-        depth = layers[layers["model"] == model]
-        for number in numbers.to_dict("records"):
-            if chosen is not None and number["model"] != chosen:
-                continue
-            same = same_model(str(number["model"]), str(model))
-            if not same:
-                statements.append(f"{model} is not {number['model']}: their differences are between models.")
-            rows.append(_row(str(model), own, depth, number, same=same))
-    return Compared(pd.DataFrame(rows), list(dict.fromkeys(statements)))
+    own = {model: rows.set_index("protocol") for model, rows in best.groupby("model", sort=False)}
+    rows = [
+        _row(model, own[model], layers[layers["model"] == model], number)
+        for model, number in pairs(own, numbers, chosen, statements)
+    ]
+    return Compared(pd.DataFrame(rows), statements)
 
 
-def _row(
-    model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[Any, Any], *, same: bool
-) -> dict[str, Any]:
+def _row(model: str, best: pd.DataFrame, layers: pd.DataFrame, number: dict[str, Any]) -> dict[str, Any]:
     """One published number with what the run has of it under both protocols."""
-    layer = int(number["layer"])
-    measured, low, high, texts = math.nan, math.nan, math.nan, 0
-    exact = {"exact": math.nan, "exact_low": math.nan, "exact_high": math.nan}
+    layer, texts = int(number["layer"]), 0
+    measured, exact = Measured(), Measured()
     if number["quantity"] == "layer_rho":
         own = layers[(layers["layer"] == layer) & (layers["measure"] == "inner")]
         own = own[(own["protocol"] == "ruscio2023") & (own["design"] == "between")].dropna(subset="estimate")
         if len(own):
             row = own.loc[own["estimate"].idxmax()]
-            measured, low, high, texts = row["estimate"], row["low"], row["high"], int(row["n"])
+            measured, texts = _estimate(row), int(row["n"])
         within = layers[(layers["layer"] == layer) & (layers["design"] == "within")]
         within = within[(within["protocol"] == "exact") & (within["predictor"] == "log_likelihood")]
         if len(within):
-            names = ("estimate", "low", "high")
-            exact = dict(zip(exact, (float(within.iloc[0][name]) for name in names), strict=True))
+            exact = _estimate(within.iloc[0])
     else:
         if "ruscio2023" in best.index:
             row = best.loc["ruscio2023"]
-            measured, texts, layer = _number(row, number["quantity"]), int(row["n"]), int(row["layer"])
+            measured = Measured(_number(row, number["quantity"]))
+            texts, layer = int(row["n"]), int(row["layer"])
         if number["quantity"] == "rho" and "exact" in best.index:
-            exact["exact"] = _number(best.loc["exact"], "held_out_rho")
-    return {
-        "model": model,
-        "published_model": number["model"],
-        "same_model": same,
-        "quantity": number["quantity"],
-        "layer": layer,
-        "published_layer": int(number["layer"]),
-        "token": number["token"],
-        "statistic": number["statistic"],
-        "published": number["value"],
-        "published_low": number["low"],
-        "published_high": number["high"],
-        "measured": measured,
-        "low": low,
-        "high": high,
-        "sentences": texts,
-        "difference": measured - number["value"],
-        **exact,
-        "printed": number["printed"],
-        "about": _ABOUT.get(number["quantity"], number["quantity"].replace("_", " ")),
-        "origin": number["origin"],
-    }
+            exact = Measured(_number(best.loc["exact"], "held_out_rho"))
+    about = _ABOUT.get(number["quantity"], "")
+    return beside(model, number, measured=measured, exact=exact, sentences=texts, about=about, layer=layer)
 
 
 #: What a quantity is, where its name does not say it.
@@ -123,3 +89,7 @@ _ABOUT = {
 def _number(row: pd.Series[Any], name: str) -> float:
     value = row.get(name)
     return float(value) if value is not None and not pd.isna(value) else math.nan
+
+
+def _estimate(row: pd.Series[Any]) -> Measured:
+    return Measured(*(float(row[name]) for name in ("estimate", "low", "high")))

@@ -35,11 +35,6 @@ GROUP_NAMES = {"mlp": "MLP"}
 def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | None = None) -> Axes:
     """The trace of the Fisher information over depth, one line per group of parameters.
 
-    Args:
-        fisher: rows of one series and protocol.
-        column: `trace`, `trace_per_parameter` or `trace_sampled`.
-        ax: axes to draw on; None makes them.
-
     Returns:
         The axes: a line per group of the blocks (means over samples), and a level for what lies outside.
     """

@@ -19,7 +19,7 @@ from attnscope.plots.maps import printable
 from attnscope.plots.selection import (
     last_step,
 )
-from attnscope.plots.style import DASHES, INK, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
+from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 
 
@@ -29,7 +29,6 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
 
     Args:
         evidence: rows of `frame_evidence` of one model, step and protocol.
-        ax: axes to draw on; None makes them.
 
     Returns:
         The axes: a line by position and one by token, and the threshold of a centralized frame.
@@ -44,17 +43,20 @@ def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     ]
     for place, (kind, label) in enumerate((("position", "by position"), ("token", "by token"))):
         rows = evidence[evidence["kind"] == kind].set_index("third").reindex(thirds)
+        # both lines can run through the same points
+        beside = np.arange(len(thirds)) + 0.05 * (2 * place - 1)
         ax.plot(
-            range(len(thirds)), rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
+            beside, rows["top_1"], label=label, color=PALETTE[place], marker="os"[place],
             linestyle=DASHES[place] if not place else (0, (4, 1.5)), markersize=4, zorder=3,
         )  # fmt: skip
         for x, (_, row) in enumerate(rows.iterrows()):
             if isinstance(row.get("top"), str) and np.isfinite(row["top_1"]):
                 name = f"key {row['top']}" if kind == "position" else f"“{printable(row['top'])}”"
                 ax.annotate(
-                    name, (x, row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
+                    name, (beside[x], row["top_1"]), xytext=(0, 5 if above[x] == kind else -5),
                     textcoords="offset points", ha="center", va="bottom" if above[x] == kind else "top",
-                    fontsize=6, color=PALETTE[place],
+                    fontsize=6, color=PALETTE[place], zorder=4,
+                    bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 0.6},
                 )  # fmt: skip
     ax.axhline(0.8, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1, gid="centralized")
     ax.set_xticks(range(len(thirds)), thirds)
@@ -101,16 +103,15 @@ def frames(results: Tables, options: Options) -> Drawn:
         frame_shares(own, ax=ax)
         row = verdicts[(verdicts["model"] == model) & (verdicts["protocol"] == protocol)].iloc[0]
         both = len({protocol for _, protocol in cases}) > 1
-        if both:
-            ax.set_title(f"{model}, {PROTOCOL_NAMES[protocol]}" if several else PROTOCOL_NAMES[protocol])
-        else:
-            ax.set_title(str(model))
+        named = [str(model)] if several or not both else []
+        named += [PROTOCOL_NAMES[protocol]] if both else []
         probability = row.get("probability", np.nan)
-        certain = f", {probability:.0%}" if pd.notna(probability) else ""
+        certain = f" ({probability:.0%})" if pd.notna(probability) else ""
         frame, of_tokens = (
             row[name] if isinstance(row[name], str) else "unknown" for name in ("frame", "token_frame")
         )
-        ax.set_xlabel(f"position: {frame}{certain}\ntoken: {of_tokens}", color=INK)
+        ax.set_title(f"{', '.join(named)}: {frame}{certain}\nby token: {of_tokens}")
+        ax.set_xlabel("third of the layers" if len(ax.get_xticks()) > 1 else "")
     for ax in flat[len(cases) :]:
         ax.set_axis_off()
     for place, ax in enumerate(flat[: len(cases)]):
@@ -119,7 +120,8 @@ def frames(results: Tables, options: Options) -> Drawn:
     legend_row(figure_, flat[: len(cases)])
     return captioned(
         figure_,
-        "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame.",
+        "Share of the most frequent sink by position and by token; dotted: the bound of a centralized frame. "
+        "Titles: the frame by position, with the share of resampled texts that give it, and by token.",
         "The published computation stands beside the exact one."
         if len({protocol for _, protocol in cases}) > 1
         else "",

@@ -10,6 +10,7 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import depth_axis, drawn_range
 from attnscope.plots.figure import (
     Drawn,
@@ -22,7 +23,6 @@ from attnscope.plots.figure import (
     stored,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import (
     defined,
     estimate,
@@ -63,9 +63,6 @@ def protocol_profile(
 
     Args:
         table: rows of the head mean (or of a table without heads) with `protocol`, `series` and `layer`.
-        column: the column.
-        ax: axes to draw on; None makes them.
-        series: only this one; None takes the first.
 
     Returns:
         The axes: a line per protocol, labelled `exact` and `as published`.

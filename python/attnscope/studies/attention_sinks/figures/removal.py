@@ -53,18 +53,8 @@ def kl_by_threshold(
 ) -> Axes:
     """How much less heads differ once sinks are removed, over the percentile that makes a key a sink.
 
-    Args:
-        layers: the `layers` table at one step, with `series`.
-        ax: axes to draw on; None makes them.
-        protocol: whose rows.
-        column: with a place for the percentile.
-        colors: by series.
-
     Returns:
         The axes: a line per series, its data percentiles and means over samples and layers.
-
-    Raises:
-        NotDrawable: when there is no value at any percentile.
     """
     ax = axes_or_new(ax)
     own = layers[layers["protocol"] == protocol]
@@ -111,7 +101,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
         over = next(free)
         kl_by_threshold(layers, ax=over, protocol=protocol, colors=colors)
         # two protocols leave room for no more than their names
-        over.set_title(PROTOCOL_NAMES[protocol] if len(kinds) > 1 else "by percentile")
+        over.set_title(PROTOCOL_NAMES[protocol] if len(kinds) > 1 else "ΔKL by percentile")
         if number:
             over.set_ylabel("")
         if protocol not in by_layer:
@@ -125,7 +115,10 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
                 depth, place(name, rows["layer"]), rows, str(name), colors[name], marker=len(rows) < 50
             )
         depth.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
-        depth.set_title(f"{PROTOCOL_NAMES[protocol]}, 90th" if len(kinds) > 1 else "by layer, 90th")
+        where = "keys ≥ 90th percentile"
+        depth.set_title(
+            f"{PROTOCOL_NAMES[protocol]}, {where}" if len(kinds) > 1 else f"ΔKL by layer, {where}"
+        )
     legend_row(figure_, axes[0], colors)
     return captioned(
         figure_,
@@ -141,6 +134,10 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
         else "",
         compared_with(figure_),
     )
+
+
+#: Inches: the room that the name of a kind of keys takes beside others.
+NAMED = 0.75
 
 
 @figure("ablation")
@@ -162,19 +159,22 @@ def ablation(results: Tables, options: Options) -> Drawn:
     figure_, axes = panels(1, len(shown), height=2.3, width=min(options.width, 2.9 * len(shown) + 0.4))
     kinds = [kind for kind in ABLATED if (table["keys"] == kind).any()]
     for ax, (column, label) in zip(axes[0], shown, strict=True):
-        for place, name in enumerate(names):
+        for place, series in enumerate(names):
             means = (
-                estimate(table[table["series"] == name], column, ["keys"]).set_index("keys").reindex(kinds)
+                estimate(table[table["series"] == series], column, ["keys"]).set_index("keys").reindex(kinds)
             )
             x = np.arange(len(kinds)) + 0.16 * (place - (len(names) - 1) / 2)
             mean = means["mean"].to_numpy(float)
             spread = np.vstack([mean - means["low"].to_numpy(float), means["high"].to_numpy(float) - mean])
             ax.errorbar(
-                x, mean, yerr=np.nan_to_num(spread), fmt="o", markersize=4, color=colors[name],
-                elinewidth=1.2, capsize=2.5, label=str(name), gid=f"ablation:{name}",
+                x, mean, yerr=np.nan_to_num(spread), fmt="o", markersize=4, color=colors[series],
+                elinewidth=1.2, capsize=2.5, label=str(series), gid=f"ablation:{series}",
             )  # fmt: skip
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
         ax.set_xticks(range(len(kinds)), [ABLATED[kind] for kind in kinds])
+        if figure_.get_figwidth() / len(shown) / len(kinds) < NAMED:
+            for name in ax.get_xticklabels():
+                name.set(rotation=30, ha="right", rotation_mode="anchor")
         ax.set_xlim(-0.5, len(kinds) - 0.5)
         ax.set_xlabel("keys masked")
         ax.set_title(label)

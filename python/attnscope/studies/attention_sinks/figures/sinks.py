@@ -31,7 +31,7 @@ from attnscope.plots.selection import (
     series_are,
     uniform_value,
 )
-from attnscope.plots.standard import BARS, MAP_KEYS, highest, marked, shared_colorbar
+from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
 from attnscope.plots.style import panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 from attnscope.studies.attention_sinks.figures.declared import figure
@@ -105,6 +105,7 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
     figure_, axes = panels(
         len(names), len(steps), height=len(names) * (cell * layers + 0.3) + 0.35,
         width=float(np.clip(len(steps) * width * cell / 0.82 + 0.5, min(2.6, options.width), options.width)),
+        narrowest=0.6,
     )  # fmt: skip
     norm = Normalize(0, max(top, 1e-6))
     for axes_row, row, name in zip(axes, tables, names, strict=True):
@@ -112,11 +113,12 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
             if rows.empty:
                 ax.set_axis_off()
                 continue
-            layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False)
-            if axes_row is axes[0] and step >= 0:
-                ax.set_title(f"step {step}")
+            legible = cell >= LEGIBLE and layers * width <= 48
+            layer_head_map(rows, "sink_share", ax=ax, norm=norm, colorbar=False, numbers=legible)
+            when = f"step {step}" if step >= 0 else ""
+            whose = name if len(names) > 1 and ax is axes_row[0] else ""
+            ax.set_title(", ".join(word for word in (whose, when) if word))
             ax.label_outer()
-        axes_row[0].set_ylabel(f"{name}\nlayer", linespacing=1.5)
     shared_colorbar(
         figure_,
         axes,
@@ -133,7 +135,7 @@ def sink_maps(results: Tables, options: Options) -> Drawn:
 
 @figure("bars", "heads")
 def persistence(results: Tables, options: Options) -> Drawn:
-    """Persistence diagrams and Betti curves of the heads that rest most and least on the first key.
+    """Persistence diagrams and Betti curves of the heads that attend most and least to the first key.
 
     Both are heads of one sample: among the samples with the bars of two heads, the one with the strongest.
     """

@@ -6,6 +6,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
+from attnscope.metrics.quantity import quantity
 from attnscope.plots.axes import drawn_range, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -19,7 +20,6 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile
-from attnscope.plots.quantities import quantity
 from attnscope.plots.selection import (
     is_series,
     last_step,
@@ -106,11 +106,13 @@ def spectra(results: Tables, options: Options) -> Drawn:
     if len(there) < 2:
         raise NotDrawable(f"the heads table has fewer than two of {', '.join(wanted)}")
     there = there[:4] if len(there) > 4 else there
+    labels = {column: quantity(column).label for column in there}
+    labels |= {"mp_over_edge": "largest / edge"} if "mp_over_edge" in there else {}
     colors = series_colors(list(heads["series"]))
     figure_, axes = panels(1, len(there), height=2.1, width=options.width)
     for ax, column in zip(axes[0], there, strict=True):
         depth_profile(heads, column, ax=ax, colors=colors, baselines=optional(results, "baselines"))
-        ax.set_title(quantity(column).label)
+        ax.set_title(labels[column])
         ax.set_ylabel("")
         if column == "mp_over_edge":
             ax.axhline(1, color=MUTED, linewidth=0.6, zorder=1)
@@ -119,10 +121,13 @@ def spectra(results: Tables, options: Options) -> Drawn:
     beside = compared_with(figure_)
     return captioned(
         figure_,
-        f"By layer, mean over heads: {', '.join(quantity(column).label for column in there)}.",
+        f"By layer, mean over heads: {', '.join(labels.values())}.",
         beside,
         "Shuffled rows keep each row's values and break their columns." if "shuffled" in beside else "",
     )
+
+
+_PARTS = "c is what a head writes, c_R the part that comes from reference points, c_N the rest."
 
 
 @figure("heads")
@@ -130,9 +135,9 @@ def reference(results: Tables, options: Options) -> Drawn:
     """Influence of the reference points over depth: share of the output, its direction, what they change."""
     heads = measured_heads(results)
     titles = {
-        "reference_magnitude": "size of their part",
-        "reference_directional": "its direction",
-        "reference_information": "turn without them",
+        "reference_magnitude": r"size, $\|c_R\|/\|c\|$",
+        "reference_directional": r"direction, $\cos(c_R, c)$",
+        "reference_information": r"turn without, $1-\cos(c, c_N)$",
     }
     there = with_values(last_step(heads), "heads", list(titles))
     over_layers(heads)
@@ -157,9 +162,9 @@ def reference(results: Tables, options: Options) -> Drawn:
     )  # fmt: skip
     if len(rows) > 1:
         words = (
-            "By layer: single heads with their value vectors (top), and the published computation on the "
-            "head mean and hidden states (bottom); its scales differ."
+            f"{_PARTS} By layer: single heads with their value vectors (top), and the published computation "
+            "on the head mean and hidden states (bottom); its scales differ."
         )
     else:
-        words = "By layer: single heads with their value vectors."
+        words = f"{_PARTS} By layer: single heads with their value vectors."
     return captioned(figure_, words, compared_with(figure_))

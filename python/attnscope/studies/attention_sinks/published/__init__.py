@@ -14,6 +14,7 @@ from attnscope.engine.schema import MissingError
 from attnscope.inference import bootstrap
 from attnscope.published import Compared, same_model
 from attnscope.published.comparison import Tables
+from attnscope.published.rows import another_model, beside
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -84,14 +85,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     matched by place: first, quarters, last.
 
     Args:
-        results: of the study.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes the run's own, or all of its kind.
-        draws: of the bootstrap over sentences.
-        seed: of the bootstrap.
-
-    Raises:
-        MissingError: a run without `heads`.
     """
     if "heads" not in results.tables():
         raise MissingError("compare: the run has no table 'heads'")
@@ -103,9 +97,9 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
         own = next(
             (name for name in known if any(same_model(name, alias) for alias in run.names(model))), None
         )
-        beside = [chosen] if chosen else [own] if own else run.of_the_same_kind(model, known)
-        statements += run.statements(model, beside, own)
-        for published in beside:
+        against = [chosen] if chosen else [own] if own else run.of_the_same_kind(model, known)
+        statements += run.statements(model, against, own)
+        for published in against:
             layers = sorted(set(numbers.loc[numbers["model"] == published, "layer"]) - {-1})
             for number in numbers[numbers["model"] == published].to_dict("records"):
                 rows.append(
@@ -149,14 +143,11 @@ class _Run:
             return list(known)
         return [name for name in known if ("XLM-R" not in name) == causal]
 
-    def statements(self, model: str, beside: Sequence[str], own: str | None) -> list[str]:
+    def statements(self, model: str, against: Sequence[str], own: str | None) -> list[str]:
         """What has to be said before the numbers."""
         found = []
-        if own is None or own not in beside:
-            found.append(
-                f"{model} is not {' or '.join(beside)}: the differences below are between models and say "
-                "nothing about whether the published numbers can be reproduced."
-            )
+        if own is None or own not in against:
+            found.append(another_model(model, against))
         else:
             found.append(f"{model} is the published {own} by name; its weights were read in 4 bits there.")
         heads = self._rows("heads", model, "ruscio2025")
@@ -186,30 +177,11 @@ class _Run:
         ask = (model, source, number["quantity"], layer, number["token"], number["statistic"])
         measured, low, high, sentences = self._number("ruscio2025", *ask)
         exact, exact_low, exact_high, there = self._number("exact", *ask)
-        return {
-            "model": model,
-            "published_model": published,
-            "same_model": same,
-            "quantity": number["quantity"],
-            "layer": layer,
-            "published_layer": int(number["layer"]),
-            "token": number["token"],
-            "statistic": number["statistic"],
-            "published": number["value"],
-            "published_low": number["low"],
-            "published_high": number["high"],
-            "measured": measured,
-            "low": low,
-            "high": high,
-            "sentences": max(sentences, there),
-            "difference": measured - number["value"],
-            "exact": exact,
-            "exact_low": exact_low,
-            "exact_high": exact_high,
-            "printed": number["printed"],
-            "about": source.about,
-            "origin": number["origin"],
-        }
+        return beside(
+            model, number, measured=(measured, low, high), exact=(exact, exact_low, exact_high),
+            sentences=max(sentences, there), about=source.about, layer=layer, published_model=published,
+            same_model=same,
+        )  # fmt: skip
 
     def _place(self, model: str, layer: int, published: Sequence[int]) -> int:
         """The run's layer at the place of a published one."""

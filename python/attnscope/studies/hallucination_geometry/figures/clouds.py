@@ -22,6 +22,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
 def dimension_by_depth(results: Tables, options: Options) -> Drawn:
     """Local dimension of each bucket by depth, and the ratio to the reference beside exchanged labels."""
     table, more = first_model(results, "clouds", "value")
+    table = table[table["null"] == ""]
     tests, _ = first_model(results, "contrasts", "null_low")
     tests = tests[(tests["quantity"] == "log_dimension_ratio") & tests["k"].notna()]
     if tests.empty:
@@ -108,6 +109,12 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
     )
 
 
+def _dotted(kinds: list[str], null: str) -> str:
+    words = {"covariance": "clouds of the same covariance", "template": "clouds of the same template means",
+             "gaussian": "clouds of the same variance", "labels": "exchanged labels"}  # fmt: skip
+    return f"dotted: {words[null]}. " if kinds else ""
+
+
 @figure("betti")
 def betti_curves(results: Tables, options: Options) -> Drawn:
     """Pieces and loops over all scales, beside clouds of the same covariance."""
@@ -117,12 +124,15 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     table = table[table["layer"] == layer]
     shades = colors(list(table["bucket"]))
     figure_, axes = panels(1, 3, height=2.5, width=options.width)
-    for (bucket, null), rows in table.groupby(["bucket", "null"], sort=False):
-        dash = ":" if null else "-"
+    kinds = [one for one in dict.fromkeys(table["null"]) if one]
+    null = "covariance" if "covariance" in kinds or not kinds else kinds[0]
+    table = table[table["null"].isin(["", null])]
+    for (bucket, kind), rows in table.groupby(["bucket", "null"], sort=False):
+        dash = ":" if kind else "-"
         for ax, column in zip(axes[0], ("beta0", "clusters", "beta1"), strict=True):
             values = rows[column] / rows["n"] if column == "beta0" else rows[column]
             ax.plot(
-                rows["scale"], values, color=shades[bucket], label=None if null else bucket, linestyle=dash
+                rows["scale"], values, color=shades[bucket], label=None if kind else bucket, linestyle=dash
             )
     largest = float(table["scale"].max())
     if not largest > 0:
@@ -137,7 +147,7 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; dotted: clouds of the same covariance. "
+        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_dotted(kinds, null)}"
         f"The one radius of the paper, .15: {where}.",
         more,
     )

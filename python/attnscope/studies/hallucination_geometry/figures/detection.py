@@ -5,8 +5,18 @@ from __future__ import annotations
 
 import numpy as np
 
-from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_steps, stored
+from attnscope.plots.figure import (
+    Drawn,
+    NotDrawable,
+    Options,
+    Tables,
+    captioned,
+    optional,
+    over_steps,
+    stored,
+)
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
+from attnscope.studies.hallucination_geometry.claims import beforehand
 from attnscope.studies.hallucination_geometry.figures.declared import (
     controls,
     figure,
@@ -15,6 +25,7 @@ from attnscope.studies.hallucination_geometry.figures.declared import (
     legend,
     level,
 )
+from attnscope.studies.hallucination_geometry.training import curves
 
 #: Scores beside the probe's, in the order of the bars.
 BASELINES = {
@@ -31,6 +42,10 @@ def confounds(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
+    refused = {
+        contrast: beforehand(table[table["contrast"] == contrast], contrast, "the reference")
+        for contrast in contrasts
+    }
     figure_, axes = panels(
         1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4)
     )
@@ -59,10 +74,12 @@ def confounds(results: Tables, options: Options) -> Drawn:
         ax.set_xticks(range(len(bars)), [one[0] for one in bars], rotation=40, ha="right")
         level(ax, 0.5)
         ax.set_ylim(0, 1)
-        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
+        ax.set_title(f"{contrast} (n = {own['n'].max():.0f})" + (": no claim" if refused[contrast] else ""))
     axes[0][0].set_ylabel("AUC on held-out templates")
+    said = " ".join(f"{one[0].upper()}{one[1:]}." for one in refused.values() if one)
     return captioned(
         figure_,
+        said,
         "Area under the curve of probes fitted on other templates; .5 is chance. Grey: what is no state. "
         "Lines: 95 % intervals over templates; of random weights, the range of initialisations.",
         more,
@@ -108,25 +125,55 @@ def detection_by_depth(results: Tables, options: Options) -> Drawn:
     )
 
 
+#: What is followed over training, and how its axis is called.
+COURSES = {
+    "auc_excess": "best excess of AUC",
+    "log_readout_gain": "log readout gain",
+    "log_relative_fisher": "log ‖h‖²·bᵀFb",
+}
+
+
 @figure("detection")
 def training(results: Tables, options: Options) -> Drawn:
-    """The best excess of detection over the course of training."""
-    table = over_steps(stored(results, "detection", "score", "auc"))
-    own = table[table["score"] == "auc_excess"].dropna(subset=["auc"])
-    if own.empty:
+    """What states tell, and what the output makes of it, over the course of training."""
+    tables = {"detection": over_steps(stored(results, "detection", "score", "auc"))}
+    for name in ("readout", "sensitivity"):
+        table = optional(results, name)
+        if table is not None:
+            tables[name] = table
+    every = curves(tables)
+    names = [name for name in COURSES if any(key[2] == name for key in every)]
+    if not names:
         raise NotDrawable("no checkpoint could be scored")
-    best = own.loc[own.groupby(["model", "contrast", "step"])["auc"].idxmax()]
-    figure_, axes = panels(1, 1, height=2.6, width=min(options.width, 4.2))
-    for at, (key, rows) in enumerate(best.groupby(["model", "contrast"], sort=False)):
-        color = PALETTE[at % len(PALETTE)]
-        axes[0][0].plot(rows["step"], rows["auc"], color=color, marker="o", markersize=3, label=" ".join(key))
-        axes[0][0].fill_between(rows["step"], rows["low"], rows["high"], color=color, alpha=0.15, linewidth=0)
-    level(axes[0][0], 0)
-    axes[0][0].set_xscale("symlog", linthresh=1)
-    axes[0][0].set_xlabel("step")
-    axes[0][0].set_ylabel("best excess of AUC")
-    legend(axes[0][0])
-    return captioned(figure_, "The layer of the largest excess at each step; bands: 95 % over templates.")
+    steps = optional(results, "emergence")
+    keys = list(dict.fromkeys(key[:2] for key in every))
+    figure_, axes = panels(1, len(names), height=2.7, width=min(options.width, 2.6 * len(names) + 0.4))
+    for ax, name in zip(axes[0], names, strict=True):
+        for at, (model, contrast) in enumerate(keys):
+            if (model, contrast, name) not in every:
+                continue
+            there, values = every[model, contrast, name]
+            color = PALETTE[at % len(PALETTE)]
+            ax.plot(there, np.nanmean(values, 1), color=color, marker="o", markersize=3,
+                    label=f"{model}, {contrast}")  # fmt: skip
+            if steps is not None:
+                own = steps[(steps["model"] == model) & (steps["contrast"] == contrast)
+                            & (steps["quantity"] == name)]  # fmt: skip
+                for step in own["step"].dropna():
+                    ax.axvline(float(step), color=color, linewidth=0.8, linestyle=":")
+        if name == "auc_excess":
+            level(ax, 0)
+        ax.set_xscale("symlog", linthresh=1)
+        ax.margins(x=0.06)
+        ax.set_xlabel("step")
+        ax.set_ylabel(COURSES[name])
+    handles, labels = axes[0][0].get_legend_handles_labels()
+    figure_.legend(handles, labels, loc="outside upper center", ncols=2)
+    return captioned(
+        figure_,
+        "The layer of the largest excess at each step; gain and sensitivity of the last layer but one, means "
+        "over prompts. Dotted: the step, where the checkpoints in random orders seldom show one as clear.",
+    )
 
 
 @figure("clouds")
@@ -137,7 +184,8 @@ def published(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "clouds", "value")
     own = table[
         (table["quantity"] == "local_dimension") & (table["protocol"] == "exact") & (table["layer"] >= 0)
-    ]
+        & (table["null"] == "")
+    ]  # fmt: skip
     own = own[own["k"] == own["k"].max()].pivot_table(index="layer", columns="bucket", values="value")
     numbers = published_numbers("ruscio2026")
     numbers = numbers[(numbers["quantity"] == "local_dimension") & numbers["control"].notna()]

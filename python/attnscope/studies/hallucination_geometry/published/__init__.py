@@ -13,6 +13,7 @@ from attnscope.engine.schema import MissingError
 from attnscope.plots.selection import last_step
 from attnscope.published import Compared, same_model
 from attnscope.published.comparison import Tables
+from attnscope.published.rows import beside, pairs
 
 #: Their buckets, and what stands for them here.
 BUCKETS = {"factual": "factual", "impossible": "impossible", "hallucination": "unknown"}
@@ -28,33 +29,22 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     """Each published number, its control and ours at the same depth.
 
     Args:
-        results: with the table `clouds`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `clouds`.
     """
     if "clouds" not in results.tables():
         raise MissingError("compare: the run has no table 'clouds'")
     statements = list(STATEMENTS)
     rows: list[dict[str, Any]] = []
     tables = {name: last_step(results.table(name)) for name in results.tables() if name in _NEEDED}
-    for model in dict.fromkeys(tables["clouds"]["model"]):
+    for model, number in pairs(dict.fromkeys(tables["clouds"]["model"]), numbers, chosen, statements):
         own = {name: table[table["model"] == model] for name, table in tables.items()}
-        depth = int(own["clouds"]["layer"].max())
-        for number in numbers.to_dict("records"):
-            if chosen is not None and number["model"] != chosen:
-                continue
-            if isinstance(number["void"], str) and number["void"]:
-                statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
-            rows.append(_row(str(model), number, numbers, own, depth))
+        if isinstance(number["void"], str) and number["void"]:
+            statements.append(f"{number['model']}, {number['quantity']}: void, {number['void']}.")
+        rows.append(_row(model, number, numbers, own, int(own["clouds"]["layer"].max())))
     return Compared(pd.DataFrame(rows), list(dict.fromkeys(statements)))
 
 
-_NEEDED = ("clouds", "boundaries", "sensitivity", "readout", "betti")
+_NEEDED = ("clouds", "contrasts", "boundaries", "sensitivity", "readout", "interventions", "prompts")
 
 
 def _row(
@@ -66,65 +56,98 @@ def _row(
     here = layer if same or layer < 0 else round(layer / max(deepest + 1, 1) * depth)
     void = isinstance(number["void"], str) and bool(number["void"])
     bucket = BUCKETS.get(str(number["token"]).partition(",")[0], "")
-    theirs, exact = (
-        (math.nan, math.nan) if layer < 0 or void else _ours(str(number["quantity"]), bucket, here, own)
-    )
+    quantity = str(number["quantity"])
+    theirs, exact = math.nan, math.nan
+    if not void:
+        theirs, exact = (
+            (math.nan, _answered(quantity, bucket, own)) if layer < 0 else _ours(quantity, bucket, here, own)
+        )
     control = "" if pd.isna(number["control"]) else f"control {number['control']:g}"
     token = ", ".join(one for one in (str(number["token"]), control, "void" if void else "") if one)
-    return {
-        "model": model,
-        "published_model": number["model"],
-        "same_model": same,
-        "quantity": number["quantity"],
-        "layer": here,
-        "published_layer": layer,
-        "token": token,
-        "statistic": number["statistic"],
-        "published": math.nan if void else number["value"],
-        "published_low": number["value"] if void else number["low"],
-        "published_high": number["value"] if void else number["high"],
-        "control": number["control"],
-        "measured": theirs,
-        "low": math.nan,
-        "high": math.nan,
-        "sentences": 0,
-        "difference": theirs - number["value"] if not void else math.nan,
-        "exact": exact,
-        "exact_low": math.nan,
-        "exact_high": math.nan,
-        "printed": number["printed"],
-        "about": number["void"] if void else number["quantity"],
-        "origin": number["origin"],
-    }
+    row = beside(
+        model, number, measured=(theirs,), exact=(exact,), layer=here, token=token, control=number["control"]
+    )
+    if void:
+        value = number["value"]
+        nothing = {"published": math.nan, "published_low": value, "published_high": value}
+        row |= nothing | {"about": number["void"]}
+    return row
 
 
 def _ours(quantity: str, bucket: str, layer: int, own: dict[str, pd.DataFrame]) -> tuple[float, float]:
     """A number by the published protocol, and by the exact one; NaN where the run has none."""
-    nothing = (math.nan, math.nan)
     if quantity in ("local_dimension", "effective_rank", "isotropy"):
         rows = own["clouds"]
+        rows = rows[rows["null"] == ""]
         rows = rows[(rows["layer"] == layer) & (rows["bucket"] == bucket) & (rows["quantity"] == quantity)]
         theirs = rows[rows["protocol"] == "ruscio2026"]["value"]
-        exact = rows[rows["protocol"] == "exact"].sort_values("k")["value"]
-        return _first(theirs), _first(exact.iloc[::-1])
-    if quantity in ("norm", "stability") and "boundaries" in own:
-        rows = own["boundaries"]
-        value = _first(rows[(rows["layer"] == layer) & (rows["contrast"] == bucket)][quantity])
-        return value, value
-    if quantity in ("directional_fisher", "amplification", "refusal_alignment") and "sensitivity" in own:
-        rows = own["sensitivity"]
-        rows = rows[
-            (rows["layer"] == layer) & (rows["contrast"] == bucket) & (rows["direction"] == "boundary")
-        ]
-        value = float(rows[quantity].mean()) if rows[quantity].notna().any() else math.nan
-        return math.nan, value / 2 if quantity == "directional_fisher" else value
-    if quantity == "top_norm" and "readout" in own:
-        rows = own["readout"]
-        rows = rows[
-            (rows["layer"] == layer) & (rows["contrast"] == bucket) & (rows["direction"] == "boundary")
-        ]
-        return math.nan, float(np.sqrt(_first(rows[rows["k"] == 100]["top_share"])))
-    return nothing
+        exact = rows[rows["protocol"] == "exact"].sort_values("k", ascending=False)["value"]
+        return _first(theirs), _first(exact)
+    exact = math.nan
+    if quantity in ("norm", "stability"):
+        rows = _of(own, "boundaries", layer, bucket)
+        exact = _first(rows[quantity]) if len(rows) else math.nan
+    elif quantity in SENSITIVITY:
+        rows = _of(own, "sensitivity", layer, bucket)
+        rows = rows[rows["direction"] == "boundary"] if len(rows) else rows
+        if len(rows) and rows[SENSITIVITY[quantity]].notna().any():
+            exact = float(rows[SENSITIVITY[quantity]].mean())
+        exact = exact / 2 if quantity in ("directional_fisher", "one_sided_kl") else exact
+    elif quantity == "top_norm":
+        rows = _of(own, "readout", layer, bucket)
+        rows = rows[(rows["direction"] == "boundary") & (rows["k"] == 100)] if len(rows) else rows
+        exact = float(np.sqrt(_first(rows["top_share"]))) if len(rows) else math.nan
+    if quantity == "norm" or quantity == "stability":
+        return exact, exact
+    theirs = _of(own, "contrasts", layer, bucket)
+    if quantity in THEIRS and len(theirs):
+        name, k = THEIRS[quantity]
+        wanted = (theirs["protocol"] == "ruscio2026") & (theirs["quantity"] == name) & (theirs["k"] == k)
+        return _first(theirs[wanted]["value"]), exact
+    return math.nan, exact
+
+
+#: What a number of theirs is called in `sensitivity`, and in `contrasts` under their protocol with its k.
+SENSITIVITY = {
+    "directional_fisher": "directional_fisher", "one_sided_kl": "directional_fisher",
+    "amplification": "amplification", "refusal_alignment": "refusal_alignment", "state_norm": "state_norm",
+}  # fmt: skip
+THEIRS = {
+    "directional_fisher": ("fisher", 0), "one_sided_kl": ("fisher_one_sided", 0),
+    "amplification": ("jacobian", 0), "refusal_alignment": ("grad_blockage", 0),
+    "top_norm": ("vocab_alignment", 100), "beta0": ("beta0", 0),
+}  # fmt: skip
+#: Numbers of whole runs: arm, column and strength of `interventions`.
+ARMS = {
+    "steering_changed": ("steering", "boundary", "changed", 2.0),
+    "steering_loops": ("steering", "boundary", "loop", 2.0),
+    "bypass_refusal": ("bypass", "probe", "refused", 20.0),
+    "compression_loops": ("compression", "reference", "loop", 0.2),
+}
+
+
+def _answered(quantity: str, bucket: str, own: dict[str, pd.DataFrame]) -> float:
+    """A share of answers, mean over the layers that were changed; NaN where the run has none."""
+    if quantity not in ARMS or "interventions" not in own or "prompts" not in own:
+        return math.nan
+    arm, control, column, strength = ARMS[quantity]
+    rows: pd.DataFrame = own["interventions"]
+    # theirs steers factual prompts alone, and changes the logits and states of uncertain ones alone
+    asked = "factual" if arm == "steering" else bucket
+    samples = own["prompts"].loc[own["prompts"]["bucket"] == asked, "sample"]
+    rows = rows[
+        (rows["arm"] == arm) & (rows["control"] == control) & (rows["strength"] == strength)
+        & (rows["contrast"] == bucket) & rows["sample"].isin(samples)
+    ]  # fmt: skip
+    return float(rows[column].astype(float).mean()) if len(rows) else math.nan
+
+
+def _of(own: dict[str, pd.DataFrame], table: str, layer: int, contrast: str) -> pd.DataFrame:
+    """Rows of a table of one layer and contrast; none where the run has no such table."""
+    rows: pd.DataFrame = own.get(table, pd.DataFrame())
+    if len(rows):
+        rows = rows[(rows["layer"] == layer) & (rows["contrast"] == contrast)]
+    return rows
 
 
 def _first(values: pd.Series[float]) -> float:

@@ -25,7 +25,7 @@ from attnscope.plots.selection import (
     heads_only,
     last_step,
 )
-from attnscope.plots.style import INK, SEQUENTIAL, UNTRAINED, axes_or_new, panels, styled
+from attnscope.plots.style import INK, MUTED, SEQUENTIAL, UNTRAINED, axes_or_new, panels, styled
 from attnscope.studies.wavelet_heads.figures.declared import figure
 
 #: Below this many tokens a signal has no scales to tell apart.
@@ -38,7 +38,6 @@ def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 
 
     Args:
         signal: attention of one query along its keys; its mean is taken away.
-        ax: axes to draw on; None makes them.
         scales: number of scales between 1.4 and a quarter of the length.
 
     Returns:
@@ -151,16 +150,17 @@ def harmonics(results: Tables, options: Options) -> Drawn:
         _powers(axes[0][0], means[powers], activation)
     titles = {"norm": "activation norm", "entropy": "attention entropy (nats)"}
     for ax, what in zip(axes[0][bool(powers) :], bars, strict=True):
-        _pairs_of_bars(ax, means, what)
+        _pairs_of_bars(ax, means, what, table.groupby("layer"))
         ax.set_title(titles[what])
     if bars:
         shown: dict[str, Any] = {}
         for ax in axes[0][bool(powers) :]:
             shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        figure_.legend(shown.values(), shown.keys(), loc="outside upper right", ncols=2)
+        figure_.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=2)
     return captioned(
         figure_,
-        "Means over frequencies that make four cycles, over heads and both inputs.",
+        "Means over frequencies that make four cycles, over heads and both inputs."
+        + (" Whiskers: the lowest and the highest frequency." if bars else ""),
         "Half a turn apart, two rotations cancel: small activations, and attention near uniform."
         if bars
         else "",
@@ -189,14 +189,19 @@ def _powers(ax: Axes, means: pd.DataFrame, activation: str) -> None:
     ax.legend(ncols=2, fontsize=6.5, handlelength=1.4, columnspacing=0.8)
 
 
-def _pairs_of_bars(ax: Axes, means: pd.DataFrame, what: str) -> None:
-    """Two bars a layer: both rotations in phase, and half a turn apart."""
+def _pairs_of_bars(ax: Axes, means: pd.DataFrame, what: str, rows: Any) -> None:
+    """Two bars a layer: both rotations in phase, and half a turn apart; their range over `rows` by layer."""
     layers = list(means.index)
     place = np.arange(len(layers))
     for shift, color, offset in (("aligned", "#0072b2", -0.18), ("shifted", "#d55e00", 0.18)):
         if f"{what}_{shift}" in _interference(means, what):
             label = "in phase" if shift == "aligned" else "half a turn apart"
-            ax.bar(place + offset, means[f"{what}_{shift}"], 0.34, color=color, label=label)
+            name = f"{what}_{shift}"
+            spread = [means[name] - rows[name].min(), rows[name].max() - means[name]]
+            ax.bar(
+                place + offset, means[name], 0.34, color=color, label=label,
+                yerr=np.clip(spread, 0, None), error_kw={"elinewidth": 0.8, "ecolor": MUTED},
+            )  # fmt: skip
     ax.set_xlabel("layer")
     ax.xaxis.set_major_locator(FixedLocator(place[:: max(1, len(layers) // 8)].tolist()))
     ax.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{layers[int(value)]}"))

@@ -12,7 +12,6 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
 
-from attnscope.metrics.quantity import unmeasured
 from attnscope.plots.axes import layer_colors, series_colors
 from attnscope.plots.figure import (
     Drawn,
@@ -27,7 +26,6 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve, emergence_curve
-from attnscope.plots.quantities import QUANTITIES
 from attnscope.plots.selection import (
     CHECKPOINT,
     estimate,
@@ -41,15 +39,6 @@ from attnscope.plots.standard import depth, metric_grid
 from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, panels, styled
 from attnscope.studies.wavelet_heads.figures.declared import FIGURES, figure
 
-QUANTITIES["rho"] = unmeasured(
-    "rho",
-    "uncertainty",
-    "Correlation of position and spectral entropy across a sentence's heads.",
-    symbol=r"$\rho$",
-    low=-1,
-    high=1,
-)
-
 #: Metrics of the depth figure and of the phases, in this order.
 DEPTH = (
     *("low_band", "mid_band", "high_band", "spectral_selectivity"),
@@ -61,16 +50,7 @@ EDGES = (0.25, 0.75)
 
 @styled
 def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: bool = True) -> Axes:
-    """Share of power over frequency, one line per layer, mean over heads with its interval over samples.
-
-    Args:
-        spectra: rows of one series at one checkpoint.
-        ax: axes to draw on; None makes them.
-        interval: whether the 95 % interval is drawn.
-
-    Returns:
-        The axes. Each layer is a line labelled `layer L`.
-    """
+    """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
     ax = axes_or_new(ax)
     layers = sorted(spectra["layer"].unique())
     colors = layer_colors(len(layers))
@@ -149,6 +129,8 @@ def phases(results: Tables, options: Options) -> Drawn:
         heads, [(name, None) for name in there], emergence_curve, optional(results, "baselines"),
         untrained="before training", width=options.width,
     )  # fmt: skip
+    if "rho" in there:
+        figure_.axes[there.index("rho")].set_title(r"correlation of entropies $\rho$")
     return captioned(figure_, "Each quantity over training, mean over heads.", compared_with(figure_))
 
 
@@ -227,7 +209,10 @@ def _below_variances(ax: Axes, points: pd.DataFrame) -> None:
     ax.fill_between(line, line, np.full(50, low * 0.3), color=MUTED, alpha=0.14, linewidth=0)
     ax.plot(line, line, color=INK, linewidth=1.0)
     ax.axhline(0.25, **UNIFORM)
-    ax.annotate("1/4", (low, 0.25), xytext=(2, 2), textcoords="offset points", color=MUTED, fontsize=7)
+    ax.annotate(
+        "1/4", (1, 0.25), xycoords=ax.get_yaxis_transform(), xytext=(3, 0), textcoords="offset points",
+        color=MUTED, fontsize=7, va="center", annotation_clip=False,
+    )  # fmt: skip
     ax.set_yscale("log")
     ax.set_xlim(low, 0.3)
     ax.set_ylim(bottom=low * 0.3)

@@ -11,6 +11,7 @@ import pandas as pd
 from attnscope.engine.schema import MissingError
 from attnscope.published import Compared, same_model
 from attnscope.published.comparison import Tables
+from attnscope.published.rows import another_model, beside
 
 #: Pythia's last step; what is said of the trained model is said of it.
 _TRAINED = 143_000
@@ -43,14 +44,7 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     checkpoint. Its intervals are those of the stored table, so nothing is drawn.
 
     Args:
-        results: with the table `phases`.
-        numbers: as they were printed.
         chosen: the only published model to stand beside; None takes the run's own, or all.
-        draws: not used.
-        seed: not used.
-
-    Raises:
-        MissingError: a run without `phases`.
     """
     if "phases" not in results.tables():
         raise MissingError("compare: the run has no table 'phases'")
@@ -59,53 +53,36 @@ def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws
     statements: list[str] = []
     for model, own in phases.groupby("model", sort=False):
         name = next((one for one in known if same_model(one, str(model))), None)
-        beside = [chosen] if chosen else [name] if name else known
-        if name in beside:
+        against = [chosen] if chosen else [name] if name else known
+        if name in against:
             statements.append(f"{model} is the published {name} by name.")
         else:
-            statements.append(
-                f"{model} is not {' or '.join(beside)}: the differences below are between models and say "
-                "nothing about whether the published numbers can be reproduced."
-            )
-        for number in numbers[numbers["model"].isin(beside)].to_dict("records"):
-            rows.append(_row(str(model), own, number, same=number["model"] == name))
+            statements.append(another_model(str(model), against))
+        for number in numbers[numbers["model"].isin(against)].to_dict("records"):
+            rows.append(_row(str(model), own, number))
     statements.append("The study has one protocol, so nothing stands under exact.")
     return Compared(pd.DataFrame(rows), statements)
 
 
-def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any], *, same: bool) -> dict[str, Any]:
+def _row(model: str, phases: pd.DataFrame, number: dict[Any, Any]) -> dict[str, Any]:
     """One published number with the run's own."""
     place, metric = str(number["table"]), str(number["quantity"])
     own = phases[phases["metric"] == metric]
     training = place.startswith("steps")
-    if training or same:
+    if training or same_model(str(number["model"]), model):
         own = own[[step_belongs(place, int(step)) for step in own["step"]]]
     last = own.sort_values("step").iloc[-1].to_dict() if len(own) else {}
     mean = float(last.get("mean", math.nan))
     about = _ABOUT.get(metric, "1 − cosine of the energies of the common scales")
     step = int(last.get("step", -1))
-    return {
-        "model": model,
-        "published_model": number["model"],
-        "same_model": same,
-        "quantity": metric,
-        "layer": -1,
-        "published_layer": -1,
-        "token": place if training else "",
-        "statistic": number["statistic"],
-        "published": number["value"],
-        "published_low": number["low"],
-        "published_high": number["high"],
-        "step": step,
-        "measured": mean,
-        "low": float(last.get("low", math.nan)),
-        "high": float(last.get("high", math.nan)),
-        "sentences": int(last.get("samples", 0)),
-        "difference": mean - number["value"],
-        "exact": math.nan,
-        "exact_low": math.nan,
-        "exact_high": math.nan,
-        "printed": number["printed"],
-        "about": about + (f"; here at step {step}" if step >= 0 else ""),
-        "origin": number["origin"],
-    }
+    return beside(
+        model,
+        number,
+        measured=(mean, float(last.get("low", math.nan)), float(last.get("high", math.nan))),
+        sentences=int(last.get("samples", 0)),
+        about=about + (f"; here at step {step}" if step >= 0 else ""),
+        layer=-1,
+        published_layer=-1,
+        token=place if training else "",
+        step=step,
+    )

@@ -1,0 +1,89 @@
+# SPDX-License-Identifier: MIT
+"""How far long work is: a bar on a terminal or in a notebook, a line every ten seconds anywhere else."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from typing import Any
+
+#: Seconds between two lines where there is no terminal.
+EVERY = 10.0
+
+
+class Lines:
+    """What tqdm's bar offers, as lines for a pipe or a log; the first comes after `EVERY` seconds.
+
+    Args:
+        total: how much there is to do.
+        label: what is done.
+        initial: how much of it is done already.
+
+    Example:
+        >>> with Lines(3, "training") as lines:
+        ...     lines.update()
+        ...     str(lines).startswith("training 1/3, about ")
+        True
+    """
+
+    def __init__(self, total: int, label: str, initial: int = 0) -> None:
+        self.total, self.label, self.n = total, label, initial
+        self._initial, self._note = initial, ""
+        self._began = time.monotonic()
+        self._ended = threading.Event()
+        # A single step may take longer than the time between two lines.
+        self._ticker = threading.Thread(target=self._tick, daemon=True)
+
+    def __enter__(self) -> Lines:
+        self._ticker.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._ticker.join()
+
+    def update(self, count: int = 1) -> None:
+        """Counts what was done."""
+        self.n += count
+
+    def set_postfix_str(self, text: str) -> None:
+        """Says what is at work, behind the count."""
+        self._note = text
+
+    def __str__(self) -> str:
+        done = self.n - self._initial
+        left = (time.monotonic() - self._began) / done * (self.total - self.n) if done > 0 else None
+        said = f"{self.label} {self.n}/{self.total}{'' if left is None else f', about {duration(left)} left'}"
+        return f"{said}, {self._note}" if self._note else said
+
+    def _tick(self) -> None:
+        while not self._ended.wait(EVERY):
+            print(f"attnscope: {self}", file=sys.stderr, flush=True)
+
+
+def duration(seconds: float) -> str:
+    """Seconds below a minute and a half, minutes above.
+
+    >>> duration(40.2), duration(130)
+    ('40 s', '2 min')
+    """
+    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+
+
+def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True, inner: bool = False) -> Any:
+    """A context manager with `update`, `n` and `set_postfix_str`.
+
+    Args:
+        total: how much there is to do.
+        label: what is done.
+        initial: how much of it is done already.
+        show: False is silent.
+        inner: part of what another one counts: gone when it ends, and no lines of its own.
+    """
+    from tqdm.auto import tqdm
+
+    if show and not inner and not sys.stderr.isatty():
+        return Lines(total, label, initial)
+    hidden = not show or not sys.stderr.isatty()
+    return tqdm(total=total, initial=initial, desc=label, disable=hidden, leave=not inner)

@@ -1,0 +1,176 @@
+# SPDX-License-Identifier: MIT
+"""Cosines of gradients with a boundary, as the notebooks compute them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnscope.protocols.ruscio2026._batches import batches, direction_argument, hooked
+
+#: Whose last sub-tokens stand for uncertainty.
+UNCERTAIN = (" I", " not", " unsure", " maybe", " depends", " unknown")
+
+
+def uncertain_tokens(tokenizer: Any, words: Sequence[str] = UNCERTAIN) -> list[int]:
+    """Ids of the **last** sub-token of each word, so that of " unsure" may be that of "ure".
+
+    Args:
+        tokenizer: of transformers.
+        words: as they are written inside a text.
+
+    Example:
+        >>> from attnscope.protocols import ruscio2026
+        >>> letters = lambda word, add_special_tokens: {"input_ids": [ord(one) for one in word]}
+        >>> ruscio2026.uncertain_tokens(letters, [" not"]) == [ord("t")]
+        True
+
+    References:
+        Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`, gradient blockage.
+    """
+    return [int(tokenizer(word, add_special_tokens=False)["input_ids"][-1]) for word in words]
+
+
+def grad_blockage(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    block: nn.Module,
+    direction: Tensor,
+    tokens: Sequence[int],
+    *,
+    batch: int = 4,
+) -> float:
+    """Cosine of a direction with the gradient of the summed logits of some tokens, last column.
+
+    Differs from `refusal_slope` of `asc.sensitivity`: logits instead of the odds of their probability, so
+    that a direction that raises all logits alike counts; words of no refusal among them (" I", " not"); and
+    the last column whatever token stands there.
+
+    Args:
+        model: as for `fisher`.
+        inputs: likewise.
+        block: the module behind which the gradient is taken.
+        direction: [D].
+        tokens: their ids; `uncertain_tokens` gives the notebook's.
+        batch: rows at a time.
+
+    Returns:
+        In [−1, 1], mean over rows.
+
+    Raises:
+        ValueError: as for `fisher`; no token.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2026
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=3, hidden_size=4, intermediate_size=4,
+        ...                                      num_hidden_layers=1, num_attention_heads=1)).eval()
+        >>> inputs = {"input_ids": torch.tensor([[0, 1]]), "attention_mask": torch.ones(1, 2)}
+        >>> ruscio2026.grad_blockage(model, inputs, model.model.layers[0], torch.zeros(4), [2])
+        0.0
+
+    References:
+        Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`.
+    """
+    name = "grad_blockage"
+    if not len(tokens):
+        raise ValueError(f"{name}: tokens must name at least one, got none")
+
+    def summed(logits: Tensor, _: Mapping[str, Tensor]) -> Tensor:
+        return logits[:, -1, list(tokens)].sum()
+
+    return _cosine(name, model, inputs, block, direction, summed, batch, true_last=False)
+
+
+def grad_alignment(
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    block: nn.Module,
+    direction: Tensor,
+    *,
+    batch: int = 4,
+    language_model_loss: bool = False,
+) -> float:
+    """Cosine of a direction with the gradient of the cross-entropy to the model's own likeliest token.
+
+    At each prompt's true last token. With `language_model_loss`, as in the notebook `checkpoints`, the
+    loss is that of the whole prompt and the gradient is read in the last column, whose state no scored token
+    depends on: it is 0 whatever the model, and so is its cosine here.
+
+    Args:
+        model: as for `fisher`.
+        inputs: likewise.
+        block: the module behind which the gradient is taken.
+        direction: [D].
+        batch: rows at a time.
+        language_model_loss: as above.
+
+    Returns:
+        In [−1, 1], mean over rows.
+
+    Raises:
+        ValueError: as for `fisher`.
+
+    Example:
+        >>> import torch
+        >>> from attnscope.protocols import ruscio2026
+        >>> from transformers import LlamaConfig, LlamaForCausalLM
+        >>> model = LlamaForCausalLM(LlamaConfig(vocab_size=3, hidden_size=4, intermediate_size=4,
+        ...                                      num_hidden_layers=1, num_attention_heads=1)).eval()
+        >>> inputs = {"input_ids": torch.tensor([[0, 1]]), "attention_mask": torch.ones(1, 2)}
+        >>> ruscio2026.grad_alignment(model, inputs, model.model.layers[0], torch.zeros(4))
+        0.0
+
+    References:
+        Ruscio and Thompson, The phenomenology of hallucinations, 2026: `LLM_analysis`, `checkpoints`.
+    """
+
+    def own(logits: Tensor, some: Mapping[str, Tensor]) -> Tensor:
+        rows = torch.arange(len(logits), device=logits.device)
+        last = logits[rows, some["attention_mask"].long().sum(-1) - 1]
+        return torch.nn.functional.cross_entropy(last, last.argmax(-1), reduction="sum")
+
+    def whole(logits: Tensor, some: Mapping[str, Tensor]) -> Tensor:
+        labels = some["input_ids"].masked_fill(~some["attention_mask"].bool(), -100)
+        return torch.nn.functional.cross_entropy(logits[:, :-1].flatten(0, 1), labels[:, 1:].flatten())
+
+    loss = whole if language_model_loss else own
+    return _cosine(
+        "grad_alignment", model, inputs, block, direction, loss, batch, true_last=not language_model_loss
+    )
+
+
+def _cosine(
+    function: str,
+    model: nn.Module,
+    inputs: Mapping[str, Tensor],
+    block: nn.Module,
+    direction: Tensor,
+    of: Callable[[Tensor, Mapping[str, Tensor]], Tensor],
+    batch: int,
+    *,
+    true_last: bool,
+) -> float:
+    along = direction_argument(function, direction)
+    found = []
+    for some in batches(function, inputs, batch):
+        kept: list[Tensor] = []
+
+        def keep(states: Tensor, kept: list[Tensor] = kept) -> Tensor:
+            leaf = states.detach().requires_grad_()
+            kept.append(leaf)
+            return leaf
+
+        with torch.enable_grad(), hooked(block, keep):
+            value = of(model(**some).logits, some)
+            (gradient,) = torch.autograd.grad(value, kept[0])
+        rows = torch.arange(len(gradient), device=gradient.device)
+        at = some["attention_mask"].long().sum(-1) - 1 if true_last else -1
+        own = gradient[rows, at].double()
+        u = along.to(own)
+        found.append((own @ u) / (own.norm(dim=-1) * u.norm()).clamp_min(1e-300))
+    return float(torch.cat(found).mean())

@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: MIT
+"""Pages that the site makes from the package: commands, settings, glossary, notebooks, worked examples."""
+
+from __future__ import annotations
+
+import base64
+import importlib
+import json
+import os
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+HERE = str(Path(__file__).resolve().parent)
+#: What the site tells a formula's browser to draw it with, and the image of the examples.
+_PICTURE = "assets/worked-{}.svg"
+
+
+def _worked() -> Any:
+    """The module of the examples, which stands beside this one and in no package."""
+    if HERE not in sys.path:
+        sys.path.insert(0, HERE)
+    return importlib.import_module("worked")
+
+
+def on_files(files: Any, config: Any) -> Any:
+    """Adds the pages."""
+    from mkdocs.structure.files import File
+
+    for address, content in {**pages(), **notebooks(ROOT / "notebooks"), **pictures()}.items():
+        files.append(File.generated(config, address, content=content))
+    return files
+
+
+def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
+    """Puts the worked examples under the headings of the definitions."""
+    return with_examples(markdown) if page.file.src_uri == "definitions.md" else markdown
+
+
+def pages() -> dict[str, str]:
+    """Pages that are made of the package, by address."""
+    return {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
+
+
+def commands() -> str:
+    """Every command with its help."""
+    import typer
+
+    from attnscope.commands.cli import app
+
+    os.environ["COLUMNS"] = "100"
+    whole: Any = typer.main.get_command(app)
+    parts = [
+        "# Command line\n",
+        "`attnscope COMMAND --help` prints what stands here. Help and version come without torch.\n",
+        f"{whole.epilog}\n",
+    ]
+    for name, command in whole.commands.items():
+        with command.make_context(name, [], resilient_parsing=True) as context:
+            context.info_name = f"attnscope {name}"
+            text = command.get_help(context)
+        parts.append(f"## {name}\n\n```text\n{text}\n```\n")
+    return "\n".join(parts)
+
+
+def settings() -> str:
+    """Every key of every study with its type and default, as `attnscope init` writes it."""
+    from attnscope.commands.settings import written
+    from attnscope.engine.discovery import studies
+
+    parts = [
+        "# Settings\n",
+        "Every key of a study, with its meaning, type and default, as `attnscope init STUDY` writes it.\n",
+    ]
+    parts += [f"## {name}\n\n```yaml\n{written(name)}```\n" for name in studies()]
+    return "\n".join(parts)
+
+
+def glossary() -> str:
+    """The words, and every quantity with the one name that it has in tables, figures, report and view."""
+    from attnscope.metrics.discovery import found
+
+    text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
+    words = text.partition("### Glossary")[2].partition("\n## ")[0]
+    lines = [f"# Glossary\n{words}\n## Quantities\n"]
+    lines.append(
+        "One number, one name: the column of the tables; the label is what figures, the report and the view "
+        "call it. `attnscope metrics METRIC` says more.\n"
+    )
+    lines += ["| column | label | what it is | kind | metric |", "|---|---|---|---|---|"]
+    quantities = {one.name: one for one in found().quantities if one.protocol == "exact"}
+    for name, one in sorted(quantities.items()):
+        label = f"{one.label} {one.symbol}".strip().replace("|", r"\|").replace("$", "")
+        meaning = one.meaning.replace("|", r"\|")
+        lines.append(f"| `{name}` | {label} | {meaning} | {one.kind} | `{one.metric}` |")
+    return "\n".join(lines) + "\n"
+
+
+def pictures() -> dict[str, bytes]:
+    """The pictures of the worked examples."""
+    made = _worked()
+    return {_PICTURE.format(number): made.example(name)[1] for number, name in enumerate(made.WORKED)}
+
+
+def with_examples(markdown: str) -> str:
+    """The definitions, each section beginning with its worked example."""
+    made = _worked()
+    for number, section in enumerate(made.WORKED):
+        heading = f"## {section}\n"
+        if heading not in markdown:
+            raise ValueError(f"the definitions have no section {section!r}")
+        picture = f"![{section}]({_PICTURE.format(number)})"
+        markdown = markdown.replace(heading, f"{heading}\n{made.example(section)[0]}\n{picture}\n", 1)
+    return markdown
+
+
+def notebooks(folder: Path) -> dict[str, str | bytes]:
+    """A page for every notebook with its stored outputs, and a gallery of their first figures."""
+    made: dict[str, str | bytes] = {}
+    gallery = ["# Gallery\n", "Notebooks with what they print and draw; `notebooks/` holds them to be run.\n"]
+    for file in sorted(folder.glob("*.ipynb")):
+        cells = json.loads(file.read_text("utf-8"))["cells"]
+        images: dict[str, bytes] = {}
+        page = "\n\n".join(_cell(cell, file.stem, images) for cell in cells)
+        made[f"notebooks/{file.stem}.md"] = re.sub(r"\((\d\d_\w+)\.ipynb\)", r"(\1.md)", page) + "\n"
+        made |= {f"notebooks/{name}": image for name, image in images.items()}
+        first = "".join(cells[0]["source"])
+        title = first.partition("\n")[0].lstrip("# ")
+        question = first.split("**")[1]
+        gallery.append(f"## [{title}](notebooks/{file.stem}.md)\n\n{' '.join(question.split())}\n")
+        if images:
+            gallery.append(f"[![{title}](notebooks/{next(iter(images))})](notebooks/{file.stem}.md)\n")
+    return {**made, "gallery.md": "\n".join(gallery)}
+
+
+def _cell(cell: dict[str, Any], stem: str, images: dict[str, bytes]) -> str:
+    """A cell as Markdown; its figures go into `images`."""
+    source = "".join(cell["source"])
+    if cell["cell_type"] == "markdown":
+        return source
+    parts = [f"```python\n{source}\n```"]
+    for output in cell["outputs"]:
+        data = output.get("data", {})
+        if "image/png" in data:
+            name = f"{stem}-{len(images)}.png"
+            images[name] = base64.b64decode("".join(data["image/png"]))
+            parts.append(f"![figure {len(images)}]({name})")
+        elif "text/html" in data:
+            html = re.sub(r"\n\s*", " ", "".join(data["text/html"]))
+            parts.append(f'<div class="output">{html}</div>')
+        else:
+            text = "".join(data.get("text/plain", output.get("text", "")))
+            parts.append(f"```text\n{text.rstrip()}\n```")
+    return "\n\n".join(parts)

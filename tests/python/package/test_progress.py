@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: MIT
+"""Without a terminal, set-up, training and study say in lines how far they are, also while a step goes on."""
+
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnscope import _progress
+from attnscope._progress import Lines, progress_bar
+
+REPOSITORY = Path(__file__).parents[3]
+
+TRAINING = """
+import sys
+from attnscope import _progress
+from attnscope.demo import Recipe, run_demo
+_progress.EVERY = 0.01
+recipe = Recipe(steps=4, layers=1, heads=2, width=16, inner_width=24, batch=4)
+run_demo(sys.argv[1], samples=2, recipe=recipe, steps_before=3)
+"""
+
+
+def test_lines_come_while_nothing_is_counted(monkeypatch, capsys) -> None:
+    monkeypatch.setattr(_progress, "EVERY", 0.02)
+    with progress_bar(4, "units", 1) as lines:
+        assert isinstance(lines, Lines)
+        time.sleep(0.2)
+        lines.update()
+        lines.set_postfix_str("step2")
+        time.sleep(0.2)
+    said = capsys.readouterr().err.splitlines()
+    assert said[0] == "attnscope: units 1/4"
+    assert re.fullmatch(r"attnscope: units 2/4, about \d+ s left, step2", said[-1])
+    time.sleep(0.1)
+    assert capsys.readouterr().err == ""
+
+
+def test_what_is_left_is_extrapolated_from_what_was_done_here(monkeypatch) -> None:
+    clock = iter([100.0, 130.0, 400.0])
+    monkeypatch.setattr(_progress.time, "monotonic", lambda: next(clock))
+    lines = Lines(10, "training", 4)
+    lines.update(2)
+    assert str(lines) == "training 6/10, about 60 s left"
+    assert str(lines) == "training 6/10, about 10 min left"
+
+
+@pytest.mark.parametrize("options", [{"show": False}, {"inner": True}])
+def test_what_is_hidden_says_nothing(options, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(_progress, "EVERY", 0.02)
+    with progress_bar(3, "units", **options) as bar:
+        bar.update()
+        time.sleep(0.1)
+    assert capsys.readouterr() == ("", "")
+
+
+def test_the_demo_says_in_a_pipe_how_far_it_is(tmp_path) -> None:
+    ran = subprocess.run(
+        [sys.executable, "-c", TRAINING, str(tmp_path / "demo")], capture_output=True, text=True, timeout=240
+    )
+    assert ran.returncode == 0, ran.stderr
+    for step in ("[4/6] training a small model, 4 steps", "[5/6] the sink study over its 4", "[6/6] figures"):
+        assert step in ran.stdout
+    assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", ran.stderr, re.M)
+    assert re.search(r"^attnscope: \[5/6\] study, units [1-6]/6, about \d+ s left, ", ran.stderr, re.M)
+    assert re.search(r"^attnscope: \[6/6\] figures \d+/\d+, about ", ran.stderr, re.M)
+
+
+def test_a_build_says_in_a_pipe_how_far_it_is(tmp_path) -> None:
+    log = tmp_path / "log"
+    teller = subprocess.Popen(
+        [str(REPOSITORY / ".ci/progress"), "[3/6]", str(log), "0.1"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+    )
+    assert teller.stdin is not None
+    assert teller.stdout is not None
+    teller.stdin.write("Collecting torch\n")
+    assert re.fullmatch(r"\[3/6\] collecting \d packages, \d+ s so far\n", teller.stdout.readline())
+    teller.stdin.write("  [41/126] Building CXX object\n")
+    lines = [teller.stdout.readline() for _ in range(4)]
+    assert re.fullmatch(r"\[3/6\] compiling 41/126, about \d+ s left\n", lines[-1])
+    teller.stdin.write("Installing collected packages: a, b\n")
+    rest = teller.communicate(timeout=60)[0]
+    assert re.fullmatch(r"(\[3/6\] (compiling|installing) .*\n)*", rest)
+    assert log.read_text().splitlines()[1].strip() == "[41/126] Building CXX object"

@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: MIT
+"""Options of the study of knowing and saying, each with what it changes; courses over checkpoints."""
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+import attnscope as asc
+from attnscope.engine.config import ConfigError
+from attnscope.engine.run import run
+from attnscope.studies.hallucination_geometry import training
+from attnscope.studies.hallucination_geometry.along import exact_model
+from attnscope.studies.hallucination_geometry.answers import Choice, continued
+from attnscope.studies.hallucination_geometry.clouds import near, null_draws
+from attnscope.studies.hallucination_geometry.interventions import steered
+from knowing_study import FAST, QUICK, model_folder, questions, settings
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return model_folder(tmp_path_factory.mktemp("m") / "m")
+
+
+@pytest.fixture(scope="module")
+def texts(tmp_path_factory):
+    return questions(tmp_path_factory.mktemp("t") / "q.csv")
+
+
+def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):
+    draw = torch.Generator().manual_seed(0)
+    reference, other = torch.randn(50, 3, generator=draw), 2 + torch.randn(50, 3, generator=draw)
+    kept = near(other, reference, other, 0.4)
+    b = other.double().mean(0) - reference.double().mean(0)
+    along = other.double() @ (b / b.norm())
+    apart = (along - along.mean()).abs()
+    assert len(kept) == 20
+    assert torch.equal(kept, other[apart <= apart.sort().values[19] + 1e-9])
+    assert near(other, other, other, 0.4) is other  # no boundary
+    nulls = ["covariance", "template", "gaussian", "labels"]
+    found = run(settings(folder, texts, tmp_path, band=0.4, **{**FAST, "nulls": nulls}), progress=False)
+    betti = found.table("betti")
+    # of 40; before the first block all last tokens are one, and no boundary is
+    assert betti[betti["layer"] >= 0]["n"].max() == 16
+    assert betti[betti["layer"] < 0]["n"].max() == 40
+    assert set(betti["null"]) == {"", "covariance", "gaussian", "labels"}
+    clouds = found.table("clouds")
+    assert set(clouds["null"]) == {"", *nulls}
+    rows = clouds[clouds["null"] == "gaussian"]
+    assert set(rows["quantity"]) == {"local_dimension", "two_nn", "fragmentation"}
+    assert ((rows["low"] <= rows["value"]) & (rows["value"] <= rows["high"])).all()
+
+
+def test_null_clouds_are_those_of_their_kind():
+    draw = torch.Generator().manual_seed(0)
+    points, beside = torch.randn(30, 4, generator=draw), 50 + torch.randn(30, 4, generator=draw)
+    groups = np.arange(30) // 10
+    labels = list(null_draws(points, "labels", groups, beside, 3, 0))
+    both = {tuple(row) for row in torch.cat([points, beside]).tolist()}
+    for one in labels:
+        assert one.shape == (30, 4)
+        assert {tuple(row) for row in one.tolist()} < both
+        assert 0 < int((one[:, 0] > 25).sum()) < 30
+    template = next(null_draws(points, "template", groups, beside, 1, 0))
+    assert torch.equal(
+        template, asc.null_clouds(points, "template", groups=torch.from_numpy(groups), draws=1, seed=0)[0]
+    )
+
+
+def test_temperature_draws_and_shows_what_changes_by_itself(folder, texts, tmp_path):
+    changed = {**QUICK["interventions"], "temperature": 1.0, "tokens": 4}
+    found = run(
+        settings(folder, texts, tmp_path, interventions=changed, **{k: v for k, v in FAST.items()
+                                                                     if k != "interventions"}),
+        progress=False,
+    )  # fmt: skip
+    rows = found.table("interventions")
+    floor = rows[rows["arm"] == "baseline"]
+    assert len(floor) == 12  # three prompts of either bucket of two contrasts
+    assert floor["changed"].mean() > 0.5
+    assert (floor["strength"] == 1.0).all()
+    assert any("drawn at temperature 1.0" in note for note in found.provenance["notes"])
+
+
+def test_tokens_are_drawn_from_the_tempered_distribution():
+    logits = torch.tensor([[0.0, 1.0, 2.0]]).expand(2, -1)
+    generator = Choice(0.5).generator()
+    drawn = torch.stack([Choice(0.5).tokens(logits, generator) for _ in range(4000)])
+    assert torch.equal(drawn[:, 0], drawn[:, 1])
+    share = drawn[:, 0].bincount(minlength=3) / 4000
+    torch.testing.assert_close(share.double(), (logits[0].double() / 0.5).softmax(-1), rtol=0, atol=0.03)
+    assert Choice().tokens(logits, generator).tolist() == [2, 2]
+
+
+def test_every_step_moves_what_follows_too(folder):
+    model = AutoModelForCausalLM.from_pretrained(folder).eval()
+    ids = torch.arange(4, 20)
+    move = 30 * torch.eye(32)[:2]
+    _, new = steered(model, ids, 0, move, 5, always=torch.tensor([True, False]))
+    for row, steps in ((0, "all"), (1, "first")):
+        with asc.edit(model, asc.edits.AddDirection(0, move[row], steps=steps)):
+            assert torch.equal(new[row], continued(model, ids[None], 5)[0])
+    raised = torch.zeros(2, 100)
+    raised[1, 7] = 1e4
+    _, new = steered(model, ids, 0, torch.zeros(2), 5, raised=raised)
+    assert torch.equal(new[0], continued(model, ids[None], 5)[0])
+    assert new[1].tolist() == [7] * 5
+
+
+def test_a_detector_wired_to_every_step_and_another_word(folder, texts, tmp_path):
+    changed = {**QUICK["interventions"], "every_step": True, "target": "q"}
+    other = {k: v for k, v in FAST.items() if k != "interventions"}
+    found = run(settings(folder, texts, tmp_path, interventions=changed, **other), progress=False)
+    rows = found.table("interventions")
+    bypass = rows[(rows["arm"] == "bypass") & (rows["control"] == "constant")]
+    assert bypass[bypass["strength"] == 50]["forced"].all()
+    # nothing but the word's letter was said, and it is cut off before the answer is judged
+    assert set(bypass[bypass["strength"] == 50]["text"]) == {""}
+    assert not bypass[bypass["strength"] == 0]["forced"].any()
+
+
+def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, texts, tmp_path):
+    quick = {**FAST, "sensitivity": QUICK["sensitivity"]}
+    study = settings(folder, texts, tmp_path, **quick).to_dict()
+    study["models"] = [{"path": str(folder), "dtype": "bfloat16"}]
+    found = run(asc.Study(**study), progress=False)
+    assert set(found.table("sensitivity")["compute_dtype"]) == {"float32"}
+    assert any("are taken in float32, its states in bfloat16" in one for one in found.provenance["notes"])
+    state = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16).eval()
+    loaded = type("L", (), {"model": state, "dtype": torch.bfloat16,
+                            "checkpoint": type("C", (), {"title": "m"})})  # fmt: skip
+    made = type("R", (), {"model": lambda self: loaded, "note": lambda self, text: None,
+                          "settings": type("S", (), {"max_memory": 10_000})})()  # fmt: skip
+    with pytest.raises(
+        ConfigError, match=r"derivatives of m need a copy in float32 of 0 MB, more than max_mem"
+    ):
+        exact_model(made, "float32")
+    made.settings.max_memory = None
+    copied, name = exact_model(made, "float32")
+    assert name == "float32"
+    assert copied is not state
+    assert {p.dtype for p in state.parameters()} == {torch.bfloat16}  # the states' own stay as they are
+
+
+def rows_of(values, column, **keys):
+    return pd.DataFrame(
+        [{"model": "m", "contrast": "unknown", "step": step, column: value, **keys}
+         for step, value in enumerate(values)]
+    )  # fmt: skip
+
+
+def test_steps_of_excess_gain_and_sensitivity():
+    rng = np.random.default_rng(0)
+    level = np.repeat([0.0, 0.3], 5) + rng.normal(0, 0.01, 10)
+    detection = pd.concat(
+        [rows_of(level - down, "auc", score="auc_excess", layer=layer) for layer, down in ((0, 0), (1, 1))]
+    )
+    gain = pd.concat([rows_of(np.exp(level), "readout_gain", direction="boundary", layer=layer, k=k)
+                      for layer in (0, 1) for k in (4, 16)])  # fmt: skip
+    one = {"direction": "boundary"}
+    fisher = pd.concat(
+        [rows_of(np.exp(3 * level + sample), "relative_fisher", layer=layer, sample=sample, **one)
+         for layer in (0, 1) for sample in (1, 2)]
+    )  # fmt: skip
+    written = []
+
+    class Run:
+        settings = type("S", (), {"seed": 0})
+
+        def write(self, name, **columns):
+            written.append((name, columns))
+
+    training.write(Run(), {"detection": detection, "readout": gain, "sensitivity": fisher})
+    found = {columns["quantity"]: columns for name, columns in written if name == "emergence"}
+    assert set(found) == {"auc_excess", "log_readout_gain", "log_relative_fisher"}
+    for one in found.values():
+        assert one["verdict"] == "step"
+        assert one["step"] == 5
+        assert one["p_adjusted"] <= 0.05
+    assert found["log_relative_fisher"]["difference"] == pytest.approx(3 * (level[-1] - level[0]))
+    assert not training.curves({"detection": detection[detection["step"] == 0]})
