@@ -230,7 +230,7 @@ def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ())
 
 #: What stands beside the measured values, by the start of its artists' ids.
 _BESIDE = {
-    "interval": "bands: 95 % intervals over samples",
+    "interval": "bands: 95 % intervals over texts",
     "uniform": "dashed: uniform attention of the same lengths",
     "untrained": "dotted: before training",
     "random_weights": "dash-dotted: copies of the model with random weights",

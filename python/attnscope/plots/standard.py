@@ -125,7 +125,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
         for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
             ax.set_axis_off()
         columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
-        return captioned(figure, f"Mean over samples per layer and head{columns_are}.", marked(figure))
+        return captioned(figure, f"Mean over texts per layer and head{columns_are}.", marked(figure))
 
     return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
 

@@ -83,7 +83,7 @@ def test_nothing_is_fetched(html: str) -> None:
 def test_every_section_is_there_and_in_the_contents(html: str) -> None:
     page = Page(html)
     ids = {attributes.get("id") for tag, attributes in page.tags if tag in ("h1", "h2")}
-    links = {attributes["href"] for tag, attributes in page.tags if tag == "a"}
+    links = {own["href"] for tag, own in page.tags if tag == "a" and "download" not in own}
     assert links == {f"#{name}" for name in ids}
     missing = {"reference", "fisher", "frames", "published"}  # this run has no such tables
     assert ids == {section.id for section in SECTIONS} - missing | {
@@ -249,14 +249,14 @@ def test_nulls_are_paired_by_sentence_and_what_they_leave_alone_is_no_test() -> 
     nulls = pd.concat(rows, ignore_index=True)
     nulls = nulls.assign(protocol="exact", scope="heads", threshold=np.nan, seed=0)
     few = {one.compared: one for one in questions({}, heads, nulls)[0].answers}
-    assert few["text − random weights"].p == "–"
-    assert few["text − rows shuffled"].p != "–"
+    assert few["tiny − random weights"].p == "–"
+    assert few["tiny − rows shuffled"].p != "–"
     random = (nulls["variant"] == "random_weights") & (nulls["metric"] == "sink_share")
     shifted = [
         nulls[random].assign(seed=seed, value=nulls["value"] + 0.001 * (seed - 3.5)) for seed in range(8)
     ]
     answers = questions({}, heads, pd.concat([*shifted, nulls[~random]]))[0].answers
-    assert [one.compared for one in answers] == ["text − random weights", "text − rows shuffled"]
+    assert [one.compared for one in answers] == ["tiny − random weights", "tiny − rows shuffled"]
     assert answers[0].sentences == 8
     assert answers[0].p != "–"
     assert {one.quantity for one in answers} == {"attention to first key"}
@@ -387,8 +387,8 @@ def test_two_models_on_the_same_sentences_are_told_as_that(monkeypatch):
     samples = samples.assign(group="text", text="a", n_tokens=8, truncated=True)
     facts = dict(_facts({"samples": samples}, heads_only(heads)))
     count = samples["sample"].nunique()
-    assert facts["input “text”"] == f"{count} sequences of 8 tokens"
-    assert facts["cut"].startswith(f"{count} sequences were longer")
+    assert facts["input “text”"] == f"{count} texts of 8 tokens"
+    assert facts["cut"].startswith(f"{count} texts were longer")
     page = render(Results({"heads": heads, "samples": samples}), "two")
     assert re.search(r">mean over heads</th>\s*<th [^>]*>model</th>", page)
 
