@@ -140,7 +140,7 @@ def _has_data(ax: Axes) -> bool:
         for patch in ax.patches
         if isinstance(patch, Rectangle)
     ]
-    steps = (patch.get_data().values for patch in ax.patches if isinstance(patch, StepPatch))
+    steps = (patch.get_data()[0] for patch in ax.patches if isinstance(patch, StepPatch))
     places += [np.asarray(values, dtype=float).reshape(-1, 1) for values in steps]
     return any(np.isfinite(one).all(-1).any() for one in places)
 
