@@ -115,6 +115,7 @@ def render(
                 {
                     "id": section.id,
                     "title": section.title,
+                    "greyed": page.greyed,
                     "blocks": [(block.kind, _content(block)) for block in blocks],
                 }
             )

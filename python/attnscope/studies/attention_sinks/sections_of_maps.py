@@ -25,7 +25,8 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Attention to the first key: the mean over queries <i>i</i> of <i>A</i><sub><i>i</i>0</sub>. "
             "Uniform causal attention gives (1/<i>n</i>) Σ<sub><i>i</i>=1..<i>n</i></sub> 1/<i>i</i> = "
-            "<i>H<sub>n</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
+            "<i>H<sub>n</sub></i>/<i>n</i>, in a window of <i>w</i> tokens "
+            "<i>H<sub>w</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
             "key give it more than 0.3 (Gu et al., arXiv 2410.10781); in a window of nine tokens or fewer, "
             "uniform attention does. Every row has a largest entry, so a key is called a "
             "sink only when it receives from far queries more than any key would if the far entries of each "
@@ -123,8 +124,8 @@ SECTIONS: tuple[Section, ...] = (
             "because the last token is seen by no other query. Sink heads and diffuse heads reach the "
             "same cap, so a λ₂ near 0.5 tells them not apart; the normalised value beside it has no such "
             "cap.",
-            "Uniform attention of a causal model sits at the cap already. A falling λ₂ over training says "
-            "that attention becomes selective, not that it becomes disconnected by meaning.",
+            "Uniform attention of a causal model without windows sits at the cap already. A falling λ₂ over "
+            "training says that attention becomes selective, not that it becomes disconnected by meaning.",
         ),
     ),
     analysis(
