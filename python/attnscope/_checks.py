@@ -158,7 +158,7 @@ def _shared(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value
     try:
-        return torch.from_dlpack(value)
+        return torch.utils.dlpack.from_dlpack(value)
     except (BufferError, RuntimeError, TypeError, ValueError):
         return value
 

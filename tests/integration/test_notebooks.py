@@ -30,7 +30,7 @@ METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.
 LARGEST = 600_000
 #: Stories that run whole studies for minutes: they may be stored bare, never with outputs of other code.
-LONG = {"02", "03", "04", "05", "06", "08", "09", "10", "11", "12"}
+LONG = {"09", "10", "11", "12"}
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)

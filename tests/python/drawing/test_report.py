@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 """The report is one file, escapes what it did not write, and says the numbers of the tables."""
 
-import base64
 import re
 from html.parser import HTMLParser
 from pathlib import Path
@@ -20,8 +19,6 @@ from attnscope.plots.selection import heads_only, measured_heads, series_are
 from attnscope.report import report
 from attnscope.report.numbers import Wanted, every_mean, number, number_rows, pair_rows
 from attnscope.report.page import _facts, _flat, further, render
-from attnscope.report.section import Page as ReportPage
-from attnscope.report.strongest import strongest_heads
 from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
@@ -398,28 +395,3 @@ def test_models_of_different_sizes_are_told_one_by_one():
     other = heads[(heads["layer"] == 0) & (heads["head"] == 0)].assign(model="small")
     facts = dict(_facts({}, heads_only(pd.concat([heads, other]))))["heads"]
     assert re.search(r": 2 layers of 2 heads; small: 1 layers of 1 heads; [\d,]+ maps measured$", facts)
-
-
-def test_the_first_page_ranks_heads_by_the_studys_quantity():
-    found = strongest_heads(ReportPage(made.make_results(group="text"), {}), "sink_share")
-    assert found.frame["head"].tolist() == ["L1H1", "L0H1", "L1H0", "L0H0"]
-    means = [np.mean([made.value(64, sample, *place) for sample in range(made.SAMPLES)])
-             for place in ((1, 1), (0, 1), (1, 0), (0, 0))]  # fmt: skip
-    assert found.frame["attention to first key"].tolist() == [number(mean) for mean in means]
-    assert set(found.frame["n"]) == {"12"}
-    assert "Intervals hold for all heads at once" in found.caption
-    few = strongest_heads(ReportPage(made.make_results(), {}), "sink_share")
-    assert "95 % interval" not in few.frame
-    assert "Fewer than 10 texts" in few.caption
-
-
-def test_a_table_has_its_caption_and_can_be_taken_along(html):
-    page = html.partition('<table id="T_strongest"')[2]
-    assert page.partition("<caption>")[2].startswith("The heads with the highest attention to first key")
-    link = re.search(r'download="strongest.csv" href="data:text/plain;base64,([^"]+)"', html)[1]
-    lines = base64.b64decode(link).decode().splitlines()
-    assert lines[0].startswith("input,head,attention to first key")
-    assert len(lines) == 9
-    assert (
-        r"\toprule" in base64.b64decode(re.search(r'strongest.tex" href="[^,]+,([^"]+)"', html)[1]).decode()
-    )

@@ -82,16 +82,16 @@ def _control(results: Tables, model: str) -> list[str]:
     if above:
         share = by_layer["leakage_share"].mean()[above].max()
         judged = (
-            f"intervals over drawings; 0 lies within those of the other layers but not of layer "
-            f"{', '.join(map(str, above))}, whose residual is up to {100 * share:.2g} % of the variance of "
-            "scores along keys. That is no rounding: attention that is nearly uniform gives query i about "
-            "1/(i + 1) of the first token, so that the mask writes positions into the states that later "
-            "layers read"
+            f"intervals over drawings; 0 lies outside those of layer {', '.join(map(str, above))}"
+            f"{' alone' if len(above) < len(means) else ''}, where the residual is up to {100 * share:.2g} % "
+            "of the variance of scores along keys. That is no rounding: attention that is nearly uniform "
+            "gives the query at position i about 1/(i + 1) of the first token while it sees it, so that the "
+            "mask writes positions into the states that later layers read"
         )
     return [
         f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
-        f"attention log(m/(i + 1)) = {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; the "
-        f"residual by layer is {cells} nats² ({judged})."
+        f"attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; "
+        f"the residual by layer is {cells} nats² ({judged})."
     ]
 
 

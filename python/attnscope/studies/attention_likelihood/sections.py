@@ -61,9 +61,8 @@ def _swap(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
     if "swap" not in own.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
-    about = (
-        f"{number(swap['estimate'])} {interval(swap['low'], swap['high'])} share points at {nats:.1f} nats"
-    )
+    reach = interval(swap["low"], swap["high"])
+    about = f"{number(swap['estimate'])} {reach} share points at {number(nats)} nats"
     if nats < 2:
         return [f"swap: {about}: not testable here, an exchanged word must cost 2 nats."]
     if swap["low"] <= 0 <= swap["high"]:
@@ -115,7 +114,8 @@ def _write_words(page: Page) -> None:
         "from the least likely to the likeliest. Length and place stay; the ids are never made from text "
         "again."
     )
-    page.frame("examples", "What was replaced.", _examples(page, words), names=2)
+    examples = _examples(page, words)
+    page.frame("examples", "What was replaced.", examples, names=examples.shape[1])
     exact = words[words["protocol"] == "exact"]
     rows = exact.groupby(["model", "mode"], sort=False)
     means = rows[["log_likelihood", "per_piece", "place"]].mean()

@@ -101,7 +101,7 @@ SECTIONS: tuple[Section, ...] = (
             "<i>W</i> = (<i>A</i> + <i>A</i>ᵀ)/2 with zero diagonal, <i>L</i> = <i>D</i> − <i>W</i>, "
             "λ₂ its second smallest eigenvalue; normalised: of <i>I</i> − <i>D</i><sup>−1/2</sup><i>W</i>"
             "<i>D</i><sup>−1/2</sup>. Thresholded graph: a link where max(<i>A<sub>ij</sub></i>, "
-            "<i>A<sub>ji</sub></i>) ≥ <i>t</i>, unweighted."
+            "<i>A<sub>ji</sub></i>) ≥ <i>t</i>, unweighted. A learned sink is no node."
         ),
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
@@ -195,7 +195,7 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Weights <i>w</i> = max(<i>A<sub>ij</sub></i>, <i>A<sub>ji</sub></i>), distance 1 − <i>w</i>, "
             "Vietoris-Rips filtration over Z/2. β₀ and β₁ at a threshold <i>t</i> count components "
-            "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}."
+            "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}. A learned sink is no point."
         ),
         figures=("persistence",),
         metrics=(

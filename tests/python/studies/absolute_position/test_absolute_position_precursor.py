@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The precursor's tables in the study: tests, bands and lengths, beside the same by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pytest
 
 import attnscope as asc
@@ -9,6 +12,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025once
 from attnscope.published import compare_published, published_numbers
+from attnscope.studies.absolute_position import published
 from folders import model_folder
 from position_study import TEXTS, N, settings
 
@@ -127,16 +131,26 @@ def test_published_numbers_stand_beside_both_counts_of_heads(results):
     assert np.isnan(gap["measured"]), "the model has three layers"
 
 
-def test_probes_stand_beside_the_published_ones(results):
-    compared = compare_published(results, "ruscio2025once").table
+def test_probes_stand_beside_the_published_ones():
+    """Mean, least and most over layers and sides of MLPs; exact: the share of variance without BOS."""
+    series = {"model": "a", "revision": "", "step": -1}
+    tests = pd.DataFrame([{**series, "layer": 0, "head": 0, "protocol": "exact", "p_value": 1.0,
+                           "p_adjusted": 1.0}])  # fmt: skip
+    sites = ("mlp_input", "mlp_output")
+    probes = pd.DataFrame(
+        [{**series, "layer": 0, "site": site, "r2": r2} for site, r2 in zip(sites, (0.1, 0.4), strict=True)]
+    )
+    shares = pd.DataFrame(
+        [{**series, "layer": 0, "arm": arm, "site": site, "position_share": share}
+         for arm, share in (("base", 0.9), ("no_bos", 0.02)) for site in (*sites, "hidden")]
+    )  # fmt: skip
+    tables = {"leakage_tests": tests, "probes": probes, "position_shares": shares}
+    stored = SimpleNamespace(tables=lambda: list(tables), table=tables.__getitem__)
+    compared = published.compare(stored, published_numbers("ruscio2025once"), None, draws=1, seed=0).table
     rows = compared[compared["quantity"] == "position_probe"]
     assert list(rows["published"]) == [0.108, 0.299, 0.264]
-    probes = results.table("probes")
-    assert set(rows["measured"]) == {probes["r2"].mean()}
-    assert set(rows["low"]) == {probes["r2"].min()}
-    shares = results.table("position_shares")
-    shares = shares[(shares["arm"] == "no_bos") & shares["site"].isin(["mlp_input", "mlp_output"])]
-    np.testing.assert_allclose(rows["exact"], shares["position_share"].mean())
+    for column, value in (("measured", 0.25), ("low", 0.1), ("high", 0.4), ("exact", 0.02)):
+        np.testing.assert_allclose(rows[column], value)
     assert rows["about"].str.contains("neither layer nor side").all()
 
 

@@ -98,6 +98,6 @@ def test_the_report_says_in_which_layers_zero_lies_within_the_interval():
     assert "0 lies within that of every layer" in sentence([nothing, nothing])
     assert "0 % apart" in sentence([nothing, nothing])
     found = sentence([nothing, some])
-    assert "but not of layer 1, whose residual is up to 4 % of the variance of scores" in found
+    assert "0 lies outside those of layer 1 alone, where the residual is up to 4 % of the variance" in found
     assert "no rounding" in found
     assert "one drawing has no interval" in sentence([[1e-6], [6e-5]])

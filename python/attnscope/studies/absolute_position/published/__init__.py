@@ -82,13 +82,14 @@ def _precursor(results: Tables, numbers: pd.DataFrame, chosen: str | None) -> Co
     statements = [Q_VALUES]
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
-        own, protocols = tests[tests["model"] == model], ("ruscio2025once", "exact")
         if number["quantity"] == "position_probe":
-            measured, exact = (_probed(results, model, protocol) for protocol in protocols)
+            measured, exact = (_probed(results, model, one) for one in ("ruscio2025once", "exact"))
             rows.append(beside(model, number, measured=measured, exact=exact, about=PROBES))
-        else:
-            measured, exact = (_tested(own[own["protocol"] == protocol], number) for protocol in protocols)
-            rows.append(beside(model, number, measured=measured, exact=exact))
+            continue
+        own = tests[tests["model"] == model]
+        measured = _tested(own[own["protocol"] == "ruscio2025once"], number)
+        exact = _tested(own[own["protocol"] == "exact"], number)
+        rows.append(beside(model, number, measured=measured, exact=exact))
     return Compared(pd.DataFrame(rows), statements)
 
 
@@ -120,4 +121,4 @@ def _probed(results: Tables, model: str, protocol: str) -> Measured:
     if protocol == "exact":
         table = table[table["arm"] == ("no_bos" if (table["arm"] == "no_bos").any() else "base")]
     values = table[column].dropna()
-    return Measured(*(float(one) for one in (values.mean(), values.min(), values.max())))
+    return Measured(*map(float, (values.mean(), values.min(), values.max()))) if len(values) else Measured()

@@ -10,6 +10,7 @@ from matplotlib.colors import TwoSlopeNorm
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
+from attnscope.report.numbers import number
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
     by_model,
@@ -148,7 +149,7 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
         first.set_ylabel("change of the share")
         if overall is not None:
             nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
-            words += [f"{model} {value:.1f} nats" for value in nats["estimate"].tail(1)]
+            words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
         "Left: two texts exchange words; every token and every text stands once at home and once away, so "
