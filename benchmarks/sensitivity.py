@@ -16,7 +16,7 @@ from attnscope.capture.directions.steps import PromptSteps
 from harness import Benchmark, sizes
 
 TARGET = 10.0
-DIRECTIONS, LAYERS, WIDTH = 20, 12, 256
+DIRECTIONS, LAYERS, WIDTH = 20, 12, 512
 
 
 def equal(peer: str, ours: Any, theirs: Any) -> None:
@@ -29,7 +29,7 @@ def main() -> None:
 
     benchmark = Benchmark("sensitivity", __doc__ or "")
     config = LlamaConfig(
-        vocab_size=8192, hidden_size=WIDTH, intermediate_size=704, num_hidden_layers=LAYERS,
+        vocab_size=8192, hidden_size=WIDTH, intermediate_size=1408, num_hidden_layers=LAYERS,
         num_attention_heads=8,
     )  # fmt: skip
     torch.manual_seed(0)

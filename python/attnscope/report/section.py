@@ -99,13 +99,14 @@ class Page:
     def __init__(self, results: Tables, drawn: Mapping[str, Drawn]) -> None:
         self.results, self.drawn = results, drawn
         self.blocks: list[Block] = []
+        self.greyed = False
         self.section = Section("", "", (), lambda page: None)
         self.meanings: dict[str, str] = {}
         self._heads: dict[Any, pd.DataFrame] = {}
 
     def written(self, section: Section) -> list[Block]:
         """What a section writes; nothing where it has neither a figure nor a table."""
-        self.blocks, self.section = [], section
+        self.blocks, self.section, self.greyed = [], section, False
         try:
             section.write(self)
         except NotDrawable:
@@ -174,6 +175,10 @@ class Page:
         """What has to be kept in mind with the numbers, or what the published computation is."""
         if lines:
             self.blocks.append(Block("published" if published else "notes", list(lines)))
+
+    def grey(self) -> None:
+        """Draws the section's figures and tables paler: it describes what was not found."""
+        self.greyed = True
 
     def figure(self, name: str) -> None:
         """A figure of the study, where it could be drawn."""

@@ -128,6 +128,15 @@ def identities(model: Any, prompts: Sequence[Tensor], tolerance: float, pad: int
         hidden = model(input_ids=ids, output_hidden_states=True).hidden_states
     gap = max((_gap(a, b) for a, b in zip(states[:-1], hidden[1:-1], strict=False)), default=0.0)
     yield Check("hidden_states", gap, tolerance)
+    mask = torch.ones_like(ids)
+    with forward(model, {"input_ids": ids, "attention_mask": mask}, Forward(("final_norm",))) as run:
+        list(run)
+        normed = getattr(run.outputs, "final_norm", None)
+    if normed is None:
+        yield Check("last_hidden_state", None, tolerance, "no final norm was found")
+    else:
+        # behind the last norm, so that the last of transformers' states is no state of the residual stream
+        yield Check("last_hidden_state", _gap(hidden[-1], normed), tolerance)
 
 
 def _gap(one: Tensor, other: Tensor) -> float:

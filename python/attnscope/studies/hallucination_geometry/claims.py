@@ -124,8 +124,8 @@ def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
 
 
 def _best(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
-    there = rows[rows[column].notna()]
-    return None if there.empty else there.loc[there[column].idxmin()]
+    there = rows[rows[column].notna()] if len(rows) else rows
+    return None if there.empty else there.iloc[int(there[column].argmin())]
 
 
 def _missing(code: str, statistic: str, why: str = "not measured in this run") -> Claim:
@@ -134,11 +134,12 @@ def _missing(code: str, statistic: str, why: str = "not measured in this run") -
 
 def _c1(evidence: Evidence) -> Claim:
     statistic = "largest excess of held-out AUC over words, length, surprisal and embeddings"
-    rows = evidence.rows("detection", score="auc_excess").dropna(subset=["auc"])
+    rows = evidence.rows("detection", score="auc_excess")
+    rows = rows.dropna(subset=["auc"]) if len(rows) else rows
     test = _best(evidence.rows("contrasts", quantity="auc_direction"))
     if rows.empty or test is None:
         return _missing("C1", statistic, "one template, or states that are not finite")
-    top = rows.loc[rows["auc"].idxmax()]
+    top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
     mean, upper = evidence.random("detection", "auc", layer=layer, score="auc")
     whole = float(evidence.rows("detection", score="auc", layer=layer)["auc"].iloc[0])
@@ -167,7 +168,7 @@ def _ratio(evidence: Evidence) -> Claim:
     k = evidence.options.primary_k
     statistic = f"log ratio of local dimensions at k = {k}, layer of the smallest p"
     rows = evidence.rows("contrasts", quantity="log_dimension_ratio")
-    best = _best(rows[rows["k"] == k])
+    best = _best(_only(rows, {"k": k}))
     if best is None:
         return _missing("C2", statistic)
     layer = int(best["layer"])
@@ -229,7 +230,10 @@ def _pieces(evidence: Evidence) -> Claim:
 
 
 def _falls(evidence: Evidence) -> Claim:
-    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much."""
+    """Relative sensitivity from the first to the last layer, and whether the reference's falls as much.
+
+    Its p is of the boundary among directions of the covariance.
+    """
     statistic = "log ratio of ‖h‖²·bᵀFb, last over first layer, mean over prompts"
     rows = evidence.rows("sensitivity", direction="boundary")
     rows = rows[rows["relative_fisher"] > 0] if len(rows) else rows
@@ -243,7 +247,9 @@ def _falls(evidence: Evidence) -> Claim:
         own = others = change
     value, low, high = _mean_interval(own)
     gap = _mean_interval(own)[0] - _mean_interval(others)[0]
-    numbers = {"value": value, "low": low, "high": high, "null": 0.0}
+    test = _best(evidence.rows("contrasts", quantity="log_fisher_ratio"))
+    numbers = {"value": value, "low": low, "high": high, "null": 0.0,
+               "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
     if np.isnan(low):
         return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
     if low > 0:

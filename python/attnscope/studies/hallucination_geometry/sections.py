@@ -33,6 +33,11 @@ def _sentences(table: pd.DataFrame) -> dict[str, str]:
     return {code: f"{WORDS.get(code.split()[0], '')} ({code.partition(' ')[2]})" for code in table["claim"]}
 
 
+def _place(code: str) -> int:
+    """The number of a claim."""
+    return int(code.partition(" ")[0].removeprefix("C"))
+
+
 def _claim(table: pd.DataFrame, code: str, contrast: str) -> pd.Series[Any] | None:
     rows = table[table["claim"] == f"{code} {contrast}"]
     return None if rows.empty else rows.iloc[0]
@@ -82,7 +87,8 @@ def _found(page: Page) -> None:
         "of arXiv 2603.13911 beside its control."
     )
     page.figure("confounds")
-    page.notes(findings(page.results))
+    order = np.argsort([_place(code) for code in table["claim"]], kind="stable")
+    table = table.iloc[order]
     claims_frame(page, table, _sentences(table))
     page.figure("published")
 
@@ -113,6 +119,7 @@ def _greyed(page: Page) -> None:
         return
     found = table[table["claim"].str.startswith("C1 ") & (table["verdict"] == SUPPORTED)]
     if found.empty:
+        page.grey()
         page.notes(["No difference was found; what is shown here describes one that is not there."])
 
 

@@ -16,7 +16,7 @@ def prompts(count=40):
         {
             "sample": range(2 * count),
             "bucket": [U, F] * count,
-            "template": [f"t{at // 20}" for at in range(2 * count)],
+            "template": [f"t{at // 8}" for at in range(2 * count)],
         }
     )
 
@@ -162,12 +162,16 @@ def test_pieces(gap, p, random, verdict):
 )
 def test_sensitivity_falls(own, other, verdict, reason):
     table, noise = prompts(), np.random.default_rng(0).normal(0, 0.2, 80)
+    change = {U: own, F: other}
     rows = [
         {"contrast": U, "sample": row.sample, "layer": layer, "direction": "boundary",
-         "relative_fisher": np.exp(layer * ((own if row.bucket == U else other) + noise[row.sample]))}
+         "refusal_alignment": np.nan,
+         "relative_fisher": np.exp(layer * (change[row.bucket] + noise[row.sample]))}
         for row in table.itertuples(index=False) for layer in (0, 1)
     ]  # fmt: skip
-    found = judged("C5", {"sensitivity": pd.DataFrame(rows)})
+    tests = contrasts(0.3, log_fisher_ratio=0.1)
+    found = judged("C5", {"sensitivity": pd.DataFrame(rows), "contrasts": tests})
+    assert found.p_value == 0.3
     assert found.verdict == verdict
     assert reason in found.reason
 
@@ -192,7 +196,7 @@ def test_gradients(cosine, verdict, reason):
     draws = np.linspace(0.01, 0.1, 20)
     values = [("boundary", -1, cosine), *(("covariance", at, one) for at, one in enumerate(draws))]
     rows = [{"contrast": U, "sample": 0, "layer": layer, "direction": name, "draw": at,
-             "refusal_alignment": value}
+             "relative_fisher": 1.0, "refusal_alignment": value}
             for layer in (0, 1) for name, at, value in values]  # fmt: skip
     found = judged("C7", {"sensitivity": pd.DataFrame(rows)})
     assert found.verdict == verdict
