@@ -20,7 +20,7 @@ HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
 LONG = {"attention_likelihood", "sensitivity", "study", "sweep", "whole"}
-WHOLES = (*sorted({*LONG, "measure", "second_moments", "start", "threads", "weight_deltas"}),)
+WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "threads", "weight_deltas"}),)
 
 
 def names() -> list[str]:

@@ -19,7 +19,9 @@ import nbformat
 from PIL import Image
 
 FOLDER = Path(__file__).resolve().parent
-COLOURS = 64
+COLOURS = 256
+#: Letters of HTML that are stored; of a whole page of heads its one line of text is.
+LARGEST_HTML = 100_000
 
 
 def digest(notebook: nbformat.NotebookNode) -> str:
@@ -59,6 +61,8 @@ def stored(output: nbformat.NotebookNode, homes: dict[str, str]) -> nbformat.Not
     data = output.data
     if "application/vnd.jupyter.widget-view+json" in data:
         return None
+    if len(data.get("text/html", "")) > LARGEST_HTML:
+        del data["text/html"]
     if "image/png" in data:
         data["image/png"] = few_colours(data["image/png"])
     for kind in ("text/plain", "text/html"):

@@ -16,12 +16,14 @@ DATA = ROOT.parent / "shared" / "data"
 QUICK = {"bootstrap": 50, "permutations": 999, "modes": ["lowest", "mid", "highest", "nats:3"]}
 
 
-def settings(folder, texts, output, *, name="a", block=4, protocols="exact", models=None, **options):
+def settings(
+    folder, texts, output, *, name="a", block=4, protocols="exact", models=None, max_tokens=32, **options
+):
     return asc.Study(
         study="attention_likelihood",
         models=models or str(folder),
         texts=texts if isinstance(texts, dict) else {"path": str(texts)},
-        max_tokens=32,
+        max_tokens=max_tokens,
         block=block,
         output=str(output),
         name=name,

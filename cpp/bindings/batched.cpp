@@ -1,54 +1,16 @@
 // SPDX-License-Identifier: MIT
 #include "bindings/batched.h"
 
-#ifndef _OPENMP
-#error "attnscope must be compiled with OpenMP: at::parallel_for is a header template and would run serially"
-#endif
-
-#include <ATen/Parallel.h>
-#include <pthread.h>
-
 #include <chrono>
 #include <exception>
 #include <mutex>
 #include <numeric>
-#include <system_error>
 #include <thread>
 #include <vector>
 
+#include "bindings/threads.h"
+
 namespace attnscope {
-namespace {
-
-// Whether this process came from fork(). GNU's OpenMP keeps its threads for the next parallel region; a child
-// has none of them and would wait for them for ever.
-std::atomic<bool> forked{false};
-[[maybe_unused]] const int watching =
-    pthread_atfork(nullptr, nullptr, [] { forked.store(true, std::memory_order_relaxed); });
-
-// Calls drain(worker) for each of `workers`, one of them on the calling thread.
-void call_workers(int workers, const std::function<void(int worker)>& drain) {
-  if (workers == 1) {
-    drain(0);
-  } else if (forked.load(std::memory_order_relaxed)) {
-    std::vector<std::thread> others;
-    for (int worker = 1; worker < workers; ++worker) {
-      try {
-        others.emplace_back(drain, worker);
-      } catch (const std::system_error&) {
-        break;  // no more threads to be had: those that are there do the work
-      }
-    }
-    drain(0);
-    for (std::thread& other : others) other.join();
-  } else {
-    at::parallel_for(0, workers, 1, [&](Index begin, Index end) {
-      for (Index worker = begin; worker < end; ++worker) drain(static_cast<int>(worker));
-    });
-  }
-}
-
-}  // namespace
-
 BatchOrder::BatchOrder(const Batch& batch) {
   if (batch.lengths == nullptr) return;
   order_.resize(static_cast<std::size_t>(batch.count));
@@ -63,8 +25,7 @@ Index block_size(const Batch& batch, Index width) {
 }
 
 int worker_count(Index count) {
-  if (at::in_parallel_region()) return 1;
-  return static_cast<int>(std::max<Index>(1, std::min<Index>(count, at::get_num_threads())));
+  return static_cast<int>(std::max<Index>(1, std::min<Index>(count, thread_count())));
 }
 
 void run_blocks(Index count, Index grain,

@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: MIT
 #include <pybind11/pybind11.h>
 
+#include "bindings/exchange.h"
+#include "bindings/threads.h"
+
 namespace py = pybind11;
 
 namespace attnscope {
@@ -34,6 +37,9 @@ void bind_wavelet(py::module_&);
 // interpreter has run these tests. Nothing here asks for it, as loops over a batch let go of the GIL anyway.
 PYBIND11_MODULE(_core, module) {
   module.doc() = "The compiled core of attnscope: tensors in, tensors out. Use the package's functions.";
+  attnscope::find_exchange();
+  module.def("interfaces",
+             [] { return py::make_tuple(attnscope::exchange_name(), attnscope::threads_name()); });
   // one concept a line, in alphabetical order
   attnscope::bind_alignment(module);
   attnscope::bind_betti(module);

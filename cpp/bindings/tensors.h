@@ -9,8 +9,7 @@
 #include "matrix/matrix_view.h"
 #include "matrix/support.h"
 
-// What the bindings know of tensors. Only tensors.cpp and batched.cpp include torch, so the other files
-// here compile in seconds.
+// What the bindings know of the shapes of arguments and results.
 namespace attnscope {
 
 namespace py = pybind11;

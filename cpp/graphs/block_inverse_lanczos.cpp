@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: MIT
 #include "graphs/block_inverse_lanczos.h"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 
+#include "linalg/eigenvalues.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/shifted_lanczos.h"
 
@@ -127,15 +127,15 @@ PairRound block_round(Steps& steps, Enough&& enough, Apply&& apply) {
     const bool full = j + 1 == most;
     const bool closed = beta[0][0] == 0.0 && beta[1][1] == 0.0;
     if (full || (closed && j > 0) || (j >= 4 && (j - 4) % kLook == 0)) {
-      const Eigen::SelfAdjointEigenSolver<Matrix> solver(whole.topLeftCorner(size, size));
-      const auto& s = solver.eigenvectors();
+      const SymmetricEigen pairs = symmetric_eigen(whole.topLeftCorner(size, size));
+      const Eigen::MatrixXd& s = pairs.vectors;
       for (Index k = 0; k < 2; ++k) {
         const Index at = size - 1 - k;
-        round.theta[k] = solver.eigenvalues()[at];
+        round.theta[k] = pairs.values[at];
         round.residual[k] = std::hypot(beta[0][0] * s(size - 2, at) + beta[0][1] * s(size - 1, at),
                                        beta[1][1] * s(size - 1, at));
       }
-      round.third = solver.eigenvalues()[size - 3];
+      round.third = pairs.values[size - 3];
       if (full || enough(round)) {
         // Behind the blocks first, since each is a sum of all of them.
         double* ritz = steps.vector(size);

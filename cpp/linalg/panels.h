@@ -60,19 +60,6 @@ template <Index kStride>
   }
 }
 
-// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
-inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
-#if defined(__clang__)
-  Lanes result{};
-  for (Index k = 0; k < kPackWidth; ++k) {
-    result[k] = places[k] < kPackWidth ? a[places[k]] : b[places[k] - kPackWidth];
-  }
-  return result;
-#else
-  return __builtin_shuffle(a, b, places);
-#endif
-}
-
 // The sum of each of kPackWidth vectors, in one.
 inline Lanes row_sums(const Lanes* p) {
 #if ATTNSCOPE_PACK_WIDTH == 8

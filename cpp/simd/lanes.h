@@ -72,6 +72,19 @@ inline Lanes larger(Lanes a, Lanes b) { return a > b ? a : b; }
 inline Lanes smaller(Lanes a, Lanes b) { return a < b ? a : b; }
 inline Lanes magnitude(Lanes x) { return x < 0.0 ? -x : x; }
 
+// Entry k is entry places[k] of a and b, one behind the other. Clang has no shuffle with places in a vector.
+inline Lanes picked(Lanes a, Lanes b, LaneMask places) {
+#if defined(__clang__)
+  Lanes result{};
+  for (Index k = 0; k < kPackWidth; ++k) {
+    result[k] = places[k] < kPackWidth ? a[places[k]] : b[places[k] - kPackWidth];
+  }
+  return result;
+#else
+  return __builtin_shuffle(a, b, places);
+#endif
+}
+
 inline bool any(LaneMask mask) {
   long bits = 0;
   for (Index lane = 0; lane < kPackWidth; ++lane) bits |= mask[lane];

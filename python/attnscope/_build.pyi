@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: MIT
 # _build.py is written by CMake.
 VERSION: str
-TORCH_VERSION: str
 COMPILER: str
 BUILD_TYPE: str
 STUB: str

@@ -128,6 +128,7 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
             raise TypeError(f"{function}: {name} must be a torch.Tensor or an array, got {got}")
         if not hasattr(value, "__dlpack__"):  # a pandas or xarray object, which torch does not know
             value = np.asarray(value)
+        value = _shared(value)
         with warnings.catch_warnings():
             # The core only reads, so a read-only NumPy array is as good as any.
             warnings.filterwarnings("ignore", message=".*not writable.*", category=UserWarning)
@@ -147,6 +148,19 @@ def float_tensor(function: str, name: str, value: Any) -> torch.Tensor:
     detached: torch.Tensor = value.detach()
     # A conjugate or negative view keeps its sign beside its memory, which is what the core reads.
     return detached.resolve_neg()
+
+
+def _shared(value: Any) -> Any:
+    """An array of JAX, CuPy or another library as a tensor of the same memory, where it gives that away.
+
+    NumPy's own arrays are left to torch, which reads those that must not be written too.
+    """
+    if isinstance(value, np.ndarray):
+        return value
+    try:
+        return torch.utils.dlpack.from_dlpack(value)
+    except (BufferError, RuntimeError, TypeError, ValueError):
+        return value
 
 
 def as_tensor(function: str, name: str, value: Any, dtype: torch.dtype | None = None) -> torch.Tensor:

@@ -5,6 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
+def interfaces() -> tuple[str, str]: ...
 def is_plain_batch(attention: object) -> bool: ...
 def first_invalid(
     attention: Tensor, lengths: Tensor | None, upper: float

@@ -44,8 +44,7 @@ def choose() -> str:
     if not usable:
         raise ImportError(
             f"attnscope: no compiled core for this Python and processor (installed: {available() or 'none'}, "
-            f"torch reports {_capability()}). Build it beside your torch: "
-            "pip install --no-build-isolation attnscope"
+            f"torch reports {_capability()}). Build it here: pip install --no-binary attnscope attnscope"
         )
     wanted = os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
     if not wanted:
@@ -57,18 +56,6 @@ def choose() -> str:
     return wanted
 
 
-def _check_torch() -> None:
-    from attnscope import _build
-
-    # Patch releases and local tags (+cpu, +cu130) share one C++ interface; minor releases do not.
-    built, running = _build.TORCH_VERSION, str(torch.__version__)
-    if built.split("+")[0].split(".")[:2] != running.split("+")[0].split(".")[:2]:
-        raise ImportError(
-            f"attnscope was built against torch {built}, but torch {running} is installed now. Rebuild it: "
-            "pip install --no-build-isolation --force-reinstall --no-deps attnscope"
-        )
-
-
 def _check_stub() -> None:
     from attnscope import _build
 
@@ -78,7 +65,7 @@ def _check_stub() -> None:
     if built and stub.is_file() and hashlib.sha256(stub.read_bytes()).hexdigest() != built:
         raise ImportError(
             "attnscope: the compiled core is of another state of the sources than the Python files. "
-            "Build it again: pip install --no-build-isolation -e ."
+            "Build it again: pip install -e ."
         )
 
 
@@ -88,10 +75,8 @@ def load_core() -> ModuleType:
         return sys.modules["attnscope._core"]
     if importlib.util.find_spec("attnscope._build") is None:
         raise ImportError(
-            "attnscope: the compiled core is missing. Build it beside your torch (>= 2.6): "
-            "pip install --no-build-isolation ."
+            "attnscope: the compiled core is missing. Install a wheel, or build it: pip install ."
         )
-    _check_torch()
     _check_stub()
     found = importlib.util.find_spec(f"attnscope._core_{choose()}")
     assert found is not None

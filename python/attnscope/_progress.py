@@ -75,10 +75,6 @@ def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True,
     """A context manager with `update`, `n` and `set_postfix_str`.
 
     Args:
-        total: how much there is to do.
-        label: what is done.
-        initial: how much of it is done already.
-        show: False is silent.
         inner: part of what another one counts: gone when it ends, and no lines of its own.
     """
     from tqdm.auto import tqdm

@@ -47,9 +47,6 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: b
     """What is wrong with the sums of rows, in words, and a warning of it; None where nothing is.
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
-
-    Raises:
-        ValueError: with `refuse`, what is wrong, but for rows that may sum to less by a learned sink.
     """
     if not maps.numel() or not _is_off(maps, lengths):
         return None

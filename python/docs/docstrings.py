@@ -1,13 +1,17 @@
 # SPDX-License-Identifier: MIT
-"""Examples of docstrings as the site wants them: doctests become code, never quotations."""
+"""Docstrings as the site wants them: doctests become code, and what only metrics share is hidden."""
 
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import griffe
 
+_STUB = Path(__file__).resolve().parents[1] / "attnscope" / "__init__.pyi"
+#: Names that a person imports from attnscope, and the few of its metrics that only a study needs.
+PUBLIC = {*re.findall(r" as (\w+)", _STUB.read_text("utf-8")), "measure_quantities", "Measured"}
 _BARE = re.compile(r"(?m)^>>> .*\n?(?:^(?!\n).+\n?)*")
 
 
@@ -22,5 +26,8 @@ class Doctests(griffe.Extension):
 
     def on_instance(self, *, obj: griffe.Object, **kwargs: Any) -> None:
         """Called for each object that is found."""
+        inside = obj.parent is not None and obj.parent.is_module and obj.path.startswith("attnscope.metrics.")
+        if inside and not obj.is_module and obj.name not in PUBLIC:
+            obj.docstring = None
         if obj.docstring:
             obj.docstring.value = with_code(obj.docstring.value)

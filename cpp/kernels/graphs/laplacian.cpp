@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/graphs/laplacian.h"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -9,6 +8,7 @@
 #include <numeric>
 
 #include "graphs/graph_rows.h"
+#include "linalg/eigenvalues.h"
 #include "linalg/packed_tridiagonal.h"
 #include "linalg/panel_tridiagonal.h"
 
@@ -195,10 +195,9 @@ void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptio
     std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
     return;
   }
-  const Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver(workspace.weights,
-                                                              Eigen::EigenvaluesOnly);
+  const Eigen::VectorXd values = symmetric_eigenvalues(workspace.weights);
   for (Index i = 0; i < k; ++i) {
-    const double value = solver.eigenvalues()[i];
+    const double value = values[i];
     // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
     out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
   }

@@ -79,32 +79,52 @@ void fill_missing(double* from, const double* end) {
   for (; from < end; ++from) *from = kMissing;
 }
 
-// An early row, of which vectors are read behind its end where the matrix has entries there.
-template <class WideType>
-struct EarlyRow {
-  const WideType* scores;
-  const double* expected;  // whole vectors of it
-  Index i;
+// Early rows that are taken abreast.
+constexpr Index kAbreast = 4;
+
+// The early rows `first` … `first` + kPackWidth − 1, `first` a multiple of kPackWidth, of which those below m exist:
+// the last vector of each is the one at `first`. Vectors are read behind the end of a row where the matrix has
+// entries there. `hiding`: keys may be invisible.
+template <bool hiding, class WideType>
+struct EarlyRows {
+  const WideType* scores[kPackWidth];
+  const double* expected[kPackWidth];  // whole vectors of it
+  Index rows;                          // the last of them stands for those that do not exist
   Index n;
 
-  // kPackWidth keys from `j` on: their scores, -infinity behind the diagonal, residuals and which of these exist.
+  // Keys of row `r` in its last vector.
+  Index end(Index r) const { return std::min(r + 1, rows); }
+
+  // kPackWidth keys of row `r` from `j` on: their scores, -infinity behind the diagonal, and residuals.
   struct Keys {
     Lanes scores, residuals;
-    LaneMask counted;
   };
-  [[gnu::always_inline]] Keys keys(Index j) const {
-    Lanes s = n - j >= kPackWidth ? load(scores + j) : load_head(scores + j, i + 1 - j, n - j);
-    if (i + 1 - j < kPackWidth) s = first_lanes(i + 1 - j) ? s : broadcast(-kInfinity);
-    const Lanes r = s - load(expected + j);
-    return {s, r, r > -kInfinity};
+  template <bool last>
+  [[gnu::always_inline]] Keys keys(Index r, Index j) const {
+    Lanes s;
+    if constexpr (last) {
+      s = n - j >= kPackWidth ? load(scores[r] + j) : load_head(scores[r] + j, end(r), n - j);
+      s = first_lanes(end(r)) ? s : broadcast(-kInfinity);
+    } else {
+      s = load(scores[r] + j);
+    }
+    return {s, s - load(expected[r] + j)};
+  }
+  // Those of the keys that have a residual: with `hiding` what is shown, else every key up to the diagonal, so that
+  // what is no number shows in a sum.
+  template <bool last>
+  [[gnu::always_inline]] LaneMask counted(Index r, Lanes residuals) const {
+    if constexpr (hiding) return residuals > -kInfinity;
+    return last ? first_lanes(end(r)) : Lanes{} == 0.0;
+  }
+  // Those of them that stand in the body.
+  template <bool last>
+  [[gnu::always_inline]] LaneMask body(Index r, Index j, Lanes residuals) const {
+    LaneMask keys = counted<last>(r, residuals);
+    if (j == 0) keys[0] = 0;
+    return keys;
   }
 };
-
-// Those of the keys that stand in the body.
-[[gnu::always_inline]] inline LaneMask body_of(LaneMask counted, Index j) {
-  if (j == 0) counted[0] = 0;
-  return counted;
-}
 
 // What is summed over the body of each row of a group: everything of a row in its own vector, so that
 // the sums of all rows are taken at once.
@@ -114,80 +134,122 @@ struct BodySums {
   Lanes squares[kPackWidth], exponentials[kPackWidth];
 };
 
+// How a group of rows was found: with numbers alone, with something else, or with NaN or +infinity.
+enum class Found { numbers, hidden, unreadable };
+
 // Residuals of the rows `first` … `first` + kPackWidth − 1, of which those below m exist, and the numbers of these
-// rows. Returns whether they are readable.
-template <bool weighing, class Scalar>
-bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const double* profile,
-                const double* weights, Index weight_ld, const ToeplitzOutputs& out) {
+// rows. Without `hiding`, nothing but the residuals is written where a score is no number.
+template <bool hiding, bool weighing, class Scalar>
+Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index m, Index n, const double* profile,
+                 const double* weights, Index weight_ld, const ToeplitzOutputs& out) {
   BodySums sums{};
   LaneMask readable = Lanes{} == 0.0;
   Lanes tops = broadcast(-kInfinity), sinks{};
   const Index rows = std::min(kPackWidth, m - first);
-  const auto early_row = [&](Index i) {
-    return EarlyRow<Wide<Scalar>>{reader.row(i), profile + (m - 1 - i), i, n};
-  };
+  EarlyRows<hiding, Wide<Scalar>> early;
+  early.rows = rows;
+  early.n = n;
+  auto& copies = held.of<Wide<Scalar>>();
+  const Index end = std::min(n, first + kPackWidth);
+  if (!reader.in_place()) copies.resize(static_cast<std::size_t>(kPackWidth * end));
+  for (Index r = 0; r < kPackWidth; ++r) {
+    const Index i = first + std::min(r, rows - 1);  // what comes of a row again is not stored
+    early.scores[r] = reader.row(i);
+    early.expected[r] = profile + (m - 1 - i);
+    if (reader.in_place()) continue;
+    auto* copy = copies.data() + r * end;
+    std::copy_n(early.scores[r], end, copy);
+    early.scores[r] = copy;
+  }
   const auto weight = [&](Index i, Index j, LaneMask body) {
     const Lanes w = load_head(weights + i * weight_ld + j, std::min(m - j, kPackWidth), m - j);
     return body ? w : Lanes{};
   };
   for (Index r = 0; r < rows; ++r) {
     const Index i = first + r;
-    const auto row = early_row(i);
     double* residual = out.residual + i * out.ld;
-    Lanes top = broadcast(-kInfinity);
-    for (Index j = 0; j <= i; j += kPackWidth) {
-      const auto keys = row.keys(j);
-      store_head(residual + j, keys.counted ? keys.residuals : broadcast(kMissing), m - j);
-      readable &= keys.scores < kInfinity;
+    Lanes top = broadcast(-kInfinity), total{};
+    const auto add = [&]<bool last>(Index j) {
+      const auto keys = early.template keys<last>(r, j);
+      Lanes shown = keys.residuals;
+      if constexpr (hiding || last) {
+        shown = early.template counted<last>(r, shown) ? shown : broadcast(kMissing);
+      }
+      if constexpr (last) {
+        store_head(residual + j, shown, m - j);
+      } else {
+        store(residual + j, shown);
+      }
       top = larger(keys.scores, top);
-      const LaneMask body = body_of(keys.counted, j);
-      const Lanes rest = body ? keys.residuals : Lanes{};
-      sums.keys[r] += body ? broadcast(1.0) : Lanes{};
-      sums.residuals[r] += rest;
+      const LaneMask body = early.template body<last>(r, j, keys.residuals);
+      const Lanes rest = hiding || last || j == 0 ? (body ? keys.residuals : Lanes{}) : keys.residuals;
+      total += rest;
+      if constexpr (hiding) {
+        readable &= keys.scores < kInfinity;
+        sums.keys[r] += body ? broadcast(1.0) : Lanes{};
+      }
       if constexpr (weighing) {
         const Lanes w = weight(i, j, body);
         sums.mass[r] += w;
         sums.heavy[r] += w > 0.0 ? broadcast(1.0) : Lanes{};
         sums.weighted[r] += w * rest;
       }
-    }
-    fill_missing(residual + std::min(m, whole_vectors(i + 1)), residual + m);
+    };
+    if (first > 0) add.template operator()<false>(0);
+    for (Index j = kPackWidth; j < first; j += kPackWidth) add.template operator()<false>(j);
+    add.template operator()<true>(first);
+    fill_missing(residual + std::min(m, first + kPackWidth), residual + m);
+    sums.residuals[r] = total;
     tops[r] = largest(top);
     sinks[r] = residual[0];
   }
-  if (any(~readable)) return false;
-  const Lanes keys = row_sums(sums.keys);
-  const Lanes mean = row_sums(sums.residuals) / keys;
+  if (any(~readable)) return Found::unreadable;
+  const Lanes total = row_sums(sums.residuals);
+  Lanes keys = row_sums(sums.keys);
+  if constexpr (!hiding) {
+    const Lanes whole = total + sinks;
+    if (any(~(magnitude(whole) < kInfinity))) return Found::hidden;
+    for (Index r = 0; r < kPackWidth; ++r) keys[r] = static_cast<double>(first + r);
+  }
+  const Lanes mean = total / keys;
   const Lanes mass = weighing ? row_sums(sums.mass) : keys;
   const Lanes centre = weighing ? row_sums(sums.weighted) / mass : mean;
   const Lanes heavy = weighing ? row_sums(sums.heavy) : keys;
-  for (Index r = 0; r < rows; ++r) {
-    const Index i = first + r;
-    const auto row = early_row(i);
-    const auto add = [&]<Index kVectors>(Index j) {
-      Lanes below[kVectors];
+  for (Index begin = 0; begin < rows; begin += kAbreast) {
+    Lanes middle[kAbreast], top[kAbreast], squares[kAbreast]{}, exponentials[kAbreast]{};
 #pragma GCC unroll 4
-      for (Index v = 0; v < kVectors; ++v) {
-        const Index at = j + v * kPackWidth;
-        const auto keys_here = row.keys(at);
-        const LaneMask body = body_of(keys_here.counted, at);
-        const Lanes rest = body ? keys_here.residuals - centre[r] : Lanes{};
+    for (Index a = 0; a < kAbreast; ++a) {
+      middle[a] = broadcast(centre[begin + a]);
+      top[a] = broadcast(tops[begin + a]);
+    }
+    const auto add = [&]<bool last>(Index j) {
+      Lanes below[kAbreast];
+#pragma GCC unroll 4
+      for (Index a = 0; a < kAbreast; ++a) {
+        const auto here = early.template keys<last>(begin + a, j);
+        const LaneMask body = early.template body<last>(begin + a, j, here.residuals);
+        Lanes rest = here.residuals - middle[a];
+        if (hiding || last || j == 0) rest = body ? rest : Lanes{};
         if constexpr (weighing) {
-          sums.squares[r] += weight(i, at, body) * rest * rest;
+          const Index i = first + std::min(begin + a, rows - 1);
+          squares[a] += weight(i, j, body) * rest * rest;
         } else {
-          sums.squares[r] += rest * rest;
+          squares[a] += rest * rest;
         }
-        below[v] = keys_here.scores - tops[r];
+        below[a] = here.scores - top[a];
       }
       bounded_exps(below);
 #pragma GCC unroll 4
-      for (Index v = 0; v < kVectors; ++v) sums.exponentials[r] += below[v];
-      return j + kVectors * kPackWidth;
+      for (Index a = 0; a < kAbreast; ++a) exponentials[a] += below[a];
     };
-    Index j = 0;
-    while (j + 3 * kPackWidth <= i) j = add.template operator()<4>(j);
-    if (j + kPackWidth <= i) j = add.template operator()<2>(j);
-    if (j <= i) add.template operator()<1>(j);
+    if (first > 0) add.template operator()<false>(0);
+    for (Index j = kPackWidth; j < first; j += kPackWidth) add.template operator()<false>(j);
+    add.template operator()<true>(first);
+#pragma GCC unroll 4
+    for (Index a = 0; a < kAbreast; ++a) {
+      sums.squares[begin + a] = squares[a];
+      sums.exponentials[begin + a] = exponentials[a];
+    }
   }
   const Lanes missing = broadcast(kMissing);
   const Lanes lse = tops + bounded_log(row_sums(sums.exponentials));
@@ -195,7 +257,7 @@ bool split_rows(RowReader<Scalar>& reader, Index first, Index m, Index n, const 
   store_head(out.variance + first, heavy >= 2.0 ? row_sums(sums.squares) / mass : missing, rows);
   store_head(out.first + first, keys > 0.0 ? sinks - mean : missing, rows);
   store_head(out.lse + first, tops > -kInfinity ? lse : missing, rows);
-  return true;
+  return Found::numbers;
 }
 
 }  // namespace
@@ -213,11 +275,15 @@ bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* w
     return false;
   }
   std::reverse_copy(profile, profile + m, out.profile);
+  const auto rows = [&]<bool hiding, bool weighing>(Index first) {
+    return split_rows<hiding, weighing>(reader, workspace.held, first, m, scores.rows(), profile, weights,
+                                        weight_ld, out);
+  };
   for (Index first = 0; first < m; first += kPackWidth) {
-    const bool readable =
-        weights == nullptr ? split_rows<false>(reader, first, m, scores.rows(), profile, weights, weight_ld, out)
-                           : split_rows<true>(reader, first, m, scores.rows(), profile, weights, weight_ld, out);
-    if (!readable) {
+    Found found = weights == nullptr ? rows.template operator()<false, false>(first)
+                                     : rows.template operator()<true, true>(first);
+    if (found == Found::hidden) found = rows.template operator()<true, false>(first);
+    if (found == Found::unreadable) {
       fill_split(out, m, kMissing);
       return false;
     }

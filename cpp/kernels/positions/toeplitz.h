@@ -17,6 +17,7 @@ namespace attnscope {
 
 struct ToeplitzWorkspace {
   RowScratch rows;
+  RowScratch held;        // rows that are looked at together
   AlignedBuffer offsets;  // sums and counts by offset
 };
 

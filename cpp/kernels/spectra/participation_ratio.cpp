@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/spectra/participation_ratio.h"
 
-#include <Eigen/Eigenvalues>
 #include <algorithm>
 #include <cmath>
 #include <limits>
 #include <stdexcept>
 
+#include "linalg/eigenvalues.h"
 #include "linalg/panel_gram.h"
 #include "matrix/padded_vectors.h"
 #include "matrix/widen.h"
@@ -117,13 +117,11 @@ double participation_ratio_eigen(const MatrixView<Scalar>& matrix,
     for (Index i = 0; i < n; ++i) add(std::abs(a(i, i)));
     return ratio(sum, squares);
   }
-  Eigen::EigenSolver<Eigen::MatrixXd> solver(a, false);
-  // The transpose has the same eigenvalues and takes the QR iteration another way.
-  if (solver.info() != Eigen::Success) solver.compute(a.transpose(), false);
-  if (solver.info() != Eigen::Success) {
+  Eigen::VectorXd magnitudes;
+  if (!eigenvalue_magnitudes(a, magnitudes)) {
     throw std::runtime_error("participation_ratio: the eigenvalues of a matrix did not converge");
   }
-  for (Index i = 0; i < n; ++i) add(std::abs(solver.eigenvalues()[i]));
+  for (Index i = 0; i < n; ++i) add(magnitudes[i]);
   return ratio(sum, squares);
 }
 

@@ -110,7 +110,7 @@ def configs(
         typer.echo(f"{one.name:<{width}}  {', '.join(one.models) or one.about}{series}")
     typer.echo("\nAny of them can be cut to one analysis of the paper, attnscope run NAME:ANALYSIS")
     for name, keys in parts.items():
-        typer.echo(f"{name:<{width}}  {keys['texts.samples']} sentences, at most {keys['max_tokens']} tokens")
+        typer.echo(f"{name:<{width}}  {keys['texts.samples']} texts, at most {keys['max_tokens']} tokens")
 
 
 def init(

@@ -37,7 +37,7 @@ class Check:
     remedy: str = ""
 
 
-REBUILD = "build it again: pip install --no-build-isolation --force-reinstall --no-deps attnscope"
+REBUILD = "install it again: pip install --force-reinstall --no-deps attnscope"
 WRONG_NUMBERS = (
     f"do not use the numbers of what is BAD; {REBUILD}; where that does not help, report this page, and "
     "until then try another instruction set, e.g. ATTNSCOPE_ISA=x86-64-v2"
@@ -61,7 +61,7 @@ def show_config() -> str:
 def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
     import attnscope
-    from attnscope import _build, _core, _isa
+    from attnscope import _core, _isa
     from attnscope.engine.provenance import cpu_name
 
     cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
@@ -69,7 +69,7 @@ def facts() -> dict[str, str]:
         "attnscope": attnscope.__version__,
         "core": str(getattr(_core, "__file__", "")),
         "instruction set": f"{_isa.live()} (installed: {', '.join(_isa.available())})",
-        "torch": f"{torch.__version__} (built against {_build.TORCH_VERSION})",
+        "torch": _torch_interfaces(),
         "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
         "processor": f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})",
         "cuda": f"{cuda} (kernels run on the CPU; tensors are brought over)" if cuda != "none" else cuda,
@@ -82,12 +82,10 @@ def facts() -> dict[str, str]:
 
 def examine() -> list[Check]:
     """Runs every check of `attnscope doctor`."""
-    from attnscope import _build, _isa
+    from attnscope import _isa
 
-    built, here = _build.TORCH_VERSION.split("+")[0], torch.__version__.split("+")[0]
-    same = built.split(".")[:2] == here.split(".")[:2]
     checks = [
-        Check("torch match", same, f"built {built}, here {here}", remedy=REBUILD),
+        Check("torch", True, _torch_interfaces()),
         _instruction_set(_isa.live(), _isa.runnable()[0]),
         Check("threads", torch.get_num_threads() > 0, f"{torch.get_num_threads()} of {os.cpu_count()}"),
     ]
@@ -117,6 +115,14 @@ def verdict(checks: Sequence[Check]) -> str:
     count = f"{len(faults)} fault{'s' if len(faults) > 1 else ''}"
     remedies = dict.fromkeys(check.remedy for check in faults if check.remedy)
     return "\n".join([f"{count}: {', '.join(check.name for check in faults)}", *remedies])
+
+
+def _torch_interfaces() -> str:
+    """The torch in use, and the interfaces that the core meets it by."""
+    from attnscope import _core
+
+    tensors, threads = _core.interfaces()
+    return f"{torch.__version__} (tensors: {tensors}; threads: {threads})"
 
 
 def _instruction_set(live: str, best: str) -> Check:

@@ -90,10 +90,6 @@ def dry_run(
     Args:
         say: gets what the study expects, before any weight is read.
         draw: whether the run will draw: then a few figures of what was measured are drawn here.
-
-    Raises:
-        ConfigError: the study cannot be done as it stands.
-        LoadError: a model cannot be loaded.
     """
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)

@@ -47,11 +47,11 @@ def run(
         ),
     ] = None,
     column: Annotated[str, typer.Option(help="Column of the texts.")] = "",
-    samples: Annotated[int | None, typer.Option(min=1, help="How many sentences of each source.")] = None,
+    samples: Annotated[int | None, typer.Option(min=1, help="How many texts of each source.")] = None,
     sampling: Annotated[
         str, typer.Option(help="By which rule they are chosen: first, random, or one of the study.")
     ] = "",
-    block: Annotated[int | None, typer.Option(min=1, help="Sentences per unit of work.")] = None,
+    block: Annotated[int | None, typer.Option(min=1, help="Texts per unit of work.")] = None,
     name: Annotated[str, typer.Option(help="Name of the run folder.")] = "",
     output: Annotated[str, typer.Option(help="Folder that holds the run folders.")] = "",
     protocol: Annotated[

@@ -146,11 +146,7 @@ def train_encoder(
 
     Args:
         tokenizer: of transformers, to which a mask token is added; None makes `pieces_tokenizer`.
-        texts: to learn from; None takes the language reference.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
-
-    Raises:
-        ValueError: no steps, the directory holds another recipe, fewer tokens of text than a window.
     """
     recipe = recipe or EncoderRecipe()
     if recipe.steps < 1:

@@ -203,13 +203,6 @@ def compare_encodings(
         samples: texts that the study reads; None: 24, or 128 windows of 64 tokens.
         seeds: trainings of each encoding; from two on the study compares encodings by their spread.
         progress: a bar on a terminal, a line every ten seconds elsewhere.
-        options: of the study besides.
-
-    Returns:
-        The stored results, one model per encoding and seed.
-
-    Raises:
-        ValueError: another study.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine

@@ -27,7 +27,6 @@ def demo_checkpoints(
 
     Args:
         runs: the folder that holds run folders; a relative one is sought in every parent directory too.
-        recipe: what to train when no demo run is there.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
 
     Returns:

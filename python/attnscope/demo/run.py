@@ -37,14 +37,7 @@ def run_demo(
         directory: the run folder; gets `checkpoints/`, `inputs/`, `tables/`, `figures/`, `report.html`.
         recipe: what to train; None is the one that is known to grow a sink.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
-        say: called with every line about what was measured.
         steps_before: how many steps, such as those of a set-up, the three of this one are counted after.
-
-    Returns:
-        The stored results.
-
-    Raises:
-        ValueError: when the directory holds the checkpoints of another recipe.
     """
     from attnscope.engine.config import Study
     from attnscope.engine.run import Engine

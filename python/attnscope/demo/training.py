@@ -122,16 +122,8 @@ def train(
     and renamed. Beside them stand `recipe.json` and `training.jsonl`, a line of losses per checkpoint.
 
     Args:
-        directory: where to write; made when absent.
         recipe: what to train; the default shows a sink emerging in a minute or two.
         progress: a bar on a terminal or in a notebook, a line every ten seconds elsewhere.
-        label: what the progress counts.
-
-    Returns:
-        The `checkpoints` folder.
-
-    Raises:
-        ValueError: when the directory holds checkpoints of another recipe.
     """
     recipe = recipe or Recipe()
     if recipe.steps < 1:

@@ -17,7 +17,7 @@ from attnscope.engine.discovery import study_class
 from attnscope.engine.schema import SCHEMA_VERSION
 from attnscope.engine.study import Study
 from attnscope.engine.texts.encoding import encode
-from attnscope.engine.texts.sources import Sentence, looks_wrapped, read_sentences
+from attnscope.engine.texts.sources import Sentence, looks_wrapped, origin, read_sentences
 from attnscope.engine.units import Cut, Input, Stage, Unit, Units, phases
 from attnscope.models import Checkpoint, Encoder, LoadError, find_checkpoints
 from attnscope.models.checkpoints import fingerprint
@@ -180,6 +180,10 @@ def _read_texts(plan: Plan, study: Study) -> None:
         for one in settings.texts
         if looks_wrapped(one)
     ]
+    for one in settings.texts:
+        own = sum((text.source, text.group) == (origin(one), one.group) for text in plan.sentences)
+        if one.samples is not None and one.per != "window" and own < one.samples:
+            plan.notes.append(f"{one.path}: {one.samples} texts were asked for, and it holds {own}")
     if short := sum(sentence.cut for sentence in plan.sentences):
         plan.notes.append(
             f"{short} of {len(plan.sentences)} sentences are cut to their source's max_characters"

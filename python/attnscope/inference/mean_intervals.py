@@ -29,8 +29,8 @@ def mean_intervals(
         together: whether the intervals are to hold at once.
 
     Returns:
-        Lower and upper ends, float64 [means]; NaN below five samples, and where all samples are equal they
-        are the mean.
+        Lower and upper ends, float64 [means]; NaN below five samples and where `bootstrap` has none; where
+        all samples are equal they are the mean.
 
     Raises:
         ValueError: values that are no matrix, confidence outside (0, 1), draws below 1.
@@ -83,8 +83,9 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
     rest = np.where(fixed[:, None], 0.0, rest / np.where(scale > 0, scale, 1.0))
     drawn = rest @ weights.T
     variance = np.maximum((rest**2) @ weights.T - drawn**2, 0.0) * n / (n - 1)
-    # a draw that repeats one sample only has no standard error
-    t = np.where(variance > 1e-20, drawn / np.sqrt(np.where(variance > 1e-20, variance, 1.0)), math.nan)
+    # a draw that repeats one value only has no standard error, but for rounding of numbers up to 1
+    known = variance > 1e-13
+    t = np.where(known, drawn / np.sqrt(np.where(known, variance, 1.0)), math.nan)
     spread = rest.std(axis=1, ddof=1) * scale[:, 0]
     if together:
         largest = np.nanmax(np.abs(t[~fixed]), axis=0, initial=0.0)
@@ -92,5 +93,9 @@ def _of_means(data: Vector, weights: Vector, confidence: float, together: bool) 
         below = -above
     else:
         t[fixed] = 0.0
+        # many such draws leave the tails unknown
+        t[np.isnan(t).mean(axis=1) > tail] = 0.0
+        unknown = ~fixed & (t == 0).all(axis=1)
         below, above = np.nanquantile(t, [tail, 1 - tail], axis=1)
+        below[unknown], above[unknown] = math.nan, math.nan
     return mean[:, 0] - above * spread, mean[:, 0] - below * spread

@@ -16,7 +16,7 @@ import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.patches import Rectangle
+from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
 from attnscope.plots.adapted import Options as Options
@@ -140,6 +140,8 @@ def _has_data(ax: Axes) -> bool:
         for patch in ax.patches
         if isinstance(patch, Rectangle)
     ]
+    steps = (patch.get_data()[0] for patch in ax.patches if isinstance(patch, StepPatch))
+    places += [np.asarray(values, dtype=float).reshape(-1, 1) for values in steps]
     return any(np.isfinite(one).all(-1).any() for one in places)
 
 
@@ -230,7 +232,7 @@ def captioned(figure: mpl.Figure, *sentences: str, left_out: Sequence[str] = ())
 
 #: What stands beside the measured values, by the start of its artists' ids.
 _BESIDE = {
-    "interval": "bands: 95 % intervals over samples",
+    "interval": "bands: 95 % intervals over texts",
     "uniform": "dashed: uniform attention of the same lengths",
     "untrained": "dotted: before training",
     "random_weights": "dash-dotted: copies of the model with random weights",

@@ -26,7 +26,7 @@ def spectrum_against_null(attention: Any, *, ax: Axes | None = None) -> Axes:
         marks the Kolmogorov–Smirnov distance.
     """
     ax = axes_or_new(ax)
-    found = null_spectrum(torch.as_tensor(np.array(attention, dtype=float)))
+    found = null_spectrum(torch.tensor(np.asarray(attention, dtype=float)))
     share = np.arange(1, len(found.values) + 1) / len(found.values)
     ax.step(found.values, share, where="post", color=PALETTE[0], label="this map", zorder=3)
     ax.plot(found.law_x, found.law_cdf, label=found.law, **UNIFORM)

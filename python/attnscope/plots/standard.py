@@ -125,7 +125,7 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
         for ax in axes[-1][(len(metrics) - 1) % blocks * len(names) + len(names) :]:
             ax.set_axis_off()
         columns_are = f", one column per {series_are(heads)}" if len(names) > 1 else ""
-        return captioned(figure, f"Mean over samples per layer and head{columns_are}.", marked(figure))
+        return captioned(figure, f"Mean over texts per layer and head{columns_are}.", marked(figure))
 
     return Figure(draw, ("heads",), "Every quantity per layer and head at the last checkpoint.")
 
@@ -249,7 +249,7 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
     def draw(results: Tables, options: Options) -> Drawn:
         whole = last_step(stored(results, "examples", "n_tokens", "attention"))
         table = _few(whole.dropna(subset=["n_tokens", "attention"]), rank, most)
-        samples, bars = optional(results, "samples"), optional(results, "bars")
+        samples, bars, heads = (optional(results, name) for name in ("samples", "bars", "heads"))
         if bars is not None and set(BARS) <= set(bars):
             bars = bars.dropna(subset=list(BARS)).merge(table[MAP_KEYS], on=MAP_KEYS)
         drawn = 4 if bars is not None and set(BARS) <= set(bars) and len(bars) else 2
@@ -262,7 +262,13 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
                 own = samples[(samples[[*CHECKPOINT, "sample"]] == row[[*CHECKPOINT, "sample"]]).all(axis=1)]
                 title = f"L{row['layer']}H{row['head']}, {own['group'].iloc[0]}" if len(own) else title
             axes_row[0].set_ylabel(f"{title}\nquery", linespacing=1.5)
-            spectrum_against_null(matrix, ax=axes_row[1])
+            seen = _support_of(row, heads)
+            if seen in ("causal", "full"):
+                spectrum_against_null(matrix, ax=axes_row[1])
+            else:
+                axes_row[1].set_axis_off()
+                lawless = f"no law of random entries\nwhere queries see a {seen}"
+                axes_row[1].text(0.5, 0.5, lawless, ha="center", va="center", transform=axes_row[1].transAxes)
             if bars is not None and drawn == 4:
                 own = bars[(bars[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]
                 persistence_diagram(own, ax=axes_row[2])
@@ -277,6 +283,14 @@ def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Fi
         )
 
     return Figure(draw, ("examples",), "Stored attention maps, their spectra and their topology.")
+
+
+def _support_of(row: Any, heads: pd.DataFrame | None) -> str:
+    """What the queries of a stored map see, in a word; causal or full where no table says it."""
+    if heads is None or not {*MAP_KEYS, "support"} <= set(heads):
+        return "causal"
+    own = heads[(heads[MAP_KEYS] == row[MAP_KEYS]).all(axis=1)]["support"].dropna()
+    return str(own.iloc[0]) if len(own) else "causal"
 
 
 def matrix_of(row: Any) -> Any:
@@ -358,4 +372,4 @@ def shared_colorbar(
 def marked(figure: mpl.Figure) -> str:
     """The mark on a colour scale in words; empty where there is none."""
     there = any(line.get_gid() == "uniform" for ax in figure.axes for line in ax.get_lines())
-    return "The mark on a colour scale is uniform attention." if there else ""
+    return "The mark on a colour scale is uniform attention, mean over layers." if there else ""

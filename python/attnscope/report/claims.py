@@ -15,28 +15,38 @@ if TYPE_CHECKING:
 
 
 def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) -> None:
-    """Writes the table of claims; models and steps are named where there are several."""
+    """Writes the table of claims; models and steps are named where there are several.
+
+    Words stand in the leading columns, which wrap, so that the table fits a narrow page.
+    """
     several = table.groupby(["model", "revision", "step"], dropna=False).ngroups > 1
     columns: dict[str, Any] = {"model": _models(table)} if several else {}
+    words = zip(table["statistic"].fillna(""), table["reason"].fillna(""), strict=True)
     columns |= {
         "claim": [f"{code}: {sentences[code]}" if code in sentences else code for code in table["claim"]],
         "verdict": list(table["verdict"]),
-        "value": [number(value) for value in table["value"]],
-        "95 % interval": [interval(*ends) for ends in zip(table["low"], table["high"], strict=True)],
+        "what was measured; why": ["; ".join(filter(None, both)) for both in words],
+    }
+    names = len(columns)
+    values = zip(table["value"], table["low"], table["high"], strict=True)
+    columns |= {
+        "value [95 %]": [_with_interval(*one) for one in values],
         "null": [number(value) for value in table["null"]],
         "adjusted p": [number(value) for value in table["p_adjusted"]],
-        "of": list(table["statistic"].fillna("")),
-        "why": list(table["reason"].fillna("")),
     }
-    for name in ("95 % interval", "adjusted p"):
-        if all(cell == "–" for cell in columns[name]):
-            del columns[name]
-    page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=1 + several)
+    if table["p_adjusted"].isna().all():
+        del columns["adjusted p"]
+    page.frame("claims", "Claims and verdicts.", pd.DataFrame(columns), names=names)
 
 
 def interval(low: float, high: float) -> str:
     """An interval's ends in brackets, or a dash where there is none."""
     return "–" if pd.isna(low) or pd.isna(high) else f"[{number(low)}, {number(high)}]"
+
+
+def _with_interval(value: float, low: float, high: float) -> str:
+    known = not (pd.isna(low) or pd.isna(high))
+    return f"{number(value)} {interval(low, high)}" if known else number(value)
 
 
 def _models(table: pd.DataFrame) -> list[str]:

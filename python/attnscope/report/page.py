@@ -267,10 +267,10 @@ def _facts(tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None) -> li
         for group, own in one.groupby("group", sort=False):
             shortest, longest = own["n_tokens"].min(), own["n_tokens"].max()
             lengths = f"{shortest}" if shortest == longest else f"{shortest} to {longest}"
-            facts.append((f"input “{group}”", f"{own['sample'].nunique()} sequences of {lengths} tokens"))
+            facts.append((f"input “{group}”", f"{own['sample'].nunique()} texts of {lengths} tokens"))
         cut = one[one["truncated"].astype(bool)]["sample"].nunique() if "truncated" in one else 0
         if cut:
-            facts.append(("cut", f"{cut} sequences were longer than the study takes and were cut"))
+            facts.append(("cut", f"{cut} texts were longer than the study takes and were cut"))
     if heads is not None and not heads.empty:
         sizes = {
             str(model): f"{own['layer'].nunique()} layers of {own['head'].nunique()} heads"

@@ -28,7 +28,6 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     Their intervals hold for all heads at once, because the highest of many are chosen.
 
     Args:
-        page: of the report.
         ranked: the quantity that ranks them; the first stored one where there is no such.
     """
     heads = page.heads()
@@ -41,15 +40,17 @@ def strongest_heads(page: Page, ranked: str = "") -> Table | None:
     if not names or final.groupby(["layer", "head"]).ngroups < 2:
         return None
     first, *others = names
-    found = estimate(final, first, ["series", "layer", "head"], together=True)
-    several = found["series"].nunique() > 1
+    several = final["series"].nunique() > 1
     rows = []
-    for series, own in found.groupby("series", sort=False):
-        here = final[final["series"] == series]
+    for series, here in final.groupby("series", sort=True):
+        # each series has texts of its own
+        own = estimate(here, first, ["layer", "head"], together=True)
         means = here.groupby(["layer", "head"])[others[:_BESIDE]].mean()
-        uniform = uniform_value(here, optional(page.results, "baselines"), first)
         for _, row in own.nlargest(_ROWS, "mean").iterrows():
             place = int(row["layer"]), int(row["head"])
+            # layers of one model may see different keys
+            layer = here[here["layer"] == place[0]]
+            uniform = uniform_value(layer, optional(page.results, "baselines"), first)
             rows.append(
                 {
                     **({page.apart: str(series)} if several else {}),

@@ -127,13 +127,20 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> dict[str, float | N
 
 
 def _quantities() -> list[Quantity]:
-    """Every exact quantity that attention alone gives: one number per map, means over queries."""
+    """Every exact quantity that attention alone gives: one number per map, means over queries.
+
+    What uniform attention gives stands beside each, and a number that has two names is there once.
+    """
     means = (
         one.mean_over("query")
         for one in found().quantities
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
     )
-    return [one for one in means if not one.axes]
+    kept: dict[str, Quantity] = {}
+    for one in means:
+        if not one.axes and not one.name.endswith("_uniform"):
+            kept.setdefault(one.label, one)
+    return list(kept.values())
 
 
 def _one_sentence(attention: Tensor | Sequence[Tensor]) -> Tensor:

@@ -81,9 +81,10 @@ function drawHeads() {
 function drawScale(metric, low, high, count) {
   const room = at("scale");
   room.replaceChildren();
-  const picture = svg(room, "svg", { viewBox: "0 0 400 52", style: "max-width:440px" });
+  const whole = Math.max(200, Math.min(440, room.clientWidth || 440));  // letters keep their size in a narrow cell
+  const picture = svg(room, "svg", { viewBox: `0 0 ${whole} 52`, style: "max-width:440px" });
   if (!count) { svg(picture, "text", { x: 34, y: 20 }, "no finite value here"); return; }
-  const left = 34, width = 330, uniform = data.uniform[state.input][state.metric];
+  const left = 34, width = whole - 70, uniform = data.uniform[state.input][state.metric];
   for (let i = 0; i < 66; i++) svg(picture, "rect", { x: left + i * width / 66, y: 6, width: width / 66 + 0.5, height: 11, "shape-rendering": "crispEdges", fill: color(high > low ? i / 65 : 0.5) });
   svg(picture, "text", { x: left, y: 30 }, endLabels(low, high)[0]);
   svg(picture, "text", { x: left + width, y: 30, "text-anchor": "end" }, endLabels(low, high)[1]);

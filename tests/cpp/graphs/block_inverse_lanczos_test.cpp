@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <Eigen/Eigenvalues>
 #include <cmath>
 #include <functional>
 #include <numbers>
@@ -12,6 +11,8 @@
 #include <string>
 #include <utility>
 #include <vector>
+
+#include "eigen_oracles.h"
 
 namespace attnscope {
 namespace {
@@ -60,7 +61,7 @@ Eigen::VectorXd spectrum(const LevelTable& level, const std::vector<Index>& node
       laplacian(i, i) += 1.0;
     }
   }
-  return Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(laplacian, Eigen::EigenvaluesOnly).eigenvalues();
+  return testing::eigenvalues(laplacian);
 }
 
 TEST(BlockInverseLanczos, PathHasItsClosedForm) {

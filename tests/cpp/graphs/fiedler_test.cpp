@@ -3,7 +3,6 @@
 
 #include <gtest/gtest.h>
 
-#include <Eigen/Eigenvalues>
 
 #include "matrices.h"
 

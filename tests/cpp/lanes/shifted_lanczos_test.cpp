@@ -3,8 +3,9 @@
 
 #include <gtest/gtest.h>
 
-#include <Eigen/Eigenvalues>
 #include <random>
+
+#include "eigen_oracles.h"
 
 namespace attnscope {
 namespace {
@@ -20,9 +21,7 @@ TEST(ShiftedLanczos, EigenvaluesOfTridiagonalMatricesEqualEigen) {
       alpha[k] =
           (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0) + 0.01 * uniform(generator);
     }
-    Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd> solver;
-    solver.computeFromTridiagonal(alpha, beta.head(size - 1));
-    const double top = solver.eigenvalues()[size - 1];
+    const double top = testing::tridiagonal_eigenvalues(alpha, beta.head(size - 1))[size - 1];
     EXPECT_NEAR(largest_eigenvalue(alpha.data(), beta.data(), size), top, 1e-14 * top) << size;
   }
 }

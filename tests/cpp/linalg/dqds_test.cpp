@@ -3,10 +3,10 @@
 
 #include <gtest/gtest.h>
 
-#include <Eigen/Eigenvalues>
-#include <Eigen/SVD>
 #include <cmath>
 #include <random>
+
+#include "eigen_oracles.h"
 
 namespace attnscope {
 namespace {
@@ -51,7 +51,7 @@ struct Problem {
       b(i, i) = diagonal[i * dqds_width() + lane];
       if (i + 1 < n) b(i, i + 1) = superdiagonal[i * dqds_width() + lane];
     }
-    return Eigen::JacobiSVD<Eigen::MatrixXd>(b).singularValues();
+    return testing::singular_values(b);
   }
 
   std::vector<std::vector<double>> solve(Index most_sweeps = 0) const {
@@ -136,8 +136,7 @@ TEST(TridiagonalEigenvalues, EqualEigenSolverAndDoNotSeeEachOther) {
           alone.diagonal[i * width + other] = alone.superdiagonal[i * width + other] = 0.0;
         }
       }
-      const Eigen::VectorXd expected =
-          Eigen::SelfAdjointEigenSolver<Eigen::MatrixXd>(t, Eigen::EigenvaluesOnly).eigenvalues();
+      const Eigen::VectorXd expected = testing::eigenvalues(t);
       const double largest = std::max(1e-300, expected.cwiseAbs().maxCoeff());
       for (Index k = 0; k < n; ++k) {
         EXPECT_NEAR(values[lane][k], expected[n - 1 - k], 2e-13 * largest)

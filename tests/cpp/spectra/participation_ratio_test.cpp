@@ -3,8 +3,8 @@
 
 #include <gtest/gtest.h>
 
-#include <Eigen/SVD>
 
+#include "eigen_oracles.h"
 #include "matrices.h"
 
 namespace attnscope {
@@ -18,8 +18,7 @@ TEST(ParticipationRatio, SingularEqualsItsSpectrum) {
   for (const Index n : {1, 2, 3, 4, 5, 11, 12, 13, 24, 37, 70}) {
     for (const bool causal : {true, false}) {
       const RowMatrix<double> a = testing::random_attention(n, causal, 2, 2.0);
-      const Eigen::VectorXd e =
-          Eigen::JacobiSVD<Eigen::MatrixXd>(a).singularValues().array().square();
+      const Eigen::VectorXd e = testing::singular_values(a).array().square();
       EXPECT_NEAR(participation_ratio_singular(view(a), workspace),
                   e.sum() * e.sum() / e.squaredNorm(), 1e-11 * double(n))
           << "n = " << n;

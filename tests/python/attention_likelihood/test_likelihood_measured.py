@@ -44,15 +44,15 @@ NATS = {
 BETWEEN = {"between": (0.09, -0.06, -0.09, -0.12, 0.00), "between_partial": (0.16, -0.11, -0.15, -0.15, 0.11)}
 
 
-def settings(name, output, samples=100, **options):
+def settings(name, output, samples=100, block=64, **options):
     return asc.Study(
         study="attention_likelihood",
         models=str(DATA / name / "hf"),
         texts={"path": str(DATA / "text" / "wiki_dataset_sink.csv"), "column": "text", "samples": samples},
         max_tokens=128,
-        block=64,
+        block=block,
         output=str(output),
-        name=name,
+        name=f"{name}-{block}",
         options={"bootstrap": 200, **options},
     )
 
@@ -131,3 +131,26 @@ def test_ids_are_those_of_loops(tmp_path):
             assert row["log_likelihood"] == pytest.approx(text.likelihood[mode], abs=1e-3)
             for layer, value in enumerate(text.share[mode]):
                 assert share.loc[(text.sample, mode, layer)] == pytest.approx(value, abs=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_blocks_of_8_and_of_64_agree(tmp_path):
+    one, two = (run(settings("stories260K", tmp_path, 24, block), progress=False) for block in (8, 64))
+    for name, keys, columns in (
+        ("words", ["sample", "mode"], ["log_likelihood", "per_piece", "place", "entropy"]),
+        ("spans", ["sample", "mode", "layer", "head"], ["span_share", "span_context", "span_received"]),
+        ("head_mean_spans", ["sample", "mode", "layer"], ["span_share", "span_special", "span_boost"]),
+    ):
+        first, second = (results.table(name).set_index(keys).sort_index() for results in (one, two))
+        assert first.index.equals(second.index), name
+        if name == "words":
+            assert first["replacement_ids"].map(list).tolist() == second["replacement_ids"].map(list).tolist()
+        for column in columns:
+            np.testing.assert_allclose(
+                first[column].astype(float),
+                second[column].astype(float),
+                rtol=1e-5,
+                atol=1e-5,
+                err_msg=column,
+            )

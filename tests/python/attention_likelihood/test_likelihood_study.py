@@ -31,8 +31,8 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def whole(folder, texts, tmp_path_factory):
     made = settings(
-        folder, texts, tmp_path_factory.mktemp("whole"), nulls=["random_weights"], random_weights=2,
-        survey=True, two_sided=True,
+        folder, texts, tmp_path_factory.mktemp("whole"), block=8, nulls=["random_weights"],
+        random_weights=2, survey=True, two_sided=True,
     )  # fmt: skip
     return run(made, progress=False)
 
@@ -151,7 +151,7 @@ def test_random_weights_are_measured_on_the_trained_models_versions(whole):
     assert "head_mean_spans_variants" in whole.tables()
 
 
-def test_a_run_in_other_blocks_has_the_same_words(whole, folder, texts, tmp_path):
+def test_a_run_in_blocks_of_64_has_the_words_of_one_in_blocks_of_8(whole, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=64), progress=False)
     one, two = (exact(results, "words") for results in (whole, other))
     assert [list(ids) for ids in one["replacement_ids"]] == [list(ids) for ids in two["replacement_ids"]]

@@ -11,6 +11,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
 from folders import model_folder, sentences
 from likelihood_study import encoder_folder, settings, texts_of
+from models import tiny
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,7 +76,9 @@ def test_windows_are_refused(folder, texts, tmp_path):
 
 def test_few_texts_run_and_say_so(folder, texts, tmp_path):
     results = run(settings(folder, texts, tmp_path), progress=False)
-    assert "12 texts have a word; below 20 little can be said" in " ".join(results.provenance["notes"])
+    assert [note for note in results.provenance["notes"] if "attention_likelihood" in note] == [
+        "attention_likelihood: 12 texts have a word; below 20 little can be said"
+    ]
 
 
 def test_left_out_texts_are_counted_by_reason(folder, texts, tmp_path):
@@ -94,6 +97,29 @@ def test_a_word_with_few_candidates_is_left_out(folder, tmp_path):
     file = sentences(tmp_path / "long.txt", 3, shortest=26)
     with pytest.raises(ConfigError, match=r"no text of 3 has a usable word \(few candidates 3\)"):
         run(settings(folder, file, tmp_path), progress=False)
+
+
+def test_of_a_model_of_bytes_nearly_all_letters_stand_in_any_text(tmp_path):
+    """The model that `attnscope demo` trains reads bytes, 52 of which are letters."""
+    from attnscope.demo.tokenizer import byte_tokenizer
+
+    for made in (tiny("llama", vocab_size=257), byte_tokenizer(128)):
+        made.save_pretrained(tmp_path / "bytes")
+    line = "The five boxing wizards jump quickly at dawn, A B C D E F G H I J K L M N O P Q R S U V W X Y Z."
+    file = tmp_path / "texts.txt"
+    file.write_text(f"{line}\n{line[::-1]}\n", "utf-8")
+    with pytest.raises(ConfigError, match=r"no text of 2 has a usable word \(.*few candidates \d"):
+        run(settings(tmp_path / "bytes", file, tmp_path, max_tokens=128), progress=False)
+
+
+def test_a_text_that_is_cut_keeps_the_words_inside(folder, tmp_path):
+    file = texts_of(tmp_path / "long.txt", 6, least=20)
+    made = settings(folder, file, tmp_path, max_tokens=9, swap=False, modes=["lowest"])
+    results = run(made, progress=False)
+    targets = results.table("targets")
+    assert set(targets["n_tokens"]) == {9}
+    assert (targets["stop"] <= 9).all()
+    assert (results.table("words")["n_tokens"] == 9).all()
 
 
 def test_token_ids_have_no_words(folder, tmp_path):
@@ -142,9 +168,14 @@ def test_the_published_protocol_refuses_causal_models_in_words(folder, texts, tm
         run(settings(folder, texts, tmp_path, protocols="both"), progress=False)
 
 
-def test_half_precision_is_measured(folder, texts, tmp_path):
-    models = {"path": str(folder), "dtype": "bfloat16"}
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_half_precision_is_measured_and_named_in_the_report(folder, texts, tmp_path, dtype):
+    models = {"path": str(folder), "dtype": dtype}
     results = run(settings(folder, texts, tmp_path, models=models), progress=False)
     assert results.table("checks")["holds"].all()
-    assert results.table("words")["log_likelihood"].notna().all()
+    words = results.table("words")
+    assert words["log_likelihood"].notna().all()
+    # formed in float64: more digits than the model's own numbers have
+    assert (words["log_likelihood"] != words["log_likelihood"].astype("float32")).any()
     assert isinstance(asc.load(tmp_path / "a").table("claims")["verdict"].iloc[0], str)
+    assert dtype in results.report().read_text("utf-8")

@@ -65,7 +65,9 @@ def holds_something(ax) -> bool:
         if one.get_array() is not None
     ]
     points = [np.asarray(one.get_offsets(), dtype=float) for one in ax.collections]
-    bars = [np.array([patch.get_height()], dtype=float) for patch in ax.patches]
+    heights = [patch.get_height() if hasattr(patch, "get_height") else patch.get_data().values
+               for patch in ax.patches]  # fmt: skip
+    bars = [np.ravel(np.asarray(height, dtype=float)) for height in heights]
     return any(np.isfinite(one).any() for one in [*lines, *cells, *points, *bars])
 
 

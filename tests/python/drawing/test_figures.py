@@ -32,6 +32,7 @@ from attnscope.plots import (
     threshold_curve,
 )
 from attnscope.plots.axes import step_axis
+from attnscope.plots.figure import _has_data
 from attnscope.plots.maps import printable
 from attnscope.plots.selection import estimate, heads_only, measured_heads, uniform_value, with_groups
 from attnscope.studies.attention_sinks.figures import FIGURES, METRICS
@@ -376,3 +377,11 @@ def test_a_scale_is_as_tall_as_its_maps() -> None:
             place = ax.get_position()
             assert place.y0 == pytest.approx(min(box.y0 for box in boxes))
             assert place.y1 == pytest.approx(max(box.y1 for box in boxes))
+
+
+def test_a_panel_of_steps_is_not_empty(ax) -> None:
+    assert not _has_data(ax)
+    ax.stairs([np.nan, np.nan])
+    assert not _has_data(ax)
+    ax.stairs([1.0, 2.0])
+    assert _has_data(ax)

@@ -296,3 +296,9 @@ def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):
         run_.close()
     assert ended - began > 0.1, "the kernel was too fast to tell"
     assert began < born[0] < ended
+
+
+def test_fewer_texts_than_were_asked_for_are_told(tmp_path, llama, texts):
+    own = [{"path": str(texts), "samples": count, "group": str(count)} for count in (5, 500)]
+    notes = make_plan(study(tmp_path, str(llama), own)).notes
+    assert notes == [f"{texts}: 500 texts were asked for, and it holds 7"]

@@ -10,9 +10,10 @@ from typer.testing import CliRunner
 from attnscope.commands.cli import app
 from attnscope.commands.dry_run import dry_run
 from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
-from attnscope.engine.config import ConfigError, Study, read_config, split_analysis
+from attnscope.engine.config import ConfigError, Study, TextSource, read_config, split_analysis
 from attnscope.engine.packaged import analyses, analysis_keys, catalogue, packaged
 from attnscope.engine.results import nearest
+from attnscope.engine.texts.sources import read_sentences
 from attnscope.models import LoadError
 from attnscope.studies.attention_sinks.columns import metric_names
 from weight_models import tiny
@@ -117,8 +118,23 @@ def test_planning_without_the_model_says_so(name, sentences, offline):
 
 def test_a_missing_data_set_is_told_with_the_way_out(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(ConfigError, match=r"no file wiki_dataset_sink.csv; --set texts.path=FILE"):
+    words = r"no file wiki_dataset_sink.csv, the paper's 811 sentences .*texts.path=FILE .*texts sample"
+    with pytest.raises(ConfigError, match=words):
         dry_run(Study.from_yaml("phi-2"))
+    with pytest.raises(ConfigError, match=r"no file mine.txt; --set texts.path=FILE"):
+        dry_run(Study(models="gpt2", texts="mine.txt"))
+
+
+def test_sentences_of_the_package_stand_in_for_a_file(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    rows = read_sentences([TextSource(path="sample"), TextSource(path="builtin:sample", samples=2)])
+    assert len(rows) == 50
+    assert len({row.text for row in rows}) == 48
+    assert all(row.extra["focus_word"].lower() in row.text.lower() for row in rows[:36])
+    assert {row.extra["field"] for row in rows} == {"physics", "mathematics", "medicine", "geography"}
+    (tmp_path / "sample").write_text("a file of one's own is none of the package's")
+    with pytest.raises(ConfigError, match="the ending says what a file is"):
+        read_sentences([TextSource(path="sample")])
 
 
 def test_wrong_names_are_answered_with_the_right_ones(tmp_path):

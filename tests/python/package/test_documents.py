@@ -64,3 +64,52 @@ def test_examples(name):
     module = importlib.import_module(name)
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
+
+
+def made_pages():
+    """The module that makes pages of the site."""
+    spec = importlib.util.spec_from_file_location("made", ROOT / "python" / "docs" / "made.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_site_has_every_command_every_setting_and_one_name_for_each_number():
+    from attnscope.commands.cli import app
+    from attnscope.engine.config import Settings
+    from attnscope.metrics.discovery import found
+
+    pages = made_pages().pages()
+    for command in app.registered_commands:
+        name = command.callback.__name__
+        assert f"## {name}\n" in pages["commands.md"]
+        assert f"Usage: attnscope {name}" in pages["commands.md"]
+    assert all(f"\n{key}:" in pages["settings.md"] for key in Settings.model_fields)
+    rows = re.findall(r"^\| `(\w+)` \|", pages["glossary.md"], re.MULTILINE)
+    assert rows == sorted({one.name for one in found().quantities if one.protocol == "exact"})
+
+
+def test_the_definitions_have_a_worked_example_with_a_picture_in_every_section():
+    made = made_pages()
+    text = (ROOT / "python" / "docs" / "pages" / "definitions.md").read_text("utf-8")
+    page = made.with_examples(text)
+    for number, section in enumerate(made._worked().WORKED):
+        own = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
+        assert f"worked-{number}.svg" in own, section
+    assert "tensor([1.0000, 0.3397], dtype=torch.float64)" in page
+    pictures = made.pictures()
+    assert all(pictures[f"assets/worked-{at}.svg"].startswith(b"<?xml") for at in range(8))
+
+
+def test_a_notebook_becomes_a_page_with_its_figures(tmp_path):
+    cells = [
+        {"cell_type": "markdown", "source": ["# 01 · One\n", "\n", "**What?**\n", "[next](02_two.ipynb)"]},
+        {"cell_type": "code", "source": ["draw()"], "outputs": [{"data": {"image/png": "aGk="}}]},
+        {"cell_type": "code", "source": ["1"], "outputs": [{"data": {"text/plain": ["1"]}}]},
+    ]
+    (tmp_path / "01_one.ipynb").write_text(json.dumps({"cells": cells}))
+    pages = made_pages().notebooks(tmp_path)
+    assert pages["notebooks/01_one-0.png"] == b"hi"
+    assert "[next](02_two.md)" in pages["notebooks/01_one.md"]
+    assert "```text\n1\n```" in pages["notebooks/01_one.md"]
+    assert "[![01 · One](notebooks/01_one-0.png)](notebooks/01_one.md)" in pages["gallery.md"]

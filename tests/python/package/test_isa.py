@@ -102,28 +102,6 @@ def test_a_build_that_is_not_there_is_named():
     assert "ATTNSCOPE_ISA=x86_64_v9 is not one of the builds that run here" in answer.stderr
 
 
-def test_another_torch_than_the_one_built_against_is_refused_in_words():
-    major, minor, *_ = _build.TORCH_VERSION.split(".")
-    other = f"{major}.{int(minor) + 1}.0"
-    answer = python(f"import torch; torch.__version__ = {other!r}; from attnscope import fiedler_value")
-    assert answer.returncode != 0
-    assert (
-        f"attnscope was built against torch {_build.TORCH_VERSION}, but torch {other} is installed now"
-        in answer.stderr
-    )
-    assert "pip install --no-build-isolation" in answer.stderr
-
-
-def test_patch_releases_share_a_build():
-    version = _build.TORCH_VERSION.split("+")[0].rsplit(".", 1)[0] + ".99+cu999"
-    assert (
-        python(
-            f"import torch; torch.__version__ = {version!r}; from attnscope import fiedler_value"
-        ).returncode
-        == 0
-    )
-
-
 def test_a_core_of_other_sources_is_refused_in_words():
     facts = {name: value for name, value in vars(_build).items() if name.isupper()}
     # attnscope._build comes from a finder of its own, as if the core had been built from another stub
@@ -137,7 +115,7 @@ def test_a_core_of_other_sources_is_refused_in_words():
     answer = python(script)
     assert answer.returncode != 0
     assert "the compiled core is of another state of the sources" in answer.stderr
-    assert "Build it again: pip install --no-build-isolation -e ." in answer.stderr
+    assert "Build it again: pip install -e ." in answer.stderr
 
 
 def test_the_core_here_was_built_from_this_stub():

@@ -18,6 +18,8 @@ TRAINING = """
 import sys
 from attnscope import _progress
 from attnscope.demo import Recipe, run_demo
+from attnscope.studies.attention_sinks import figures
+figures.FIGURES = {name: figures.FIGURES[name] for name in ("sink_maps", "examples")}
 _progress.EVERY = 0.01
 recipe = Recipe(steps=4, layers=1, heads=2, width=16, inner_width=24, batch=4)
 run_demo(sys.argv[1], samples=2, recipe=recipe, steps_before=3)

@@ -128,10 +128,10 @@ def test_kl_falls_over_the_percentile_of_a_sink(ax) -> None:
     mean = np.mean([over_samples(layer) for layer in range(made.LAYERS)])
     for protocol, factor in (("exact", 1), ("ruscio2025", 2)):
         axes = kl_by_threshold(layers, protocol=protocol, ax=Figure().subplots())
-        drawn = line(axes, "text")
+        drawn = line(axes, "tiny")
         assert list(drawn.get_xdata()) == [80, 90, 95]
         np.testing.assert_allclose(drawn.get_ydata(), mean * factor * np.array([0.2, 0.1, 0.05]), rtol=1e-12)
-    band = with_gid(axes, "interval:text").get_paths()[0].vertices[:, 1]
+    band = with_gid(axes, "interval:tiny").get_paths()[0].vertices[:, 1]
     assert band.min() < drawn.get_ydata().min()
 
 
@@ -164,8 +164,8 @@ def test_frames_show_positions_against_tokens(ax) -> None:
     assert list(line(ax, "by position").get_ydata()) == [0.9, 0.8, 0.7]
     assert {"key 0", r"“\$a_1\$”"} <= {text.get_text() for text in ax.texts}
     assert with_gid(ax, "centralized").get_ydata()[0] == 0.8
-    answer = draw(ONE, ["frames"])["frames"].axes[0].get_xlabel()
-    assert answer == "position: centralized, 90%\ntoken: distributed"
+    answer = draw(ONE, ["frames"])["frames"].axes[0].get_title(loc="left")
+    assert answer.endswith(": centralized (90%)\nby token: distributed")
 
 
 def test_reference_and_alignment_follow_the_heads() -> None:
@@ -173,18 +173,18 @@ def test_reference_and_alignment_follow_the_heads() -> None:
     single = [
         np.mean([over_samples(layer, head) for head in range(made.HEADS)]) for layer in range(made.LAYERS)
     ]
-    np.testing.assert_allclose(line(panel(figure, "values"), "text").get_ydata(), np.array(single) - 0.5)
+    np.testing.assert_allclose(line(panel(figure, "values"), "tiny").get_ydata(), np.array(single) - 0.5)
     np.testing.assert_allclose(
-        line(panel(figure, "states, no sinks"), "text").get_ydata(), np.array(single) - 0.25
+        line(panel(figure, "states, no sinks"), "tiny").get_ydata(), np.array(single) - 0.25
     )
     published = [-over_samples(layer) for layer in range(made.LAYERS)]
-    np.testing.assert_allclose(line(panel(figure, "as published"), "text").get_ydata(), published)
+    np.testing.assert_allclose(line(panel(figure, "as published"), "tiny").get_ydata(), published)
     lows = [one.get_ylim() for one in figure.axes]
     assert len(set(lows)) == 1
     assert lows[0][0] < min(published)
     figure = draw(ONE, ["reference"])["reference"]
     np.testing.assert_allclose(
-        line(panel(figure, "size of their part"), "text").get_ydata(), 0.6 + np.array(single) / 10
+        line(panel(figure, r"size, $\|c_R\|/\|c\|$"), "tiny").get_ydata(), 0.6 + np.array(single) / 10
     )
 
 
@@ -341,11 +341,14 @@ def test_captions_say_what_is_drawn_and_nothing_else() -> None:
     )
     few = {name: drawn.caption for name, drawn in draw_all(alone).items()}
     assert few["reference"] == (
-        "By layer: single heads with their value vectors. Bands: 95 % intervals over samples."
+        "c is what a head writes, c_R the part that comes from reference points, c_N the rest. By layer: "
+        "single heads with their value vectors. Bands: 95 % intervals over texts."
     )
     absent = ("published", "random weights", "shuffled", "before training")
     assert not [word for caption in few.values() for word in absent if word in caption]
     assert "uniform" in few["sink_maps"]
     assert "uniform" not in few["spectra"]
     removal = draw(alone, ["sink_removal"])["sink_removal"]
-    assert [one.get_title(loc="left") for one in removal.axes] == ["by percentile", "by layer, 90th"]
+    assert [one.get_title(loc="left") for one in removal.axes] == [
+        "ΔKL by percentile", "ΔKL by layer, keys ≥ 90th percentile",
+    ]  # fmt: skip

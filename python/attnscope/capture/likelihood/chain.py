@@ -82,13 +82,9 @@ def scored(
     """`word_likelihood` of checked arguments, and the entropy of q_0 [B] in nats from the same passes.
 
     Args:
-        model: of transformers.
         ids: [B, n].
         real: which of them are tokens [B, n].
         span: of the words [B, 2].
-        kind: "left", "masked" or "own".
-        mask_id: of the mask token.
-        function: whose name errors begin with.
     """
     pieces = (span[:, 1] - span[:, 0]).double()
     total, rest, uncertain = torch.full((3, len(ids)), torch.nan, dtype=torch.float64)

@@ -115,11 +115,6 @@ def _fill_masked(
 def texts_a_pass(plan: HeadPlan, n: int, versions: int = 1) -> int:
     """How many texts of `n` padded tokens one pass takes, each in that many versions of which one row of
     logits is read: few passes of small texts, whose cost is that of the calls, and bounded memory.
-
-    Args:
-        plan: how the model's head is reached.
-        n: tokens of the longest.
-        versions: of each text.
     """
     logits = _LOGIT_BYTES // (8 * plan.vocabulary * (n if plan.body is None else 1))
     return max(1, min(_PASS_TOKENS // n, logits) // versions)

@@ -92,16 +92,7 @@ def second_moments(
 
 
 def check_length(text: str, tokens: int, *, skip_first: bool) -> None:
-    """A text's own mean, and the loss, need two tokens.
-
-    Args:
-        text: what it is called.
-        tokens: of it.
-        skip_first: whether position 0 is left out.
-
-    Raises:
-        ValueError: fewer are left.
-    """
+    """A text's own mean, and the loss, need two tokens."""
     if tokens < 2 + skip_first:
         behind = f", of which {max(0, tokens - 1)} behind the first," if skip_first else ""
         raise ValueError(f"{text} has {tokens} tokens{behind} and two are needed")

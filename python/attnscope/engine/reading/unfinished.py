@@ -14,12 +14,6 @@ def tables_of_units(folder: Path) -> dict[str, list[Path]]:
     """The files of each table over the stored units of a run, in their order.
 
     Sums that a later stage reads are no tables and are left out.
-
-    Args:
-        folder: of the run.
-
-    Raises:
-        FileNotFoundError: no unit is stored; the message says how to go on.
     """
     from attnscope.engine.results import resume_command
 

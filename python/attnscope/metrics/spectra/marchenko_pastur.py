@@ -244,8 +244,8 @@ QUANTITIES = (
     Quantity(
         "marchenko_pastur_deviation",
         "marchenko_pastur_deviation",
-        "deviation from random law",
-        "Kolmogorov-Smirnov distance of the spectrum from the law of random entries.",
+        "KS from random law",
+        "The column mp_ks under the name of the function that computes it alone.",
         Known(_KS, hadamard()),
         low=0,
         high=1,

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -90,21 +91,26 @@ class MomentBatch:
         if self._directions is not None:
             self._product.addmm_(x.mT, x @ self._directions)
             return
-        # the product is symmetric: of every block of columns the part above the diagonal is enough
-        d = x.shape[1]
+        # the product is symmetric: of every block of columns the rows down to its end are enough
+        for first, end in self._blocks():
+            self._product[:end, first:end].addmm_(x[:, :end].mT, x[:, first:end])
+
+    def _blocks(self) -> Iterator[tuple[int, int]]:
+        d = len(self._product)
         step = max(_COLUMNS, -(-d // 8))
         for first in range(0, d, step):
-            end = min(d, first + step)
-            self._product[:end, first:end].addmm_(x[:, :end].mT, x[:, first:end])
+            yield first, min(d, first + step)
 
     def sums(self) -> MomentSums:
         """The sums, in float64."""
-        second = self._product.double().cpu()
         if self._directions is None:
-            second = second.triu() + second.triu(1).mT
+            for first, end in self._blocks():
+                self._product[first:end, :first] = self._product[:first, first:end].mT
+        second = self._product.double().cpu()
         # about the means of texts: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n of each
         means = torch.stack(self._means).cpu() if self._means else second.new_zeros(1, len(second))
         across = means if self._directions is None else means @ self._directions.double().cpu()
         rest = max(0.0, self._energy - float(means.square().sum()))
         counts = torch.tensor([self._tokens, self._energy, rest, self._largest], dtype=torch.float64)
-        return MomentSums(self._total.cpu(), second, second - means.mT @ across, counts)
+        centred = torch.addmm(second, means.mT, across, alpha=-1)
+        return MomentSums(self._total.cpu(), second, centred, counts)

@@ -44,11 +44,7 @@ def _claims(run: StageRun, options: Any) -> Iterator[Claim]:
     yield _p1(_table(run, "leakage_slopes"))
     yield _p2(_table(run, "leakage_tests"), options)
     yield _p3(_table(run, "position_shares"))
-    yield Claim(
-        "P4", "entropy of attention over layers", NOT_TESTABLE,
-        "what counts as a transition could not be read; softmax_statistics of "
-        "attnscope.protocols.ruscio2025once gives the notebook's entropies",
-    )  # fmt: skip
+    yield _p4(_table(run, "softmax_statistics"))
 
 
 def _table(run: StageRun, name: str) -> pd.DataFrame:
@@ -211,3 +207,12 @@ def _p3(shares: pd.DataFrame) -> Claim:
     return Claim(
         "P3", statistic, verdict, reason, float(ratio.mean()), float(ratio.min()), float(ratio.max()), 1.0
     )
+
+
+def _p4(softmax: pd.DataFrame) -> Claim:
+    statistic = "largest change of entropy from a layer to the next, nats, mean over heads at temperature 1"
+    reason = "what counts as a transition could not be read; the table softmax_statistics has the entropies"
+    own = softmax[softmax["temperature"] == 1.0] if len(softmax) else softmax
+    means = own.groupby("layer")["softmax_entropy"].mean() if len(own) else pd.Series(dtype=float)
+    value = float(means.diff().abs().max()) if len(means) > 1 else np.nan
+    return Claim("P4", statistic, NOT_TESTABLE, reason, value)

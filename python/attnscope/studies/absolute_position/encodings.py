@@ -35,12 +35,7 @@ def rotary_dimensions(model: Any) -> int | None:
 
 
 def record(run: StageRun, edits: tuple[Any, ...] = ()) -> None:
-    """The table `encodings`: what a model's configuration and its mask say of positions.
-
-    Args:
-        run: of the unit.
-        edits: that every pass of the study runs under.
-    """
+    """The table `encodings`: what a model's configuration and its mask say of positions."""
     model = run.model().model
     config = model.config.get_text_config()
     rotary = rotary_dimensions(model)

@@ -20,6 +20,7 @@ from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.metrics.positions.rope_bands import rope_bands, rotary_layout
 from attnscope.protocols import ruscio2025once
 from attnscope.protocols.ruscio2025once.leakage import MOST_TOKENS
+from attnscope.protocols.ruscio2025once.softmax_statistics import TEMPERATURES
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
 from attnscope.studies.absolute_position.encodings import rotary_dimensions
 from attnscope.studies.absolute_position.sums import softmax_of
@@ -74,6 +75,25 @@ def probes(run: StageRun, options: Any, tier: int) -> None:
             "probes", layer=layer_index, site=site, protocol="ruscio2025once",
             r2=float(torch.cat(values).mean()), null=null,
         )  # fmt: skip
+
+
+def softmax(run: StageRun, options: Any, tier: int) -> None:
+    """The notebook's entropies and largest probabilities over temperatures, means over texts."""
+    sums: dict[int, list[Tensor]] = {}
+    for batch in run.batches():
+        for layer in _layers(run, token_ids(run, batch, BARE), options, tier, ()):
+            found = ruscio2025once.softmax_statistics(softmax_of(layer)[0])
+            sums.setdefault(layer.index, []).append(torch.stack(found).double().cpu())
+    for index, values in sums.items():
+        means = torch.cat(values, dim=1).mean(1)
+        for head in range(means.shape[1]):
+            columns: dict[str, Any] = dict(
+                zip(("softmax_entropy", "top_1", "top_5", "margin"), means[:, head], strict=True)
+            )
+            run.write(
+                "softmax_statistics", layer=index, head=head, temperature=list(TEMPERATURES),
+                protocol="ruscio2025once", **columns,
+            )  # fmt: skip
 
 
 def bands(run: StageRun, options: Any, tier: int) -> None:

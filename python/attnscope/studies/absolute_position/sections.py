@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
+from scipy import stats
 
 from attnscope.plots.figure import Tables, optional, stored
 from attnscope.plots.selection import last_step
@@ -12,7 +13,7 @@ from attnscope.report.claims import claims_frame, interval
 from attnscope.report.numbers import number
 from attnscope.report.section import Page, Section
 from attnscope.studies.absolute_position.options import REPLACEMENTS
-from attnscope.studies.absolute_position.published import Q_VALUES
+from attnscope.studies.absolute_position.sections_precursor import write_leakage
 
 #: Claims by code.
 SENTENCES = {
@@ -68,25 +69,29 @@ def _control(results: Tables, model: str) -> list[str]:
     if rows.empty:
         return []
     draws = rows["draw"].nunique()
-    by_layer = rows.groupby("layer")["residual"]
-    means, errors = by_layer.mean(), by_layer.std() / np.sqrt(draws)
-    cells = ", ".join(
-        f"{number(mean)} ± {number(error)}" if draws > 1 else number(mean)
-        for mean, error in zip(means, errors, strict=True)
-    )
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
-    above = [str(layer) for layer in means.index if layer >= 1 and means[layer] > 3 * errors[layer]]
-    why = (
-        f" Above 0: layer {', '.join(above)}. Attention that is nearly uniform gives the query at position i "
-        "about 1/(i + 1) of the first token while it sees it, so that the mask writes positions into the "
-        "states that later layers read."
-        if above
-        else ""
-    )
+    by_layer = rows.groupby("layer")
+    means, reach = by_layer["residual"].mean(), by_layer["residual"].sem()
+    cells, judged = ", ".join(map(number, means)), "one drawing has no interval"
+    if draws > 1:
+        reach *= stats.t.ppf(0.975, draws - 1)
+        ends = zip(means, means - reach, means + reach, strict=True)
+        cells = ", ".join(f"{number(mean)} {interval(low, high)}" for mean, low, high in ends)
+        judged = "intervals over drawings; 0 lies within that of every layer"
+    above = [layer for layer in means.index if means[layer] > reach[layer]]
+    if above:
+        share = by_layer["leakage_share"].mean()[above].max()
+        judged = (
+            f"intervals over drawings; 0 lies outside those of layer {', '.join(map(str, above))}"
+            f"{' alone' if len(above) < len(means) else ''}, where the residual is up to {100 * share:.2g} % "
+            "of the variance of scores along keys. That is no rounding: attention that is nearly uniform "
+            "gives the query at position i about 1/(i + 1) of the first token while it sees it, so that the "
+            "mask writes positions into the states that later layers read"
+        )
     return [
         f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
         f"attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; "
-        f"the residual by layer is {cells} nats² (standard errors over drawings).{why}"
+        f"the residual by layer is {cells} nats² ({judged})."
     ]
 
 
@@ -177,6 +182,7 @@ def _write_split(page: Page) -> None:
         "key 0 preferred": [number(value) for value in rows["sink_advantage"]],
     }
     page.frame("layers", "Means over heads, early queries.", pd.DataFrame(columns), names=2 if several else 1)
+    _write_emergence(page)
     page.notes(
         [
             "Windows start anywhere in the text. Where sentences start at their beginning, content depends "
@@ -186,6 +192,32 @@ def _write_split(page: Page) -> None:
             "One token repeated without BOS must have no residual in any layer; shuffled tokens none in "
             "layer 0.",
         ]
+    )
+
+
+def _write_emergence(page: Page) -> None:
+    table = optional(page.results, "emergence")
+    if table is None or table.empty:
+        return
+    rows = table.sort_values(["model", "scope", "layer", "metric"], kind="stable")
+    where = np.where(rows["scope"] == "from_1", "all from 1", rows["layer"].astype(str))
+    names = {"residual": "residual", "sink_advantage": "key 0 preferred"}
+    columns = {
+        "model": list(rows["model"]),
+        "layer": list(where),
+        "quantity": [names[one] for one in rows["metric"]],
+        "verdict": list(rows["verdict"]),
+        "step": ["–" if pd.isna(one) else str(int(one)) for one in rows["step"]],
+        "p (Holm)": [number(one) for one in rows["p_holm"]],
+        "first": [number(one) for one in rows["start"]],
+        "last": [number(one) for one in rows["end"]],
+    }
+    page.words(
+        "Over checkpoints: the step at which the residual goes from one level to another beside that of the "
+        "preference for key 0, where the split explains more than in random orders of the checkpoints."
+    )
+    page.frame(
+        "emergence", "Residual and preference for key 0 during training.", pd.DataFrame(columns), names=4
     )
 
 
@@ -245,98 +277,6 @@ def _write_removed(page: Page) -> None:
     )
 
 
-def _write_leakage(page: Page) -> None:
-    page.words(
-        "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, and "
-        "again with the positions beside it. The difference measures the text's content too: each text "
-        "stands "
-        "beside itself with its tokens turned round, and the share above is made of means over texts."
-    )
-    table = last_step(stored(page.results, "leakage"))
-    means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
-    tests = last_step(stored(page.results, "leakage_tests"))
-    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
-    page.words(Q_VALUES)
-    columns = {
-        "model": [str(key[0]) for key in means.index],
-        "layer": [str(key[1]) for key in means.index],
-        "protocol": [str(key[2]) for key in means.index],
-        "leakage": [number(one) for one in means["windows"]],
-        "turned round": [number(one) for one in means["rotated"]],
-        "heads at .05": [str(int(found.get(key, 0))) for key in means.index],
-        "smallest p": _smallest(tests, means.index, "p_value"),
-        "smallest q, printed or Benjamini–Hochberg": _smallest(tests, means.index, "p_adjusted"),
-    }
-    page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
-    _write_lengths(page)
-    _write_probes(page)
-    _write_bands(page)
-
-
-def _write_probes(page: Page) -> None:
-    table = optional(page.results, "probes")
-    if table is None or table["r2"].isna().all():
-        return
-    rows = last_step(table).pivot_table(index=["model", "layer"], columns="site", values="r2").reset_index()
-    page.words(
-        "The precursor's probe: how well waves along one text fit what an MLP reads and writes, in sample. "
-        f"White noise gives {number(table['null'].iloc[0])} at this length; at the notebook's 256 tokens "
-        ".063, which stands beside its .108."
-    )
-    columns = {
-        one.replace("_", " "): [str(x) if one in ("model", "layer") else number(x) for x in rows[one]]
-        for one in rows
-    }
-    page.frame("probes", "In-sample R² of the probe.", pd.DataFrame(columns), names=2)
-
-
-def _smallest(tests: pd.DataFrame, index: pd.Index, column: str) -> list[str]:
-    least = tests.groupby(["model", "layer", "protocol"])[column].min()
-    return [number(least.get(key, np.nan)) for key in index]
-
-
-def _write_lengths(page: Page) -> None:
-    slopes = optional(page.results, "leakage_slopes")
-    if slopes is None or slopes.empty:
-        return
-    rows = last_step(slopes)
-    columns = {
-        "model": list(rows["model"]),
-        "layer": [str(one) for one in rows["layer"]],
-        "slope": [number(one) for one in rows["slope"]],
-        "95 %": [
-            f"[{number(a)}, {number(b)}]" for a, b in zip(rows["slope_low"], rows["slope_high"], strict=True)
-        ],
-    }
-    page.words(
-        "How the leakage share falls with the length of texts: the slope of its logarithm on that of the "
-        "length, where −1 halves the share when texts double. Every length reads the same tokens."
-    )
-    page.frame("lengths", "Slope of the leakage share on the length.", pd.DataFrame(columns), names=2)
-
-
-def _write_bands(page: Page) -> None:
-    table = optional(page.results, "bands")
-    if table is None or table.empty:
-        return
-    rows = last_step(table)
-    means = (
-        rows.groupby(["model", "protocol", "layout", "band"])[["share", "norm_share", "kl"]]
-        .mean()
-        .reset_index()
-    )
-    columns = {name: [str(one) for one in means[name]] for name in ("model", "protocol", "layout", "band")}
-    columns |= {
-        name.replace("_", " "): [number(one) for one in means[name]] for name in ("share", "norm_share", "kl")
-    }
-    page.words(
-        "Bands of rotary frequencies from high to low, means over heads. The layout is measured on one token "
-        "repeated; the precursor pairs dimensions 2p and 2p + 1 whatever the model does, and its share is of "
-        "norms."
-    )
-    page.frame("bands", "Bands of rotary frequencies.", pd.DataFrame(columns), names=4)
-
-
 SECTIONS: tuple[Section, ...] = (
     Section("claims", "Claims", ("claims", "checks"), _write_claims),
     Section(
@@ -351,6 +291,7 @@ SECTIONS: tuple[Section, ...] = (
             "controls",
             "encodings",
             "depth_slopes",
+            "emergence",
             "sums",
         ),
         _write_split,
@@ -365,7 +306,15 @@ SECTIONS: tuple[Section, ...] = (
     Section(
         "precursor",
         "The precursor's leakage",
-        ("leakage", "leakage_tests", "leakage_lengths", "leakage_slopes", "probes", "bands"),
-        _write_leakage,
+        (
+            "leakage",
+            "leakage_tests",
+            "leakage_lengths",
+            "leakage_slopes",
+            "probes",
+            "softmax_statistics",
+            "bands",
+        ),
+        write_leakage,
     ),
 )

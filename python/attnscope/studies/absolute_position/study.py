@@ -8,7 +8,8 @@ splits that change into what the causal mask does (a query sees i + 1 keys) and 
 Stages of a checkpoint: `checks` (identities that hold for any causal model; where one fails, the checkpoint
 goes no further), `passes` (sums over texts of every arm), `position` (estimates from these sums),
 `precursor` (tests of leakage, bands, probes, lengths), `reads` (the arms that need to know which heads read
-position 0), `removed`, `claims`; at the end of the run, `depth` (encodings beside one another), `controls`.
+position 0), `removed`, `claims`; at the end of the run, `depth` (encodings beside one another, and
+checkpoints), `controls`.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from attnscope.metrics.positions.position_profile import PositionProfile
 from attnscope.models import LoadError
 from attnscope.studies.absolute_position import (
     claims,
+    emergence,
     encodings,
     estimates,
     first_position,
@@ -117,17 +119,19 @@ class AbsolutePosition(Study):
             Stage("removed", once, self.remove, reads=PROFILES, writes=("removed",), within=here),
         ]
         if self.options.leakage or self.options.bands or self.options.lengths:
-            tables = ("leakage_tests", "bands", "probes", "leakage_lengths", "leakage_slopes")
+            tables = (
+                "leakage_tests", "bands", "probes", "softmax_statistics", "leakage_lengths", "leakage_slopes",
+            )  # fmt: skip
             all_texts = units.texts(block=10**9)
             stage = Stage(
                 "precursor", all_texts, self.precede, reads=("leakage",), writes=tables, within=here
             )
             every.insert(3, stage)
-            judged = (*judged, "leakage_tests", "leakage_slopes")
+            judged = (*judged, "leakage_tests", "leakage_slopes", "softmax_statistics")
         every.append(Stage("claims", once, self.claim, reads=judged, writes=("claims",), within=here))
         depth = Stage(
             "depth", units.once(), self.compare, reads=("layer_means", "encodings", "checks"),
-            writes=("depth_slopes", "claims"),
+            writes=("depth_slopes", "emergence", "claims"),
         )  # fmt: skip
         every.append(depth)
         if more:
@@ -222,6 +226,7 @@ class AbsolutePosition(Study):
             if "ruscio2025once" in self.settings.protocols:
                 precursor.significance(run, self.options, tier)
                 precursor.probes(run, self.options, tier)
+                precursor.softmax(run, self.options, tier)
         if self.options.bands:
             precursor.bands(run, self.options, tier)
         if self.options.lengths:
@@ -236,8 +241,9 @@ class AbsolutePosition(Study):
         claims.write(run, self.options)
 
     def compare(self, unit: Unit, run: StageRun) -> None:
-        """Encodings beside one another, where a run holds models that differ in nothing else."""
+        """Encodings beside one another, and the checkpoints of each model."""
         encodings.compare(run)
+        emergence.write(run)
 
     def control(self, unit: Unit, run: StageRun) -> None:
         """The same estimates of models with random weights."""

@@ -224,6 +224,16 @@ TABLES = (
         ),
     ),
     Table(
+        "softmax_statistics",
+        (*CHECKPOINT_KEYS, "layer", "head", "temperature", "protocol"),
+        (
+            Column("softmax_entropy", label="entropy (nats)", low=0, meaning="Rows from 5 on."),
+            Column("top_1", kind="ratio", label="largest probability", low=0, high=1),
+            Column("top_5", kind="ratio", label="sum of the five largest", low=0, high=1),
+            Column("margin", kind="ratio", label="largest less the second", low=0, high=1),
+        ),
+    ),
+    Table(
         "encodings",
         CHECKPOINT_KEYS,
         (
@@ -243,6 +253,19 @@ TABLES = (
         (
             Column("encoding", "string", "text"),
             Column("slope", meaning="Of the mean over heads on depth, the first layer 0 and the last 1."),
+        ),
+    ),
+    Table(
+        "emergence",
+        ("model", "metric", "scope", "layer"),
+        (
+            Column("verdict", "string", "text"),
+            Column("step", kind="count", meaning="First checkpoint of the new level, null without a step."),
+            Column("p_value", kind="ratio", meaning="Of the best split, over orders of the checkpoints."),
+            Column("p_holm", kind="ratio", meaning="Corrected over the rows of the run."),
+            Column("start", meaning="At the first checkpoint, mean over heads."),
+            Column("end", meaning="At the last."),
+            Column("half_way", kind="count", meaning="First checkpoint past half of the way between them."),
         ),
     ),
     Table(

@@ -156,13 +156,12 @@ def _c4(associations: pd.DataFrame, overall: pd.DataFrame, options: LikelihoodOp
     if not np.isfinite(values["low"]):
         reason = f"{pairs} pairs of texts: no interval"
         return Claim("C4", statistic, NOT_TESTABLE, reason, null=0.0, **values)
-    about = (
-        f"{number(values['value'])} [{number(values['low'])}, {number(values['high'])}] at {nats:.1f} nats"
-    )
+    value, low, high, cost = (number(one) for one in (values["value"], values["low"], values["high"], nats))
+    about = f"{value} [{low}, {high}] at {cost} nats"
     if nats < options.least_nats:
         reason = (
-            f"an exchanged word costs {nats:.1f} nats, below {options.least_nats:g}: to this model the text "
-            f"says little of its word ({pairs} pairs)"
+            f"an exchanged word costs {cost} nats, below {options.least_nats:g}: to this model the text says "
+            f"little of its word ({pairs} pairs)"
         )
         values = values | {"p_value": float("nan")}
         return Claim("C4", statistic, NOT_TESTABLE, reason, null=0.0, **values)

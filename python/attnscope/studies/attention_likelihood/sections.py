@@ -61,9 +61,8 @@ def _swap(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
     if "swap" not in own.index:
         return ["no two texts could exchange their words: expectation apart from identity is not tested."]
     swap, nats = own.loc["swap"], float(own.loc["swap_nats", "estimate"])
-    about = (
-        f"{number(swap['estimate'])} {interval(swap['low'], swap['high'])} share points at {nats:.1f} nats"
-    )
+    reach = interval(swap["low"], swap["high"])
+    about = f"{number(swap['estimate'])} {reach} share points at {number(nats)} nats"
     if nats < 2:
         return [f"swap: {about}: not testable here, an exchanged word must cost 2 nats."]
     if swap["low"] <= 0 <= swap["high"]:
@@ -81,12 +80,17 @@ def _control(results: Tables, model: str, rows: pd.DataFrame) -> list[str]:
     within, swap = own[own["design"] == "within"], own[own["design"] == "swap"]
     if plain.empty:
         return []
-    means = [one.groupby("layer")["estimate"].mean() for one in (plain, within, swap)]
-    words = [f"{number(one.min())} to {number(one.max())}" if len(one) else "–" for one in means]
+
+    def by_layer(rows: pd.DataFrame, column: str) -> str:
+        means = rows.groupby("layer")[column].mean()
+        return f"{number(means.min())} to {number(means.max())}" if len(means) else "–"
+
     return [
         f"with random weights ({own['draw'].nunique()} drawn) the paper's correlation over texts, inner "
-        f"attention and likelihood, is {words[0]} by layer, that within texts {words[1]}; swap gives "
-        f"{words[2]} share points. What attention learned nothing can show is no evidence."
+        f"attention and likelihood, is {by_layer(plain, 'estimate')} by layer "
+        f"({by_layer(plain, 'slope')} per nat), that within texts {by_layer(within, 'estimate')} "
+        f"({by_layer(within, 'slope')} share per nat); swap gives {by_layer(swap, 'estimate')} share points. "
+        "What attention that has learned nothing can show is no evidence."
     ]
 
 
@@ -110,7 +114,8 @@ def _write_words(page: Page) -> None:
         "from the least likely to the likeliest. Length and place stay; the ids are never made from text "
         "again."
     )
-    page.frame("examples", "What was replaced.", _examples(page, words), names=2)
+    examples = _examples(page, words)
+    page.frame("examples", "What was replaced.", examples, names=examples.shape[1])
     exact = words[words["protocol"] == "exact"]
     rows = exact.groupby(["model", "mode"], sort=False)
     means = rows[["log_likelihood", "per_piece", "place"]].mean()
@@ -297,12 +302,18 @@ def _write_budget(page: Page) -> None:
 
 def _write_published(page: Page) -> None:
     table = last_step(stored(page.results, "best_layers"))
+    associations = last_step(stored(page.results, "head_mean_associations"))
+    within = associations[(associations["design"] == "within") & (associations["protocol"] == "exact")]
+    within = within[within["predictor"] == "log_likelihood"].assign(mode="")
+    keys = ["model", "protocol", "layer", "mode"]
+    slopes = table[keys].fillna("").merge(within[[*keys, "slope"]], on=keys, how="left")["slope"]
     columns: dict[str, list[str]] = {
         "model": list(table["model"]),
         "protocol": list(table["protocol"]),
         "layer": [str(one) for one in table["layer"]],
         "mode": [str(one) or "–" for one in table["mode"].fillna("")],
         "ρ": [number(one) for one in table["rho"]],
+        "share per nat": [number(one) for one in slopes],
         "layer, even texts": [str(one) for one in table["held_out_layer"]],
         "ρ, odd texts": [number(one) for one in table["held_out_rho"]],
         "likelihood, real": [_spread(table, at, "likelihood_real") for at in table.index],

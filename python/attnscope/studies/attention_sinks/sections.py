@@ -48,14 +48,17 @@ def findings(results: Tables) -> list[str]:
         own = final[final["series"] == series]
         table = estimate(own, "sink_share", ["layer", "head"], together=True)
         top = table.sort_values("mean", ascending=False).iloc[0]
-        uniform = float(own["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
+        # layers of one model may see different keys
+        layer = own[own["layer"] == top["layer"]]
+        uniform = float(layer["sink_share_uniform"].mean()) if "sink_share_uniform" in own else float("nan")
+        seen = " over all queries, those that do not see it among them" if _windows(own) else ""
         strong = int((table["mean"] > 0.3).sum())
         # the largest of many is larger than it would be alone: its interval is one of all heads at once
         certain = f"{number(top['mean'])} {interval_text(top['low'], top['high'])}".rstrip()
         lines.append(
-            f"{series}: {_of_frame(own, verdicts)}{strong} of {len(table)} heads give the first key more "
-            f"than 0.3 on average; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, gives it "
-            f"{certain}, uniform attention among the visible keys {number(uniform)}."
+            f"{series}: {_of_frame(own, verdicts)}{_count(strong, len(table))} give the first key more "
+            f"than 0.3 on average{seen}; the strongest of all, L{int(top['layer'])}H{int(top['head'])}, "
+            f"gives it {certain}, uniform attention among the visible keys of its layer {number(uniform)}."
         )
         if "learned_sink_mass" in own and own["learned_sink_mass"].max() > 0:
             mass = estimate(own, "learned_sink_mass", ["series"]).iloc[0]
@@ -63,6 +66,16 @@ def findings(results: Tables) -> list[str]:
                 f"{series}: a learned sink takes {number(mass['mean'])} of each row, mean over heads."
             )
     return lines
+
+
+def _windows(own: pd.DataFrame) -> bool:
+    """Whether there are queries that do not see the first key."""
+    return "support" in own and not own["support"].isin(["causal", "full"]).all()
+
+
+def _count(some: int, every: int) -> str:
+    """How many of the heads, as a subject."""
+    return f"{some} of {every} heads" if some else f"none of {every} heads" if every > 1 else "no head"
 
 
 def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
@@ -79,7 +92,9 @@ def _of_frame(own: pd.DataFrame, verdicts: pd.DataFrame | None) -> str:
     row = rows.iloc[0]
     if not row["heads_tested"]:
         return "no key could be tested for being a sink; "
-    found = f"the test finds a sink in {int(row['heads_with_sink'])} of {int(row['heads_tested'])} heads"
+    found = f"the test finds a sink in {_count(int(row['heads_with_sink']), int(row['heads_tested']))}"
+    if not row["heads_with_sink"]:
+        return f"{found}, so there is no reference frame; "
     if row["frame"] == "none" and row["share_with_sink"] >= LEAST_SHARE:
         return f"{found}, all texts together and none of them alone, so there is no reference frame; "
     if row["frame"] == "none":

@@ -34,7 +34,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition=(
             "Pearson correlation of <i>A<sub>ij</sub></i> with cos(<i>s<sub>i</sub></i>, "
-            "<i>s<sub>j</sub></i>) over visible pairs <i>i</i> ≠ <i>j</i>."
+            "<i>s<sub>j</sub></i>) over visible pairs <i>i</i> ≠ <i>j</i>. No sinks: the head's sinks by the "
+            "test left out; of a head that has none it is the same number."
         ),
         figures=("alignment",),
         metrics=(
@@ -76,7 +77,8 @@ SECTIONS: tuple[Section, ...] = (
             "<i>c<sub>R</sub></i> = Σ<sub><i>j</i>∈R</sub> <i>A<sub>ij</sub>v<sub>j</sub></i>, "
             "<i>c</i> the sum over all keys: ‖<i>c<sub>R</sub></i>‖/‖<i>c</i>‖, "
             "cos(<i>c<sub>R</sub></i>, <i>c</i>), 1 − cos(<i>c</i>, <i>c</i> − "
-            "<i>c<sub>R</sub></i>), for queries outside R, the head's sink tokens."
+            "<i>c<sub>R</sub></i>), for queries outside R, the head's sinks by the test. "
+            "A head without one has no such numbers."
         ),
         figures=("reference",),
         metrics=("reference_magnitude", "reference_directional", "reference_information"),
@@ -127,7 +129,8 @@ SECTIONS: tuple[Section, ...] = (
             "Share of the most frequent sink over those heads and sentences in the early, middle and late "
             "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
             "samples of sentences with the same verdict. Consistent heads have the same sink, by the test, "
-            "in at least 30 % of at least five sentences."
+            "in at least 30 % of at least five sentences; they are counted among the heads with a sink in "
+            "any."
         ),
         figures=("frames",),
         table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),
@@ -146,8 +149,8 @@ SECTIONS: tuple[Section, ...] = (
             "model. Dashed is uniform attention, dotted the model before training."
         ),
         definition=(
-            "Points are means over samples of the mean over layers and heads; bands are 95 % bootstrap "
-            "intervals over samples, which are the unit of replication. Steps are sorted as numbers on an "
+            "Points are means over texts of the mean over layers and heads; bands are 95 % bootstrap "
+            "intervals over texts, which are the unit of replication. Steps are sorted as numbers on an "
             "axis that starts with 0 and is logarithmic from 1. The table's step is the best split of the "
             "checkpoints into two levels, given only where it explains more than in 95 % of random orders of "
             "the checkpoints (Holm over the tested quantities of the run) with three checkpoints on "
@@ -169,7 +172,7 @@ SECTIONS: tuple[Section, ...] = (
             "The same quantities by layer at the last checkpoint. The dotted profile is the "
             "untrained model, where the run has one."
         ),
-        definition="Means over a layer's heads, then over samples; 95 % bootstrap intervals over samples.",
+        definition="Means over a layer's heads, then over texts; 95 % bootstrap intervals over texts.",
         figures=("depth",),
     ),
     analysis(
@@ -177,7 +180,7 @@ SECTIONS: tuple[Section, ...] = (
         "By layer and head",
         tables=("heads",),
         words=(
-            "Every quantity for every head at the last checkpoint, mean over samples. The mark on each "
+            "Every quantity for every head at the last checkpoint, mean over texts. The mark on each "
             "colour scale is uniform attention."
         ),
         definition="Columns share the colour scale of their row, so input sets can be compared.",

@@ -25,7 +25,8 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Attention to the first key: the mean over queries <i>i</i> of <i>A</i><sub><i>i</i>0</sub>. "
             "Uniform causal attention gives (1/<i>n</i>) Σ<sub><i>i</i>=1..<i>n</i></sub> 1/<i>i</i> = "
-            "<i>H<sub>n</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
+            "<i>H<sub>n</sub></i>/<i>n</i>, in a window of <i>w</i> tokens "
+            "<i>H<sub>w</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
             "key give it more than 0.3 (Gu et al., arXiv 2410.10781); in a window of nine tokens or fewer, "
             "uniform attention does. Every row has a largest entry, so a key is called a "
             "sink only when it receives from far queries more than any key would if the far entries of each "
@@ -100,7 +101,7 @@ SECTIONS: tuple[Section, ...] = (
             "<i>W</i> = (<i>A</i> + <i>A</i>ᵀ)/2 with zero diagonal, <i>L</i> = <i>D</i> − <i>W</i>, "
             "λ₂ its second smallest eigenvalue; normalised: of <i>I</i> − <i>D</i><sup>−1/2</sup><i>W</i>"
             "<i>D</i><sup>−1/2</sup>. Thresholded graph: a link where max(<i>A<sub>ij</sub></i>, "
-            "<i>A<sub>ji</sub></i>) ≥ <i>t</i>, unweighted."
+            "<i>A<sub>ji</sub></i>) ≥ <i>t</i>, unweighted. A learned sink is no node."
         ),
         figures=("thresholds",),
         metrics=("fiedler_value", "fiedler_value_normalized", "laplacian_gap"),
@@ -123,8 +124,8 @@ SECTIONS: tuple[Section, ...] = (
             "because the last token is seen by no other query. Sink heads and diffuse heads reach the "
             "same cap, so a λ₂ near 0.5 tells them not apart; the normalised value beside it has no such "
             "cap.",
-            "Uniform attention of a causal model sits at the cap already. A falling λ₂ over training says "
-            "that attention becomes selective, not that it becomes disconnected by meaning.",
+            "Uniform attention of a causal model without windows sits at the cap already. A falling λ₂ over "
+            "training says that attention becomes selective, not that it becomes disconnected by meaning.",
         ),
     ),
     analysis(
@@ -194,7 +195,7 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Weights <i>w</i> = max(<i>A<sub>ij</sub></i>, <i>A<sub>ji</sub></i>), distance 1 − <i>w</i>, "
             "Vietoris-Rips filtration over Z/2. β₀ and β₁ at a threshold <i>t</i> count components "
-            "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}."
+            "and loops of the clique complex of {<i>w</i> ≥ <i>t</i>}. A learned sink is no point."
         ),
         figures=("persistence",),
         metrics=(

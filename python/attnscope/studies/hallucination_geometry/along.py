@@ -67,11 +67,7 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
 
 
 def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
-    """The unit's model and the dtype of its derivatives; a wider copy where it is in half precision.
-
-    Raises:
-        ConfigError: a copy beyond `max_memory`.
-    """
+    """The unit's model and the dtype of its derivatives; a wider copy where it is in half precision."""
     loaded = run.model()
     kinds = {p.dtype for p in loaded.model.parameters() if p.is_floating_point()}
     if not any(kind.itemsize < 4 for kind in kinds):

@@ -311,12 +311,8 @@ def steered(
     The moves are a batch on one cache.
 
     Args:
-        model: a decoder.
         ids: [n], the prompt.
-        layer: number of the block behind which the state moves.
         moves: [m, D]; [m] zeros move nothing.
-        tokens: to generate.
-        choice: how they are chosen; None takes the likeliest.
         always: [m], which moves go to every generated token too; None: none.
         raised: [m, V], added to the logits of every step.
     """

@@ -194,11 +194,7 @@ def compared(table: pd.DataFrame, options: HallucinationOptions) -> int:
 
 
 def check_neighbours(size: int, options: HallucinationOptions) -> None:
-    """Raises where a cloud has no more points than neighbours are asked for.
-
-    Raises:
-        ConfigError: with both.
-    """
+    """Raises where a cloud has no more points than neighbours are asked for."""
     if max(options.dimension_k) >= size:
         raise ConfigError(
             f"options.dimension_k: must be below the prompts of each bucket that are compared, {size}, got "

@@ -21,9 +21,6 @@ def curves(tables: dict[str, pd.DataFrame]) -> dict[tuple[str, str, str], Curve]
 
     The largest excess of detection over layers; of the last layer but one the logarithms of readout gain and
     of relative sensitivity, of every prompt.
-
-    Args:
-        tables: of a run, by name.
     """
     found: dict[tuple[str, str, str], Curve] = {}
     detection = tables.get("detection", pd.DataFrame())

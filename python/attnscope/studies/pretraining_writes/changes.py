@@ -31,9 +31,6 @@ def measure_pair(unit: Unit, run: StageRun, options: WeightsOptions, kept: dict[
     """Fills `deltas`, `fractions`, `expert_means`, `gains`, `mechanism` and `left_out` of one pair.
 
     Args:
-        unit: at work.
-        run: of the unit.
-        options: of the study.
         kept: subspaces of the checkpoints of the last pair, by title; left with those of this one.
     """
     assert unit.checkpoint is not None

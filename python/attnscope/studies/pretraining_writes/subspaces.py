@@ -149,12 +149,7 @@ class Subspaces:
         return self._made[key]
 
     def of_weights(self, key: tuple[object, ...], matrix: Tensor) -> Iterator[tuple[Side, Directions]]:
-        """Main singular directions of a matrix [out, in] on both sides; none of matrices that are too wide.
-
-        Args:
-            key: by which the matrix is known.
-            matrix: of the base.
-        """
+        """Main singular directions of a matrix [out, in] on both sides; none of too wide ones."""
         if max(matrix.shape) > EXACT:
             return
         wide = matrix.double()

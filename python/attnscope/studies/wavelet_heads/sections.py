@@ -87,7 +87,7 @@ SECTIONS: tuple[Section, ...] = (
             "for the "
             "unitary transform (Maassen and Uffink). Variances: σ<sub>t</sub>²σ<sub>ω</sub>² ≥ "
             "(1 − |<i>ψ̂</i>(π)|²)²/4 for sequences. ρ: Pearson correlation of <i>H<sub>p</sub></i> and "
-            "<i>H<sub>s</sub></i> across the heads of a sentence, then the mean over sentences."
+            "<i>H<sub>s</sub></i> across the heads of a text, then the mean over texts."
         ),
         figures=("uncertainty",),
         metrics=("position_entropy", "fourier_entropy", "uncertainty_product"),
@@ -118,7 +118,7 @@ SECTIONS: tuple[Section, ...] = (
         "Over training",
         tables=("heads", "phases"),
         words="Every number at every checkpoint.",
-        definition="Means over heads, then over samples; 95 % bootstrap intervals over samples.",
+        definition="Means over heads, then over texts; 95 % bootstrap intervals over texts.",
         figures=("phases",),
     ),
     analysis(

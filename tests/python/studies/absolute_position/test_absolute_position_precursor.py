@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: MIT
 """The precursor's tables in the study: tests, bands and lengths, beside the same by hand."""
 
+from types import SimpleNamespace
+
 import numpy as np
+import pandas as pd
 import pytest
 
 import attnscope as asc
@@ -9,6 +12,7 @@ from attnscope.engine.config import ConfigError
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025once
 from attnscope.published import compare_published, published_numbers
+from attnscope.studies.absolute_position import published
 from folders import model_folder
 from position_study import TEXTS, N, settings
 
@@ -21,6 +25,21 @@ def results(folder, texts, tmp_path_factory):
     return run(settings(folder, texts, place, lengths=[8, 16], **QUICK), progress=False)
 
 
+def bare_texts(results):
+    """The token ids of every batch of windows, nothing before them."""
+    from attnscope.engine.run import Engine
+    from attnscope.engine.run_folder import resolved
+    from attnscope.engine.stage_run import StageRun
+    from attnscope.studies.absolute_position import precursor
+    from attnscope.studies.absolute_position.arms import token_ids
+
+    engine = Engine(resolved(asc.Study(**results.study)), progress=False, say=lambda text: None)
+    unit = next(one for one in engine.prepare().units if one.stage == "precursor")
+    assert len(unit.inputs) == TEXTS
+    hand = StageRun(engine, unit)
+    return [token_ids(hand, batch, precursor.BARE) for batch in hand.batches()]
+
+
 @pytest.fixture(scope="module")
 def model(folder):
     from transformers import AutoModelForCausalLM
@@ -29,24 +48,12 @@ def model(folder):
 
 
 def test_the_share_of_a_band_is_that_of_a_slow_loop(results, model):
-    from attnscope.engine.run import Engine
-    from attnscope.engine.run_folder import resolved
-    from attnscope.engine.stage_run import StageRun
-    from attnscope.studies.absolute_position import precursor
-    from attnscope.studies.absolute_position.arms import token_ids
-
     table = results.table("bands")
     exact = table[(table["protocol"] == "exact") & (table["layer"] == 1) & (table["head"] == 2)]
     assert set(exact["layout"]) == {"half"}
     assert exact["share"].sum() == pytest.approx(1)
-    given = resolved(asc.Study(**results.study))
-    engine = Engine(given, progress=False, say=lambda text: None)
-    unit = next(one for one in engine.prepare().units if one.stage == "precursor")
-    hand = StageRun(engine, unit)
-    assert len(unit.inputs) == TEXTS
     shares = []
-    for batch in hand.batches():
-        ids = token_ids(hand, batch, precursor.BARE)
+    for ids in bare_texts(results):
         with asc.capture(model, sites=("query", "key", "scores")) as recording:
             layer = list(recording.run(input_ids=ids))[1]
         for text in range(len(ids)):
@@ -122,6 +129,46 @@ def test_published_numbers_stand_beside_both_counts_of_heads(results):
     gap = compared.table.set_index("quantity").loc["leakage_gap"]
     assert gap["layer"] == 5
     assert np.isnan(gap["measured"]), "the model has three layers"
+
+
+def test_probes_stand_beside_the_published_ones():
+    """Mean, least and most over layers and sides of MLPs; exact: the share of variance without BOS."""
+    series = {"model": "a", "revision": "", "step": -1}
+    tests = pd.DataFrame([{**series, "layer": 0, "head": 0, "protocol": "exact", "p_value": 1.0,
+                           "p_adjusted": 1.0}])  # fmt: skip
+    sites = ("mlp_input", "mlp_output")
+    probes = pd.DataFrame(
+        [{**series, "layer": 0, "site": site, "r2": r2} for site, r2 in zip(sites, (0.1, 0.4), strict=True)]
+    )
+    shares = pd.DataFrame(
+        [{**series, "layer": 0, "arm": arm, "site": site, "position_share": share}
+         for arm, share in (("base", 0.9), ("no_bos", 0.02)) for site in (*sites, "hidden")]
+    )  # fmt: skip
+    tables = {"leakage_tests": tests, "probes": probes, "position_shares": shares}
+    stored = SimpleNamespace(tables=lambda: list(tables), table=tables.__getitem__)
+    compared = published.compare(stored, published_numbers("ruscio2025once"), None, draws=1, seed=0).table
+    rows = compared[compared["quantity"] == "position_probe"]
+    assert list(rows["published"]) == [0.108, 0.299, 0.264]
+    for column, value in (("measured", 0.25), ("low", 0.1), ("high", 0.4), ("exact", 0.02)):
+        np.testing.assert_allclose(rows[column], value)
+    assert rows["about"].str.contains("neither layer nor side").all()
+
+
+def test_entropies_over_temperatures_are_those_of_a_slow_loop(results, model):
+    table = results.table("softmax_statistics")
+    assert set(table["temperature"]) == {0.5, 1.0, 2.0}
+    own = table[(table["layer"] == 1) & (table["head"] == 2) & (table["temperature"] == 2.0)].iloc[0]
+    found = []
+    for ids in bare_texts(results):
+        with asc.capture(model, sites=("scores",)) as recording:
+            maps = list(recording.run(input_ids=ids))[1].scores[:, 2].double().numpy()
+        for scores in maps:
+            for i in range(5, N):
+                p = np.exp(scores[i, : i + 1] / 2.0)
+                p = np.sort(p / p.sum())[::-1]
+                found.append([-(p * np.log(p)).sum(), p[0], p[:5].sum(), p[0] - p[1]])
+    columns = ["softmax_entropy", "top_1", "top_5", "margin"]
+    np.testing.assert_allclose(own[columns].to_numpy(dtype=float), np.mean(found, axis=0), rtol=1e-5)
 
 
 def test_the_q_sentence_stands_beside_the_numbers(results):

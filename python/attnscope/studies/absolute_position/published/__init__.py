@@ -22,6 +22,12 @@ Q_VALUES = (
     "significant heads say nothing; beside them stand Benjamini and Hochberg's."
 )
 
+#: What stands beside the notebook's three probes.
+PROBES = (
+    "what MLPs read and write, mean, least and most over layers, because the three printed numbers name "
+    "neither layer nor side; exact: the unbiased share of variance between positions"
+)
+
 
 def compare(results: Tables, numbers: pd.DataFrame, chosen: str | None, *, draws: int, seed: int) -> Compared:
     """The published share beside the energy removed by every replacement, since it does not name its own.
@@ -76,6 +82,10 @@ def _precursor(results: Tables, numbers: pd.DataFrame, chosen: str | None) -> Co
     statements = [Q_VALUES]
     rows: list[dict[str, Any]] = []
     for model, number in pairs(dict.fromkeys(tests["model"]), numbers, chosen, statements):
+        if number["quantity"] == "position_probe":
+            measured, exact = (_probed(results, model, one) for one in ("ruscio2025once", "exact"))
+            rows.append(beside(model, number, measured=measured, exact=exact, about=PROBES))
+            continue
         own = tests[tests["model"] == model]
         measured = _tested(own[own["protocol"] == "ruscio2025once"], number)
         exact = _tested(own[own["protocol"] == "exact"], number)
@@ -99,3 +109,16 @@ def _tested(tests: pd.DataFrame, number: dict[Any, Any]) -> Measured:
         "smallest_q_value": float(tests["p_adjusted"].min()),
     }.get(number["quantity"], math.nan)
     return Measured(value)
+
+
+def _probed(results: Tables, model: str, protocol: str) -> Measured:
+    """Mean, least and most over layers of what the run's probe says of MLPs; NaN without one."""
+    name, column = ("position_shares", "position_share") if protocol == "exact" else ("probes", "r2")
+    if name not in results.tables():
+        return Measured()
+    table = last_step(results.table(name))
+    table = table[(table["model"] == model) & table["site"].isin(["mlp_input", "mlp_output"])]
+    if protocol == "exact":
+        table = table[table["arm"] == ("no_bos" if (table["arm"] == "no_bos").any() else "base")]
+    values = table[column].dropna()
+    return Measured(*map(float, (values.mean(), values.min(), values.max()))) if len(values) else Measured()

@@ -10,6 +10,7 @@ from matplotlib.colors import TwoSlopeNorm
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.selection import last_step
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
+from attnscope.report.numbers import number
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
     by_model,
@@ -27,6 +28,8 @@ MAPS = (
     ("between texts, boost", "exact", "between", "per_piece", "boost"),
     ("as published", "ruscio2023", "between", "own_probability", "inner"),
 )
+#: Colour of cells without a number.
+NO_LAYER = "0.75"
 
 
 @figure("head_mean_associations")
@@ -53,6 +56,7 @@ def likelihood_map(results: Tables, options: Options) -> Drawn:
         chosen = pd.concat([own[(own["model"] == model) & (own["mode"] == best[model])] for model in best])
         grid = chosen.pivot_table(index="model", columns="layer", values="estimate").reindex(models)
         image = ax.imshow(grid, aspect="auto", cmap="RdBu_r", norm=norm, interpolation="nearest")
+        ax.set_facecolor(NO_LAYER)  # seen where a cell has no number
         ax.set_title(title)
         ax.set_xlabel("layer")
         step = max(1, len(grid.columns) // 8)
@@ -61,10 +65,11 @@ def likelihood_map(results: Tables, options: Options) -> Drawn:
     figure_.colorbar(image, ax=axes[0], shrink=0.9, label="Spearman's ρ")
     return captioned(
         figure_,
-        "White is 0. Between texts: the mode with the largest correlation of any layer, chosen and shown on "
-        f"the same texts ({'; '.join(modes)})."
+        "White is 0, grey that a model has no such layer or number.",
+        "Between texts: the mode with the largest correlation of any layer, chosen and shown on the same "
+        f"texts ({'; '.join(modes)})."
         if modes
-        else "White is 0.",
+        else "",
         "Correlations between texts follow length and number of pieces too.",
     )
 
@@ -144,7 +149,7 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
         first.set_ylabel("change of the share")
         if overall is not None:
             nats = overall[(overall["model"] == model) & (overall["statistic"] == "swap_nats")]
-            words += [f"{model} {value:.1f} nats" for value in nats["estimate"].tail(1)]
+            words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
         "Left: two texts exchange words; every token and every text stands once at home and once away, so "

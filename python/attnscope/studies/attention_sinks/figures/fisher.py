@@ -131,7 +131,7 @@ def fisher(results: Tables, options: Options) -> Drawn:
     ids = [str(line.get_gid()) for row in axes for ax in row for line in ax.get_lines()]
     return captioned(
         figure_,
-        "Trace by block on a logarithmic scale, mean over samples.",
+        "Trace by block on a logarithmic scale, mean over texts.",
         "Dashed levels: what lies outside the blocks."
         if any(one.startswith("outside:") for one in ids)
         else "",

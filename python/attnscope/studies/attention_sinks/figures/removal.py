@@ -137,7 +137,7 @@ def sink_removal(results: Tables, options: Options) -> Drawn:
 
 
 #: Inches: the room that the name of a kind of keys takes beside others.
-NAMED = 0.75
+NAMED = 0.85
 
 
 @figure("ablation")
@@ -184,7 +184,7 @@ def ablation(results: Tables, options: Options) -> Drawn:
                          "loss_change": "change of the loss"}[column] for column, _ in shown)  # fmt: skip
     return captioned(
         figure_,
-        f"Keys masked before the softmax in every layer and head of the model: {what}, mean over samples "
+        f"Keys masked before the softmax in every layer and head of the model: {what}, mean over texts "
         "with 95 % intervals.",
         "Random: as many other visible keys near them, mean of five draws, where there are sinks."
         if any("control" in kind for kind in kinds)

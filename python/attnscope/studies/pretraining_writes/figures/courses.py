@@ -148,11 +148,11 @@ def graded(results: Tables, options: Options) -> Drawn:
     if claims is not None:
         rows = claims[(claims["claim"] == "C5") & (claims["model"] == "all arms") & claims["low"].notna()]
         for _, row in rows.iterrows():
-            interval = f" [{row['low']:.2f}, {row['high']:.2f}] over runs"
+            interval = f" [{row['low']:.2f}, {row['high']:.2f}]"
     return captioned(
         drawn,
-        f"Slope {slope:.2f}{interval} octaves for each doubling of K; dots are training runs; band: random "
-        "subspaces.",
+        f"Slope {slope:.2f}{interval} octaves for each doubling of K, interval over training runs, which are "
+        "the dots; band: random subspaces.",
     )
 
 

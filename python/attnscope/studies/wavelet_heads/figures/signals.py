@@ -186,7 +186,7 @@ def uncertainty(results: Tables, options: Options) -> Drawn:
         (_below_entropies if title == "entropies" else _below_variances)(ax, points)
         ax.set_title(title)
     _layer_legend(figure_, axes[0], layers)
-    return captioned(figure_, "Each point a head, mean over samples; grey is where no signal can be.")
+    return captioned(figure_, "Each point a head, mean over texts; grey is where no signal can be.")
 
 
 def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
@@ -195,7 +195,7 @@ def _below_entropies(ax: Axes, points: pd.DataFrame) -> None:
     corner = 1.05 * max(bound, float(points[["position_entropy", "fourier_entropy"]].max().max()), 1e-3)
     ax.fill_between([0, bound], [bound, 0], color=MUTED, alpha=0.14, linewidth=0)
     ax.plot([0, bound], [bound, 0], color=INK, linewidth=1.0, label="$H_p + H_f$ = log m")
-    ax.annotate("impossible", (0.22 * bound, 0.22 * bound), color=MUTED, fontsize=7, ha="center", va="center")
+    ax.annotate("impossible", (0.06 * bound, 0.2 * bound), color=MUTED, fontsize=7, va="center")
     ax.set_xlim(-0.02 * corner, corner)
     ax.set_ylim(-0.02 * corner, corner)
     ax.set_xlabel("position entropy $H_p$ (nats)")

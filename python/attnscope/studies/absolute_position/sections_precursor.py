@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: MIT
+"""What the report says of the precursor: leakage, its test, lengths, probes, softmax statistics, bands."""
+
+from __future__ import annotations
+
+import numpy as np
+import pandas as pd
+
+from attnscope.plots.figure import optional, stored
+from attnscope.plots.selection import last_step
+from attnscope.report.numbers import number
+from attnscope.report.section import Page
+from attnscope.studies.absolute_position.published import Q_VALUES
+
+
+def write_leakage(page: Page) -> None:
+    """The section of the precursor."""
+    page.words(
+        "The precursor (<i>Once upon a token</i>) fits the scores of one text without BOS by the offset, and "
+        "again with the positions beside it. The difference measures the text's content too: each text "
+        "stands "
+        "beside itself with its tokens turned round, and the share above is made of means over texts."
+    )
+    table = last_step(stored(page.results, "leakage"))
+    means = table.groupby(["model", "layer", "protocol", "input"])["leakage"].mean().unstack("input")
+    tests = last_step(stored(page.results, "leakage_tests"))
+    found = (tests["p_adjusted"] <= 0.05).groupby([tests["model"], tests["layer"], tests["protocol"]]).sum()
+    page.words(Q_VALUES)
+    columns = {
+        "model": [str(key[0]) for key in means.index],
+        "layer": [str(key[1]) for key in means.index],
+        "protocol": [str(key[2]) for key in means.index],
+        "leakage": [number(one) for one in means["windows"]],
+        "turned round": [number(one) for one in means["rotated"]],
+        "heads at .05": [str(int(found.get(key, 0))) for key in means.index],
+        "smallest p": _smallest(tests, means.index, "p_value"),
+        "smallest q, printed or Benjamini–Hochberg": _smallest(tests, means.index, "p_adjusted"),
+    }
+    page.frame("leakage", "ΔR² of positions beside the offset, means.", pd.DataFrame(columns), names=3)
+    _write_lengths(page)
+    _write_probes(page)
+    _write_softmax(page)
+    _write_bands(page)
+
+
+def _write_probes(page: Page) -> None:
+    table = optional(page.results, "probes")
+    if table is None or table["r2"].isna().all():
+        return
+    rows = last_step(table).pivot_table(index=["model", "layer"], columns="site", values="r2").reset_index()
+    page.words(
+        "The precursor's probe: how well waves along one text fit what an MLP reads and writes, in sample. "
+        f"White noise gives {number(table['null'].iloc[0])} at this length; at the notebook's 256 tokens "
+        ".063, which stands beside its .108."
+    )
+    columns = {
+        one.replace("_", " "): [str(x) if one in ("model", "layer") else number(x) for x in rows[one]]
+        for one in rows
+    }
+    page.frame("probes", "In-sample R² of the probe.", pd.DataFrame(columns), names=2)
+
+
+def _smallest(tests: pd.DataFrame, index: pd.Index, column: str) -> list[str]:
+    least = tests.groupby(["model", "layer", "protocol"])[column].min()
+    return [number(least.get(key, np.nan)) for key in index]
+
+
+def _write_lengths(page: Page) -> None:
+    slopes = optional(page.results, "leakage_slopes")
+    if slopes is None or slopes.empty:
+        return
+    rows = last_step(slopes)
+    columns = {
+        "model": list(rows["model"]),
+        "layer": [str(one) for one in rows["layer"]],
+        "slope": [number(one) for one in rows["slope"]],
+        "95 %": [
+            f"[{number(a)}, {number(b)}]" for a, b in zip(rows["slope_low"], rows["slope_high"], strict=True)
+        ],
+    }
+    page.words(
+        "How the leakage share falls with the length of texts: the slope of its logarithm on that of the "
+        "length, where −1 halves the share when texts double. Every length reads the same tokens."
+    )
+    page.frame("lengths", "Slope of the leakage share on the length.", pd.DataFrame(columns), names=2)
+
+
+def _write_softmax(page: Page) -> None:
+    table = optional(page.results, "softmax_statistics")
+    if table is None or table.empty:
+        return
+    keys = ["model", "layer", "temperature"]
+    kept = ["softmax_entropy", "top_1", "top_5", "margin"]
+    means = last_step(table).groupby(keys)[kept].mean().reset_index()
+    columns = {one: [number(x) if one == "temperature" else str(x) for x in means[one]] for one in keys}
+    columns |= {
+        name.replace("softmax_", "").replace("_", " "): [number(one) for one in means[name]] for name in kept
+    }
+    page.frame(
+        "softmax", "The precursor's softmax of scores over a temperature, means over heads, rows from 5 on.",
+        pd.DataFrame(columns), names=3,
+    )  # fmt: skip
+
+
+def _write_bands(page: Page) -> None:
+    table = optional(page.results, "bands")
+    if table is None or table.empty:
+        return
+    rows = last_step(table)
+    means = (
+        rows.groupby(["model", "protocol", "layout", "band"])[["share", "norm_share", "kl"]]
+        .mean()
+        .reset_index()
+    )
+    columns = {name: [str(one) for one in means[name]] for name in ("model", "protocol", "layout", "band")}
+    columns |= {
+        name.replace("_", " "): [number(one) for one in means[name]] for name in ("share", "norm_share", "kl")
+    }
+    page.words(
+        "Bands of rotary frequencies from high to low, means over heads. The layout is measured on one token "
+        "repeated; the precursor pairs dimensions 2p and 2p + 1 whatever the model does, and its share is of "
+        "norms."
+    )
+    page.frame("bands", "Bands of rotary frequencies.", pd.DataFrame(columns), names=4)
