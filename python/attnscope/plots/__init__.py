@@ -178,6 +178,14 @@ def figures(
             in memory.
         NotDrawable: when a figure that was asked for by name lacks its tables.
         OSError: the files cannot be written.
+
+    Example:
+        >>> import tempfile, pandas as pd, attnscope as asc
+        >>> heads = pd.DataFrame({"model": "m", "revision": "", "step": -1, "sample": 0, "layer": [0, 1],
+        ...                       "head": 0, "protocol": "exact", "fiedler_value": [0.25, 0.5]})
+        >>> results, folder = asc.Results({"heads": heads}), tempfile.mkdtemp()
+        >>> [file.name for file in asc.figures(results, folder, ["depth"], formats=["svg"])]
+        ['depth.svg', 'captions.tex']
     """
     how = Options(**options)
     if folder is None:

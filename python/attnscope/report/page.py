@@ -66,6 +66,13 @@ def report(
 
     Raises:
         ValueError: without a path for results in memory.
+
+    Example:
+        >>> import tempfile, pandas as pd, attnscope as asc
+        >>> heads = pd.DataFrame({"model": "m", "revision": "", "step": -1, "sample": 0, "layer": [0, 1],
+        ...                       "head": 0, "protocol": "exact", "fiedler_value": [0.25, 0.5]})
+        >>> asc.report(asc.Results({"heads": heads}), tempfile.mkdtemp() + "/report.html").name
+        'report.html'
     """
     home = getattr(results, "path", None)
     if path is None:
