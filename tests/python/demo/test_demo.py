@@ -195,6 +195,10 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     for name in ("report.html", "figures/sink_maps.png", "figures/examples.pdf"):
         assert (root / name).stat().st_size > 1000
     text = "\n".join(said)
+    assert said[:2] == [
+        "[1/3] training a small model, 1 steps",
+        "[2/3] the sink study over its 2 checkpoints",
+    ]
     assert "uniform attention gives 0.043" in text
     assert "copying: no head gives BOS more than 0.3" in text
     copying = heads[(heads["sample"] >= 2) & (heads["step"] == 1) & (heads["head"] >= 0)]
