@@ -79,7 +79,7 @@ def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True,
     """
     from tqdm.auto import tqdm
 
-    if show and not inner and not sys.stderr.isatty():
+    seen = sys.stderr.isatty() or any(base.__module__ == "tqdm.notebook" for base in tqdm.__mro__)
+    if show and not inner and not seen:
         return Lines(total, label, initial)
-    hidden = not show or not sys.stderr.isatty()
-    return tqdm(total=total, initial=initial, desc=label, disable=hidden, leave=not inner)
+    return tqdm(total=total, initial=initial, desc=label, disable=not (show and seen), leave=not inner)

@@ -142,7 +142,7 @@ def _filled(table: pd.DataFrame, *, whole: bool) -> pd.DataFrame:
 #: Values of keys that mean the same in every study.
 KEYS: Mapping[str, Iterable[Any]] = {
     "model": ["m"], "revision": [""], "step": [-1], "sample": [0, 1, 2], "layer": [0, 1], "head": [0, 1],
-    "protocol": ["exact"], "group": ["all"],
+    "protocol": ["exact"], "group": ["all"], "null": ["", "gaussian"],
 }  # fmt: skip
 
 

@@ -210,7 +210,7 @@ def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
     class Bar:
         n = 0
 
-        def __init__(self, total, unit, initial=0, leave=True):
+        def __init__(self, total, label, initial=0, **options):
             self.n, self.total = initial, total
 
         def update(self, more):

@@ -113,7 +113,7 @@ def rope_bands(
     variance = (rest**2).sum((-2, -1))[..., None]
     seen = seen[..., None, :, :]
     norms = torch.where(seen, parts, 0.0).norm(dim=(-2, -1))
-    sink = None if sink_logit is None else sink_logit.double().cpu()[:, None, None, None]
+    sink = None if sink_logit is None else _sink_argument(name, sink_logit, q.shape[-3] if q.ndim > 2 else 1)
     log_p = _log_attention(whole[..., None, :, :], seen, cap, sink)
     log_without = _log_attention(whole[..., None, :, :] - parts, seen, cap, sink)
     p = log_p.exp()
@@ -194,6 +194,14 @@ def rotary_layout(
             f"{name}: no layout makes bands functions of the offset; relative spread along diagonals: {words}"
         )
     return best
+
+
+def _sink_argument(function: str, sink_logit: Any, heads: int) -> Tensor:
+    """Logits of learned sinks [h, 1, 1, 1]."""
+    logits = _checks.as_tensor(function, "sink_logit", sink_logit, torch.float64).cpu()
+    if logits.shape != (heads,):
+        raise ValueError(f"{function}: sink_logit must have shape ({heads},), got {tuple(logits.shape)}")
+    return logits[:, None, None, None]
 
 
 def _visible_argument(function: str, support: Any, scores: Tensor) -> Tensor:

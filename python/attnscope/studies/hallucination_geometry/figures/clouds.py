@@ -29,7 +29,9 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("no dimension was compared")
     k = int(tests["k"].iloc[len(tests) // 2]) if 10 not in set(tests["k"]) else 10
     own = table[(table["quantity"] == "local_dimension") & (table["k"] == k) & (table["protocol"] == "exact")]
-    random = controls(results, "clouds", str(table["model"].iloc[0]))
+    if own.empty:
+        raise NotDrawable(f"the dimension of no bucket is stored (k = {k})")
+    random = controls(results, "clouds", str(own["model"].iloc[0]))
     shades = colors(list(own["bucket"]))
     figure_, axes = panels(1, 2, height=2.7, width=options.width)
     ax = axes[0][0]
