@@ -318,3 +318,18 @@ def test_the_largest_entry_of_uniform_attention_is_no_sink():
     assert asc.sink_tokens(identity).sum() > 0
     for attention in (uniform, identity):
         assert asc.sink_test(attention, support="causal").position.item() == -1
+
+
+@pytest.mark.parametrize(("times", "found"), [(1.7, False), (2.3, True)])
+def test_a_sink_has_more_than_twice_what_uniform_attention_gives(times, found):
+    """However many texts say that a key gets more than its neighbours."""
+    n = 300
+    a = torch.ones(n, n, dtype=torch.float64).tril()
+    a[2:, 0] = times * torch.arange(2, n) / (torch.arange(3, n + 1) - times)  # this many times 1/(i + 1)
+    a = (a / a.sum(-1, keepdim=True)).expand(6, 1, n, n)
+    one = asc.sink_test(a[0, 0])
+    assert one.excess[0] * one.queries[0] > one.threshold[0]
+    assert one.sinks[0].item() is found
+    pooled = asc.pooled_sinks(asc.sink_sums(asc.sink_test(a)), texts=6).set_index("label").loc[0]
+    assert pooled["excess"] > pooled["threshold"]
+    assert pooled["sink"] == found
