@@ -187,6 +187,11 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     assert len(heads) == 2 * 4 * 1 * 2
     assert len(results.table("head_means")) == 2 * 4 * 1
     assert {"examples", "bars"} <= set(results.tables())
+    frames = results.table("frames")
+    untrained = frames[(frames["step"] == 0) & (frames["protocol"] == "exact")]
+    assert len(untrained) == 3  # either input, and both
+    assert set(untrained["frame"]) == {"none"}
+    assert set(untrained["heads_with_sink"]) == {0}
     examples = results.table("examples")
     attention = torch.tensor(examples["attention"][0]).reshape(127, 127)
     torch.testing.assert_close(attention.sum(-1), torch.ones(127, dtype=attention.dtype), rtol=0, atol=1e-5)
