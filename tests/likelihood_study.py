@@ -63,6 +63,34 @@ def encoder_folder(path, *, head=True, mask=True, seed=0):
     return Path(path)
 
 
+def trained_series(path, steps=(0, 16, 96)):
+    """Trains the demo's recipe on pieces of words and saves some of its steps; returns the folder."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    from attnscope.demo.encoder import pieces_tokenizer
+    from attnscope.demo.texts import documentation
+    from attnscope.demo.training import Recipe, config_values
+
+    recipe, made = Recipe(steps=max(steps)), pieces_tokenizer()
+    corpus = torch.tensor(made(documentation()[0], add_special_tokens=False, verbose=False)["input_ids"])
+    torch.manual_seed(recipe.seed)
+    model = LlamaForCausalLM(LlamaConfig(**{**config_values(recipe), "vocab_size": len(made)})).train()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=recipe.learning_rate)
+    for step in range(recipe.steps + 1):
+        if step in steps:
+            for one in (model, made):
+                one.save_pretrained(Path(path) / f"step{step}")
+        starts = torch.randint(0, len(corpus) - 47, (recipe.batch, 1))
+        ids = torch.cat(
+            [torch.full((recipe.batch, 1), made.bos_token_id), corpus[starts + torch.arange(47)]], 1
+        )
+        optimizer.zero_grad()
+        model(input_ids=ids, labels=ids).loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+    return Path(path)
+
+
 def loops():
     """The study as one would write it at first, from the benchmarks."""
     file = ROOT / "benchmarks" / "likelihood_loops.py"

@@ -8,7 +8,7 @@ import torch
 import attnscope as asc
 from attnscope.engine.run import resume, run
 from folders import killed, model_folder, series, table_bytes
-from likelihood_study import encoder_folder, loops, settings, texts_of
+from likelihood_study import encoder_folder, loops, settings, texts_of, trained_series
 
 CK = ["model", "revision", "step"]
 
@@ -215,6 +215,31 @@ def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):
     assert [list(one) for one in exact(own, "words")["replacement_ids"]] != [
         list(one) for one in first["replacement_ids"]
     ]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_trained_series_is_measured_on_the_versions_of_its_last_checkpoint(tmp_path):
+    """Attention of the untrained model is nearly uniform; training brings what the words then change."""
+    folder = trained_series(tmp_path / "trained")
+    texts = {"path": "builtin:pydoc", "samples": 16, "sampling": "random", "min_words": 12}
+    made = settings(folder, texts, tmp_path, max_tokens=48, likelihood_from=str(folder / "step96"))
+    results = run(made, progress=False)
+    words = exact(results, "words")
+    of_step = [own.drop(columns="step").reset_index(drop=True) for _, own in words.groupby("step", sort=True)]
+    assert len(of_step) == 3
+    for other in of_step[1:]:
+        same = [
+            list(one) == list(two)
+            for one, two in zip(of_step[0]["replacement_ids"], other["replacement_ids"], strict=True)
+        ]
+        assert all(same)
+        np.testing.assert_array_equal(of_step[0]["log_likelihood"], other["log_likelihood"])
+    shifts = exact(results, "shifts")
+    lowest = shifts[(shifts["mode"] == "lowest") & (shifts["measure"] == "share")]
+    size = lowest["difference"].abs().groupby(lowest["step"]).max()
+    assert size[0] < 0.005 < 0.02 < size[96], size
+    assert set(results.table("claims")["step"]) == {0, 16, 96}
 
 
 def test_an_encoder_is_measured_expected_and_kept(texts, tmp_path):
