@@ -43,22 +43,21 @@ template <Index kCount>
 #pragma GCC unroll 8
   for (Index v = 0; v < kCount; ++v) {
     const Unsigned k = reinterpret_cast<Unsigned>(shifted[v]);
-    Unsigned scale;
-    if constexpr (kPicks) {
-      // 2^(k/8)
-      constexpr Lanes kRoots = {1.0,
-                                1.09050773266525765920701065576070798,
-                                1.18920711500272106671749997056047592,
-                                1.29683955465100966593375411779245118,
-                                1.41421356237309504880168872420969808,
-                                1.54221082540794082361229186209073484,
-                                1.68179283050742908606225095246642979,
-                                1.83400808640934246348708318958828892};
-      const Lanes roots = picked(kRoots, kRoots, reinterpret_cast<LaneMask>(k & std::uint64_t{7}));
-      scale = reinterpret_cast<Unsigned>(roots) + ((k >> 3) << 52);
-    } else {
-      scale = (k + std::uint64_t{1023}) << 52;
-    }
+#if ATTNSCOPE_PACK_WIDTH == 8
+    // 2^(k/8)
+    constexpr Lanes kRoots = {1.0,
+                              1.09050773266525765920701065576070798,
+                              1.18920711500272106671749997056047592,
+                              1.29683955465100966593375411779245118,
+                              1.41421356237309504880168872420969808,
+                              1.54221082540794082361229186209073484,
+                              1.68179283050742908606225095246642979,
+                              1.83400808640934246348708318958828892};
+    const Lanes roots = picked(kRoots, kRoots, reinterpret_cast<LaneMask>(k & std::uint64_t{7}));
+    const Unsigned scale = reinterpret_cast<Unsigned>(roots) + ((k >> 3) << 52);
+#else
+    const Unsigned scale = (k + std::uint64_t{1023}) << 52;
+#endif
     x[v] = x[v] >= kSmallest ? p[v] * reinterpret_cast<Lanes>(scale) : Lanes{};
   }
 }
