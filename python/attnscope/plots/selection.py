@@ -202,8 +202,8 @@ def estimate(
     result["mean"] = _nan_mean(values)
     low, high = mean_intervals(values, confidence=confidence, draws=draws, seed=seed, together=together)
     result["samples"] = np.isfinite(values).sum(axis=1)
-    told = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
-    result["low"], result["high"] = np.where(told, low, np.nan), np.where(told, high, np.nan)
+    enough = (result["samples"] >= FEWEST_TOGETHER).to_numpy() | (not together)
+    result["low"], result["high"] = np.where(enough, low, np.nan), np.where(enough, high, np.nan)
     result["missing"] = asked.reindex(wide.index).to_numpy()
     return cast("pd.DataFrame", result[columns])
 
