@@ -63,12 +63,16 @@ class Lines:
 
 
 def duration(seconds: float) -> str:
-    """Seconds below a minute and a half, minutes above.
+    """Seconds for people.
 
-    >>> duration(40.2), duration(130)
-    ('40 s', '2 min')
+    >>> duration(40.2), duration(130), duration(9000)
+    ('40 s', '2 min', '2.5 h')
     """
-    return f"{seconds / 60:.0f} min" if seconds > 90 else f"{seconds:.0f} s"
+    if seconds < 120:
+        return f"{seconds:.0f} s"
+    if seconds < 7200:
+        return f"{seconds / 60:.0f} min"
+    return f"{seconds / 3600:.1f} h"
 
 
 def progress_bar(total: int, label: str, initial: int = 0, *, show: bool = True, inner: bool = False) -> Any:

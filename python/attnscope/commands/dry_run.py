@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from attnscope._memory import free_bytes, peak_bytes, resident_bytes
+from attnscope._progress import duration
 from attnscope.engine.config import Study
 from attnscope.engine.plan import Plan, megabytes
 from attnscope.engine.run import Engine
@@ -205,15 +206,6 @@ def _layer_bytes(plan: Plan, unit: Unit) -> int:
         return len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4
 
     return max(size(group) for group in batches(unit, heads, bound))
-
-
-def duration(seconds: float) -> str:
-    """Seconds for people."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    if seconds < 7200:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h"
 
 
 def _count(number: int, what: str) -> str:
