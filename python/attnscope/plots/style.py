@@ -160,6 +160,13 @@ def legend_above(ax: Axes, **options: Any) -> None:
         ax.set_title(" ")
 
 
+def legend_columns(figure: Figure, names: Sequence[str], most: int = 6) -> int:
+    """How many columns a legend of these names may have in the width of the figure."""
+    # inches of a name with its line, in the style's letters
+    widest = max((0.058 * len(name) + 0.45 for name in names), default=1.0)
+    return max(1, min(len(names), most, int(figure.get_figwidth() / widest)))
+
+
 def legend_row(
     figure: Figure, axes: Sequence[Axes], first: Iterable[str] = (), *, untrained: str | None = None
 ) -> None:
@@ -176,9 +183,7 @@ def legend_row(
         return
     front = [name for name in first if name in found]
     order = front + [name for name in found if name not in front]
-    # inches of a name with its line, in the style's letters
-    widest = max(0.058 * len(name) + 0.45 for name in order)
-    columns = max(1, min(len(order), 6, int(figure.get_figwidth() / widest)))
+    columns = legend_columns(figure, order)
     legend = figure.legend([found[name] for name in order], order, loc="outside upper center", ncols=columns)
     for line, name in zip(legend.get_lines(), order, strict=False):
         if name == untrained:

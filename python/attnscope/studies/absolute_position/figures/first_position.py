@@ -8,7 +8,7 @@ import pandas as pd
 
 from attnscope.plots.axes import logarithmic
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, with_values
-from attnscope.plots.style import INK, MUTED, PALETTE, panels
+from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns, panels
 from attnscope.studies.absolute_position.figures.declared import figure, first_model, layers_below
 
 #: The share that the paper prints, of a statistic and a vector that it does not name where it could be read.
@@ -173,7 +173,7 @@ def fingerprints(results: Tables, options: Options) -> Drawn:
     for ax in axes[0]:
         layers_below(ax)
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=2)
+    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     best = table[table["arm"] == "base"].sort_values("a0").iloc[-1]
     return captioned(
         figure_,
@@ -207,7 +207,9 @@ def clock(results: Tables, options: Options) -> Drawn:
     ax.set_ylim(-0.03, 1.03)
     ax.set_xlabel("query i")
     ax.set_ylabel("attention to key 0")
-    figure_.legend(*ax.get_legend_handles_labels(), loc="outside upper center", ncols=2, fontsize=6.0)
+    handles, labels = ax.get_legend_handles_labels()
+    columns = legend_columns(figure_, labels, 2)
+    figure_.legend(handles, labels, loc="outside upper center", ncols=columns, fontsize=6.0)
     return captioned(
         figure_,
         "Solid: mean attention to key 0; dashed: late queries that see i + 1 keys alone. Clock: share of "

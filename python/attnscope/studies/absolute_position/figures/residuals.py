@@ -21,7 +21,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, panels
+from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, SEQUENTIAL, legend_columns, panels
 from attnscope.studies.absolute_position.figures.declared import ARMS, figure, first_model, layers_below
 
 
@@ -51,7 +51,7 @@ def position_balance(results: Tables, options: Options) -> Drawn:
         layers_below(ax)
     axes[0][0].set_ylabel("variance along the text (nats²)")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=3)
+    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     return captioned(
         figure_,
         "Variance of mean log attention over queries at one offset, split into what the mask does, what the "
@@ -109,7 +109,7 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
         ax.set_ylabel(title)
         layers_below(ax)
     handles, labels = axes[0][1].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=4)
+    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     return captioned(
         figure_,
         "Early queries, means over heads. Left: unbiased variance of the residual under the mask's attention "
@@ -252,7 +252,7 @@ def encodings(results: Tables, options: Options) -> Drawn:
     ax.set_xlabel("slope of moved attention, squared")
     _signed(axes[0][0], table[["felt"]], table["felt_high"] - table["felt_low"])
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=min(4, len(labels)))
+    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     return captioned(
         figure_,
         "Early queries, means over heads and trainings; dotted: the floor of moved attention. Right: slope "

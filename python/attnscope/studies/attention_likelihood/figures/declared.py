@@ -12,7 +12,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnscope.plots.figure import Figure, Options, Tables, declared_in, stored
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import MUTED
+from attnscope.plots.style import MUTED, legend_columns
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -53,7 +53,9 @@ def layers_below(ax: Axes) -> None:
 def legend_of(figure_: Any, ax: Axes, columns: int = 4) -> None:
     """One legend for all panels, above them."""
     handles, labels = ax.get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=min(columns, len(labels)))
+    figure_.legend(
+        handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels, columns)
+    )
 
 
 def width_of(options: Options, count: int) -> float:

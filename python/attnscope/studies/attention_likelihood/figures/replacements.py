@@ -8,7 +8,7 @@ from matplotlib.colors import TwoSlopeNorm
 from matplotlib.patches import Patch
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned
-from attnscope.plots.style import INK, PALETTE, panels
+from attnscope.plots.style import INK, PALETTE, legend_columns, panels
 from attnscope.studies.attention_likelihood.figures.declared import (
     ZERO,
     by_model,
@@ -103,7 +103,8 @@ def attention_budget(results: Tables, options: Options) -> Drawn:
         Patch(facecolor="white", edgecolor=INK, label="real word"),
         Patch(facecolor="white", edgecolor=INK, hatch="////", label=f"replaced ({mode})"),
     ]
-    figure_.legend(handles=handles, loc="outside upper center", ncols=5, fontsize=6.5)
+    columns = legend_columns(figure_, [str(one.get_label()) for one in handles])
+    figure_.legend(handles=handles, loc="outside upper center", ncols=columns, fontsize=6.5)
     return captioned(
         figure_,
         "Left bar of a pair: the real word; right, hatched: the least likely one in its place. The parts add "

@@ -32,7 +32,7 @@ from attnscope.plots.selection import (
     uniform_value,
 )
 from attnscope.plots.standard import BARS, LEGIBLE, MAP_KEYS, highest, marked, shared_colorbar
-from attnscope.plots.style import panels
+from attnscope.plots.style import legend_columns, panels
 from attnscope.plots.topology import betti_curve, persistence_diagram
 from attnscope.studies.attention_sinks.figures.declared import figure
 
@@ -74,7 +74,9 @@ def sink_emergence(results: Tables, options: Options) -> Drawn:
     levels = [name for name in ("uniform attention", *NULLS.values()) if name in lines]
     handles += [lines[name] for name in levels]
     labels += levels
-    legend = figure_.legend(handles, labels, loc="outside upper center", ncols=min(len(labels), 6))
+    legend = figure_.legend(
+        handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels)
+    )
     for line, label in zip(legend.get_lines(), labels, strict=True):
         if label not in levels:
             line.set(alpha=1.0, linewidth=1.6)

@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
-from attnscope.plots.style import INK, MUTED, PALETTE
+from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     figure,
@@ -69,7 +69,8 @@ def trajectory(results: Tables, options: Options) -> Drawn:
         row[0].set_ylabel("fraction / isotropic")
     for ax in grid[-1]:
         ax.set_xlabel("step")
-    drawn.legend(*grid[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=7)
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 7))
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(
         drawn,

@@ -11,7 +11,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, over_layers, stored
-from attnscope.plots.style import INK, MUTED
+from attnscope.plots.style import INK, MUTED, legend_columns, legend_row
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     NULL_WORDS,
@@ -114,12 +114,13 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
                 ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
                 ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
             ax.set_xscale("log", base=2)
-            ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6))
+            ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6 if options.width > 4 else 4))
             ax.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
             ax.set_title(f"{name}: {label}" if len(names) > 1 else label)
             ax.set_xlabel("k / d")
             ax.set_ylabel("fraction" if not column else "")
-    drawn.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=9)
+    handles, labels = axes[0].get_legend_handles_labels()
+    drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 9))
     return captioned(
         drawn,
         "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
@@ -188,7 +189,7 @@ def mechanism(results: Tables, options: Options) -> Drawn:
         ax.set_title(label)
         ax.set_xlabel("predicted / isotropic")
         ax.set_ylabel("observed / isotropic" if side == "in" else "")
-    axes[0].legend(ncols=2)
+    legend_row(drawn, axes)
     return captioned(
         drawn,
         f"Fractions of {names[0]} against those that independent inputs and gradients would give (line); for "

@@ -25,7 +25,16 @@ from attnscope.plots.selection import (
     heads_only,
     last_step,
 )
-from attnscope.plots.style import INK, MUTED, SEQUENTIAL, UNTRAINED, axes_or_new, panels, styled
+from attnscope.plots.style import (
+    INK,
+    MUTED,
+    SEQUENTIAL,
+    UNTRAINED,
+    axes_or_new,
+    legend_columns,
+    panels,
+    styled,
+)
 from attnscope.studies.wavelet_heads.figures.declared import figure
 
 #: Below this many tokens a signal has no scales to tell apart.
@@ -156,7 +165,8 @@ def harmonics(results: Tables, options: Options) -> Drawn:
         shown: dict[str, Any] = {}
         for ax in axes[0][bool(powers) :]:
             shown |= dict(zip(*reversed(ax.get_legend_handles_labels()), strict=True))
-        figure_.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=2)
+        columns = legend_columns(figure_, list(shown), 2)
+        figure_.legend(shown.values(), shown.keys(), loc="outside upper center", ncols=columns)
     return captioned(
         figure_,
         "Means over frequencies that make four cycles, over heads and both inputs."

@@ -36,7 +36,7 @@ from attnscope.plots.selection import (
     with_groups,
 )
 from attnscope.plots.standard import depth, metric_grid
-from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, panels, styled
+from attnscope.plots.style import INK, MUTED, UNIFORM, UNTRAINED, axes_or_new, legend_columns, panels, styled
 from attnscope.studies.wavelet_heads.figures.declared import FIGURES, figure
 
 #: Metrics of the depth figure and of the phases, in this order.
@@ -108,7 +108,8 @@ def power_spectra(results: Tables, options: Options) -> Drawn:
     layers = sorted((label for label in lines if label.startswith("layer")), key=lambda label: int(label[6:]))
     shown = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
     shown += [label for label in ("before training",) if label in lines]
-    figure_.legend([lines[label] for label in shown], shown, loc="outside upper center", ncols=len(shown))
+    columns = legend_columns(figure_, shown)
+    figure_.legend([lines[label] for label in shown], shown, loc="outside upper center", ncols=columns)
     return captioned(figure_, "Mean over heads; dotted verticals bound the bands.", compared_with(figure_))
 
 
@@ -255,7 +256,7 @@ def scale_sensitivity(results: Tables, options: Options) -> Drawn:
         ax.set_ylim(bottom=0)
     axes[0][0].set_ylabel("1 − cosine")
     handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=min(5, len(labels)))
+    figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     words = {"energy": "energies of the common scales", "coefficients": "coefficients resampled"}
     return captioned(
         figure_,
@@ -275,4 +276,5 @@ def _layer_legend(figure_: mpl.Figure, axes: Sequence[Axes], layers: Sequence[in
     kept = {
         label: handle for label, handle in found.items() if not label.startswith("layer") or label in wanted
     }
-    figure_.legend(kept.values(), kept.keys(), loc="outside upper center", ncols=min(6, len(kept)))
+    columns = legend_columns(figure_, list(kept))
+    figure_.legend(kept.values(), kept.keys(), loc="outside upper center", ncols=columns)
