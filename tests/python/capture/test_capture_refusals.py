@@ -66,6 +66,9 @@ def test_what_holds_a_model_is_named():
 def test_inputs_that_a_model_refuses_are_named(model):
     with capture(model) as recording, pytest.raises(TypeError, match=r"run: text is a text; a tokenizer"):
         recording.run(text="Once upon a time")
+    words = r"run: input_ids holds no token, got shape \(1, 0\)"
+    with capture(model) as recording, pytest.raises(ValueError, match=words):
+        recording.run(input_ids=torch.zeros(1, 0, dtype=torch.int64))
     two = models.tiny("t5")
     words = r"run: T5\w+ has a decoder, which needs inputs of its own: give decoder_input_ids"
     with capture(two) as recording, pytest.raises(ValueError, match=words):
