@@ -46,6 +46,17 @@ def absent(model: nn.Module, inputs: Mapping[str, Any]) -> str:
     return f'run: {name} takes token ids: run(**tokenizer(text, return_tensors="pt"))'
 
 
+def text_argument(function: str, name: str, text: str) -> str:
+    """A text that has something to read in it.
+
+    Raises:
+        ValueError: an empty text, or one of blanks alone, of which a tokenizer may still make BOS.
+    """
+    if not text.strip():
+        raise ValueError(f"{function}: {name} is an empty text: {text!r}")
+    return text
+
+
 def takes(model: nn.Module, argument: str) -> bool:
     """Whether the model's forward pass names the argument."""
     return argument in inspect.signature(model.forward).parameters
