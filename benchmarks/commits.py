@@ -55,7 +55,7 @@ def serve(tree: str) -> None:
                 if not options.pop("controls", None):
                     raise
                 seconds = timed(folder)
-            heads = asc.load(f"{folder}/run")["heads"]
+            heads = asc.load(f"{folder}/run").table("heads")
             exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
             print(json.dumps([seconds, exact["participation_ratio"].mean()]), flush=True)
 
