@@ -19,6 +19,7 @@ from attnscope.engine.claims import (
     adjusted,
     write_claims,
 )
+from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.bypass import bypass
 from attnscope.studies.hallucination_geometry.contrasts import buckets
@@ -214,35 +215,31 @@ def _falls(evidence: Evidence) -> Claim:
         return missing("C5", statistic)
     wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
     change = wide[wide.columns.max()] - wide[wide.columns.min()]
-    bucket = evidence.tables["prompts"].set_index("sample")["bucket"].reindex(change.index)
-    own, others = change[bucket == evidence.contrast], change[bucket == evidence.reference]
-    value, low, high = _mean_interval(own)
-    gap = _mean_interval(own)[0] - _mean_interval(others)[0]
+    prompts = evidence.tables["prompts"].set_index("sample").reindex(change.index)
+    intervals = {
+        bucket: bootstrap(change[mine].to_numpy(dtype=float), clusters=prompts["template"][mine].to_numpy())
+        for bucket, mine in (
+            (one, prompts["bucket"] == one) for one in (evidence.contrast, evidence.reference)
+        )
+    }
+    (value, low, high, _), other = intervals[evidence.contrast], intervals[evidence.reference]
     test = smallest(evidence.rows("contrasts", quantity="log_fisher_ratio"))
     numbers = {"value": value, "low": low, "high": high, "null": 0.0,
                "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
     if np.isnan(low):
-        return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
+        return Claim(
+            "C5", statistic, NOT_TESTABLE, "prompts of fewer than 5 templates have no interval", **numbers
+        )
     if low > 0:
         return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
     if high < 0:
-        reach = np.hypot(high - value, _mean_interval(others)[2] - _mean_interval(others)[0])
+        gap, reach = value - other.estimate, np.hypot(high - value, other.high - other.estimate)
         if gap + reach < 0:
             return Claim(
                 "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
             )
         return Claim("C5", statistic, CONTRADICTED, f"{evidence.reference} falls as much", **numbers)
     return Claim("C5", statistic, UNDECIDED, "its interval holds 0", **numbers)
-
-
-def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
-    from attnscope.inference import bootstrap
-
-    data = values.to_numpy(dtype=float)
-    if len(data) < 5:
-        return float(np.mean(data)) if len(data) else np.nan, np.nan, np.nan
-    found = bootstrap(data)
-    return found.estimate, found.low, found.high
 
 
 def _gain(evidence: Evidence) -> Claim:
