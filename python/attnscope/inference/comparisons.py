@@ -171,7 +171,7 @@ def _by_benjamini_hochberg(p: Vector) -> Vector:
     """p·m/k of the k-th smallest, never more than of a larger one."""
     order = np.argsort(p)[::-1]
     result = np.empty(len(p))
-    result[order] = np.minimum.accumulate(np.minimum(1.0, p[order] * len(p) / np.arange(len(p), 0, -1)))
+    result[order] = np.minimum.accumulate(p[order] * (len(p) / np.arange(len(p), 0, -1)))
     return result
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -31,6 +31,8 @@ if TYPE_CHECKING:
 
 #: An area from which length or words alone make a claim of their own.
 CONFOUNDED = 0.6
+#: Claims with a p that are not of the primary list.
+SECONDARY = ("C7",)
 _KEYS = ["model", "revision", "step"]
 
 
@@ -52,19 +54,22 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
             for name, table in tables.items() if name.endswith("_variants")
         }  # fmt: skip
         every = [Evidence(other, reference, own, controls, options) for other in others]
-        write_claims(run, judged(every), **keys)
+        write_claims(run, judged(every), [f"{one} {other}" for one in SECONDARY for other in others], **keys)
 
 
 def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Prompts in the buckets that their answers put them into."""
     right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
-    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
+    known: pd.DataFrame = prompts.assign(
+        bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong")
+    )
+    return known
 
 
 def judged(every: list[Evidence]) -> list[Claim]:
     """The claims of all contrasts of a checkpoint, decided by what is left of their p over the whole list."""
     made = [list(claims(one)) for one in every]
-    levels = iter(adjusted([claim for own in made for claim in own])[0].tolist())
+    levels = iter(adjusted([claim for own in made for claim in own], SECONDARY)[0].tolist())
     found = []
     for evidence, own in zip(every, made, strict=True):
         known = replace(evidence, adjusted={claim.claim: next(levels) for claim in own})
@@ -276,11 +281,10 @@ def _gradients(evidence: Evidence) -> Claim:
     null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
     if null.empty:
         return missing("C7", statistic, "no random direction to compare with")
-    found: dict[str, Any] = {
+    found = {
         "value": value,
         "null": float(null.quantile(0.95)),
         "p_value": float(1 + (null <= abs(value)).sum()) / (1 + len(null)),
-        "primary": False,
     }
     if abs(value) < float(null.quantile(0.05)):
         return Claim("C7", statistic, SUPPORTED, "less aligned than random directions are", **found)
