@@ -375,7 +375,7 @@ def _lens(run: StageRun, table: pd.DataFrame) -> None:
             rank = (log_p > own[:, None]).sum(-1)
             run.write(
                 "lens", layer=layer, sample=table["sample"].to_numpy()[some.numpy()],
-                entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
+                prediction_entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
                 log_p_answer=torch.where(known, own, torch.nan),
                 rank_answer=np.ma.array(rank.numpy(), mask=~known.numpy()),
             )  # fmt: skip

@@ -141,7 +141,7 @@ TABLES = (
         "lens",
         (*C, "sample", "layer"),
         (
-            Column("entropy", label="entropy of the lens (nats)", low=0.0),
+            Column("prediction_entropy", label="entropy of the prediction (nats)", low=0.0),
             Column("top", label="largest probability", kind="ratio", low=0.0, high=1.0),
             Column("log_p_answer"),
             Column("rank_answer", kind="count"),

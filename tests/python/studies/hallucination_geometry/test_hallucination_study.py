@@ -159,7 +159,9 @@ def test_the_lens_of_the_last_layer_is_the_model(whole, folder):
         with torch.no_grad():
             p = model(input_ids=ids).logits[0, -1].double().softmax(-1)
         assert rows.loc[(sample, 1), "top"] == pytest.approx(float(p.max()), rel=1e-4)
-        assert rows.loc[(sample, 1), "entropy"] == pytest.approx(float(-(p * p.log()).sum()), rel=1e-4)
+        assert rows.loc[(sample, 1), "prediction_entropy"] == pytest.approx(
+            float(-(p * p.log()).sum()), rel=1e-4
+        )
 
 
 def test_a_constant_detector_is_the_diagonal(whole):
