@@ -25,7 +25,9 @@ endif()
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(ATTNSCOPE_CCACHE ccache)
   if(ATTNSCOPE_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${ATTNSCOPE_CCACHE})
+    # Without these it would pass by every file that is compiled with precompiled headers.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ATTNSCOPE_CCACHE})
   endif()
 endif()
 

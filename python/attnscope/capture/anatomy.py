@@ -76,6 +76,17 @@ def absent(model: nn.Module, inputs: Mapping[str, Any]) -> str:
     return f'run: {name} takes token ids: run(**tokenizer(text, return_tensors="pt"))'
 
 
+def text_argument(function: str, name: str, text: str) -> str:
+    """A text that has something to read in it.
+
+    Raises:
+        ValueError: an empty text, or one of blanks alone, of which a tokenizer may still make BOS.
+    """
+    if not text.strip():
+        raise ValueError(f"{function}: {name} is an empty text: {text!r}")
+    return text
+
+
 def named_modules(model: nn.Module) -> dict[str, nn.Module]:
     """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
     return {_COMPILED.sub("", name): module for name, module in model.named_modules()}

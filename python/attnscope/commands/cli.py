@@ -50,7 +50,10 @@ def _options(
 
 
 def metrics(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric; without it, all are listed.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="A metric, or a column; without it, all metrics are listed."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Describe a metric: definition, arguments, reference, and a closed-form answer.

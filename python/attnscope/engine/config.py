@@ -72,7 +72,20 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders."""
+    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders.
+
+    Args:
+        path: the folder, the hub id, or the pattern (`runs/demo/model/step*`).
+        label: what tables and figures call the model; empty: the folder's or the hub's name.
+        revisions: of a hub id (branches, tags, commits), or folders inside a series; empty: the main one, or
+            all that are there.
+        tokenizer: a folder or hub id to take it from; empty: the model's own.
+        dtype: of the weights in memory; auto: as they are stored.
+        device: "cpu", "cuda", "cuda:1"; auto: a GPU where there is one.
+        trust_remote_code: run Python code that comes with the model; without it such a model is refused.
+        free_disk: remove a revision's downloaded weights once it is measured, so that a long series fits on
+            a small disk.
+    """
 
     path: Place = Field(min_length=1)
     label: str = ""
@@ -96,7 +109,13 @@ class ModelSource(_Strict):
 
 
 class Workers(_Strict):
-    """What each worker of a cluster takes; of no meaning for the numbers."""
+    """What each worker of a cluster takes; of no meaning for the numbers.
+
+    Args:
+        most: workers at a time; null: as many as the cluster has room for.
+        cpus: processors, and threads, of each; null: one worker's share of a machine.
+        gpus: of each, fractions allowed; null: one where there is any.
+    """
 
     most: int | None = Field(default=None, ge=1)
     cpus: int | None = Field(default=None, ge=1)
@@ -123,6 +142,25 @@ class TextSource(_Strict):
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
     truncated.
+
+    Args:
+        path: a .txt, .csv, .jsonl or .parquet file, a data set's folder or hub id, `builtin:NAME`, or
+            `sample` for the sentences that come with the package.
+        about: what the file is and where it comes from, said where it is missing.
+        column: of the sentences, or of lists of token ids; empty: `text`, `sentence`, `content` or the only
+            one.
+        group: name of this source in tables and figures.
+        samples: how many sentences; null: all.
+        sampling: which ones: "first", "random", or a rule that the study declares.
+        focus: column of the word that a study looks at, where it looks at one.
+        encoding: of a text or CSV file.
+        subset: configuration of a data set that has several.
+        split: part of a data set.
+        per: what is one text: a line, a paragraph between blank lines, or a window of `max_tokens` cut from
+            all sentences joined.
+        min_words: shorter sentences are left out; null: none.
+        max_words: longer ones are left out; null: none.
+        max_characters: longer sentences are cut there; null: none.
     """
 
     path: Place = Field(min_length=1)

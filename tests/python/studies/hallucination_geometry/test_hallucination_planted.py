@@ -29,11 +29,6 @@ ALONG = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def test_labels_of_pairs_templates_and_nests():
     import pandas as pd
 
