@@ -210,6 +210,17 @@ def test_maps_of_one_layer_role_and_their_errors():
     assert repr(found).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
 
 
+def test_matrices_are_called_by_layer_role_and_expert():
+    shapes = {
+        "model.layers.0.mlp.experts.3.up_proj.weight": (6, 4),
+        "model.layers.0.self_attn.q_proj.weight": (4, 4),
+        "model.embed_tokens.weight": (9, 4),
+        "lm_head.weight": (9, 4),
+    }
+    titles = [one.title for one in asc.weight_map(shapes)]
+    assert titles == ["layer 0 q", "layer 0 up of expert 3", "embed", "unembed"]
+
+
 def test_a_matrix_that_no_rule_claims_is_named():
     shapes = {"model.layers.0.self_attn.q_proj.weight": (4, 4), "model.layers.0.novel.side.weight": (4, 4)}
     with pytest.raises(asc.WeightMapError, match=r"no rule claims model\.layers\.0\.novel\.side\.weight \[4"):
