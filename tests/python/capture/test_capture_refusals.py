@@ -237,12 +237,8 @@ def test_a_layer_without_attention_cannot_be_asked_for():
         assert [layer.index for layer in recording.run(**models.text(model))] == [3]
 
 
-def test_importing_capture_does_not_import_transformers():
-    import subprocess
-    import sys
-
-    script = "import sys, attnscope.capture; sys.exit('transformers' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+def test_importing_capture_does_not_import_transformers(fresh):
+    assert fresh("import sys, attnscope.capture; sys.exit('transformers' in sys.modules)").returncode == 0
 
 
 def test_a_model_without_weights_is_refused_in_words():

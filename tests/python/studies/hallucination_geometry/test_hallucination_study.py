@@ -11,24 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import attnscope as asc
 from attnscope.engine.run import run
-from knowing_study import FAST, model_folder, questions, settings
+from knowing_study import FAST, settings
 
 L = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("m") / "m")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return questions(tmp_path_factory.mktemp("t") / "q.csv")
 
 
 @pytest.fixture(scope="module")
