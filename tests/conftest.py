@@ -19,11 +19,13 @@ FIRST = (
     "python/package/",
     "python/attention_likelihood/",
 )
-#: Files that share what takes long to make go to one worker.
-TOGETHER = {
-    "tests/integration/test_study.py": "tests/integration/test_resume.py",
-    "tests/python/studies/test_sink_summaries.py": "tests/python/studies/test_sink_study.py",
-}
+#: Files that share what takes long to make go to one worker: beginnings of their paths.
+TOGETHER = (
+    ("tests/integration/test_resume.py", "tests/integration/test_study.py"),
+    ("tests/python/studies/test_sink_study.py", "tests/python/studies/test_sink_summaries.py"),
+    ("tests/python/studies/absolute_position/",),
+    ("tests/python/executors/",),
+)
 
 # Nothing here has to outlast a loss of power, and a run waits for the disk a hundred times.
 os.fsync = lambda handle: None
@@ -44,8 +46,8 @@ def pytest_xdist_make_scheduler(config, log):
         """A file, or some that share, for a worker at a time, in the order of collection."""
 
         def _split_scope(self, nodeid: str) -> str:
-            file = super()._split_scope(nodeid)
-            return TOGETHER.get(file, file)
+            shared = (group[0] for group in TOGETHER if nodeid.startswith(group))
+            return next(shared, super()._split_scope(nodeid))
 
     if config.option.dist != "loadfile":
         return None

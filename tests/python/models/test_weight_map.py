@@ -116,7 +116,7 @@ def test_every_weight_of_a_block_is_in_one_entry(name):
 )
 def test_a_fused_matrix_read_in_a_wrong_layout_is_found_out(monkeypatch, name, model_type, tensor, layout):
     model = tiny(name)
-    in_order = lambda heads, kv, rows: families.Parts(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
+    in_order = lambda heads, kv, rows: families.FusedRows(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
     monkeypatch.setitem(families.LAYOUTS, "partitions q k v", in_order)
     right = families.FAMILIES[model_type]
     claims = {**right.claims, tensor: families.Claim(layout)}
