@@ -112,7 +112,7 @@ class Launcher:
 
     def __exit__(self, *_):
         self.server.stdin.close()
-        self.server.wait(20)
+        self.server.wait(120)
 
     def ask(self, **order):
         """One order, one answer."""

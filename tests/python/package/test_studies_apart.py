@@ -3,10 +3,7 @@
 
 import ast
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +11,7 @@ import without_study
 
 import attnscope
 from folders import model_folder, sentences
+from launcher import Launcher
 
 PACKAGE = Path(__file__).resolve().parents[3] / "python" / "attnscope"
 STUDIES = sorted(one.parent.name for one in (PACKAGE / "studies").glob("*/study.py"))
@@ -25,34 +23,26 @@ ABOVE = {"demo", "studies/__init__.py"}
 
 @pytest.fixture(scope="module")
 def ask(tmp_path_factory):
-    """The answers of a package without one study, from a process that has imported what it needs."""
+    """The answers of a package without one study, from a process that has imported what it needs besides."""
     home = tmp_path_factory.mktemp("apart")
     model = model_folder(home / "tiny" / "hf")
     texts = sentences(home / "texts.txt", 2, shortest=40)
-    asked = subprocess.Popen(
-        [sys.executable, without_study.__file__],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        text=True,
-    )
+    script = Path(without_study.__file__).read_text("utf-8")
 
     def answers(name, runs):
         package = without_study.package_without(home, name)
-        answer = home / f"answer_{name}.json"
-        question = {"package": str(package), "model": str(model), "texts": str(texts), "runs": runs}
-        question |= {"answer": str(answer), "output": str(home / f"runs_{name}")}
-        asked.stdin.write(json.dumps(question) + "\n")
-        asked.stdin.flush()
-        assert asked.stdout.readline() == "answered\n"
-        assert answer.is_file(), "its error stands on stderr"
-        found = json.loads(answer.read_text("utf-8"))
+        folder = home / f"runs_{name}"
+        folder.mkdir()
+        done = launcher.script(script, package, model, texts, folder, *runs)
+        assert done.returncode == 0, done.stderr
+        found = json.loads((folder / "answer.json").read_text("utf-8"))
         assert all(one.startswith(str(package)) for one in found.pop("from"))
         return found
 
-    yield answers
-    asked.stdin.close()
-    assert asked.wait() == 0
+    imports = "import matplotlib.pyplot, pandas, pyarrow.parquet, pydantic, typer.main, transformers\n"
+    imports += "from transformers import LlamaForCausalLM, PreTrainedTokenizerFast"
+    with Launcher(home, imports=imports) as launcher:
+        yield answers
 
 
 @pytest.fixture(scope="module")
@@ -63,20 +53,28 @@ def whole(ask):
     return found
 
 
+def study_of(configs, config):
+    """The study of a packaged config, which it names or has from the one that it extends."""
+    keys = configs[config]
+    return keys["study"] if "study" in keys else study_of(configs, keys["extends"])
+
+
 @pytest.mark.parametrize("name", STUDIES)
 def test_without_a_study_everything_else_is_as_it_was(name, ask, whole):
     run = INSTEAD if name == RUN else RUN
     found = ask(name, [run])
     home = PACKAGE / "studies" / name
     own = {file.stem for file in home.glob("published/*.csv")}
+    names = {name, *whole["studies"][name]}
     configs = {
-        file.relative_to(home / "configs").with_suffix("").as_posix()
-        for file in home.glob("configs/**/*.yaml")
+        config: keys
+        for config, keys in whole["configs"].items()
+        if study_of(whole["configs"], config) not in names
     }
     assert {**whole["studies"], **found["studies"]} == whole["studies"]
     assert set(whole["studies"]) - set(found["studies"]) == {name}
     assert found["papers"] == {paper: one for paper, one in whole["papers"].items() if paper not in own}
-    assert found["configs"] == [one for one in whole["configs"] if one not in configs]
+    assert found["configs"] == configs
     for what in ("metrics", "quantities", "doctor", "help"):
         assert found[what] == whole[what], what
     assert found["runs"] == {run: whole["runs"][run]}

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: MIT
 """What the package answers when the folder of one study is not there.
 
-Run by test_studies_apart.py: python without_study.py, and a line of JSON on its input for each question, with
-the file of the answer in it. A fork of its own answers each, so that what the package imports besides is
-imported once; the package itself is new in each.
+Run by test_studies_apart.py: python without_study.py PACKAGE MODEL TEXTS FOLDER STUDY ..., which writes to
+FOLDER/answer.json what a copy of attnscope in the folder PACKAGE says of itself, and the digests of tables
+of a run of each STUDY.
 """
 
 import contextlib
@@ -11,9 +11,7 @@ import hashlib
 import importlib.util
 import io
 import json
-import os
 import sys
-import traceback
 from pathlib import Path
 
 
@@ -30,9 +28,10 @@ def package_without(folder, name):
     return copy.parent
 
 
-def answers(question):
-    """Everything general that the package says of itself, and the tables of a small run by their digest."""
+def answers(model, texts, folder, *names):
+    """Everything general that the package says of itself, and the tables of small runs by their digest."""
     import typer.main
+    import yaml
 
     import attnscope
     from attnscope import studies
@@ -53,51 +52,29 @@ def answers(question):
             one.main(["--help"], prog_name=f"attnscope {name}")
         helps[name] = text.getvalue()
     runs = {}
-    for name in question["runs"]:
-        settings = {"models": question["model"], "texts": question["texts"], "output": question["output"]}
-        results = run(Study(study=name, name=name, **settings), progress=False, say=lambda text: None)
-        files = sorted(results.path.rglob("*.parquet"))
+    for name in names:
+        settings = Study(study=name, name=name, models=model, texts=texts, output=folder)
+        results = run(settings, progress=False, say=lambda text: None)
         runs[name] = {
-            str(file.relative_to(results.path)): hashlib.sha256(file.read_bytes()).hexdigest()
-            for file in files
-            if "units" not in file.parts
+            file.name: hashlib.sha256(file.read_bytes()).hexdigest()
+            for file in sorted((results.path / "tables").glob("*"))
         }
+    configs = {name: yaml.safe_load(packaged.packaged_text(name)) for name in packaged.packaged()}
     return {
         "from": loaded,
         "studies": {one.name: list(one.aliases) for one in discovery.studies().values()},
         "papers": {paper: [one.name, len(published_numbers(paper))] for paper, one in papers().items()},
-        "configs": packaged.packaged(),
+        "configs": configs,
         "metrics": {name: catalogue.describe(name) for name in catalogue.first_lines()},
-        "quantities": [repr(one) for one in found().quantities],
+        "quantities": [(one.protocol, one.metric, one.name, one.meaning) for one in found().quantities],
         "doctor": {name: [one.name for one in group] for name, group in doctor._by_metric().items()},
         "help": helps,
         "runs": runs,
     }
 
 
-def main():
-    import matplotlib.pyplot  # noqa: F401
-    import pandas  # noqa: F401
-    import pyarrow.parquet  # noqa: F401
-    import torch
-    from transformers import LlamaForCausalLM  # noqa: F401
-
-    sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable")]
-    for line in sys.stdin:
-        question = json.loads(line)
-        if not os.fork():
-            torch.set_num_threads(1)
-            sys.path.insert(0, question["package"])
-            os.dup2(2, 1)  # what a run prints is no answer
-            try:
-                Path(question["answer"]).write_text(json.dumps(answers(question)), "utf-8")
-            finally:  # a fork ends here whatever it was
-                if sys.exc_info()[0]:
-                    traceback.print_exc()
-                os._exit(0)
-        os.wait()
-        print("answered", flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    package, folder = sys.argv[1], Path(sys.argv[4])
+    sys.meta_path[:] = [one for one in sys.meta_path if not type(one).__module__.startswith("_editable")]
+    sys.path.insert(0, package)
+    (folder / "answer.json").write_text(json.dumps(answers(*sys.argv[2:])), "utf-8")
