@@ -25,10 +25,16 @@ endif()
 if(NOT CMAKE_CXX_COMPILER_LAUNCHER)
   find_program(ATTNSCOPE_CCACHE ccache)
   if(ATTNSCOPE_CCACHE)
-    set(CMAKE_CXX_COMPILER_LAUNCHER ${ATTNSCOPE_CCACHE})
+    # Without these it would pass by every file that is compiled with precompiled headers.
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${CMAKE_COMMAND} -E env
+      CCACHE_SLOPPINESS=pch_defines,time_macros,include_file_mtime,include_file_ctime ${ATTNSCOPE_CCACHE})
   endif()
 endif()
 
 add_library(attnscope_warnings INTERFACE)
 target_compile_options(attnscope_warnings INTERFACE -Wall -Wextra -Wconversion -Wno-sign-conversion
   $<$<BOOL:${ATTNSCOPE_WERROR}>:-Werror>)
+# GCC before 13 takes the registers that its own AVX-512 header leaves open on purpose for a mistake.
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13)
+  target_compile_options(attnscope_warnings INTERFACE -Wno-maybe-uninitialized)
+endif()

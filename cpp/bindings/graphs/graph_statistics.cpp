@@ -6,7 +6,7 @@
 namespace attnscope {
 namespace {
 
-py::tuple statistics(const py::object& attention, const py::object& lengths,
+py::tuple graph_statistics_of(const py::object& attention, const py::object& lengths,
                      const py::object& thresholds) {
   const Batch batch = make_batch(attention, lengths);
   const Thresholds levels = make_thresholds(batch, thresholds);
@@ -40,7 +40,7 @@ py::tuple statistics(const py::object& attention, const py::object& lengths,
 }  // namespace
 
 void bind_graph_statistics(py::module_& module) {
-  module.def("graph_statistics", &statistics, py::arg("attention"), py::arg("lengths"),
+  module.def("graph_statistics", &graph_statistics_of, py::arg("attention"), py::arg("lengths"),
              py::arg("thresholds"));
 }
 

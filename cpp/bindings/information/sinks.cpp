@@ -11,7 +11,7 @@ namespace attnscope {
 namespace {
 
 // (incoming, entropy, position, share, uniform share, top mass, non_finite), None for what is not asked for.
-py::tuple statistics(const py::object& attention, const py::object& lengths,
+py::tuple sink_statistics_of(const py::object& attention, const py::object& lengths,
                      const py::object& support, bool incoming, bool entropy,
                      std::optional<double> min_visibility,
                      std::optional<std::pair<Index, Index>> first_and_queries, Index top) {
@@ -86,7 +86,7 @@ py::tuple far(const py::object& attention, const py::object& lengths, const py::
 }  // namespace
 
 void bind_sinks(py::module_& module) {
-  module.def("sink_statistics", &statistics, py::arg("attention"), py::arg("lengths"),
+  module.def("sink_statistics", &sink_statistics_of, py::arg("attention"), py::arg("lengths"),
              py::arg("support"), py::arg("incoming"), py::arg("entropy"), py::arg("min_visibility"),
              py::arg("first_and_queries"), py::arg("top"));
   module.def("sink_tokens", &tokens, py::arg("attention"), py::arg("lengths"), py::arg("support"),
