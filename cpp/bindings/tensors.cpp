@@ -28,6 +28,17 @@ void copy_leading(const ArrayView& array, Index trailing, std::vector<Index>& si
   }
 }
 
+// Where the matrices of an array lie: its last two axes, and the leading ones.
+template <class AnyBatch>
+void read_matrices(const ArrayView& array, AnyBatch& batch) {
+  batch.owner = array.owner();
+  batch.data = array.data();
+  batch.dtype = dtype_of(array);
+  batch.row_stride = array.stride(-2);
+  batch.column_stride = array.stride(-1);
+  copy_leading(array, 2, batch.sizes, batch.strides);
+}
+
 Index product(const std::vector<Index>& sizes) {
   Index count = 1;
   for (const Index size : sizes) count *= size;
@@ -127,13 +138,8 @@ Batch make_batch(const py::object& attention, const py::object& lengths) {
   }
   if (!array.on_cpu()) throw py::value_error("attention must be on the CPU");
   Batch batch;
-  batch.owner = array.owner();
-  batch.data = array.data();
-  batch.dtype = dtype_of(array);
+  read_matrices(array, batch);
   batch.n = array.size(-1);
-  batch.row_stride = array.stride(-2);
-  batch.column_stride = array.stride(-1);
-  copy_leading(array, 2, batch.sizes, batch.strides);
   batch.count = product(batch.sizes);
   if (!lengths.is_none()) {
     const ArrayView entries = view_array(lengths, "lengths");
@@ -158,14 +164,9 @@ MatrixBatch make_matrices(const py::object& matrices) {
   if (array.rank() < 2) throw py::value_error("matrices must have at least two dimensions");
   if (!array.on_cpu()) throw py::value_error("matrices must be on the CPU");
   MatrixBatch batch;
-  batch.owner = array.owner();
-  batch.data = array.data();
-  batch.dtype = dtype_of(array);
+  read_matrices(array, batch);
   batch.rows = array.size(-2);
   batch.columns = array.size(-1);
-  batch.row_stride = array.stride(-2);
-  batch.column_stride = array.stride(-1);
-  copy_leading(array, 2, batch.sizes, batch.strides);
   batch.count = product(batch.sizes);
   return batch;
 }
@@ -242,13 +243,8 @@ StateBatch make_states(const Batch& batch, const py::object& states) {
     throw py::value_error("states must hold one row per token");
   }
   StateBatch result;
-  result.owner = array.owner();
-  result.data = array.data();
-  result.dtype = dtype_of(array);
+  read_matrices(array, result);
   result.width = array.size(-1);
-  result.row_stride = array.stride(-2);
-  result.column_stride = array.stride(-1);
-  copy_leading(array, 2, result.sizes, result.strides);
   if (product(result.sizes) != batch.count) {
     throw py::value_error("states must hold one entry per matrix");
   }

@@ -9,7 +9,11 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.demo.texts import text_windows
+from attnscope.demo.tokenizer import byte_tokenizer
+from attnscope.demo.training import Recipe, train
 from attnscope.engine.run import run
+from attnscope.inference.groups import jackknife_bounds, mean_product
 
 DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TEXTS = DATA / "text" / "wiki_dataset_sink.csv"
@@ -115,3 +119,35 @@ def test_the_mask_cuts_queries_1_and_8_as_measured(name):
     profile = asc.position_profile(model, {"input_ids": ids}, n=64, groups=8)
     cut = profile.mean("mask_cut").mean(1).numpy()
     np.testing.assert_allclose(cut[:, [1, 8]].T, MEASURED[name]["mask_cut"], rtol=0.1, atol=0.02)
+
+
+# the demo's model after 192 steps, means over heads by layer of 64 windows of held-out text
+DEMO = {"windows": [0.0, 0.25, 0.81], "no_bos": [0.0, 0.16, 0.31]}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_demo_model_is_as_measured(tmp_path):
+    """Layer 0 and one token repeated are 0; a model before its first step has 1e-4 and cuts log(m/2)."""
+    from transformers import AutoModelForCausalLM
+
+    recipe = Recipe(steps=192)
+    checkpoints = train(tmp_path, recipe, progress=False)
+    model = AutoModelForCausalLM.from_pretrained(checkpoints / f"step{recipe.steps}").eval()
+    ids = torch.tensor(byte_tokenizer()(text_windows(64, 1))["input_ids"])
+    n, groups = 126, 8
+    for name, read in (("windows", ids[:, :n]), ("no_bos", ids[:, 1:])):
+        products = asc.position_profile(model, {"input_ids": read}, n=n, groups=groups).gram().numpy()
+        value, _, high, _ = jackknife_bounds(
+            np.arange(groups), lambda kept, of=products: mean_product(of[..., kept, :][..., kept]).mean(1)
+        )
+        error = (high - value) / 2.365  # t of 7 degrees of freedom; the measured windows are as many
+        assert (np.abs(value - DEMO[name]) <= 3 * np.sqrt(2) * error).all(), (name, value)
+        assert abs(value[0]) <= 3 * error[0]
+        assert (value[1:] > 0.1).all()
+    repeated = asc.position_profile(model, {"input_ids": ids[:, 50:51].repeat(1, n)}, n=n, groups=groups)
+    assert np.abs(mean_product(repeated.gram().numpy())).max() < 1e-9
+    untrained = asc.position_profile(recipe.build().eval(), {"input_ids": ids[:, :n]}, n=n, groups=groups)
+    assert 0 < mean_product(untrained.gram().mean(1).numpy()).max() < 5e-4
+    cut = untrained.mean("mask_cut")[..., 1].mean(1)
+    torch.testing.assert_close(cut, torch.full_like(cut, np.log(63 / 2)), rtol=0.05, atol=0.0)
