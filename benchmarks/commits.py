@@ -36,23 +36,28 @@ def serve(tree: str) -> None:
     torch.set_num_threads(1)
     warnings.simplefilter("ignore")
     texts = {"path": str(DATA / "text" / "wiki_dataset_sink.csv"), "column": "text", "samples": SAMPLES}
-    for at, _ in enumerate(sys.stdin):
+    options: dict[str, Any] = {"extra": "all", "controls": 1}
+
+    def timed(folder: str) -> float:
+        study = asc.Study(
+            study="sink_study", models=str(DATA / "stories260K" / "hf"), texts=texts, name="run",
+            max_tokens=128, block=SAMPLES, protocols="both", bars=True, output=folder, options=options,
+        )  # fmt: skip
+        began = time.process_time()
+        asc.run(study, progress=False, say=lambda text: None)
+        return time.process_time() - began
+
+    for _ in sys.stdin:
         with tempfile.TemporaryDirectory() as folder:
-            given: dict[str, Any] = {
-                "study": "sink_study", "models": str(DATA / "stories260K" / "hf"), "texts": texts,
-                "name": "run", "max_tokens": 128, "block": SAMPLES, "protocols": "both", "bars": True,
-                "output": folder,
-            }  # fmt: skip
             try:
-                study = asc.Study(**given, options={"extra": "all", "controls": 1})
+                seconds = timed(folder)
             except ValueError:
-                study = asc.Study(**given, options={"extra": "all"})
-            began = time.process_time()
-            asc.run(study, progress=False, say=lambda text: None)
-            seconds = time.process_time() - began
-            heads = asc.load(f"{folder}/run")["heads"]
+                if not options.pop("controls", None):
+                    raise
+                seconds = timed(folder)
+            heads = asc.load(f"{folder}/run").table("heads")
             exact = heads[(heads["protocol"] == "exact") & (heads["head"] >= 0)]
-            print(json.dumps([at, seconds, exact["participation_ratio"].mean()]), flush=True)
+            print(json.dumps([seconds, exact["participation_ratio"].mean()]), flush=True)
 
 
 class Commit:
@@ -69,7 +74,7 @@ class Commit:
         assert self._process.stdout is not None
         self._process.stdin.write("run\n")
         self._process.stdin.flush()
-        _, seconds, number = json.loads(self._process.stdout.readline())
+        seconds, number = json.loads(self._process.stdout.readline())
         Commit.spent += seconds
         return float(number)
 

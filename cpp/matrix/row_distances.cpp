@@ -45,8 +45,8 @@ Index point_stride(Index width) { return (width + kLine - 1) / kLine * kLine; }
 
 Index point_rows(Index n) { return (n + kAcross - 1) / kAcross * kAcross; }
 
-void row_distances(const double* points, Index n, Index width, PointMetric metric, Index begin,
-                   Index end, double* distances, Index row_stride) {
+void row_distances(const double* points, [[maybe_unused]] Index n, Index width, PointMetric metric,
+                   Index begin, Index end, double* distances, Index row_stride) {
   assert(begin % kDistanceRows == 0 && end <= n);
   const Index stride = point_stride(width);
   // The lower half holds sums of squares until all chunks are in.

@@ -235,7 +235,8 @@ WORKED: dict[str, Worked] = {
         found = bootstrap(pd.Series(means))
         ax.axhline(found.estimate, color="#0072b2", linewidth=1)
         ax.axhspan(found.low, found.high, color="#0072b2", alpha=0.15, label="95 % over texts")
-        rows = bootstrap(pd.Series([mean + 0.01 * (head - 1.5) for mean in means for head in [0, 1, 2, 3] * 2]))
+        both = [0.01 * (head - 1.5) for head in [0, 1, 2, 3] * 2]    # of two layers
+        rows = bootstrap(pd.Series([mean + one for mean in means for one in both]))
         ax.axhspan(rows.low, rows.high, color="#d55e00", alpha=0.3, label="64 rows as if independent (wrong)")
         ax.set_xlabel("text"); ax.set_ylabel("attention to first key")
         ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))

@@ -252,9 +252,9 @@ def columns_of(
 
 
 def _columns() -> dict[str, Quantity]:
-    """The columns that are called otherwise than any metric."""
-    known, names = found(), set(found().names())
-    return {one.name: one for one in known.quantities if one.protocol == "exact" and one.name not in names}
+    """The columns that are called otherwise than any metric that reads maps."""
+    names = set(metric_names())
+    return {one.name: one for one in found().quantities if one.protocol == "exact" and one.name not in names}
 
 
 def _settings(one: Quantity) -> dict[str, Any]:

@@ -43,8 +43,8 @@ def describe(name: str) -> str:
             parameters.append("*")
         parameters.append(parameter.name + default)
     about = f"attnscope.{called}({', '.join(parameters)})\n\n{inspect.getdoc(metric) or ''}"
-    own = [_line(one) for one in columns_of(called)]
-    return "\n".join([about, "", "Columns:", *own] if own else [about])
+    lines = [_line(one) for one in columns_of(called)]
+    return "\n".join([about, "", "Columns:", *lines] if lines else [about])
 
 
 def columns_of(metric: str) -> list[Quantity]:

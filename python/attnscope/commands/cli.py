@@ -122,7 +122,7 @@ def init(
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.
 
-    Example: attnscope init absolute_position -o position.yaml
+    Example: attnscope init -o study.yaml
     """
     from attnscope.commands.settings import written
 

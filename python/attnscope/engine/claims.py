@@ -12,7 +12,7 @@ written together: by Holm over the primary ones, by Benjamini and Hochberg over 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -56,7 +56,6 @@ class Claim:
         high: likewise.
         null: what no effect would give, or the border of the claim.
         p_value: against the null.
-        primary: whether it is of the list that the study was made to test.
     """
 
     claim: str
@@ -68,31 +67,36 @@ class Claim:
     high: float = math.nan
     null: float = math.nan
     p_value: float = math.nan
-    primary: bool = True
 
 
-def adjusted(claims: Sequence[Claim]) -> tuple[npt.NDArray[np.float64], list[str]]:
-    """Adjusted p-values of claims that are written together, and how; NaN and "" where nothing was tested."""
+def adjusted(
+    claims: Sequence[Claim], secondary: Collection[str] = ()
+) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Adjusted p-values of claims that are written together, and how; NaN and "" where nothing was tested.
+
+    Args:
+        claims: all of them.
+        secondary: codes of those that are not of the list which the study was made to test.
+    """
     p_values = np.array([one.p_value for one in claims], dtype=float)
-    primary = np.array([one.primary for one in claims], dtype=bool)
-    values = np.where(
-        primary,
-        holm(np.where(primary, p_values, np.nan)),
-        benjamini_hochberg(np.where(primary, np.nan, p_values)),
-    )
+    primary = np.array([one.claim not in secondary for one in claims], dtype=bool)
+    of_list = holm(np.where(primary, p_values, np.nan))
+    others = benjamini_hochberg(np.where(primary, np.nan, p_values))
+    values = np.where(primary, of_list, others)
     names = np.where(np.isnan(values), "", np.where(primary, "holm", "benjamini_hochberg"))
     return values, names.tolist()
 
 
-def write_claims(run: StageRun, claims: Iterable[Claim], **keys: Any) -> None:
-    """Writes the rows of one checkpoint or pair under its keys, with their adjusted p-values."""
+def write_claims(
+    run: StageRun, claims: Iterable[Claim], secondary: Collection[str] = (), /, **keys: Any
+) -> None:
+    """Writes the rows of one checkpoint or pair under its keys, p-values adjusted as `adjusted` does."""
     rows = list(claims)
-    for one, value, correction in zip(rows, *adjusted(rows), strict=True):
-        columns = {name: given for name, given in vars(one).items() if name != "primary"}
+    for one, value, correction in zip(rows, *adjusted(rows, secondary), strict=True):
         run.write(
             "claims",
             **{"protocol": "exact", **keys},
-            **columns,
+            **vars(one),
             p_adjusted=value,
             correction=correction,
         )

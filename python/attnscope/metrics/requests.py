@@ -92,9 +92,7 @@ def options_taken(metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]]
 
 def _of_column(name: str) -> str:
     """That a name is the column of a metric, if it is."""
-    metrics = [
-        one.metric for one in found().quantities if one.name == name and one.metric in metric_names()
-    ]
+    metrics = [one.metric for one in found().quantities if one.name == name and one.metric in metric_names()]
     return f"; {name} is a column of {metrics[0]}" if metrics else ""
 
 

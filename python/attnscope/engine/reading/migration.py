@@ -84,8 +84,7 @@ def migrated(name: str, table: pa.Table, version: int) -> dict[str, pa.Table]:
         )
     tables = {name: _with_supports(table) if _lacks_supports(name, table.schema) else table}
     if _has_renamed(name, table.schema):
-        names = _RENAMED[name]
-        tables = {name: table.rename_columns([names.get(one, one) for one in table.column_names])}
+        tables = {name: _with_names(table, _RENAMED[name])}
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
             raise ResultsError(
@@ -169,6 +168,14 @@ def _lacks_supports(name: str, schema: pa.Schema) -> bool:
 
 def _has_renamed(name: str, schema: pa.Schema) -> bool:
     return bool(set(_RENAMED.get(name, ())) & set(schema.names))
+
+
+def _with_names(table: pa.Table, names: dict[str, str]) -> pa.Table:
+    """Columns under their names, with all that they and the table say of themselves."""
+    import pyarrow as pa
+
+    fields = [one.with_name(names.get(one.name, one.name)) for one in table.schema]
+    return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))
 
 
 def _with_supports(table: pa.Table) -> pa.Table:

@@ -45,7 +45,7 @@ def bypass(evidence: Evidence) -> Claim:
     samples = rows["sample"].unique()
     labels = (prompts["bucket"].reindex(samples) == evidence.contrast).to_numpy().astype(int)
     templates = pd.factorize(prompts["template"].reindex(samples))[0]
-    layers = {int(layer): _forced(own, samples) for layer, own in rows.groupby("layer")}
+    layers = {layer: _forced(rows[rows["layer"] == layer], samples) for layer in sorted(set(rows["layer"]))}
     if len(set(labels.tolist())) < 2:
         return missing("C10", statistic, "one bucket alone was asked")
     test = exchange_labels(
@@ -99,4 +99,4 @@ def _strongest(own: dict[str, Array], labels: Array) -> str:
 def _excess(own: dict[str, Array], drawn: Array) -> Array:
     """The probe's J less the largest of its controls', of labellings [m, n] -> [m]."""
     controls = [youden(forced, drawn) for name, forced in own.items() if name != "probe"]
-    return youden(own["probe"], drawn) - np.max(controls, axis=0)
+    return np.asarray(youden(own["probe"], drawn) - np.max(controls, axis=0))

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
@@ -19,6 +19,7 @@ from attnscope.engine.claims import (
     adjusted,
     write_claims,
 )
+from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
 from attnscope.studies.hallucination_geometry.bypass import bypass
 from attnscope.studies.hallucination_geometry.contrasts import buckets
@@ -30,6 +31,8 @@ if TYPE_CHECKING:
 
 #: An area from which length or words alone make a claim of their own.
 CONFOUNDED = 0.6
+#: Claims with a p that are not of the primary list.
+SECONDARY = ("C7",)
 _KEYS = ["model", "revision", "step"]
 
 
@@ -51,19 +54,22 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
             for name, table in tables.items() if name.endswith("_variants")
         }  # fmt: skip
         every = [Evidence(other, reference, own, controls, options) for other in others]
-        write_claims(run, judged(every), **keys)
+        write_claims(run, judged(every), [f"{one} {other}" for one in SECONDARY for other in others], **keys)
 
 
 def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
     """Prompts in the buckets that their answers put them into."""
     right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
-    return prompts.assign(bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong"))
+    known: pd.DataFrame = prompts.assign(
+        bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong")
+    )
+    return known
 
 
 def judged(every: list[Evidence]) -> list[Claim]:
     """The claims of all contrasts of a checkpoint, decided by what is left of their p over the whole list."""
     made = [list(claims(one)) for one in every]
-    levels = iter(adjusted([claim for own in made for claim in own])[0].tolist())
+    levels = iter(adjusted([claim for own in made for claim in own], SECONDARY)[0].tolist())
     found = []
     for evidence, own in zip(every, made, strict=True):
         known = replace(evidence, adjusted={claim.claim: next(levels) for claim in own})
@@ -214,35 +220,31 @@ def _falls(evidence: Evidence) -> Claim:
         return missing("C5", statistic)
     wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
     change = wide[wide.columns.max()] - wide[wide.columns.min()]
-    bucket = evidence.tables["prompts"].set_index("sample")["bucket"].reindex(change.index)
-    own, others = change[bucket == evidence.contrast], change[bucket == evidence.reference]
-    value, low, high = _mean_interval(own)
-    gap = _mean_interval(own)[0] - _mean_interval(others)[0]
+    prompts = evidence.tables["prompts"].set_index("sample").reindex(change.index)
+    intervals = {
+        bucket: bootstrap(change[mine].to_numpy(dtype=float), clusters=prompts["template"][mine].to_numpy())
+        for bucket, mine in (
+            (one, prompts["bucket"] == one) for one in (evidence.contrast, evidence.reference)
+        )
+    }
+    (value, low, high, _), other = intervals[evidence.contrast], intervals[evidence.reference]
     test = smallest(evidence.rows("contrasts", quantity="log_fisher_ratio"))
     numbers = {"value": value, "low": low, "high": high, "null": 0.0,
                "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
     if np.isnan(low):
-        return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
+        return Claim(
+            "C5", statistic, NOT_TESTABLE, "prompts of fewer than 5 templates have no interval", **numbers
+        )
     if low > 0:
         return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
     if high < 0:
-        reach = np.hypot(high - value, _mean_interval(others)[2] - _mean_interval(others)[0])
+        gap, reach = value - other.estimate, np.hypot(high - value, other.high - other.estimate)
         if gap + reach < 0:
             return Claim(
                 "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
             )
         return Claim("C5", statistic, CONTRADICTED, f"{evidence.reference} falls as much", **numbers)
     return Claim("C5", statistic, UNDECIDED, "its interval holds 0", **numbers)
-
-
-def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
-    from attnscope.inference import bootstrap
-
-    data = values.to_numpy(dtype=float)
-    if len(data) < 5:
-        return float(np.mean(data)) if len(data) else np.nan, np.nan, np.nan
-    found = bootstrap(data)
-    return found.estimate, found.low, found.high
 
 
 def _gain(evidence: Evidence) -> Claim:
@@ -279,11 +281,10 @@ def _gradients(evidence: Evidence) -> Claim:
     null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
     if null.empty:
         return missing("C7", statistic, "no random direction to compare with")
-    found: dict[str, Any] = {
+    found = {
         "value": value,
         "null": float(null.quantile(0.95)),
         "p_value": float(1 + (null <= abs(value)).sum()) / (1 + len(null)),
-        "primary": False,
     }
     if abs(value) < float(null.quantile(0.05)):
         return Claim("C7", statistic, SUPPORTED, "less aligned than random directions are", **found)

@@ -54,9 +54,10 @@ class Evidence:
         values = own.groupby("seed")[column].mean().dropna()
         if len(values) < 2:
             return float(values.mean()), float(values.mean())
-        from scipy import stats
+        from scipy import special
 
-        reach = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
+        wide = float(special.stdtrit(len(values) - 1, 0.975))
+        reach = wide * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
         return float(values.mean()), float(values.mean() + reach)
 
 

@@ -129,7 +129,7 @@ def lens(results: Tables, options: Options) -> Drawn:
     columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}
     if table["log_p_answer"].notna().any():
         columns["log_p_answer"] = "log p of the answer"
-    figure_, axes = panels(1, len(columns), height=2.5, width=options.width)
+    figure_, axes = panels(1, len(columns), height=2.5, width=options.width, narrowest=2.0)
     for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
         for bucket, rows in table.groupby("bucket", sort=False):
             values = rows.groupby("layer")[column]
