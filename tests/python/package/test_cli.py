@@ -89,7 +89,7 @@ def test_a_run_its_tables_and_json(call, inputs, tmp_path):
         (["run", "--model", "gpt2", "--wrong"], "--wrong"),
         (["run", "--model", "gpt2", "--shard", "9/8"], "expected i/n with i from 1 to n"),
         (["run", "--model", "gpt2", "--shard", "1/2", "--ray", "auto"], "--shard or --ray, not both"),
-        (["metrics", "fiedler"], "there is no metric 'fiedler'; did you mean 'fiedler_value'?"),
+        (["metrics", "fiedler"], "there is no metric or column 'fiedler'; did you mean 'fiedler_value'?"),
         (["tables"], "DIR"),
     ],
 )

@@ -43,13 +43,23 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
         frame = frame[frame["model"].isin(series) & (frame["step"] >= 0)]
         frame = frame.merge(samples, on=[*CHECKPOINT_KEYS, "sample"], how="left", validate="many_to_one")
         others = tested_numbers(results, "heads") if name == "layers" and "heads" in there else []
-        for metric in (one for one in tested_numbers(results, name) if one not in others):
-            for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True):
+        metrics = [one for one in tested_numbers(results, name) if one not in others]
+        of_each = [
+            (
+                {"model": str(model), "protocol": str(protocol)},
+                own,
+                _parts(own, scope, metrics, str(protocol)),
+            )
+            for (model, protocol), own in frame.groupby(["model", "protocol"], sort=True)
+        ]
+        for metric in metrics:
+            for keys, own, parts in of_each:
                 if own[metric].notna().any():
-                    keys = {"model": str(model), "protocol": str(protocol), "metric": metric}
-                    for part, where in _parts(own, scope, metric, str(protocol)):
-                        rows.append({**keys, **where, **_published(part, metric, str(protocol))})
-                        curves.append(_curve(part, metric))
+                    for part, means, where in parts:
+                        if metric in means:
+                            published = _published(part, metric, keys["protocol"])
+                            rows.append({**keys, "metric": metric, **where, **published})
+                            curves.append(_curve(means[metric]))
     family = _family(rows)
     found = emergence_splits([curve for curve, one in zip(curves, family, strict=True) if one], seed=seed)
     judged = iter(found)
@@ -72,28 +82,31 @@ def _family(rows: list[dict[str, Any]]) -> list[bool]:
 
 
 def _parts(
-    own: pd.DataFrame, scope: str, metric: str, protocol: str
-) -> list[tuple[pd.DataFrame, dict[str, Any]]]:
-    """Rows of all layers, of each group, of each layer and, where wanted, of each head, with their keys."""
+    own: pd.DataFrame, scope: str, metrics: list[str], protocol: str
+) -> list[tuple[pd.DataFrame, pd.DataFrame, dict[str, Any]]]:
+    """Of all layers, each group, each layer and each head: rows, means by step and sample, and keys."""
     whole: dict[str, Any] = {"group": "all", "scope": scope, "place": "", "layer": None, "head": None}
-    found = [(own, whole)]
+    found = [(own, metrics, whole)]
     groups = sorted(own["group"].unique())
     if len(groups) > 1:
-        found += [(own[own["group"] == one], {**whole, "group": one}) for one in groups]
+        found += [(own[own["group"] == one], metrics, {**whole, "group": one}) for one in groups]
     of_layer = {"heads": "layer", "head_mean": "layer_head_mean", "layers": "layer"}[scope]
     for layer, part in own.groupby("layer", sort=True):
         number = int(str(layer))
-        found.append((part, {**whole, "scope": of_layer, "place": f"L{number}", "layer": number}))
-    if scope == "heads" and protocol == "exact" and metric in OF_EVERY_HEAD:
+        where = {**whole, "scope": of_layer, "place": f"L{number}", "layer": number}
+        found.append((part, metrics, where))
+    single = [one for one in metrics if one in OF_EVERY_HEAD]
+    if scope == "heads" and protocol == "exact" and single:
         for keys, part in own.groupby(["layer", "head"], sort=True):
             at = dict(zip(("layer", "head"), (int(str(one)) for one in keys), strict=True))
             place = "L{layer}H{head}".format(**at)
-            found.append((part, {**whole, "scope": "head", "place": place, **at}))
-    return found
+            found.append((part, single, {**whole, "scope": "head", "place": place, **at}))
+    each = ["step", "sample"]
+    return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
 
 
-def _curve(part: pd.DataFrame, metric: str) -> Curve:
-    each = part.groupby(["step", "sample"], sort=True)[metric].mean().unstack("sample")
+def _curve(means: pd.Series[float]) -> Curve:
+    each = means.unstack("sample")
     return each.index.to_numpy(np.int64), each.to_numpy(np.float64)
 
 
