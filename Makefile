@@ -15,7 +15,7 @@ test: test-cpp  ## everything that is quick, with the instruction set of this pr
 
 test-all: test-isas  ## everything: every instruction set, eight lanes under AddressSanitizer, slow tests, Ray clusters
 	@.ci/sanitize quick
-	@$(BIN)/python -m pip install -qq "ray[client]>=2.40" "psutil>=5.9"
+	@.ci/packages "ray[client]>=2.40" "psutil>=5.9"
 	@$(PYTEST)
 
 test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs
@@ -31,7 +31,7 @@ mutants:        ## break the kernels one line at a time: every mutant must turn 
 	@.ci/setup tools && PATH=$$PWD/$(BIN):$$PATH $(BIN)/python tests/mutants/kernels.py
 
 mutants-python: ## the same for the metrics in Python, with mutmut; MODULES="locality entropy" for some of them
-	@.ci/setup dev && $(BIN)/python -m pip install -qq "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py $(MODULES)
+	@.ci/setup dev && .ci/packages "mutmut>=3.8" && $(BIN)/python tests/mutants/metrics.py $(MODULES)
 
 fuzz:           ## SECONDS=60 of arbitrary bytes for every kernel, under the sanitizers
 	@.ci/setup tools && .ci/sanitize fuzz $(SECONDS)
@@ -52,7 +52,7 @@ notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" f
 	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
-	@.ci/setup build && $(BIN)/python -m pip install -qq "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
+	@.ci/setup build && .ci/packages "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy

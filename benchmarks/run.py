@@ -19,7 +19,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 OF_THREADS = {"threads"}  # these ask for more than one
 # Models and whole analyses, which a quick run is too short for.
-LONG = {"attention_likelihood", "sensitivity", "study", "sweep", "whole"}
+LONG = {"attention_likelihood", "commits", "sensitivity", "study", "sweep", "whole"}
 WHOLES = (*sorted({*LONG, "calls", "measure", "second_moments", "start", "threads", "weight_deltas"}),)
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""Lets every test folder import the builders in tests/, and gives slow tests the time they need."""
+"""Builders, processes to fork from, the time of slow tests, and which files run first and which together."""
 
+import os
 import sys
 from pathlib import Path
 
@@ -10,9 +11,63 @@ sys.path.insert(0, str(Path(__file__).parent))
 
 #: Seconds after which a slow test hangs, where it says none itself: on a busy machine some take minutes.
 SLOW = 1800
+#: Folders of the longest files: they begin, so that none of them is what all other workers wait for.
+FIRST = (
+    "integration/",
+    "python/studies/",
+    "python/drawing/",
+    "python/package/",
+    "python/attention_likelihood/",
+)
+#: Files that share what takes long to make go to one worker: beginnings of their paths.
+TOGETHER = (
+    ("tests/integration/test_resume.py", "tests/integration/test_study.py"),
+    ("tests/python/studies/test_sink_study.py", "tests/python/studies/test_sink_summaries.py"),
+    ("tests/python/studies/absolute_position/",),
+    ("tests/python/executors/",),
+)
+
+# Nothing here has to outlast a loss of power, and a run waits for the disk a hundred times.
+os.fsync = lambda handle: None
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW))
+    items.sort(key=lambda item: [folder in item.nodeid for folder in FIRST], reverse=True)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config, log):
+    from xdist.scheduler import LoadFileScheduling
+
+    class InOrder(LoadFileScheduling):
+        """A file, or some that share, for a worker at a time, in the order of collection."""
+
+        def _split_scope(self, nodeid: str) -> str:
+            shared = (group[0] for group in TOGETHER if nodeid.startswith(group))
+            return next(shared, super()._split_scope(nodeid))
+
+    if config.option.dist != "loadfile":
+        return None
+    config.option.loadscopereorder = False
+    return InOrder(config, log)
+
+
+@pytest.fixture(scope="session")
+def launcher(tmp_path_factory):
+    """Forks commands from a process that has imported everything."""
+    from launcher import Launcher
+
+    with Launcher(tmp_path_factory.mktemp("logs")) as made:
+        yield made
+
+
+@pytest.fixture(scope="session")
+def fresh(tmp_path_factory):
+    """Runs scripts in a process that has imported torch, and nothing of attnscope."""
+    from launcher import Launcher
+
+    with Launcher(tmp_path_factory.mktemp("logs"), imports="") as made:
+        yield made.script

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: MIT
-"""Starts attnscope processes quickly: one process imports everything once and forks for each command.
+"""Starts processes quickly: one process imports what takes seconds and forks for each command or script.
 
-Importing torch and transformers takes seconds, and the tests that kill runs need dozens of processes.
+The tests that kill runs need dozens of processes with everything imported; others need one in which nothing
+of attnscope is loaded.
 """
 
 import json
@@ -12,14 +13,19 @@ import sys
 import time
 from pathlib import Path
 
-SERVER = """
-import json, os, resource, signal, sys
-import torch
-torch.set_num_threads(1)            # no pool of threads exists, so that a fork is sound
+#: What a run of the sink study needs.
+EVERYTHING = """
 import pandas, pyarrow.parquet, transformers
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run
 import attnscope.studies.attention_sinks.study
+"""
+
+SERVER = """
+import json, os, resource, signal, sys, traceback
+import torch
+torch.set_num_threads(1)            # no pool of threads exists, so that a fork is sound
+IMPORTS
 print(json.dumps("ready"), flush=True)
 for line in sys.stdin:
     order = json.loads(line)
@@ -31,16 +37,25 @@ for line in sys.stdin:
     if child == 0:
         os.setpgid(0, 0)
         signal.signal(signal.SIGINT, signal.default_int_handler)
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND)
-        os.dup2(log, 1), os.dup2(log, 2)
+        for stream, log in ((1, order["log"]), (2, order["errors"])):
+            os.dup2(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND), stream)
         os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
         if order["file_size"]:
             resource.setrlimit(resource.RLIMIT_FSIZE, (order["file_size"], order["file_size"]))
+        os.environ.update(order["environment"])
         code = 1
         try:
-            attnscope.commands.cli.main(order["arguments"])
+            if order["script"] is None:
+                import attnscope.commands.cli
+                attnscope.commands.cli.main(order["arguments"])
+            else:
+                sys.argv[1:] = order["arguments"]
+                exec(order["script"], {"__name__": "__main__"})
+            code = 0
         except SystemExit as end:
-            code = end.code or 0
+            code = int(end.code or 0)
+        except BaseException:
+            traceback.print_exc()
         finally:
             sys.stdout.flush(), sys.stderr.flush()
             os._exit(code)
@@ -81,14 +96,16 @@ class Process:
 class Launcher:
     """The process that forks; use as a context manager."""
 
-    def __init__(self, folder):
+    def __init__(self, folder, imports=EVERYTHING):
         self.folder = Path(folder)
+        self.imports = imports
         self.count = 0
 
     def __enter__(self):
         env = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+        server = SERVER.replace("IMPORTS", self.imports)
         self.server = subprocess.Popen(
-            [sys.executable, "-c", SERVER], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+            [sys.executable, "-c", server], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
         )
         assert json.loads(self.server.stdout.readline()) == "ready"
         return self
@@ -103,11 +120,14 @@ class Launcher:
         self.server.stdin.flush()
         return json.loads(self.server.stdout.readline())
 
-    def start(self, *arguments, file_size=0):
-        """Starts `attnscope ARGUMENTS`."""
+    def start(self, *arguments, file_size=0, script=None, errors=None, environment=None):
+        """Starts `attnscope ARGUMENTS`, or Python's `-c SCRIPT ARGUMENTS`."""
         self.count += 1
         log = self.folder / f"{self.count:03d}.log"
-        pid = self.ask(arguments=[str(one) for one in arguments], log=str(log), file_size=file_size)
+        pid = self.ask(
+            arguments=[str(one) for one in arguments], script=script, log=str(log), errors=str(errors or log),
+            environment=environment or {}, file_size=file_size,
+        )  # fmt: skip
         return Process(self, pid, log)
 
     def run(self, *arguments, **options):
@@ -115,6 +135,13 @@ class Launcher:
         process = self.start(*arguments, **options)
         process.wait()
         return process
+
+    def script(self, script, *arguments, **environment):
+        """What a script ended with and wrote to each stream; keywords are variables of its environment."""
+        errors = self.folder / f"{self.count + 1:03d}.errors"
+        process = self.start(*arguments, script=script, errors=errors, environment=environment)
+        code = process.wait()
+        return subprocess.CompletedProcess(script, code, process.output, errors.read_text("utf-8"))
 
 
 def until(condition, seconds=60.0):

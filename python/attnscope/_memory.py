@@ -125,6 +125,19 @@ def peak_bytes(layer_bytes: int, heads: int, longest: int) -> int:
 
 
 @contextmanager
+def tables_given_back() -> Iterator[None]:
+    """Inside, Arrow takes memory from the C library; its own allocator keeps what tables once took."""
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    pa.set_memory_pool(pa.system_memory_pool())
+    try:
+        yield
+    finally:
+        pa.set_memory_pool(before)
+
+
+@contextmanager
 def older_objects_aside() -> Iterator[None]:
     """Inside, garbage is looked for among newer objects alone; imported libraries hold a million."""
     before = gc.get_freeze_count()

@@ -21,6 +21,14 @@ def with_code(text: str) -> str:
     return _BARE.sub(lambda found: f"```pycon\n{found[0].rstrip()}\n```\n", text)
 
 
+def with_columns(metric: str) -> str:
+    """The columns that a metric gives in tables, as the last section of its docstring."""
+    from attnscope.commands.catalogue import columns_of
+
+    lines = [f"* `{one.name}`: {one.label}. {one.meaning}" for one in columns_of(metric)]
+    return "\n\n**Columns in tables**\n\n" + "\n".join(lines) + "\n" if lines else ""
+
+
 class Doctests(griffe.Extension):
     """Applies `with_code` to every docstring."""
 
@@ -30,4 +38,5 @@ class Doctests(griffe.Extension):
         if inside and not obj.is_module and obj.name not in PUBLIC:
             obj.docstring = None
         if obj.docstring:
-            obj.docstring.value = with_code(obj.docstring.value)
+            columns = with_columns(obj.name) if inside and obj.is_function else ""
+            obj.docstring.value = with_code(obj.docstring.value) + columns

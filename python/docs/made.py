@@ -80,21 +80,31 @@ def settings() -> str:
 
 def glossary() -> str:
     """The words, and every quantity with the one name that it has in tables, figures, report and view."""
-    from attnscope.metrics.discovery import found
+    from attnscope.metrics.discovery import found, metric_of
 
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     words = text.partition("### Glossary")[2].partition("\n## ")[0]
     lines = [f"# Glossary\n{words}\n## Quantities\n"]
     lines.append(
         "One number, one name: the column of the tables; the label is what figures, the report and the view "
-        "call it. `attnscope metrics METRIC` says more.\n"
+        "call it.\n\n"
+        "How a column is called follows from the function that gives it. A function with one number for each "
+        "map gives the column of its own name (`stable_rank`). An option, an entry of a vector or a field "
+        "stands behind the name (`fiedler_value_normalized`, `bar_count_1`). A function with several fields "
+        "gives each a column with the field's name, and a word before it where the field alone says too "
+        "little (`marchenko_pastur(...).ks` is `mp_ks`). Of a vector over queries the column is the mean "
+        "(`attention_entropy` gives `entropy`). Each function's entry under *API* lists its columns, "
+        "`attnscope metrics` describes a function or a column, and `analyze` takes the name of either. "
+        "Another protocol's number has the column of the exact one in rows of that protocol.\n"
     )
-    lines += ["| column | label | what it is | kind | metric |", "|---|---|---|---|---|"]
+    lines += ["| column | label | what it is | kind | function |", "|---|---|---|---|---|"]
     quantities = {one.name: one for one in found().quantities if one.protocol == "exact"}
     for name, one in sorted(quantities.items()):
         label = f"{one.label} {one.symbol}".strip().replace("|", r"\|").replace("$", "")
         meaning = one.meaning.replace("|", r"\|")
-        lines.append(f"| `{name}` | {label} | {meaning} | {one.kind} | `{one.metric}` |")
+        functions = [each for each in (metric_of(one), *one.also) if not each.startswith("_")]
+        given = ", ".join(f"`{each}`" for each in functions) or "of a layer's sinks"
+        lines.append(f"| `{name}` | {label} | {meaning} | {one.kind} | {given} |")
     return "\n".join(lines) + "\n"
 
 

@@ -175,6 +175,73 @@ WORKED: dict[str, Worked] = {
         right.set_title("profile"); right.set_xlabel("offset")
         """,
     ),
+    "Words": Worked(
+        "Tokens 3 and 4 of eight are a word; the head gives its two rows 0.6 of themselves to the word.",
+        """
+        inside = uniform.clone()
+        inside[3, :4] = torch.tensor([0.2, 0.1, 0.1, 0.6])
+        inside[4, :5] = torch.tensor([0.2, 0.1, 0.1, 0.3, 0.3])
+        special = torch.arange(n) == 0                                  # the first token is BOS
+        found = asc.span_attention(torch.stack([inside, uniform]), [3, 5], special=special)
+        print(found.share)      # to the word itself; of the even head (1/4 + 2/5) / 2
+        print(found.boost)      # over uniform attention
+        print(found.special + found.context + found.share)    # all of it
+        """,
+        """
+        from matplotlib.patches import Rectangle
+        from attnscope.plots import attention_map
+        inside = uniform.clone()
+        inside[3, :4] = torch.tensor([0.2, 0.1, 0.1, 0.6])
+        inside[4, :5] = torch.tensor([0.2, 0.1, 0.1, 0.3, 0.3])
+        special = torch.arange(n) == 0
+        found = asc.span_attention(torch.stack([inside, uniform]), [3, 5], special=special)
+        left, right = figure.subplots(1, 2)
+        attention_map(inside, ax=left, colorbar=False)
+        left.add_patch(Rectangle((2.5, 2.5), 2, 2, fill=False, edgecolor="#d55e00", linewidth=1.5))
+        left.set_title("the word's own square")
+        below = torch.zeros(2, dtype=torch.float64)
+        parts = (("word", found.share), ("BOS", found.special), ("the rest", found.context))
+        for (name, part), color in zip(parts, ("#0072b2", "#d55e00", "#bbbbbb")):
+            right.bar(["this head", "uniform"], part.tolist(), bottom=below.tolist(), label=name, width=0.6,
+                      color=color)
+            below = below + part
+        right.set_title("where the word's rows go")
+        right.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+        """,
+    ),
+    "Statistics": Worked(
+        "Two layers with four heads on eight texts. The texts differ, the heads of one text hardly do: the "
+        "eight texts are the sample, and not the 64 rows, whose interval would be far too narrow.",
+        """
+        import pandas as pd
+        from attnscope.inference import bootstrap, per_sample
+        of_text = [0.31, 0.42, 0.55, 0.38, 0.47, 0.60, 0.29, 0.50]
+        table = pd.DataFrame([
+            {"sample": text, "layer": layer, "head": head, "sink_share": share + 0.01 * head}
+            for text, share in enumerate(of_text) for layer in range(2) for head in range(4)
+        ])
+        means = per_sample(table, "sink_share")              # one number for each text
+        found = bootstrap(means)
+        print(f"{found.estimate:.3f}, 95 % from {found.low:.3f} to {found.high:.3f}, n = {found.n}")
+        rows = bootstrap(table["sink_share"])                # wrong: heads as if they were texts
+        print(f"{rows.estimate:.3f}, 95 % from {rows.low:.3f} to {rows.high:.3f}, n = {rows.n}")
+        """,
+        """
+        import pandas as pd
+        from attnscope.inference import bootstrap
+        means = [share + 0.015 for share in (0.31, 0.42, 0.55, 0.38, 0.47, 0.60, 0.29, 0.50)]
+        (ax,) = figure.subplots(1, 1, squeeze=False)[0]
+        ax.plot(range(8), means, "o", color="#0072b2", label="mean of a text")
+        found = bootstrap(pd.Series(means))
+        ax.axhline(found.estimate, color="#0072b2", linewidth=1)
+        ax.axhspan(found.low, found.high, color="#0072b2", alpha=0.15, label="95 % over texts")
+        both = [0.01 * (head - 1.5) for head in [0, 1, 2, 3] * 2]    # of two layers
+        rows = bootstrap(pd.Series([mean + one for mean in means for one in both]))
+        ax.axhspan(rows.low, rows.high, color="#d55e00", alpha=0.3, label="64 rows as if independent (wrong)")
+        ax.set_xlabel("text"); ax.set_ylabel("attention to first key")
+        ax.legend(loc="center left", bbox_to_anchor=(1.02, 0.5))
+        """,
+    ),
 }
 
 

@@ -31,7 +31,6 @@ METADATA = {"kernelspec", "language_info", "attnscope"}
 LARGEST = 600_000
 #: Stories that run whole studies for minutes: they may be stored bare, never with outputs of other code.
 LONG = {"09", "10", "11", "12"}
-LOADS_NO_MODEL = "07_bring_your_own_tensors"
 
 every = pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 
@@ -146,14 +145,9 @@ def test_links_between_stories_lead_somewhere(path):
         assert (FOLDER / target).exists(), f"{path.name} links to {target}"
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "path",
-    [
-        pytest.param(path, id=path.stem, marks=() if path.stem == LOADS_NO_MODEL else pytest.mark.slow)
-        for path in NOTEBOOKS
-    ],
-)
+@every
 def test_a_story_runs(path):
     """Every cell runs, from the notebook's own folder, and figures come out.
 

@@ -19,6 +19,10 @@ from attnscope.engine.reading.migration import migrated
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "reference"))
 import runs
 
+#: With real weights the sink study takes longest, and is that of the random ones.
+RUNS = [
+    pytest.param(one, marks=pytest.mark.slow) if one == "sinks-stories" else one for one in sorted(runs.RUNS)
+]
 #: What units write as it was measured; the rest are means, tests and correlations of it.
 MEASURED = (
     *("samples", "heads", "graphs", "layers", "bars", "examples", "fisher", "ablation"),
@@ -64,7 +68,7 @@ RULES = {
 OF_TEXTS = ["rho", "rho_fourier"]
 
 
-@pytest.fixture(scope="module", params=sorted(runs.RUNS))
+@pytest.fixture(scope="module", params=RUNS)
 def both(request, tmp_path_factory):
     """The stored tables as they are read today, what made them, and the same run."""
     if request.param.endswith("stories") and not runs.STORIES.is_dir():

@@ -13,17 +13,11 @@ import time
 import pytest
 
 from folders import sentences, series
-from launcher import Launcher, until
+from launcher import until
 
 CHECKPOINTS, BLOCKS = 3, 4
 #: And two units over the whole run: uniform attention, and summaries.
 UNITS = CHECKPOINTS * BLOCKS + 2
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    with Launcher(tmp_path_factory.mktemp("logs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")
@@ -226,6 +220,7 @@ def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs
     finished_like(peaceful, folder)
 
 
+@pytest.mark.slow
 def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
     small = tmp_path / "small"
     small.mkdir()
@@ -247,7 +242,11 @@ def test_a_full_file_system(launcher, inputs, peaceful, tmp_path):
         subprocess.run(["umount", str(small)], check=True)
 
 
-@pytest.mark.parametrize("damage", ["truncated", "one bit", "foreign", "unlisted", "all at once"])
+@pytest.mark.parametrize(
+    "damage",
+    [*(pytest.param(one, marks=pytest.mark.slow) for one in ("truncated", "one bit", "foreign")),
+     "unlisted", "all at once"],
+)  # fmt: skip
 def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, peaceful, tmp_path, damage):
     folder = tmp_path / "a"
     shutil.copytree(peaceful[0], folder)
@@ -296,9 +295,9 @@ def test_a_moved_run_can_be_resumed(launcher, inputs, peaceful, tmp_path):
     finished_like(peaceful, moved)
 
 
-def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, inputs, tmp_path):
-    assert launcher.run(*command(inputs, tmp_path)).code == 0
+def test_what_a_killed_writer_left_behind_is_cleared_away(launcher, peaceful, tmp_path):
     folder = tmp_path / "a"
+    shutil.copytree(peaceful[0], folder)
     before = content(folder)
     for name in ("tables/.heads.parquet.1.tmp", ".study.yaml.1.tmp", "units/.x.tmp/heads.parquet"):
         (folder / name).parent.mkdir(exist_ok=True)

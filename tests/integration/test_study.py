@@ -17,16 +17,9 @@ from attnscope import _core
 from attnscope.commands import doctor
 from attnscope.commands.dry_run import dry_run
 from folders import model_folder, sentences, series
-from launcher import Launcher
 
 METRICS = ["fiedler_value", "sink_share", "betti_numbers"]
 FISH = {"_TYPER_COMPLETE_ARGS": "attnscope comp", "_TYPER_COMPLETE_FISH_ACTION": "get-args"}
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    with Launcher(tmp_path_factory.mktemp("logs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

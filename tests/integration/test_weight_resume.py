@@ -8,16 +8,10 @@ import signal
 import pytest
 import torch
 
-from launcher import Launcher, until
+from launcher import until
 from weight_models import tiny
 
 FAST = '{"random_weights": 1, "curve": 4, "rank_one": {"texts": 2, "directions": 2}}'
-
-
-@pytest.fixture(scope="module")
-def launcher(tmp_path_factory):
-    with Launcher(tmp_path_factory.mktemp("logs")) as made:
-        yield made
 
 
 @pytest.fixture(scope="module")

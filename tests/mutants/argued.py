@@ -18,6 +18,9 @@ NOT_READ = "what is computed besides is not read"
 
 NAMED = "the name in an error, which test_arguments.py and test_arguments_elsewhere.py see"
 
+BEHIND_A_TILE = "what is read behind a tile is written over before it is used; sanitizers see it read"
+EMPTY_TILE = "behind the last one a tile is empty"
+
 ARGUED: dict[str, dict[str, str]] = {
     "frames": {
         "by_position = _count(labels, found >= 0, groups, n + 2)": SPARE,
@@ -167,6 +170,14 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
     },
     "kernels/weights/delta_statistics.cpp": {
         "for (; k + kPackWidth < count; k += kPackWidth) {": "a last pack that is whole is masked by nothing",
+        "for (Index r = 0; r <= rows; ++r) {": BEHIND_A_TILE,
+        "for (Index c = 0; c <= columns; ++c) {": BEHIND_A_TILE,
+        "for (Index k = 0; k <= count; ++k) d[k]": BEHIND_A_TILE,
+        "one.bits <= other.bits": "two types of equally many bits are one type",
+        "const bool row_by_row": "tiles of one row and of many hold the same entries",
+        "if (storage.size() <= 3 * kTile)": "made as large as it is",
+        "for (Index row = 0; row <= m;": EMPTY_TILE,
+        "for (Index column = 0; column <= n;": EMPTY_TILE,
     },
     "matrix/quantile.cpp": {
         "rank >= below + kept": "behind the last entry nothing is read, and no other lies at the end",

@@ -133,7 +133,7 @@ def verdict(file: Path, mutant: Mutant, entry: dict[str, str]) -> str:
         replaced, given[at] = Path(entry["directory"]) / given[at], f"{folder}/broken.o"
         if quietly(*given, "-O1", "-w", cwd=entry["directory"]).returncode:
             return "no code"
-        objects = [*BUILD.glob("cpp/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*_test.cpp.o")]
+        objects = [*BUILD.glob("cpp/**/*.cpp.o"), *BUILD.glob("tests/cpp/**/*.cpp.o")]
         others = [path for path in sorted(objects) if path != replaced]
         program = f"{folder}/program"
         linked = quietly(

@@ -26,7 +26,8 @@ PACKAGE = ROOT / "python" / "attnscope"
 WORK = ROOT / "build" / "mutmut"
 # Beside the copy: mutmut takes the folder that it runs in off Python's path.
 BESIDE = WORK / "beside"
-# What has metrics in Python, and the files of quick tests that are to see it broken.
+# What has metrics or the map of a model's weights in Python, and the files of quick tests that are to see it
+# broken.
 MODULES = {
     "intervals": ["intervals"],
     "comparisons": ["intervals"],
@@ -34,6 +35,7 @@ MODULES = {
     "_signals": ["power_spectrum", "uncertainty", "wavelet", "arguments"],
     "_states": ["alignment", "reference_influence", "arguments"],
     "alignment": ["alignment"],
+    "architecture": ["weight_map"],
     "barcodes": ["barcodes"],
     "boundary": ["boundary"],
     "betti": ["betti", "measure", "arguments"],
@@ -64,6 +66,7 @@ MODULES = {
     "sinks": ["sinks", "measure", "arguments"],
     "uncertainty": ["uncertainty", "arguments"],
     "wavelet": ["wavelet", "arguments", "arguments_elsewhere"],
+    "weight_entries": ["weight_map"],
 }
 # Wording of errors and names that are only passed on to them.
 LEFT_ALONE = [
@@ -99,7 +102,11 @@ def pytest_collection_modifyitems(items):
         items.sort(key=lambda item: seconds.get(item.nodeid, 0))
 """
 # What the tests of a module import when they run, imported once.
-PRELOADED = {"fisher": "from transformers import BertForMaskedLM, LlamaForCausalLM"}
+PRELOADED = {
+    "architecture": "from transformers import LlamaForCausalLM",
+    "fisher": "from transformers import BertForMaskedLM, LlamaForCausalLM",
+    "weight_entries": "from transformers import LlamaForCausalLM",
+}
 PYTEST = "-x -q -p no:cacheprovider -p no:unraisableexception -p quickest_first"
 
 
@@ -135,7 +142,8 @@ def settings(stems: list[str]) -> str:
 
 def sources(stem: str) -> list[Path]:
     """The file of a module, in whichever folder its concept has put it."""
-    return [path for room in ("metrics", "inference") for path in (PACKAGE / room).rglob(f"{stem}.py")]
+    rooms = ("metrics", "inference", "models")
+    return [path for room in rooms for path in (PACKAGE / room).rglob(f"{stem}.py")]
 
 
 def literal(text: str) -> str:

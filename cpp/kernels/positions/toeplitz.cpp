@@ -79,8 +79,9 @@ void fill_missing(double* from, const double* end) {
   for (; from < end; ++from) *from = kMissing;
 }
 
-// Early rows that are taken abreast.
-constexpr Index kAbreast = 4;
+// Early rows that are taken abreast, at most those of a group.
+constexpr Index kAbreast = std::min<Index>(4, kPackWidth);
+static_assert(kPackWidth % kAbreast == 0);
 
 // The early rows `first` … `first` + kPackWidth − 1, `first` a multiple of kPackWidth, of which those below m exist:
 // the last vector of each is the one at `first`. Vectors are read behind the end of a row where the matrix has

@@ -1,52 +1,22 @@
 # SPDX-License-Identifier: MIT
-"""Where a model keeps its blocks, output projections and feed-forward parts, read off its structure.
+"""What a pass shows of a model: which module ran when, what it was given and what it handed on.
 
-No list of architectures: a module "has matrices" when a parameter below it has two or more dimensions (so a
-norm has none), and a block is the nearest element of a module list that holds an attention module and more.
 Among a module's arguments and in its output, the residual stream is the first tensor.
 """
 
 from __future__ import annotations
 
 import inspect
-import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-_NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")
-_COMPILED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
-_CROSS = re.compile(r"cross|encdec|encoder_attn|enc_attn", re.IGNORECASE)
-
-
-class Parts(NamedTuple):
-    """Where the block around an attention module keeps what, by name; None where it was not found.
-
-    block: the whole. projection: the first matrix behind the softmax, W_O. feed_forward: whose output the
-    feed-forward part adds to the residual stream. first: the matrix that reads the feed-forward part's input.
-    """
-
-    block: str | None = None
-    projection: str | None = None
-    feed_forward: str | None = None
-    first: str | None = None
-
-    def place(self, core: str | None, site: str) -> tuple[str | None, bool]:
-        """The module at which a site is seen, and whether on the way in."""
-        return {
-            "hidden": (self.block, True),
-            "attention_input": (core if core != self.block else None, True),
-            "head_output": (self.projection, True),
-            "attention_output": (self.projection, False),
-            "mlp_input": (self.first, True),
-            "mlp_output": (self.feed_forward, False),
-            "block_output": (self.block, False),
-        }[site]
+from attnscope.models.architecture import has_matrices, has_norm
 
 
 def choose(wanted: Collection[int] | None, total: int, what: str) -> list[int]:
@@ -76,99 +46,20 @@ def absent(model: nn.Module, inputs: Mapping[str, Any]) -> str:
     return f'run: {name} takes token ids: run(**tokenizer(text, return_tensors="pt"))'
 
 
-def named_modules(model: nn.Module) -> dict[str, nn.Module]:
-    """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
-    return {_COMPILED.sub("", name): module for name, module in model.named_modules()}
+def text_argument(function: str, name: str, text: str) -> str:
+    """A text that has something to read in it.
+
+    Raises:
+        ValueError: an empty text, or one of blanks alone, of which a tokenizer may still make BOS.
+    """
+    if not text.strip():
+        raise ValueError(f"{function}: {name} is an empty text: {text!r}")
+    return text
 
 
 def takes(model: nn.Module, argument: str) -> bool:
     """Whether the model's forward pass names the argument."""
     return argument in inspect.signature(model.forward).parameters
-
-
-def starred(name: str) -> str:
-    """``model.layers.3.self_attn`` as ``model.layers.*.self_attn``: one name for a whole stack."""
-    return _NUMBER.sub("*", name)
-
-
-def is_cross(module: nn.Module, name: str) -> bool:
-    """Whether the module attends to another sequence: GPT-2 flags it, other models say it in the name."""
-    flag = getattr(module, "is_cross_attention", None)
-    return bool(_CROSS.search(name.rsplit(".layers.", 1)[-1])) if flag is None else bool(flag)
-
-
-def has_matrices(module: nn.Module) -> bool:
-    """Whether the module holds weights with two or more dimensions."""
-    return any(p.ndim >= 2 for p in module.parameters())
-
-
-def _has_norm(module: nn.Module) -> bool:
-    return any(
-        any(True for _ in child.parameters()) and not has_matrices(child) for child in module.children()
-    )
-
-
-def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
-    """Name of the block around the attention module named ``core``; None when it is not in a module list."""
-    parts = core.split(".")
-    fallback = None
-    for cut in range(len(parts) - 1, 0, -1):
-        name, parent = ".".join(parts[:cut]), ".".join(parts[: cut - 1])
-        if not isinstance(modules.get(parent), nn.ModuleList):
-            continue
-        fallback = fallback or name
-        if feed_forward(name, core, modules) is not None:
-            return name
-    return fallback
-
-
-def depth(model: nn.Module) -> int:
-    """Number of layers that the model's configuration names; 1 where it names none."""
-    config: Any = getattr(model, "config", None)
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "num_hidden_layers", None) or 1)
-
-
-def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
-    """Names of all blocks in order: the neighbours of known ones, else the first list of fitting length."""
-    lists = list(dict.fromkeys(block.rpartition(".")[0] for block in known))
-    if not lists:
-        total = depth(model)
-        lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total][:1]
-    return [f"{name}.{child}" for name in lists for child, _ in modules[name].named_children()]
-
-
-def feed_forward(
-    block: str, core: str, modules: Mapping[str, nn.Module], mixing: Collection[str] = ()
-) -> str | None:
-    """Name of the module whose output is the feed-forward part's contribution to the residual stream.
-
-    It is the last child with matrices beside the attention; a child that adds the residual itself (it has a
-    norm of its own, or is given two streams) is entered, down to its last matrix.
-    """
-    name, module = block, modules[block]
-    attention = {id(modules[core])}
-    while True:
-        children = [
-            (f"{name}.{child_name}", child)
-            for child_name, child in module.named_children()
-            if has_matrices(child)
-            and not any(id(m) in attention for m in child.modules())
-            and not _CROSS.search(child_name)
-        ]
-        lists = [
-            (f"{name}.{child_name}", child)
-            for child_name, child in module.named_children()
-            if isinstance(child, nn.ModuleList) and any(id(m) in attention for m in child.modules())
-        ]
-        if not children and lists:
-            name, module = lists[-1]
-            continue
-        if not children:
-            return None if name == block or isinstance(module, nn.ModuleList) else name
-        name, module = children[-1]
-        if not _has_norm(module) and name not in mixing and not isinstance(module, nn.ModuleList):
-            return name
 
 
 def output_projection(core: str, block: str, modules: Mapping[str, nn.Module], trace: Trace) -> str | None:
@@ -190,7 +81,7 @@ def output_projection(core: str, block: str, modules: Mapping[str, nn.Module], t
         if event != "enter" or not name.startswith(f"{block}."):
             continue
         module = modules[name]
-        if has_matrices(module) and not _has_norm(module) and name not in trace.mixing:
+        if has_matrices(module) and not has_norm(module) and name not in trace.mixing:
             return name
     return None
 

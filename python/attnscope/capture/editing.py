@@ -13,9 +13,9 @@ from attnscope.capture import anatomy, preflight
 from attnscope.capture.edits.edit import ACTIVE, Applied, Edit
 from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME, register
+from attnscope.capture.preflight import structure_of
 from attnscope.capture.sites import INTERFACE
 from attnscope.capture.stream import uncompiled
-from attnscope.capture.structure import structure_of
 
 
 @contextmanager

@@ -35,11 +35,12 @@ from attnscope.capture.implementation import implementation
 from attnscope.capture.interface import NAME
 from attnscope.capture.layer import Layer
 from attnscope.capture.outputs import Outputs
+from attnscope.capture.preflight import structure_of
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.recording import Recording
 from attnscope.capture.sites import INTERFACE, MODEL_SITES, SITES, TABLE, checked
 from attnscope.capture.stream import Stream, uncompiled
-from attnscope.capture.structure import Structure, structure_of
+from attnscope.models.architecture import Structure
 
 
 @dataclass(frozen=True)

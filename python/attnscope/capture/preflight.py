@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.anatomy import Parts
 from attnscope.capture.eager import attention_outputs, taking
 from attnscope.capture.edits.edit import ACTIVE
 from attnscope.capture.implementation import implementation
@@ -27,6 +26,7 @@ from attnscope.capture.layer import Layer
 from attnscope.capture.recorder import LIVE, Recorder
 from attnscope.capture.sites import ALONE, HOOKS, INTERFACE, OUTPUTS
 from attnscope.capture.stream import uncompiled
+from attnscope.models.architecture import Parts, Structure, block_of, feed_forward, starred
 
 PLAIN = ALONE
 TOKENS = 16
@@ -123,6 +123,17 @@ def trial_inputs(model: nn.Module) -> dict[str, Tensor] | None:
     return inputs
 
 
+def structure_of(model: nn.Module, batch: Mapping[str, Any] | None = None) -> Structure:
+    """The structure of a model: from the preflight where its attention can be captured, else of its lists."""
+    inputs = trial_inputs(model) or batch
+    plan = Plan(PLAIN)
+    if inputs is not None:
+        # a model whose attention cannot be captured still has its blocks
+        with suppress(RuntimeError):
+            plan = plan_for(model, inputs)
+    return Structure(model, plan.parts, plan.heads)
+
+
 def _signature(model: nn.Module) -> tuple[Any, ...]:
     parameter = next(model.parameters(), None)
     kind = (parameter.dtype, parameter.device) if parameter is not None else ()
@@ -186,16 +197,16 @@ def _plan(tier: int, found: _Pass, reasons: list[str], *, ask: bool = False) -> 
     assert trace is not None
     stacks = recorder.stacks
     for core in recorder.modules:
-        if anatomy.starred(core) not in stacks or not core:
+        if starred(core) not in stacks or not core:
             continue
-        block = anatomy.block_of(core, recorder.modules)
+        block = block_of(core, recorder.modules)
         if block is None:
             parts[core] = Parts()
             continue
         parts[core] = Parts(
             block,
             anatomy.output_projection(core, block, recorder.modules, trace),
-            anatomy.feed_forward(block, core, recorder.modules, trace.mixing),
+            feed_forward(block, core, recorder.modules, trace.mixing),
         )
     for block in {one.block for one in parts.values() if one.block}:
         own = {core: one for core, one in parts.items() if one.block == block}

@@ -7,20 +7,18 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnscope.capture import anatomy
-from attnscope.capture.anatomy import Parts, choose, entering, leaving, with_entering, with_leaving
+from attnscope.capture.anatomy import choose, entering, leaving, with_entering, with_leaving
 from attnscope.capture.draft import Draft, Scratch
 from attnscope.capture.layer import Layer
 from attnscope.capture.sites import ALONE, ENTRY, EXIT, FEED_FORWARD, INPUT, TABLE
 from attnscope.capture.visibility import MASKED_BELOW
-
-if TYPE_CHECKING:
-    from attnscope.capture.structure import Structure
+from attnscope.models.architecture import Parts, Structure, is_cross, named_modules, starred
 
 # The consumer of the pass under way. Another thread's pass, or one between two layers, does not see it.
 LIVE: ContextVar[Recorder | None] = ContextVar("attnscope_capture", default=None)
@@ -77,13 +75,13 @@ class Recorder:
             self.late = self.hooked
             self.parts, self.blocks = alone.by_block()
             for block, (index, _) in self.blocks.items():
-                stack = anatomy.starred(block)
+                stack = starred(block)
                 self.stacks[stack] = max(self.stacks.get(stack, 0), alone.depth_of(block), index + 1)
         self.graph, self.dual = frozenset(graph), dual
         self.roots: dict[tuple[str, str], Tensor] = {}
         self.drafts: list[Draft] = []
         self.unmasked = set(unmasked)
-        self.modules = anatomy.named_modules(model)
+        self.modules = named_modules(model)
         self.names = {id(module): name for name, module in self.modules.items()}
         self.root = model
         self.count: dict[tuple[Any, ...], int] = {}
@@ -108,9 +106,7 @@ class Recorder:
     def _enter_model(self, name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """A (sub)model's forward pass starts: the call counters of the stacks below it start again."""
         prefix = f"{name}." if name else ""
-        self.count = {
-            k: c for k, c in self.count.items() if not str(k[0]).startswith(anatomy.starred(prefix))
-        }
+        self.count = {k: c for k, c in self.count.items() if not str(k[0]).startswith(starred(prefix))}
         if not name:
             self.step += 1
             self.offsets.clear()
@@ -126,7 +122,7 @@ class Recorder:
         """
         self.pulse()
         name = self.names[id(module)]
-        stack = anatomy.starred(name)
+        stack = starred(name)
         nth = self.count[(stack,)] = self.count.get((stack,), -1) + 1
         own = getattr(module, "layer_idx", None)
         index = own if type(own) is int else nth
@@ -144,7 +140,7 @@ class Recorder:
     def check_mask(self, module: nn.Module, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
         """Refuses a causal module without a mask, unless the preflight found its eager attention full."""
         if mask is None and query.shape[2] > 1 and getattr(module, "is_causal", False) is True:
-            stack = anatomy.starred(self.names[id(module)])
+            stack = starred(self.names[id(module)])
             if self.trace is not None:
                 self.unmasked.add(stack)
             elif stack not in self.unmasked:
@@ -174,7 +170,7 @@ class Recorder:
     def _draft(self, module: nn.Module, heads: int, kv_heads: int) -> Draft:
         name, stack, index, call = self.locate(module)
         draft = Draft(stack, index, call, name)
-        draft.cross = anatomy.is_cross(module, name)
+        draft.cross = is_cross(module, name)
         total = self.stacks[stack]
         draft.wanted = self.layers is None or index in {i + total if i < 0 else i for i in self.layers}
         draft.heads = choose(self.heads, heads, f"heads of {stack}, layer {index}")
@@ -355,7 +351,7 @@ class Recorder:
     def _begin_block(self, block: str, leaving: Tensor) -> None:
         """A block is a layer: it has just run."""
         index, core = self.blocks[block]
-        stack = anatomy.starred(block)
+        stack = starred(block)
         nth = self.count[(block,)] = self.count.get((block,), -1) + 1
         draft = Draft(stack, index + nth, 0, core or block)
         draft.wanted = draft.index in choose(self.layers, self.stacks[stack], f"layers of {stack}")

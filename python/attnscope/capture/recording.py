@@ -175,6 +175,9 @@ class Recording:
                 f"run: {text} is a text; a tokenizer makes inputs of it: "
                 'run(**tokenizer(text, return_tensors="pt"))'
             )
+        for name, value in inputs.items():
+            if name.endswith(("input_ids", "inputs_embeds")) and 0 in getattr(value, "shape", ()):
+                raise ValueError(f"run: {name} holds no token, got shape {tuple(value.shape)}")
         if "output_attentions" in inputs:
             raise ValueError("run: output_attentions is what the recording is for, leave it out")
         if self._plan is None:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from attnscope._warn import warned_once
-from attnscope.capture.anatomy import choose
+from attnscope.capture.anatomy import choose, text_argument
 from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
 from attnscope.engine.forward import Batch, batch_of, depth, head_mean, padded, self_attention
@@ -21,11 +21,11 @@ from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
-from attnscope.metrics.discovery import found
+from attnscope.metrics.discovery import found, metric_of
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
-from attnscope.metrics.requests import requests_of
+from attnscope.metrics.requests import metric_names, requests_of
 from attnscope.models import Checkpoint, Encoded, Encoder, find_checkpoints, load_model, load_tokenizer
 from attnscope.models.loading import context_length
 
@@ -53,8 +53,9 @@ def analyze(
         model: a transformers model in evaluation mode, or a folder or hub id.
         inputs: a sentence, sentences, a tensor of token ids [batch, n], or the mapping that a tokenizer
             returns (`input_ids`, `attention_mask`).
-        metrics: names, or a mapping from names of columns to options, as `measure` takes them; None takes
-            every quantity with a number per map, or per map and threshold, that the model can give.
+        metrics: names of metrics or of columns, or a mapping from names of columns to options, as `measure`
+            takes them; None takes every quantity with a number per map, or per map and threshold, that the
+            model can give.
         tokenizer: of the model, for sentences and for readable tokens; a folder or hub id brings its own.
         layers: only these layers.
         name: of the model in the tables; empty takes its own.
@@ -129,6 +130,12 @@ class _Chosen:
         common = dict(options)
         metrics = [metrics] if isinstance(metrics, str) else metrics
         asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+        columns = _columns()
+        alone = {key: name for key, own in asked.items() if (name := own.get("metric", key)) in columns}
+        asked = {
+            key: {**own, "metric": metric_of(columns[alone[key]])} if key in alone else own
+            for key, own in asked.items()
+        }
         space = common.pop("space", None)
         chosen = {key: own.get("space", space) for key, own in asked.items()}
         takers = spaces()
@@ -141,13 +148,16 @@ class _Chosen:
                 raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
             if chosen[key] not in (None, *known):
                 raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
-        plain = {key: own for key, own in asked.items() if key not in of_states}
+        inner = [key for key in alone if asked[key]["metric"] not in metric_names()]
+        if given := [(key, option) for key in inner for option in set(asked[key]) - {"metric"}]:
+            raise ValueError(f"analyze: the column {given[0][0]} takes no option, got {given[0][1]!r}")
+        plain = {key: own for key, own in asked.items() if key not in (*of_states, *inner)}
         settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
         self.bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
         self.columns: list[Column] = []
         for key, own in asked.items():
-            metric = own.get("metric", key)
-            self.columns += columns_of(key, metric, settings.get(key, {}), chosen[key])
+            metric, options = own.get("metric", key), settings.get(key, {})
+            self.columns += columns_of(key, metric, options, chosen[key], alone.get(key, ""))
 
     def sites(self) -> tuple[str, ...]:
         needed = (site for column in self.columns for site in column.quantity.needs)
@@ -208,15 +218,21 @@ class _Everything(_Chosen):
         return super().sites()[1:]
 
 
-def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | None) -> list[Column]:
-    """The quantities of a metric under some options, with the names of their columns.
+def columns_of(
+    key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: str = ""
+) -> list[Column]:
+    """The quantities of a metric under some options, or the one `alone`, with the names of their columns.
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
     """
-    declared = [one for one in found().quantities if one.protocol == "exact" and metric_of(one) == metric]
+    declared = [
+        one
+        for one in found().quantities
+        if one.protocol == "exact" and (one.name == alone if alone else metric in (metric_of(one), *one.also))
+    ]
     agreeing = [one for one in declared if _agrees(one, options)] or declared
-    if key != metric:  # a column of one's own is of the metric's plain form
+    if key != metric and not alone:  # a column of one's own is of the metric's plain form
         fewest = min((len(_settings(one)) for one in agreeing), default=0)
         agreeing = [one for one in agreeing if len(_settings(one)) == fewest]
     if space is not None:
@@ -225,8 +241,8 @@ def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | N
     placed = [one for one in bound if table_of(one)]
     if not placed and metric != "persistence":
         raise ValueError(f"analyze: {key} has no place in a table; use measure")
-    names = [one.name for one in placed]
-    if key != metric:
+    names = [key if alone else one.name for one in placed]
+    if key != metric and not alone:
         names = _named_after(key, names)
     columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
     means = [
@@ -235,10 +251,10 @@ def columns_of(key: str, metric: str, options: Mapping[str, Any], space: str | N
     return columns + means
 
 
-def metric_of(one: Quantity) -> str:
-    """The public metric that gives a quantity."""
-    derived = found().derived.get((one.protocol, one.metric))
-    return derived[0] if derived and one.metric.startswith("_") else one.metric
+def _columns() -> dict[str, Quantity]:
+    """The columns that are called otherwise than any metric that reads maps."""
+    names = set(metric_names())
+    return {one.name: one for one in found().quantities if one.protocol == "exact" and one.name not in names}
 
 
 def _settings(one: Quantity) -> dict[str, Any]:
@@ -305,6 +321,12 @@ def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
         lines = (inputs if inputs.ndim > 1 else inputs[None]).tolist()
     elif isinstance(inputs, Iterable):
         lines = [row for one in inputs for row in (_rows_of(one) if isinstance(one, Mapping) else [one])]
+        for sample, line in enumerate(lines):
+            if not isinstance(line, (str, Iterable)):
+                raise ValueError(
+                    f"analyze: input {sample} must be a sentence or a list of token ids, got {line!r}; "
+                    "the ids of one text are [[1, 2, 3]]"
+                )
     else:
         raise ValueError(
             "analyze: inputs must be sentences, token ids or what a tokenizer gives, "
@@ -312,7 +334,7 @@ def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
         )
     found = []
     for sample, line in enumerate(lines):
-        text = line if isinstance(line, str) else None
+        text = text_argument("analyze", f"input {sample}", line) if isinstance(line, str) else None
         token_ids = None if text is not None else tuple(line)
         encoded: Encoded = encoder.encode(text, token_ids, sample)
         if not len(encoded.ids):

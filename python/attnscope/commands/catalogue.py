@@ -5,10 +5,13 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from attnscope._nearest import nearest
 from attnscope.engine.schema import MissingError
+
+if TYPE_CHECKING:
+    from attnscope.metrics.quantity import Quantity
 
 
 def first_lines() -> dict[str, str]:
@@ -17,18 +20,43 @@ def first_lines() -> dict[str, str]:
 
 
 def describe(name: str) -> str:
-    """The whole definition of a metric: call, formula, arguments, range, closed-form example, references."""
+    """The whole definition of a metric: call, formula, arguments, range, closed-form example, columns.
+
+    Args:
+        name: of the metric, or of a column; of one that no metric gives alone, its sentence.
+    """
+    from attnscope.metrics.discovery import found, metric_of
+
     public = _public()
-    if name not in public:
-        raise MissingError(f"there is no metric {name!r}{nearest(name, public)}")
-    metric = public[name]
+    columns = {one.name: one for one in found().quantities if one.protocol == "exact"}
+    if name not in public and name not in columns:
+        raise MissingError(f"there is no metric or column {name!r}{nearest(name, (*public, *columns))}")
+    called = name if name in public else metric_of(columns[name])
+    if called not in public:
+        own = [one for one in found().quantities if (one.protocol, one.name) == ("exact", name)]
+        return "\n".join(["Column:", *map(_line, own)])
+    metric = public[called]
     parameters = []
     for parameter in inspect.signature(metric).parameters.values():
         default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
         if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
             parameters.append("*")
         parameters.append(parameter.name + default)
-    return f"attnscope.{name}({', '.join(parameters)})\n\n{inspect.getdoc(metric) or ''}"
+    about = f"attnscope.{called}({', '.join(parameters)})\n\n{inspect.getdoc(metric) or ''}"
+    lines = [_line(one) for one in columns_of(called)]
+    return "\n".join([about, "", "Columns:", *lines] if lines else [about])
+
+
+def columns_of(metric: str) -> list[Quantity]:
+    """The columns that a public metric gives in tables; one of maps and of layers stands there for each."""
+    from attnscope.metrics.discovery import found, metric_of
+
+    exact = (one for one in found().quantities if one.protocol == "exact")
+    return [one for one in exact if metric in (metric_of(one), *one.also)]
+
+
+def _line(one: Quantity) -> str:
+    return f"    {one.name}: {one.label}. {one.meaning}"
 
 
 def _public() -> dict[str, Callable[..., Any]]:

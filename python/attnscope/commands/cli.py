@@ -50,7 +50,10 @@ def _options(
 
 
 def metrics(
-    name: Annotated[str, typer.Argument(metavar="[NAME]", help="A metric; without it, all are listed.")] = "",
+    name: Annotated[
+        str,
+        typer.Argument(metavar="[NAME]", help="A metric, or a column; without it, all metrics are listed."),
+    ] = "",
     as_json: Json = False,
 ) -> None:
     """Describe a metric: definition, arguments, reference, and a closed-form answer.
@@ -119,7 +122,7 @@ def init(
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.
 
-    Example: attnscope init absolute_position -o position.yaml
+    Example: attnscope init -o study.yaml
     """
     from attnscope.commands.settings import written
 

@@ -26,8 +26,11 @@ Ray = Annotated[
 
 def run(
     config: Annotated[
-        str, typer.Argument(metavar="[CONFIG]", help="A YAML file or the name of a packaged study.")
-    ] = "attention_sinks",
+        str,
+        typer.Argument(
+            metavar="[CONFIG]", help="A YAML file or the name of a packaged study; the default one."
+        ),
+    ] = "",
     model: Annotated[
         list[str] | None,
         typer.Option(
@@ -79,9 +82,10 @@ def run(
 ) -> None:
     """Run a study: tables, figures and report.html in runs/NAME.
 
-    Example: attnscope run attention_sinks --model gpt2 --texts sentences.csv --column text --samples 100
+    Example: attnscope run --model gpt2 --texts sentences.csv --column text --samples 100
     """
     from attnscope.engine.config import Study
+    from attnscope.engine.discovery import default_study
     from attnscope.engine.run import run as run_study
 
     if shard and ray:
@@ -110,7 +114,7 @@ def run(
         sets.insert(0, f"texts.column={column}")
     if revision and not model:
         sets.insert(0, f"models.revisions={json.dumps(revision)}")
-    study = Study.from_yaml(config, overrides=sets, **values)
+    study = Study.from_yaml(config or default_study(), overrides=sets, **values)
     if plan_only:
         _plan(study, as_json, draw)
         return
@@ -126,7 +130,7 @@ def resume(
 ) -> None:
     """Resume a run that was stopped or killed, from its first missing unit.
 
-    Example: attnscope resume runs/attention_sinks-gpt2
+    Example: attnscope resume runs/gpt2
     """
     from attnscope.engine.run import resume as resume_study
 
@@ -144,7 +148,7 @@ def gather(
 ) -> None:
     """Make one run of its shards: tables, figures and report.html.
 
-    Example: attnscope gather runs/attention_sinks-gpt2
+    Example: attnscope gather runs/gpt2
     """
     from attnscope.engine.executors.shards import gather as gather_shards
 

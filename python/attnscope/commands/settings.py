@@ -13,10 +13,9 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
-from attnscope.engine.config import ModelSource, Settings, TextSource
+from attnscope.engine.config import Settings
 from attnscope.engine.discovery import default_study, study_class
 
-_NESTED: dict[str, type[BaseModel]] = {"models": ModelSource, "texts": TextSource}
 _FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "sentences.txt"}]}
 
 
@@ -30,28 +29,36 @@ def written(study: str = "") -> str:
         if key == "options":
             continue
         value = own.name if key == "study" else _FIRST.get(key, _default(field))
-        lines += _entry(key, value, _type(field), meanings.get(key, ""))
-        nested = _NESTED.get(key)
-        if nested is not None:
-            lines += [
-                f"#     {one}: {_type(about)}, default {_plain(_default(about))}"
-                for one, about in nested.model_fields.items()
-                if one != "path"
-            ]
+        lines += _entry(key, value, field, meanings)
     lines.append("options:")
     found = _meanings(own.Options)
     options: type[BaseModel] = own.Options
     for key, field in options.model_fields.items():
-        lines += [f"  {line}" for line in _entry(key, _default(field), _type(field), found.get(key, ""))]
+        lines += [f"  {line}" for line in _entry(key, _default(field), field, found)]
     if not options.model_fields:
         lines[-1] = "options: {}"
     return "\n".join(lines) + "\n"
 
 
-def _entry(key: str, value: Any, kind: str, meaning: str) -> list[str]:
-    about = textwrap.wrap(f"{meaning} ({kind})" if meaning else f"({kind})", 96)
+def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
+    """A key with its value, under its meaning and that of every key below it."""
+    about = textwrap.wrap(f"{meanings[key]} ({_type(field)})", 96)
+    for model in _models_in(field.annotation):
+        own = _meanings(model)
+        about.append(f"Keys of {model.__name__}:")
+        for one, inner in model.model_fields.items():
+            needed = "needed" if inner.is_required() else f"default {_plain(_default(inner))}"
+            line = f"{one}: {own[one]} ({_type(inner)}, {needed})"
+            about += textwrap.wrap(line, 94, initial_indent="    ", subsequent_indent="      ")
     text: str = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False)
     return [*(f"# {line}" for line in about), *text.rstrip().splitlines()]
+
+
+def _models_in(kind: Any) -> list[type[BaseModel]]:
+    """The models that a value of this type can be or hold."""
+    if isinstance(kind, type) and issubclass(kind, BaseModel):
+        return [kind]
+    return [model for inside in typing.get_args(kind) for model in _models_in(inside)]
 
 
 def _default(field: Any) -> Any:
@@ -103,7 +110,7 @@ def _meanings(model: type[BaseModel]) -> dict[str, str]:
         if match := re.fullmatch(r" {8}(\w+): (.*)", line):
             key = match[1]
             found[key] = match[2]
-        elif key and re.match(r" {12}\S", line):
+        elif key and re.match(r" {12,}\S", line):
             found[key] += " " + line.strip()
         else:
             key = ""

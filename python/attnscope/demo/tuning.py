@@ -2,6 +2,7 @@
 """Tunes the demo's model in many ways from one start, and runs the study of weight changes over all of them.
 
     python -m attnscope.demo.tuning [DIRECTORY] [--seeds N] [--steps N] [--arms NAME,NAME]
+                                   [--processes N]
 
 The arms are those of `attnscope.demo.objectives`: every one starts from the demo model's last checkpoint with
 the same optimiser, steps and rate. Arms by AdamW are kept twice, after all steps, and (`NAME_matched`) at the
@@ -13,27 +14,34 @@ concentrated one. Models are ordinary folders, so that the study runs on them as
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import sys
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
+import torch
 
 from attnscope.demo.objectives import ARMS, STEPS, WHITENED, Arm
 from attnscope.demo.ready import demo_checkpoints, last_checkpoint
 from attnscope.demo.texts import text_windows
 from attnscope.demo.tokenizer import byte_tokenizer
-from attnscope.demo.training import evaluate_loss, without_progress_bars
+from attnscope.demo.training import evaluate_loss, one_thread, without_progress_bars
+from attnscope.engine.disk.files import atomic_folder, remove
 
 if TYPE_CHECKING:
+    from attnscope.engine.config import Settings
+    from attnscope.engine.executors.shards import ShardDone
     from attnscope.engine.results import Results
 
 MATCHED = "_matched"
 PRETRAINING = "pretraining"
 _SAMPLES_SEED = 7
+_FACTS = "arm.json"
 #: Role, side and subspace of the columns of the summary.
 _COLUMNS = (
     *((role, "in", "inputs") for role in ("q", "k", "v", "o", "down")),
@@ -58,24 +66,27 @@ def tune(
     steps: int = STEPS,
     samples: int = 32,
     progress: bool = True,
+    processes: int | None = None,
 ) -> Results:
     """Trains the arms that are not there yet and runs the study over them.
 
     Args:
-        directory: gets a folder for each arm and seed, `arms.json` and the run `study`.
+        directory: gets a folder for each arm and seed, with `arm.json` in it, and the run `study`.
         start: a model folder; None takes the demo model's last checkpoint, trained when there is none.
+        processes: that train and measure, each on one thread; None takes one for each processor. With more
+            than one, a script that calls this needs `if __name__ == "__main__":`. Tables do not depend on it.
     """
     from attnscope.engine.config import Study
-    from attnscope.engine.run import Engine
 
     if unknown := [arm for arm in arms if arm not in ARMS]:
         raise ValueError(f"tune: arms must be among {', '.join(ARMS)}, got {unknown[0]!r}")
+    processes = _processors() if processes is None else processes
+    if processes < 1:
+        raise ValueError(f"tune: processes must be at least 1, got {processes}")
     root = Path(directory).resolve()
     root.mkdir(parents=True, exist_ok=True)
     base = Path(start) if start is not None else last_checkpoint(demo_checkpoints())
-    labels: dict[str, str] = {}
-    for seed in range(seeds):
-        labels |= _train_seed(root, base, arms, seed, steps, progress)
+    labels = _train_all(root, base, arms, seeds, steps, progress, processes)
     texts = root / "text.jsonl"
     lines = [json.dumps({"text": window}) for window in text_windows(samples, _SAMPLES_SEED)]
     texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
@@ -92,57 +103,85 @@ def tune(
             "arms": labels, "nulls": ["other_layer", "weights"], "rank_one": {"directions": 8, "texts": 8},
         },
     )  # fmt: skip
-    results = Engine(study, progress=progress).run(resume=True)
+    results = _measured(study, processes, progress)
     results.figures()
     results.report()
     return results
 
 
-def _train_seed(
-    root: Path, base: Path, arms: Sequence[str], seed: int, steps: int, progress: bool
+def _processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _pool(processes: int) -> ProcessPoolExecutor:
+    """Processes of one thread each: a second thread gains nothing on matrices of this size."""
+    return ProcessPoolExecutor(
+        processes, multiprocessing.get_context("spawn"), initializer=torch.set_num_threads, initargs=(1,)
+    )
+
+
+def _train_all(
+    root: Path, base: Path, arms: Sequence[str], seeds: int, steps: int, progress: bool, processes: int
 ) -> dict[str, str]:
-    """Trains one seed's arms that are not there yet; label -> arm of all of them."""
-    known = _known(root)
+    """Trains every seed's arms that are not there yet; label -> arm of all of them."""
     by_adam = [arm for arm in arms if arm not in WHITENED]
-    names = [*arms, *(f"{arm}{MATCHED}" for arm in by_adam if len(by_adam) > 1)]
-    labels = {f"{name}-{seed}": name for name in names}
-    missing = [arm for arm in arms if f"{arm}-{seed}" not in known]
-    if any(f"{arm}{MATCHED}-{seed}" not in known for arm in by_adam if len(by_adam) > 1):
-        missing = [arm for arm in arms if arm in missing or arm in by_adam]
+    matched = [f"{arm}{MATCHED}" for arm in by_adam if len(by_adam) > 1]
+    known = _known(root)
+    jobs: list[tuple[list[str], int]] = []
+    for seed in range(seeds):
+        missing = [arm for arm in arms if f"{arm}-{seed}" not in known]
+        if any(f"{name}-{seed}" not in known for name in matched):
+            missing = [arm for arm in arms if arm in missing or arm in by_adam]
+        # arms that are stopped at one size are trained together; each other one is a job of its own
+        jobs.append(([arm for arm in missing if arm in by_adam], seed))
+        jobs += [([arm], seed) for arm in missing if arm not in by_adam]
+    jobs = sorted((job for job in jobs if job[0]), key=lambda job: -len(job[0]))
+    if processes == 1 or len(jobs) < 2:
+        with one_thread():
+            for job in jobs:
+                _train(root, base, *job, steps, progress)
+    else:
+        with _pool(min(processes, len(jobs))) as pool:
+            for done in [pool.submit(_train, root, base, *job, steps, progress) for job in jobs]:
+                done.result()
+    return {f"{name}-{seed}": name for seed in range(seeds) for name in (*arms, *matched)}
+
+
+def _train(root: Path, base: Path, arms: Sequence[str], seed: int, steps: int, progress: bool) -> None:
+    """Trains some arms of one seed, and those by AdamW once more to the size of the smallest change."""
     # a change grows with the steps, so the arm that moved least is met late on the way of the others
     keep = range(max(1, steps // 4), steps + 1, 1 if steps < 16 else 2)
     kept: dict[str, Arm] = {}
-    for arm in missing:
+    for arm in arms:
         trained = Arm(arm, base, seed)
-        trained.train(steps, keep if arm in by_adam else ())
+        trained.train(steps, () if arm in WHITENED else keep)
         _store(root, f"{arm}-{seed}", trained, steps, progress)
-        if arm in by_adam:
+        if trained.kept:
             kept[arm] = trained
     if len(kept) < 2:
-        return labels
+        return
     smallest = min(trained.kept[max(trained.kept)][0] for trained in kept.values())
     for arm, trained in kept.items():
         step = min(trained.kept, key=lambda one: abs(trained.kept[one][0] - smallest))
         trained.model.load_state_dict(trained.kept[step][1])
         _store(root, f"{arm}{MATCHED}-{seed}", trained, step, progress)
-    return labels
 
 
 def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None:
-    """Writes a folder, and a line on it in `arms.json`."""
-    with without_progress_bars():
-        arm.model.save_pretrained(root / label)
-    byte_tokenizer().save_pretrained(root / label)
-    known = _known(root)
-    known[label] = {
+    """Writes a model folder with `arm.json` in it."""
+    own = {
         "loss": evaluate_loss(arm.model)["text"],
         "objective": arm.last_loss,
         "size": arm.size(),
         "steps": steps,
     }
-    (root / "arms.json").write_text(json.dumps(known, indent=1), encoding="utf-8")
+    remove(root / label)
+    with atomic_folder(root / label) as folder, without_progress_bars():
+        arm.model.save_pretrained(folder)
+        byte_tokenizer().save_pretrained(folder)
+        (folder / _FACTS).write_text(json.dumps(own), encoding="utf-8")
     if progress:
-        own = known[label]
         print(
             f"{label}: {steps} steps, loss on held-out text {own['loss']:.3f}, ‖ΔW‖ {own['size']:.2f}",
             flush=True,
@@ -150,8 +189,37 @@ def _store(root: Path, label: str, arm: Arm, steps: int, progress: bool) -> None
 
 
 def _known(root: Path) -> dict[str, dict[str, float]]:
-    file = root / "arms.json"
-    return json.loads(file.read_text("utf-8")) if file.is_file() else {}
+    """Loss, size and steps of every arm that is there."""
+    return {file.parent.name: json.loads(file.read_text("utf-8")) for file in root.glob(f"*/{_FACTS}")}
+
+
+def _measured(study: Settings, processes: int, progress: bool) -> Results:
+    """The study, its units shared out among processes."""
+    from attnscope.engine.executors.shards import gather
+    from attnscope.engine.run import Engine
+
+    if processes == 1:
+        with one_thread():
+            return Engine(study, progress=progress).run(resume=True)
+    with _pool(processes) as pool:
+        stored = -1
+        while True:
+            shards = [
+                pool.submit(_share, study.to_dict(), f"{at + 1}/{processes}") for at in range(processes)
+            ]
+            done = [shard.result() for shard in shards]
+            # a stage waits for what the stage before it wrote, in whichever share
+            before, stored = stored, sum(one.stored for one in done)
+            if stored == before or not any(one.left for one in done):
+                break
+    return gather([done[0].run], progress=progress)
+
+
+def _share(settings: dict[str, Any], shard: str) -> ShardDone:
+    from attnscope.engine.config import Study
+    from attnscope.engine.executors.shards import run_shard
+
+    return run_shard(Study(**settings), shard, progress=False, say=lambda text: None)
 
 
 def summary(results: Results, directory: str | os.PathLike[str]) -> list[str]:
@@ -212,8 +280,15 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--steps", type=int, default=STEPS)
     parser.add_argument("--arms", default=",".join(ARMS))
+    parser.add_argument("--processes", type=int, help="one for each processor by default")
     chosen = parser.parse_args(arguments)
-    results = tune(chosen.directory, arms=chosen.arms.split(","), seeds=chosen.seeds, steps=chosen.steps)
+    results = tune(
+        chosen.directory,
+        arms=chosen.arms.split(","),
+        seeds=chosen.seeds,
+        steps=chosen.steps,
+        processes=chosen.processes,
+    )
     print("\n".join(summary(results, chosen.directory)))
 
 

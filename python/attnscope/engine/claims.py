@@ -2,8 +2,8 @@
 """A study's claims: what was computed of each, beside its null, and a verdict.
 
 A verdict is one of four words: `supported`, `contradicted`, `undecided` (the interval crosses the border of
-the claim) and `not testable here`, which says why. p-values are adjusted by Holm over the claims that are
-written together.
+the claim) and `not testable here`, which says why. p-values are adjusted over the claims that are
+written together: by Holm over the primary ones, by Benjamini and Hochberg over the others.
 
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS)
     write_claims(run, [Claim("C1", "mean difference", SUPPORTED, "", 1.2, .8, 1.6, null=0.0, p_value=.001)])
@@ -12,14 +12,15 @@ written together.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
 from attnscope.engine.tables import Column
-from attnscope.inference import holm
+from attnscope.inference import benjamini_hochberg, holm
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -68,15 +69,30 @@ class Claim:
     p_value: float = math.nan
 
 
-def write_claims(run: StageRun, claims: Iterable[Claim], **keys: Any) -> None:
-    """Writes the rows of one checkpoint or pair under its keys, p-values adjusted by Holm."""
+def adjusted(
+    claims: Sequence[Claim], secondary: Collection[str] = ()
+) -> tuple[npt.NDArray[np.float64], list[str]]:
+    """Adjusted p-values of claims that are written together, and how; NaN and "" where nothing was tested.
+
+    Args:
+        claims: all of them.
+        secondary: codes of those that are not of the list which the study was made to test.
+    """
+    p_values = np.array([one.p_value for one in claims], dtype=float)
+    primary = np.array([one.claim not in secondary for one in claims], dtype=bool)
+    of_list = holm(np.where(primary, p_values, np.nan))
+    others = benjamini_hochberg(np.where(primary, np.nan, p_values))
+    values = np.where(primary, of_list, others)
+    names = np.where(np.isnan(values), "", np.where(primary, "holm", "benjamini_hochberg"))
+    return values, names.tolist()
+
+
+def write_claims(
+    run: StageRun, claims: Iterable[Claim], secondary: Collection[str] = (), /, **keys: Any
+) -> None:
+    """Writes the rows of one checkpoint or pair under its keys, p-values adjusted as `adjusted` does."""
     rows = list(claims)
-    p_values = np.array([one.p_value for one in rows])
-    tested = np.isfinite(p_values)
-    adjusted = np.full(len(rows), np.nan)
-    adjusted[tested] = holm(p_values[tested])
-    for one, value, known in zip(rows, adjusted, tested, strict=True):
-        correction = "holm" if known else ""
+    for one, value, correction in zip(rows, *adjusted(rows, secondary), strict=True):
         run.write(
             "claims",
             **{"protocol": "exact", **keys},

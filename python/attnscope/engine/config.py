@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -49,13 +49,7 @@ Place = Annotated[str, BeforeValidator(_as_text)]
 
 
 def parse_bytes(value: int | str) -> int:
-    """Reads ``4GB``, ``512 MiB`` or a number of bytes.
-
-    Args:
-        value: units are powers of 1024, with or without the i; a bare number is bytes.
-
-    Raises:
-        ValueError: not a positive amount.
+    """Reads ``4GB``, ``512 MiB`` or a number of bytes; units are powers of 1024, with or without the i.
 
     >>> parse_bytes("1.5GB"), parse_bytes(4096)
     (1610612736, 4096)
@@ -72,7 +66,20 @@ class _Strict(BaseModel):
 
 
 class ModelSource(_Strict):
-    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders."""
+    """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders.
+
+    Args:
+        path: the folder, the hub id, or the pattern (`runs/demo/model/step*`).
+        label: what tables and figures call the model; empty: the folder's or the hub's name.
+        revisions: of a hub id (branches, tags, commits), or folders inside a series; empty: the main one, or
+            all that are there.
+        tokenizer: a folder or hub id to take it from; empty: the model's own.
+        dtype: of the weights in memory; auto: as they are stored.
+        device: "cpu", "cuda", "cuda:1"; auto: a GPU where there is one.
+        trust_remote_code: run Python code that comes with the model; without it such a model is refused.
+        free_disk: remove a revision's downloaded weights once it is measured, so that a long series fits on
+            a small disk.
+    """
 
     path: Place = Field(min_length=1)
     label: str = ""
@@ -96,7 +103,13 @@ class ModelSource(_Strict):
 
 
 class Workers(_Strict):
-    """What each worker of a cluster takes; of no meaning for the numbers."""
+    """What each worker of a cluster takes; of no meaning for the numbers.
+
+    Args:
+        most: workers at a time; null: as many as the cluster has room for.
+        cpus: processors, and threads, of each; null: one worker's share of a machine.
+        gpus: of each, fractions allowed; null: one where there is any.
+    """
 
     most: int | None = Field(default=None, ge=1)
     cpus: int | None = Field(default=None, ge=1)
@@ -123,6 +136,25 @@ class TextSource(_Strict):
     Sentences of fewer than `min_words` or more than `max_words` words (of a list of token ids: tokens) are
     left out before the rule chooses; a chosen one longer than `max_characters` is cut there and counts as
     truncated.
+
+    Args:
+        path: a .txt, .csv, .jsonl or .parquet file, a data set's folder or hub id, `builtin:NAME`, or
+            `sample` for the sentences that come with the package.
+        about: what the file is and where it comes from, said where it is missing.
+        column: of the sentences, or of lists of token ids; empty: `text`, `sentence`, `content` or the only
+            one.
+        group: name of this source in tables and figures.
+        samples: how many sentences; null: all.
+        sampling: which ones: "first", "random", or a rule that the study declares.
+        focus: column of the word that a study looks at, where it looks at one.
+        encoding: of a text or CSV file.
+        subset: configuration of a data set that has several.
+        split: part of a data set.
+        per: what is one text: a line, a paragraph between blank lines, or a window of `max_tokens` cut from
+            all sentences joined.
+        min_words: shorter sentences are left out; null: none.
+        max_words: longer ones are left out; null: none.
+        max_characters: longer sentences are cut there; null: none.
     """
 
     path: Place = Field(min_length=1)
@@ -310,12 +342,6 @@ def read_config(source: str | Path) -> dict[str, Any]:
 def split_analysis(source: str | Path) -> tuple[str | Path, str]:
     """A packaged study's name and the analysis behind its colon, "" when there is none.
 
-    Args:
-        source: a file, `NAME` or `NAME:ANALYSIS`.
-
-    Raises:
-        ConfigError: a packaged study with an analysis that does not exist.
-
     >>> split_analysis("phi-2:topology"), split_analysis("study.yaml")
     (('phi-2', 'topology'), ('study.yaml', ''))
     """
@@ -328,17 +354,7 @@ def split_analysis(source: str | Path) -> tuple[str | Path, str]:
 
 
 def set_key(data: dict[str, Any], assignment: str) -> None:
-    """Applies one `key=value` to a configuration, in place.
-
-    The key may be a path (`texts.0.samples`); without the index the value goes to every entry
-    (`models.dtype=bfloat16`). The value is read as YAML.
-
-    Args:
-        data: the unchecked configuration.
-        assignment: for example `block=8`.
-
-    Raises:
-        ConfigError: no `=`, a value that is not YAML, or a path that leads nowhere.
+    """Applies one `key=value` to a configuration, in place; the value is read as YAML.
 
     >>> data = {"texts": ["a.txt", {"path": "b.csv"}]}
     >>> set_key(data, "texts.samples=5")
@@ -356,29 +372,25 @@ def set_key(data: dict[str, Any], assignment: str) -> None:
 
 
 def assign(data: dict[str, Any], key: str, value: Any) -> None:
-    """Gives one key of a configuration a value, in place."""
-    path = key.split(".")
-    if len(path) == 1:
-        data[path[0]] = value
-        return
-    name, *rest = path
-    if name in ("options", "workers") and len(rest) == 1:
+    """Gives one key of a configuration a value, in place.
+
+    The key may be a path (`options.extra`, `texts.0.samples`); without the index (`models.dtype`) the value
+    goes to every entry.
+    """
+    name, *rest = key.split(".")
+    if not rest:
+        data[name] = value
+    elif name in ("options", "workers") and len(rest) == 1:
         data[name] = {**(data.get(name) or {}), rest[0]: value}
-        return
-    if name not in ("models", "texts") or len(rest) > 2:
+    elif name in ("models", "texts") and len(rest) <= 2:
+        given: Any = _as_list(data.get(name) or [])
+        data[name] = entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload]
+        chosen = [entry for index, entry in enumerate(entries) if rest[:-1] in ([], [str(index)])]
+        if not chosen:
+            raise ConfigError(f"--set: {key!r}: there are {len(entries) or 'no'} {name}, counted from 0")
+        for entry in chosen:
+            entry[rest[-1]] = value
+    else:
         raise ConfigError(
             f"--set: {key!r} leads nowhere; paths are models.N.KEY, texts.N.KEY, options.KEY and workers.KEY"
         )
-    given = _as_list(data.get(name) or [])
-    entries = [dict(_as_mapping(entry)) for entry in given]  # type: ignore[call-overload, attr-defined]
-    chosen: Iterable[int] = range(len(entries))
-    if len(rest) == 2:
-        index = int(rest[0]) if rest[0].isdigit() else -1
-        if not 0 <= index < len(entries):
-            raise ConfigError(f"--set: {key!r}: there are {len(entries)} {name}, counted from 0")
-        chosen = [index]
-    if not entries:
-        raise ConfigError(f"--set: {key!r}: there are no {name} yet")
-    for index in chosen:
-        entries[index][rest[-1]] = value
-    data[name] = entries

@@ -7,8 +7,8 @@ A study is a package with these parts, each optional but the first:
 * `figures`: `FIGURES`, its figures by name;
 * `sections`: `SECTIONS`, what its report says, and `findings`, from results to sentences;
 * `published/PAPER.csv` and its `compare`: published numbers and how a run is held against them;
-* `configs/NAME.yaml` and `configs/STUDY/MODEL.yaml`: studies ready to run;
-  `configs/analyses/NAME.yaml`: parts of them;
+* `configs/NAME.yaml`, and the entries of `configs/models.yaml` by name: studies ready to run; the entries of
+  `configs/analyses.yaml`: parts of them;
 * `ALIASES` in its `__init__`: other names that it answers to.
 
 Another distribution adds a study by the entry point `attnscope.studies`, whose value is the package's name.

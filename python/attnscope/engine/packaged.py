@@ -3,7 +3,9 @@
 
 from __future__ import annotations
 
+import textwrap
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,24 +33,32 @@ class Packaged:
 
 def packaged() -> list[str]:
     """Names of the studies that come with the package."""
-    return sorted(_files("configs"))
+    return sorted({*_files(), *_entries("models")})
 
 
 def is_packaged(name: str) -> bool:
     """Whether `packaged_text` knows the name."""
     study = find_study(name)
-    return (study.name if study else name) in _files("configs")
+    return (study.name if study else name) in packaged()
 
 
 def analyses() -> list[str]:
     """Names of the paper's analyses; `NAME:ANALYSIS` is a packaged study with its sentences and token cap."""
-    return sorted(_files("configs/analyses"))
+    return sorted(_entries("analyses"))
 
 
 def packaged_text(name: str) -> str:
     """The YAML of a packaged study."""
     study = find_study(name)
-    return _files("configs")[study.name if study else name].read_text("utf-8")
+    name = study.name if study else name
+    if name in _files():
+        return _files()[name].read_text("utf-8")
+    keys = dict(_entries("models")[name])
+    about = keys.pop("about", f"{keys['models'][0]['label']} in the study {keys['extends']}")
+    first, dot, more = about.partition(". ")
+    lines = [f"{first}: attnscope run {name}{dot.strip()}", *textwrap.wrap(more, 110)]
+    text: str = yaml.safe_dump(keys, sort_keys=False, allow_unicode=True, default_flow_style=None, width=110)
+    return "".join(f"# {line}\n" for line in lines) + text
 
 
 def analysis_keys(name: str) -> dict[str, Any]:
@@ -60,8 +70,7 @@ def analysis_keys(name: str) -> dict[str, Any]:
     >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
     (48, 100)
     """
-    keys: dict[str, Any] = yaml.safe_load(_files("configs/analyses")[name].read_text("utf-8"))
-    return keys
+    return _entries("analyses")[name]
 
 
 def catalogue() -> list[Packaged]:
@@ -73,21 +82,26 @@ def catalogue() -> list[Packaged]:
     found = []
     for name in packaged():
         text = packaged_text(name)
-        keys = yaml.safe_load(text)
-        models = keys.get("models") or []
+        models = yaml.safe_load(text).get("models") or []
         about = text.splitlines()[0].removeprefix("#").strip().partition(":")[0]
         revisions = tuple(str(revision) for model in models for revision in model.get("revisions", ()))
         found.append(Packaged(name, about, tuple(model["path"] for model in models), revisions))
     return sorted(found, key=lambda one: (bool(one.models), one.name))
 
 
-def _files(folder: str) -> dict[str, Path]:
-    """YAML files in this folder of every study by name: FILE, or FOLDER/FILE of one further down."""
-    found = {}
-    for one in studies().values():
-        home = one.path / folder
-        for file in sorted(home.rglob("*.yaml")):
-            name = file.relative_to(home).with_suffix("").as_posix()
-            if not name.startswith("analyses/"):
-                found[name] = file
+def _files() -> dict[str, Path]:
+    """`configs/NAME.yaml` of every study by name."""
+    files = [file for one in studies().values() for file in sorted((one.path / "configs").glob("*.yaml"))]
+    return {file.stem: file for file in files if file.stem not in ("analyses", "models")}
+
+
+def _entries(stem: str) -> dict[str, dict[str, Any]]:
+    """What `configs/STEM.yaml` of every study holds by name."""
+    homes = (one.path / "configs" / f"{stem}.yaml" for one in studies().values())
+    return {name: keys for home in homes if home.is_file() for name, keys in _read(home).items()}
+
+
+@cache
+def _read(file: Path) -> dict[str, dict[str, Any]]:
+    found: dict[str, dict[str, Any]] = yaml.safe_load(file.read_text("utf-8"))
     return found

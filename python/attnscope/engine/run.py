@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from attnscope import _blas
-from attnscope._memory import give_back_large_blocks, older_objects_aside
+from attnscope._memory import give_back_large_blocks, older_objects_aside, tables_given_back
 from attnscope._progress import progress_bar
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import study_class
@@ -205,7 +205,7 @@ class Engine:
                 self.say(note)
             self.executor.check(self)
             self.folder.mkdir(parents=True, exist_ok=True)
-            with FolderLock(self.folder) as lock, older_objects_aside():
+            with FolderLock(self.folder) as lock, older_objects_aside(), tables_given_back():
                 facts = provenance(self.settings, plan.digest)
                 if resume:
                     refuse_changed(self.folder, facts)

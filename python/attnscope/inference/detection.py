@@ -140,10 +140,11 @@ def auc(scores: Any, labels: Any) -> Any:
         scores: [..., n].
         labels: [..., n] of 0 and 1, broadcast.
     """
-    from scipy.stats import rankdata
+    import pandas as pd
 
     values, target = np.broadcast_arrays(np.asarray(scores, dtype=np.float64), np.asarray(labels))
-    ranks = rankdata(values, axis=-1, nan_policy="propagate")
+    rows: pd.DataFrame = pd.DataFrame(values.reshape(-1, values.shape[-1]))
+    ranks = rows.rank(axis=1).to_numpy().reshape(values.shape)
     ones = target.sum(-1)
     zeros = target.shape[-1] - ones
     with np.errstate(divide="ignore", invalid="ignore"):

@@ -63,7 +63,7 @@ def jackknife_bounds(
         function: of the values of some groups.
         confidence: in (0, 1).
     """
-    from scipy import stats
+    from scipy import special
 
     confidence = check_confidence("jackknife", confidence)
     values = _numbers("jackknife", "values_by_group", values_by_group)
@@ -81,7 +81,7 @@ def jackknife_bounds(
     )
     with np.errstate(invalid="ignore"):  # an estimate that is infinite without a group has no interval
         spread = ((without - without.mean(0)) ** 2).sum(0) * (groups - 1) / groups
-    reach = stats.t.ppf((1 + confidence) / 2, groups - 1) * np.sqrt(spread)
+    reach = special.stdtrit(groups - 1, (1 + confidence) / 2) * np.sqrt(spread)
     return estimate, estimate - reach, estimate + reach, groups
 
 

@@ -60,6 +60,12 @@ def found() -> Found:
     return declared_in([module for root in dict.fromkeys(roots) for module in modules_of(root)])
 
 
+def metric_of(one: Quantity) -> str:
+    """The public metric that gives a quantity; of one that no public metric gives, an inner name (`_...`)."""
+    derived = found().derived.get((one.protocol, one.metric))
+    return derived[0] if derived and one.metric.startswith("_") else one.metric
+
+
 def modules_of(root: str) -> Iterator[ModuleType]:
     """A module, and those of its folders where it is a package."""
     module = importlib.import_module(root)

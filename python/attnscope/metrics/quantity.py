@@ -104,6 +104,7 @@ class Quantity:
         protocol: whose computation it is.
         axes: names of the axes that `read` leaves behind those of the scope.
         axis_when: axis -> the option and its value under which there is that axis.
+        also: public functions that give this number alone.
     """
 
     name: str
@@ -122,6 +123,7 @@ class Quantity:
     protocol: str = "exact"
     axes: tuple[str, ...] = ()
     axis_when: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
+    also: tuple[str, ...] = ()
 
     @property
     def identity(self) -> tuple[str, str, str]:

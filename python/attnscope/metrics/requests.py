@@ -52,7 +52,9 @@ def requests_of(
             raise TypeError(f"measure: the options of {key!r} must be a mapping, got {type(own).__name__}")
         metric = str(own.get("metric", key))
         if metric not in names:
-            raise ValueError(f"measure: unknown metric {metric!r}{nearest(metric, names)}")
+            raise ValueError(
+                f"measure: unknown metric {metric!r}{_of_column(metric) or nearest(metric, names)}"
+            )
         accepted = _accepted(metric)
         unknown = [name for name in own if name != "metric" and name not in accepted]
         if unknown:
@@ -86,6 +88,12 @@ def options_taken(metrics: str | Iterable[str] | Mapping[str, Mapping[str, Any]]
         if (metric := str(given.get("metric", key))) in names
         for option in _accepted(metric).keys() - given.keys()
     }
+
+
+def _of_column(name: str) -> str:
+    """That a name is the column of a metric, if it is."""
+    metrics = [one.metric for one in found().quantities if one.name == name and one.metric in metric_names()]
+    return f"; {name} is a column of {metrics[0]}" if metrics else ""
 
 
 def _accepted(metric: str) -> dict[str, Any]:

@@ -1,5 +1,9 @@
 # SPDX-License-Identifier: MIT
-"""A model's structure, read in one place: where its blocks keep queries, keys, values and the rest.
+"""A model's structure, read in one place: its blocks, and where they keep queries, keys, values and the rest.
+
+`Structure` holds the modules of a model in memory: its blocks in order and the parts of each. It has no list
+of architectures: a module "has matrices" when a parameter below it has two or more dimensions (so a norm has
+none), and a block is the nearest element of a module list that holds an attention module and more.
 
 Every matrix of a block gets a role: q, k, v and gate, up read the residual stream, o and down write to it.
 One stored tensor may hold several of them (fused projections) or one of them for many experts. A `WeightMap`
@@ -14,41 +18,229 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import nn
 
-from attnscope.models.families import (
-    COMMON,
-    FAMILIES,
-    LAYOUTS,
-    OUT_GAINS,
-    OUTSIDE,
-    SETTINGS,
-    Claim,
-    Family,
-    Parts,
-)
+from attnscope.models.families import COMMON, FAMILIES, OUTSIDE, Family
 from attnscope.models.weight_entries import (
-    Place,
-    Rows,
+    NO_MATRIX,
+    NUMBER,
     WeightEntry,
     WeightMap,
     WeightMapError,
+    entries_of,
+    out_gains,
+    outside_of,
     place_of,
+    refuse_quantised,
+    setting_of,
+    stack_of,
 )
 from attnscope.models.weights import WeightFolder
 
-_NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
-_NO_MATRIX = re.compile(r"(^|[._])(bias|causal_mask|inv_freq|sinks)$|rotary_emb")
-#: Signs of a quantised matrix, which is not the matrix that was trained.
-_QUANTISED = re.compile(
-    r"_blocks$|_scales$|\.qweight$|\.qzeros$|\.scales$|\.absmax$|quant_state|weight_scale(_inv)?$|\.SCB$"
-)
-_FLOATING = ("float64", "float32", "float16", "bfloat16")
+_COMPILED = re.compile(r"(^|\.)_orig_mod(?=\.|$)")
+_CROSS = re.compile(r"cross|encdec|encoder_attn|enc_attn", re.IGNORECASE)
+_ANY_NUMBER = re.compile(r"(^|(?<=\.))\d+(?=\.|$)")
 _ORDER = {role: at for at, role in enumerate(("q", "q_gate", "k", "v", "o", "gate", "up", "down"))}
+
+
+class Parts(NamedTuple):
+    """Where the block around an attention module keeps what, by name; None where it was not found.
+
+    block: the whole. projection: the first matrix behind the softmax, W_O. feed_forward: whose output the
+    feed-forward part adds to the residual stream. first: the matrix that reads the feed-forward part's input.
+    """
+
+    block: str | None = None
+    projection: str | None = None
+    feed_forward: str | None = None
+    first: str | None = None
+
+    def place(self, core: str | None, site: str) -> tuple[str | None, bool]:
+        """The module at which a site is seen, and whether on the way in."""
+        return {
+            "hidden": (self.block, True),
+            "attention_input": (core if core != self.block else None, True),
+            "head_output": (self.projection, True),
+            "attention_output": (self.projection, False),
+            "mlp_input": (self.first, True),
+            "mlp_output": (self.feed_forward, False),
+            "block_output": (self.block, False),
+        }[site]
+
+
+def named_modules(model: nn.Module) -> dict[str, nn.Module]:
+    """All modules by name; where torch.compile has wrapped one, the module inside by the wrapper's name."""
+    return {_COMPILED.sub("", name): module for name, module in model.named_modules()}
+
+
+def starred(name: str) -> str:
+    """``model.layers.3.self_attn`` as ``model.layers.*.self_attn``: one name for a whole stack."""
+    return _ANY_NUMBER.sub("*", name)
+
+
+def is_cross(module: nn.Module, name: str) -> bool:
+    """Whether the module attends to another sequence: GPT-2 flags it, other models say it in the name."""
+    flag = getattr(module, "is_cross_attention", None)
+    return bool(_CROSS.search(name.rsplit(".layers.", 1)[-1])) if flag is None else bool(flag)
+
+
+def has_matrices(module: nn.Module) -> bool:
+    """Whether the module holds weights with two or more dimensions."""
+    return any(p.ndim >= 2 for p in module.parameters())
+
+
+def has_norm(module: nn.Module) -> bool:
+    """Whether a child of the module holds weights and no matrix."""
+    return any(
+        any(True for _ in child.parameters()) and not has_matrices(child) for child in module.children()
+    )
+
+
+def block_of(core: str, modules: Mapping[str, nn.Module]) -> str | None:
+    """Name of the block around the attention module named ``core``; None when it is not in a module list."""
+    parts = core.split(".")
+    fallback = None
+    for cut in range(len(parts) - 1, 0, -1):
+        name, parent = ".".join(parts[:cut]), ".".join(parts[: cut - 1])
+        if not isinstance(modules.get(parent), nn.ModuleList):
+            continue
+        fallback = fallback or name
+        if feed_forward(name, core, modules) is not None:
+            return name
+    return fallback
+
+
+def depth(model: nn.Module) -> int:
+    """Number of layers that the model's configuration names; 1 where it names none."""
+    config: Any = getattr(model, "config", None)
+    text = config.get_text_config() if hasattr(config, "get_text_config") else config
+    return int(getattr(text, "num_hidden_layers", None) or 1)
+
+
+def blocks(model: nn.Module, modules: Mapping[str, nn.Module], known: Sequence[str]) -> list[str]:
+    """Names of all blocks in order: the neighbours of known ones, else the first list of fitting length."""
+    lists = list(dict.fromkeys(block.rpartition(".")[0] for block in known))
+    if not lists:
+        total = depth(model)
+        lists = [n for n, m in modules.items() if isinstance(m, nn.ModuleList) and len(m) == total][:1]
+    return [f"{name}.{child}" for name in lists for child, _ in modules[name].named_children()]
+
+
+def feed_forward(
+    block: str, core: str, modules: Mapping[str, nn.Module], mixing: Collection[str] = ()
+) -> str | None:
+    """Name of the module whose output is the feed-forward part's contribution to the residual stream.
+
+    It is the last child with matrices beside the attention; a child that adds the residual itself (it has a
+    norm of its own, or is given two streams) is entered, down to its last matrix.
+    """
+    name, module = block, modules[block]
+    attention = {id(modules[core])}
+    while True:
+        children = [
+            (f"{name}.{child_name}", child)
+            for child_name, child in module.named_children()
+            if has_matrices(child)
+            and not any(id(m) in attention for m in child.modules())
+            and not _CROSS.search(child_name)
+        ]
+        lists = [
+            (f"{name}.{child_name}", child)
+            for child_name, child in module.named_children()
+            if isinstance(child, nn.ModuleList) and any(id(m) in attention for m in child.modules())
+        ]
+        if not children and lists:
+            name, module = lists[-1]
+            continue
+        if not children:
+            return None if name == block or isinstance(module, nn.ModuleList) else name
+        name, module = children[-1]
+        if not has_norm(module) and name not in mixing and not isinstance(module, nn.ModuleList):
+            return name
+
+
+class Structure:
+    """The blocks of a model.
+
+    Attributes:
+        modules: the model's modules by name.
+        layers: for each layer its parts, the name of its attention module (None for a layer without one) and
+            which call of these modules it is.
+        heads: number of heads by attention module.
+    """
+
+    def __init__(
+        self, model: nn.Module, parts: Mapping[str, Parts], heads: Mapping[str, int] | None = None
+    ) -> None:
+        self.model = model
+        heads = heads or {}
+        self.heads = {core: heads[s] for core in parts if (s := starred(core)) in heads}
+        self.modules = named_modules(model)
+        self.layers: list[tuple[Parts, str | None, int]] = []
+        cores: dict[str, str] = {}
+        core: str | None
+        for core, one in parts.items():
+            if one.block and not is_cross(self.modules[core], core):
+                cores.setdefault(one.block, core)
+        for block in blocks(model, self.modules, list(cores)):
+            core = cores.get(block)
+            self.layers.append((parts[core] if core else Parts(block), core, 0))
+        total = depth(model)
+        if len(self.layers) == 1 and total > 1:  # one block that runs as often as there are layers
+            one, core, _ = self.layers[0]
+            self.layers = [(one, core, call) for call in range(total)]
+
+    def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
+        """Parts by attention module (by block without one), and each block's number and attention module."""
+        parts = {core or str(one.block): one for one, core, _ in self.layers}
+        numbers: dict[str, tuple[int, str | None]] = {}
+        counts: dict[str, int] = {}
+        for one, core, _ in self.layers:
+            block = str(one.block)
+            stack = starred(block)
+            if block not in numbers:
+                numbers[block] = (counts.get(stack, 0), core)
+                counts[stack] = counts.get(stack, 0) + 1
+        return parts, numbers
+
+    def depth_of(self, block: str) -> int:
+        """How often the block runs in a pass."""
+        return sum(one.block == block for one, _, _ in self.layers)
+
+    @property
+    def depth(self) -> int:
+        """Number of layers."""
+        return len(self.layers)
+
+    def layer(self, function: str, number: int) -> int:
+        """The number counted from the front.
+
+        Raises:
+            ValueError: when there is no such layer.
+        """
+        if not -self.depth <= number < self.depth:
+            raise ValueError(
+                f"{function}: layer {number} of {type(self.model).__name__}, which has {self.depth} layers"
+            )
+        return number % self.depth
+
+    def place(self, function: str, layer: int, site: str) -> tuple[str, bool, int]:
+        """The module at which a site of a layer is seen, whether on the way in, and which of its calls."""
+        parts, core, call = self.layers[layer]
+        try:
+            name, enters = parts.place(core, site)
+        except KeyError:
+            raise ValueError(f"{function}: site must be one that a module hands on, got {site!r}") from None
+        if name is None:
+            raise ValueError(
+                f"{function}: no place for site {site!r} was found in layer {layer} of "
+                f"{type(self.model).__name__}"
+            )
+        return name, enters, call
 
 
 def weight_map(
@@ -106,10 +298,14 @@ def _read(
     settings = _settings(config)
     model_type = str(settings.get("model_type") or "")
     family = FAMILIES.get(model_type, Family())
-    heads = int(_setting(settings, "heads") or 0)
-    kv = family.kv_heads(settings, heads) if family.kv_heads else int(_setting(settings, "kv_heads") or heads)
-    stack = _stack(shapes, settings)
-    limit = _setting(settings, "layers")
+    heads = int(setting_of(settings, "heads") or 0)
+    kv = (
+        family.kv_heads(settings, heads)
+        if family.kv_heads
+        else int(setting_of(settings, "kv_heads") or heads)
+    )
+    stack = stack_of(shapes, settings)
+    limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []
     norms: list[str] = []
     unclaimed: list[str] = []
@@ -118,27 +314,27 @@ def _read(
         # what lies behind the last block of the configuration predicts further tokens (DeepSeek)
         if place is None or place.stack != stack or (limit is not None and place.layer >= int(limit)):
             continue
-        if _NO_MATRIX.search(place.name):
+        if NO_MATRIX.search(place.name):
             continue
-        _refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
+        refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
         if len(shape) < 2:
             if "norm" in place.name.lower() or place.name.startswith("ln_"):
                 norms.append(tensor)
             continue
-        starred = _NUMBER.sub("*", place.name)
+        starred = NUMBER.sub("*", place.name)
         claim = family.claims.get(starred) or COMMON.get(starred)
         if claim is None:
             unclaimed.append(f"{tensor} {list(shape)}")
         elif claim.means:
-            gains = _out_gains(shapes, tensor, place)
-            entries += _entries(tensor, shape, place, claim, heads, kv, gains)
+            gains = out_gains(shapes, tensor, place)
+            entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
     if unclaimed:
         more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
         raise WeightMapError(
             f"weight_map: no rule claims {', '.join(unclaimed[:5])}{more} (model type {model_type!r}); "
             "attnscope.models.families is where rules are"
         )
-    outside = {role: _outside(shapes, role, stack) for role in OUTSIDE}
+    outside = {role: outside_of(shapes, role, stack) for role in OUTSIDE}
     embed, unembed = outside["embed"], outside["unembed"]
     tied = unembed is None or (embed is not None and bool(same) and same[embed] == same[unembed])
     if unembed is None and settings.get("tie_word_embeddings", True):
@@ -187,116 +383,3 @@ def _settings(config: Any) -> dict[str, Any]:
         return dict(config)
     tie = {"tie_word_embeddings": config["tie_word_embeddings"]} if "tie_word_embeddings" in config else {}
     return {**tie, **text}
-
-
-def _setting(settings: Mapping[str, Any], name: str) -> Any:
-    return next((settings[key] for key in SETTINGS[name] if settings.get(key) is not None), None)
-
-
-def _stack(shapes: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> str:
-    """The list of blocks; of several the one with the configuration's layers and width."""
-    layers: dict[str, set[int]] = {}
-    widths: dict[str, set[int]] = {}
-    for tensor, shape in shapes.items():
-        if (place := place_of(tensor)) and len(shape) > 1:
-            layers.setdefault(place.stack, set()).add(place.layer)
-            widths.setdefault(place.stack, set()).update(shape)
-    if not layers:
-        raise WeightMapError(
-            "weight_map: no tensor lies in a numbered list of blocks "
-            f"(layers, layer, h, block, blocks); the first names are {', '.join(list(shapes)[:5]) or 'none'}"
-        )
-    limit, width = _setting(settings, "layers"), _setting(settings, "width")
-    fitting = [
-        stack
-        for stack in layers
-        if len(layers) == 1
-        or (len(layers[stack]) >= (limit or 0) and (width is None or width in widths[stack]))
-    ]
-    if len(fitting) != 1:
-        counts = ", ".join(f"{stack} ({len(layers[stack])} layers)" for stack in layers)
-        raise WeightMapError(
-            f"weight_map: {len(layers)} stacks of blocks, {counts}, and the configuration does not single "
-            f"one out ({limit} layers of width {width})"
-        )
-    return fitting[0]
-
-
-def _entries(
-    tensor: str,
-    shape: tuple[int, ...],
-    place: Place,
-    claim: Claim,
-    heads: int,
-    kv: int,
-    gains: Mapping[str, str],
-) -> Iterator[WeightEntry]:
-    """The entries that one stored tensor holds."""
-    numbers = _NUMBER.findall(place.name)
-    stored = shape[-2:][::-1] if claim.transposed else shape[-2:]
-    if len(shape) > 3 or (len(shape) == 3 and numbers):
-        raise WeightMapError(f"weight_map: {tensor} has shape {list(shape)}, which is no matrix per expert")
-    fused = claim.means in LAYOUTS
-    if fused and claim.means in ("stacked", "grouped", "gated_query") and not (heads and kv):
-        raise WeightMapError(
-            f"weight_map: {tensor} holds several roles, and without config their heads are unknown"
-        )
-    parts = LAYOUTS[claim.means](heads, kv, stored[0]) if fused else Parts(1, ((claim.means, 1),))
-    whole = parts.repeats * sum(share for _, share in parts.shares)
-    if whole == 0 or stored[0] % whole:
-        raise WeightMapError(
-            f"weight_map: {tensor} has {stored[0]} rows, which {heads} heads and {kv} key-value heads do not "
-            f"divide into {', '.join(role for role, _ in parts.shares)}"
-        )
-    unit = stored[0] // whole
-    start = 0
-    for role, share in parts.shares:
-        rows = Rows(start, share * unit, stored[0] // parts.repeats, parts.repeats) if fused else None
-        start += share * unit
-        out = stored[0] if rows is None else rows.size * rows.repeats
-        for index in range(shape[0]) if len(shape) == 3 else (None,):
-            yield WeightEntry(
-                layer=place.layer,
-                role=role,
-                expert=int(numbers[0]) if numbers else index,
-                shape=(out, stored[1]),
-                tensor=tensor,
-                rows=rows,
-                index=index,
-                transposed=claim.transposed,
-                out_gain=gains.get(role),
-            )
-
-
-def _refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:
-    if _QUANTISED.search(tensor) or (len(shape) > 1 and dtype not in _FLOATING):
-        kind = "MXFP4 blocks" if tensor.endswith(("_blocks", "_scales")) else dtype
-        raise ValueError(
-            f"weight_map: {tensor} is quantised ({kind}); a quantised matrix is not the one that was trained"
-        )
-
-
-def _out_gains(shapes: Mapping[str, tuple[int, ...]], tensor: str, place: Place) -> dict[str, str]:
-    """Gains on what o and down write, for families with a norm behind the sub-layer."""
-    block = tensor[: tensor.index(f".{place.layer}.") + len(f".{place.layer}.")]
-    for after_o, after_down in OUT_GAINS:
-        if block + after_o in shapes and block + after_down in shapes:
-            return {"o": block + after_o, "down": block + after_down}
-    return {}
-
-
-def _outside(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> str | None:
-    """The tensor of a role outside the blocks; of several the one closest to the stack."""
-    parent = stack.rpartition(".")[0]
-    found = []
-    for name, shape in shapes.items():
-        owner, _, last = name.removesuffix(".weight").rpartition(".")
-        if last not in OUTSIDE[role] or place_of(name) is not None:
-            continue
-        # the norm before the unembedding stands beside the list of blocks; others belong to embeddings, heads
-        if len(shape) == 2 if role != "final_norm" else len(shape) == 1 and owner == parent:
-            found.append(name)
-    near = stack.split(".")
-    return max(
-        found, key=lambda name: sum(a == b for a, b in zip(name.split("."), near, strict=False)), default=None
-    )

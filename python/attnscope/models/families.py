@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 
-class Parts(NamedTuple):
+class FusedRows(NamedTuple):
     """How the rows of a fused matrix are dealt out: the roles take turns, `repeats` times.
 
     Attributes:
@@ -28,19 +28,19 @@ class Parts(NamedTuple):
 
 
 #: Layout -> parts, given query heads, key-value heads and rows. A layout of one role needs no entry.
-LAYOUTS: Mapping[str, Callable[[int, int, int], Parts]] = {
+LAYOUTS: Mapping[str, Callable[[int, int, int], FusedRows]] = {
     # all of q, then all of k, then all of v
-    "stacked": lambda heads, kv, rows: Parts(1, (("q", heads), ("k", kv), ("v", kv))),
+    "stacked": lambda heads, kv, rows: FusedRows(1, (("q", heads), ("k", kv), ("v", kv))),
     # for each key-value head: its query heads, its key, its value; one kv head makes that a stack
-    "grouped": lambda heads, kv, rows: Parts(kv, (("q", heads // kv), ("k", 1), ("v", 1))),
+    "grouped": lambda heads, kv, rows: FusedRows(kv, (("q", heads // kv), ("k", 1), ("v", 1))),
     # four partitions, each q, v, k
-    "partitions": lambda heads, kv, rows: Parts(4, (("q", 1), ("v", 1), ("k", 1))),
+    "partitions": lambda heads, kv, rows: FusedRows(4, (("q", 1), ("v", 1), ("k", 1))),
     # for each head: its query, then the gate on its output
-    "gated_query": lambda heads, kv, rows: Parts(heads, (("q", 1), ("q_gate", 1))),
-    "halves": lambda heads, kv, rows: Parts(1, (("gate", 1), ("up", 1))),
-    "shared_halves": lambda heads, kv, rows: Parts(1, (("shared_gate", 1), ("shared_up", 1))),
+    "gated_query": lambda heads, kv, rows: FusedRows(heads, (("q", 1), ("q_gate", 1))),
+    "halves": lambda heads, kv, rows: FusedRows(1, (("gate", 1), ("up", 1))),
+    "shared_halves": lambda heads, kv, rows: FusedRows(1, (("shared_gate", 1), ("shared_up", 1))),
     # gate in the even rows, up in the odd ones
-    "alternating": lambda heads, kv, rows: Parts(rows // 2, (("gate", 1), ("up", 1))),
+    "alternating": lambda heads, kv, rows: FusedRows(rows // 2, (("gate", 1), ("up", 1))),
 }
 
 

@@ -4,16 +4,25 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
 from attnscope._nearest import nearest
+from attnscope.models.families import LAYOUTS, OUT_GAINS, OUTSIDE, SETTINGS, Claim, FusedRows
 
 #: A tensor of a block: the list of blocks, the number of the block, the name inside it.
 _PLACE = re.compile(r"(?P<stack>(?:.*?\.)?(?:layers?|h|blocks?))\.(?P<layer>\d+)\.(?P<name>.+)")
+#: The number of an expert.
+NUMBER = re.compile(r"(?<=\.)\d+(?=\.)")
+NO_MATRIX = re.compile(r"(^|[._])(bias|causal_mask|inv_freq|sinks)$|rotary_emb")
+#: Signs of a quantised matrix, which is not the matrix that was trained.
+_QUANTISED = re.compile(
+    r"_blocks$|_scales$|\.qweight$|\.qzeros$|\.scales$|\.absmax$|quant_state|weight_scale(_inv)?$|\.SCB$"
+)
+_FLOATING = ("float64", "float32", "float16", "bfloat16")
 
 
 class WeightMapError(ValueError):
@@ -193,3 +202,118 @@ class WeightMap:
             if (wanted_roles is None or entry.role in wanted_roles)
             and (wanted_layers is None or entry.layer in wanted_layers)
         ]
+
+
+def setting_of(settings: Mapping[str, Any], name: str) -> Any:
+    """A setting of a configuration, whatever name its family gives it."""
+    return next((settings[key] for key in SETTINGS[name] if settings.get(key) is not None), None)
+
+
+def stack_of(shapes: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any]) -> str:
+    """The list of blocks; of several the one with the configuration's layers and width."""
+    layers: dict[str, set[int]] = {}
+    widths: dict[str, set[int]] = {}
+    for tensor, shape in shapes.items():
+        if (place := place_of(tensor)) and len(shape) > 1:
+            layers.setdefault(place.stack, set()).add(place.layer)
+            widths.setdefault(place.stack, set()).update(shape)
+    if not layers:
+        raise WeightMapError(
+            "weight_map: no tensor lies in a numbered list of blocks "
+            f"(layers, layer, h, block, blocks); the first names are {', '.join(list(shapes)[:5]) or 'none'}"
+        )
+    limit, width = setting_of(settings, "layers"), setting_of(settings, "width")
+    fitting = [
+        stack
+        for stack in layers
+        if len(layers) == 1
+        or (len(layers[stack]) >= (limit or 0) and (width is None or width in widths[stack]))
+    ]
+    if len(fitting) != 1:
+        counts = ", ".join(f"{stack} ({len(layers[stack])} layers)" for stack in layers)
+        raise WeightMapError(
+            f"weight_map: {len(layers)} stacks of blocks, {counts}, and the configuration does not single "
+            f"one out ({limit} layers of width {width})"
+        )
+    return fitting[0]
+
+
+def entries_of(
+    tensor: str,
+    shape: tuple[int, ...],
+    place: Place,
+    claim: Claim,
+    heads: int,
+    kv: int,
+    gains: Mapping[str, str],
+) -> Iterator[WeightEntry]:
+    """The entries that one stored tensor holds."""
+    numbers = NUMBER.findall(place.name)
+    stored = shape[-2:][::-1] if claim.transposed else shape[-2:]
+    if len(shape) > 3 or (len(shape) == 3 and numbers):
+        raise WeightMapError(f"weight_map: {tensor} has shape {list(shape)}, which is no matrix per expert")
+    fused = claim.means in LAYOUTS
+    if fused and claim.means in ("stacked", "grouped", "gated_query") and not (heads and kv):
+        raise WeightMapError(
+            f"weight_map: {tensor} holds several roles, and without config their heads are unknown"
+        )
+    parts = LAYOUTS[claim.means](heads, kv, stored[0]) if fused else FusedRows(1, ((claim.means, 1),))
+    whole = parts.repeats * sum(share for _, share in parts.shares)
+    if whole == 0 or stored[0] % whole:
+        raise WeightMapError(
+            f"weight_map: {tensor} has {stored[0]} rows, which {heads} heads and {kv} key-value heads do not "
+            f"divide into {', '.join(role for role, _ in parts.shares)}"
+        )
+    unit = stored[0] // whole
+    start = 0
+    for role, share in parts.shares:
+        rows = Rows(start, share * unit, stored[0] // parts.repeats, parts.repeats) if fused else None
+        start += share * unit
+        out = stored[0] if rows is None else rows.size * rows.repeats
+        for index in range(shape[0]) if len(shape) == 3 else (None,):
+            yield WeightEntry(
+                layer=place.layer,
+                role=role,
+                expert=int(numbers[0]) if numbers else index,
+                shape=(out, stored[1]),
+                tensor=tensor,
+                rows=rows,
+                index=index,
+                transposed=claim.transposed,
+                out_gain=gains.get(role),
+            )
+
+
+def refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:
+    """Raises where a tensor is not the matrix that was trained."""
+    if _QUANTISED.search(tensor) or (len(shape) > 1 and dtype not in _FLOATING):
+        kind = "MXFP4 blocks" if tensor.endswith(("_blocks", "_scales")) else dtype
+        raise ValueError(
+            f"weight_map: {tensor} is quantised ({kind}); a quantised matrix is not the one that was trained"
+        )
+
+
+def out_gains(shapes: Mapping[str, tuple[int, ...]], tensor: str, place: Place) -> dict[str, str]:
+    """Gains on what o and down write, for families with a norm behind the sub-layer."""
+    block = tensor[: tensor.index(f".{place.layer}.") + len(f".{place.layer}.")]
+    for after_o, after_down in OUT_GAINS:
+        if block + after_o in shapes and block + after_down in shapes:
+            return {"o": block + after_o, "down": block + after_down}
+    return {}
+
+
+def outside_of(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> str | None:
+    """The tensor of a role outside the blocks; of several the one closest to the stack."""
+    parent = stack.rpartition(".")[0]
+    found = []
+    for name, shape in shapes.items():
+        owner, _, last = name.removesuffix(".weight").rpartition(".")
+        if last not in OUTSIDE[role] or place_of(name) is not None:
+            continue
+        # the norm before the unembedding stands beside the list of blocks; others belong to embeddings, heads
+        if len(shape) == 2 if role != "final_norm" else len(shape) == 1 and owner == parent:
+            found.append(name)
+    near = stack.split(".")
+    return max(
+        found, key=lambda name: sum(a == b for a, b in zip(name.split("."), near, strict=False)), default=None
+    )

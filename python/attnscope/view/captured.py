@@ -49,11 +49,15 @@ def _ids(text: Any, tokenizer: Any) -> torch.Tensor:
     """Token ids [1, n] of one sentence."""
     import torch
 
+    from attnscope.capture.anatomy import text_argument
+
     if isinstance(text, str):
         if tokenizer is None:
             raise ValueError("view: a sentence needs a tokenizer: view(model, text, tokenizer=tokenizer)")
-        text = tokenizer(text)
+        text = tokenizer(text_argument("view", "text", text))
     ids = torch.as_tensor(text["input_ids"] if hasattr(text, "keys") else text)
+    if not ids.numel():
+        raise ValueError(f"view: want at least one token, got shape {tuple(ids.shape)}")
     if ids.is_floating_point() or not 1 <= ids.ndim <= 2 or (ids.ndim == 2 and len(ids) != 1):
         raise ValueError(f"view: want token ids of one sentence, got shape {tuple(ids.shape)} of {ids.dtype}")
     return ids.reshape(1, -1)

@@ -129,18 +129,14 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> dict[str, float | N
 def _quantities() -> list[Quantity]:
     """Every exact quantity that attention alone gives: one number per map, means over queries.
 
-    What uniform attention gives stands beside each, and a number that has two names is there once.
+    What uniform attention gives stands beside each.
     """
     means = (
         one.mean_over("query")
         for one in found().quantities
         if (one.protocol, one.scope, one.needs) == ("exact", "map", ("attention",))
     )
-    kept: dict[str, Quantity] = {}
-    for one in means:
-        if not one.axes and not one.name.endswith("_uniform"):
-            kept.setdefault(one.label, one)
-    return list(kept.values())
+    return [one for one in means if not one.axes and not one.name.endswith("_uniform")]
 
 
 def _one_sentence(attention: Tensor | Sequence[Tensor]) -> Tensor:

@@ -71,13 +71,19 @@ void check(Index m, Index n, int bits, int lowest) {
   RowMatrix<After> after = random_weights<After>(m, n, unsigned(m * n + 1));
   for (Index k = 0; k < m * n; k += 3) after.data()[k] = static_cast<After>(float(before.data()[k]));
   RowScratch scratch;
-  RowMatrix<Difference<Before, After>> delta(m, n);
+  using Wide = Difference<Before, After>;
+  // A row more than the changes fill, which stays as it is.
+  RowMatrix<Wide> delta = RowMatrix<Wide>::Constant(m + 1, n, Wide(7));
   const DeltaSums sums = delta_sums(whole(before), whole(after), delta.data(), n, scratch);
   expect_textbook(before, after, sums, bits, lowest);
-  using Wide = Difference<Before, After>;
   for (Index k = 0; k < m * n; ++k) {
     EXPECT_EQ(delta.data()[k], static_cast<Wide>(after.data()[k]) - static_cast<Wide>(before.data()[k]));
   }
+  for (Index k = m * n; k < (m + 1) * n; ++k) EXPECT_EQ(delta.data()[k], Wide(7));
+  const DeltaSums alone = delta_sums(whole(before), whole(after), static_cast<Wide*>(nullptr), n, scratch);
+  EXPECT_EQ(alone.energy, sums.energy);
+  EXPECT_EQ(alone.after_steps, sums.after_steps);
+  EXPECT_EQ(alone.unchanged, sums.unchanged);
 }
 
 TEST(DeltaStatistics, EqualsTheTextbookSumsInEveryPairOfTypes) {

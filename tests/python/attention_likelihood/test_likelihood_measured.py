@@ -138,7 +138,7 @@ def test_ids_are_those_of_loops(tmp_path):
 def test_blocks_of_8_and_of_64_agree(tmp_path):
     one, two = (run(settings("stories260K", tmp_path, 24, block), progress=False) for block in (8, 64))
     for name, keys, columns in (
-        ("words", ["sample", "mode"], ["log_likelihood", "per_piece", "place", "entropy"]),
+        ("words", ["sample", "mode"], ["log_likelihood", "per_piece", "place", "prediction_entropy"]),
         ("spans", ["sample", "mode", "layer", "head"], ["span_share", "span_context", "span_received"]),
         ("head_mean_spans", ["sample", "mode", "layer"], ["span_share", "span_special", "span_boost"]),
     ):

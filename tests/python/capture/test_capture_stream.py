@@ -13,7 +13,7 @@ import models
 from attnscope.capture import Layer, capture
 from attnscope.capture import recording as recording_module
 from attnscope.capture.implementation import configs
-from census import Census
+from map_count import MapCount
 
 LAYERS = 6
 
@@ -44,26 +44,26 @@ def whole(model):
 def test_at_most_two_layers_are_alive(model, monkeypatch):
     inputs = models.text(model)
     with capture(model) as recording:
-        census = Census(monkeypatch)
+        count = MapCount(monkeypatch)
         for layer in recording.run(**inputs):
             time.sleep(0.02)  # the worker has time to run as far ahead as it may
             assert layer.attention.shape == (2, 4, 37, 37)
-    assert census.born == LAYERS
-    assert census.most == 2
+    assert count.born == LAYERS
+    assert count.most == 2
 
 
 def test_the_next_layer_is_computed_while_the_last_is_in_use(model, monkeypatch):
     inputs = models.text(model)
     with capture(model) as recording:
-        census = Census(monkeypatch)
+        count = MapCount(monkeypatch)
         run = recording.run(**inputs)
         first = next(run)
         deadline = time.monotonic() + 5.0
-        while census.born < 2 and time.monotonic() < deadline:
+        while count.born < 2 and time.monotonic() < deadline:
             time.sleep(0.001)
-        assert census.born == 2
+        assert count.born == 2
         time.sleep(0.05)
-        assert census.born == 2, "the worker ran more than one layer ahead"
+        assert count.born == 2, "the worker ran more than one layer ahead"
         assert first.index == 0
 
 
@@ -380,9 +380,9 @@ def test_the_output_of_the_model_is_kept(model):
 def test_layers_are_skipped_without_spending_memory_on_them(model, monkeypatch):
     inputs = models.text(model)
     with capture(model, layers=[-1, 1]) as recording:
-        census = Census(monkeypatch)
+        count = MapCount(monkeypatch)
         assert [layer.index for layer in recording.run(**inputs)] == [1, LAYERS - 1]
-    assert census.born == 2
+    assert count.born == 2
 
 
 def test_the_preflight_runs_once_per_model(model, monkeypatch):

@@ -13,7 +13,7 @@ from attnscope.capture import Forward, forward
 from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding
 from attnscope.capture.implementation import configs
 from attnscope.capture.sites import MODEL_SITES, SITES, TABLE
-from census import Census
+from map_count import MapCount
 
 ALL = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ, *models.LEGACY, "jamba")
 HOOKED = tuple(site for site in SITES if not TABLE[site].of_attention)
@@ -172,10 +172,10 @@ def test_at_most_two_layers_are_alive(monkeypatch):
     model = models.tiny("llama", num_hidden_layers=6)
     inputs = models.text(model)
     with forward(model, inputs, Forward(sites=("attention", "block_output"))) as run:
-        census = Census(monkeypatch)
+        count = MapCount(monkeypatch)
         for _layer in run:
             pass
-    assert census.most == 2
+    assert count.most == 2
 
 
 def test_edits_are_of_this_run_alone():

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The tuned demo models: objectives against their closed forms, whitening, and the study over a few arms."""
 
-import json
-
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from attnscope.demo.objectives import ARMS, Arm, answers, contrastive_loss, inverse_root
 from attnscope.demo.training import Recipe, train
-from attnscope.demo.tuning import summary, tune
+from attnscope.demo.tuning import _known, _train_all, summary, tune
+from attnscope.engine.disk.files import remove
 from attnscope.metrics.weights.moments import Moments
 
 
@@ -80,33 +80,69 @@ def test_an_arm_keeps_the_weights_of_the_steps_that_are_asked_for(start):
     assert arm.kept[1][0] < size < arm.size()
 
 
+def test_arms_are_trained_once_and_kept_at_the_size_of_the_smallest(start, tmp_path):
+    arms = ("ce", "dpo", "plain")
+    given = (tmp_path, start, arms, 1, 4, False)
+    labels = _train_all(*given, processes=1)
+    matched = ["ce_matched", "dpo_matched"]
+    assert labels == {f"{arm}-0": arm for arm in (*arms, *matched)}
+    known = _known(tmp_path)
+    assert set(known) == set(labels)
+    smallest = min(known["ce-0"]["size"], known["dpo-0"]["size"])
+    for arm in matched:
+        assert known[f"{arm}-0"]["size"] == pytest.approx(smallest, rel=0.35)
+        assert known[f"{arm}-0"]["steps"] <= 4
+    files = {label: tmp_path / label / "model.safetensors" for label in labels}
+    again = {label: weight_of(file) for label, file in files.items()}
+    change = again["ce-0"] - weight_of(start / "model.safetensors")
+    assert 0 < float(change.norm()) < known["ce-0"]["size"]
+    remove(tmp_path / "plain-0")
+    written = {label: file.stat().st_mtime_ns for label, file in files.items() if label != "plain-0"}
+    _train_all(*given, processes=1)
+    assert torch.equal(weight_of(files["plain-0"]), again["plain-0"])
+    assert written == {label: files[label].stat().st_mtime_ns for label in written}
+
+
+def weight_of(file):
+    """One matrix of a model's file."""
+    return load_file(file)["model.layers.0.self_attn.q_proj.weight"]
+
+
+def stored(folder):
+    """The bytes of a run's tables."""
+    files = [file for file in folder.rglob("*.parquet") if not {"units", "parts"} & set(file.parts)]
+    return {file.name: file.read_bytes() for file in files}
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 def test_the_study_runs_over_a_few_arms(start, tmp_path):
     arms = ("ce", "dpo", "contrastive_1", "plain", "white_in", "white_out")
-    results = tune(tmp_path, start=start, arms=arms, seeds=2, steps=4, samples=3, progress=False)
+    given = {"start": start, "arms": arms, "seeds": 2, "steps": 4, "samples": 3, "progress": False}
+    results = tune(tmp_path, **given, processes=2)
     claims = results.table("claims")
     whole = claims[claims["model"] == "all arms"].set_index("claim")["verdict"]
     assert set(whole.index) == {"C1b", "C2b", "C3", "C4", "C5"}
     assert list(whole[whole == "not testable here"].index) == ["C5"]  # one number of negatives
     matched = claims[claims["model"] == "all arms at equal ‖ΔW‖"].set_index("claim")["verdict"]
     assert list(matched[matched == "not testable here"].index) == ["C3", "C5"]
-    known = json.loads((tmp_path / "arms.json").read_text("utf-8"))
-    sizes = {name: own["size"] for name, own in known.items() if "_" in name and name.endswith("matched-0")}
-    assert len(sizes) == 3
-    smallest = min(known[f"{arm}-0"]["size"] for arm in arms[:3])
-    assert all(size == pytest.approx(smallest, rel=0.35) for size in sizes.values())
     text = "\n".join(summary(results, tmp_path))
     assert "a smaller stand-in" in text
     assert "pretraining " in text
     assert all(f"\n{arm} " in text for arm in (*arms, "ce_matched"))
     assert {"asymmetry.pdf", "objectives.pdf"} <= {p.name for p in results.path.rglob("*.pdf")}
     written = (tmp_path / "ce-0" / "model.safetensors").stat().st_mtime_ns
-    tune(tmp_path, start=start, arms=arms, seeds=2, steps=4, samples=3, progress=False)
+    tables = stored(results.path)
+    assert "claims.parquet" in tables
+    remove(tmp_path / "study")
+    alone = stored(tune(tmp_path, **given, processes=1).path)
     assert (tmp_path / "ce-0" / "model.safetensors").stat().st_mtime_ns == written
+    assert alone == tables
 
 
 def test_unknown_arms_are_refused(tmp_path):
     with pytest.raises(ValueError, match="got 'rlhf'"):
         tune(tmp_path, arms=("rlhf",))
+    with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
+        tune(tmp_path, processes=0)
     assert len(set(ARMS)) == 13

@@ -107,7 +107,12 @@ def of_weights(home: Path) -> Results:
 #: Tokens that a whole set of figures needs: eight for a spectrum, sixteen of a beginning for a signal.
 RUNS: Mapping[str, Callable[..., Results]] = {
     "attention_sinks": of_maps(
-        "attention_sinks", 12, thresholds=[0.02, 0.1], protocols="both", bars=True, options={"extra": "all"}
+        "attention_sinks",
+        12,
+        thresholds=[0.02, 0.1],
+        protocols="both",
+        bars=True,
+        options={"extra": "all", "controls": 1},
     ),
     "wavelet_heads": of_maps("wavelet_heads", 50, options={"nulls": ["row_permutation"], "prefixes": [0.8]}),
     "absolute_position": of_positions,

@@ -110,12 +110,6 @@ def measured(results: Results, name: str) -> list[str]:
     return [column for column in results.table(name).columns if column not in keys]
 
 
-def test_whole_tables_give_every_figure(whole):
-    found = outcomes(whole)
-    if whole.study["study"] in RUNS:
-        assert not {figure: reason for figure, reason in found.items() if reason}
-
-
 @pytest.fixture
 def unarranged(monkeypatch):
     """Figures are drawn without arranging their panels, which takes most of the time."""
@@ -126,6 +120,18 @@ def unarranged(monkeypatch):
         return figure
 
     monkeypatch.setattr(figure_module, "settled", settled)
+
+
+@pytest.mark.usefixtures("unarranged")
+def test_whole_tables_give_every_figure(whole):
+    found = outcomes(whole)
+    if whole.study["study"] in RUNS:
+        assert not {figure: reason for figure, reason in found.items() if reason}
+
+
+@pytest.mark.slow
+def test_whole_tables_give_every_figure_arranged(whole):
+    outcomes(whole)
 
 
 @pytest.mark.slow
@@ -174,7 +180,7 @@ def subsets(results: Results, *names: str) -> Results:
     "names",
     [
         *(pytest.param([name], marks=pytest.mark.slow) for name in SUBSETS),
-        ["one text", "one layer", "one head", "one step"],
+        pytest.param(["one text", "one layer", "one head", "one step"], marks=pytest.mark.slow),
         ["one text", "one layer", "one head", "one step", "exact", "one threshold"],
     ],
     ids=", ".join,
@@ -242,7 +248,7 @@ OF_TEXTS = (pytest.param("attention_sinks", marks=pytest.mark.slow), "wavelet_he
     [
         {"text": "cat\n", "bos": "drop"},
         pytest.param({"text": "the cat sat on the mat\n"}, marks=pytest.mark.slow),
-        {"text": "the cat\nhome\nsea and old town\n"},
+        pytest.param({"text": "the cat\nhome\nsea and old town\n"}, marks=pytest.mark.slow),
         pytest.param({"count": 1, "layers": [1]}, marks=pytest.mark.slow),
     ],
     ids=["one token", "one text", "three short texts", "one layer"],

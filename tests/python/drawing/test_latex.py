@@ -18,7 +18,6 @@ from attnscope.report.latex import latex
 from attnscope.report.numbers import number_rows
 from attnscope.report.section import Table
 
-SOURCE = latex_tables(made.make_study(("50%_a&b", "c$x^2{")))
 DOCUMENT = r"""\documentclass{article}
 %s
 \begin{document}
@@ -27,6 +26,11 @@ DOCUMENT = r"""\documentclass{article}
 """
 #: What booktabs defines, for machines that have LaTeX without it.
 RULES = r"\newcommand{\toprule}{\hline}\newcommand{\midrule}{\hline}\newcommand{\bottomrule}{\hline}"
+
+
+@pytest.fixture(scope="module")
+def source() -> str:
+    return latex_tables(made.make_study(("50%_a&b", "c$x^2{")))
 
 
 def tables_of(source: str) -> dict[str, list[list[str]]]:
@@ -39,13 +43,13 @@ def tables_of(source: str) -> dict[str, list[list[str]]]:
     return found
 
 
-def test_every_row_has_a_cell_per_column() -> None:
-    for part in SOURCE.split(r"\begin{tabular}{")[1:]:
+def test_every_row_has_a_cell_per_column(source: str) -> None:
+    for part in source.split(r"\begin{tabular}{")[1:]:
         columns = len(part.split("}")[0])
         rows = [line for line in part.splitlines() if line.endswith(r"\\")]
         assert len(rows) > 1
         assert {len(row.split(" & ")) for row in rows} == {columns}
-    assert SOURCE.count(r"\toprule") == SOURCE.count(r"\bottomrule") == SOURCE.count(r"\begin{table}")
+    assert source.count(r"\toprule") == source.count(r"\bottomrule") == source.count(r"\begin{table}")
 
 
 def test_numbers_and_intervals_are_those_of_the_report() -> None:
@@ -67,8 +71,8 @@ def test_numbers_and_intervals_are_those_of_the_report() -> None:
     assert cells[1:7] == [row.mean, row.interval, median, "0.500", "0.550", "0.600"]
 
 
-def test_names_are_escaped_and_repeated_ones_left_out() -> None:
-    sinks = tables_of(SOURCE)["tab:sinks"]
+def test_names_are_escaped_and_repeated_ones_left_out(source: str) -> None:
+    sinks = tables_of(source)["tab:sinks"]
     assert [row[1] for row in sinks[1:3]] == [r"50\%\_a\&b", r"c\$x\textasciicircum 2\{"]
     assert sinks[2][0] == ""
 
@@ -98,7 +102,7 @@ def test_the_command_prints_them_and_says_when_there_are_none(tmp_path) -> None:
 
 @pytest.mark.skipif(shutil.which("pdflatex") is None, reason="needs pdflatex")
 @pytest.mark.slow
-def test_pdflatex_compiles_them(tmp_path) -> None:
+def test_pdflatex_compiles_them(source: str, tmp_path) -> None:
     there = (
         shutil.which("kpsewhich")
         and subprocess.run(
@@ -106,7 +110,7 @@ def test_pdflatex_compiles_them(tmp_path) -> None:
         ).stdout.strip()
     )
     rules = r"\usepackage{booktabs}" if there else RULES
-    (tmp_path / "d.tex").write_text(DOCUMENT % (rules, SOURCE), "utf-8")
+    (tmp_path / "d.tex").write_text(DOCUMENT % (rules, source), "utf-8")
     done = subprocess.run(
         ["pdflatex", "-interaction=nonstopmode", "-halt-on-error", "d.tex"],
         cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False,

@@ -43,6 +43,8 @@ def test_a_model_and_a_text_are_a_page():
     [
         (lambda: asc.view(tiny_llama()), "a model needs a text"),
         (lambda: asc.view(tiny_llama(), "a cat"), "a sentence needs a tokenizer"),
+        (lambda: asc.view(tiny_llama(), " ", tokenizer=str.split), "text is an empty text: ' '"),
+        (lambda: asc.view(tiny_llama(), []), r"want at least one token, got shape \(0,\)"),
         (lambda: asc.view(tiny_llama(), [[1, 2], [3, 4]]), r"one sentence, got shape \(2, 2\)"),
         (lambda: asc.view(tiny_llama(), [1, 2, 3], head=(2, 0)), "no head 0 in layer 2; layers 0 to 1"),
         (lambda: asc.view(tiny_llama(), [1, 2], sample=0), "sample does not go with a model"),

@@ -172,7 +172,7 @@ def test_set_key_reaches_every_place():
         ("block.size=1", "'block.size' leads nowhere"),
         ("texts.0.a.b=1", "leads nowhere"),
         ("block=[1", "is not valid YAML"),
-        ("models.dtype=x", "there are no models yet"),
+        ("models.dtype=x", "there are no models, counted from 0"),
     ],
 )
 def test_set_key_says_what_is_wrong(assignment, message):

@@ -14,8 +14,8 @@ from attnscope.engine.config import ConfigError, Study
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.engine.texts.encoding import batches
-from census import Census
 from folders import id_lines, model_folder, sentences, study
+from map_count import MapCount
 
 
 def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):
@@ -262,11 +262,11 @@ def test_nan_heads_are_counted_never_mapped_to_zero(tmp_path, llama, texts, said
 def test_no_more_than_two_layers_are_alive_in_a_whole_study(tmp_path, texts, monkeypatch):
     """Every metric of the study, eight layers, batches of several sentences."""
     folder = model_folder(tmp_path / "deep", num_hidden_layers=8)
-    census = Census(monkeypatch)
+    count = MapCount(monkeypatch)
     results = run(Study(models=str(folder), texts=str(texts), output=str(tmp_path / "runs"), name="deep"))
     assert len(results.table("heads")) == 7 * 8 * 4
-    assert census.born > 8
-    assert census.most == 2
+    assert count.born > 8
+    assert count.most == 2
 
 
 def test_the_next_layer_is_computed_while_a_kernel_runs(monkeypatch):

@@ -173,3 +173,14 @@ def test_names_are_found_by_a_column_or_two(sinks, monkeypatch):
     assert {"heads_variants", "graphs_variants", "layers_variants", "head_mean_graphs"} <= set(expected)
     assert asked
     assert all(columns in (["head"], ["scope", "threshold"]) for columns in asked)
+
+
+def test_a_column_under_the_name_of_another_quantity_is_read_under_its_own():
+    old = pa.table(
+        {"sample": [0], "entropy": [1.5]}, metadata={"attnscope_schema": str(migration.SCHEMA_VERSION)}
+    )
+    assert not migration.is_present("words", old.schema)
+    found = migration.migrated("words", old, 2)["words"]
+    assert found.to_pydict() == {"sample": [0], "prediction_entropy": [1.5]}
+    assert migration.is_present("words", found.schema)
+    assert migration.is_present("heads", old.schema)

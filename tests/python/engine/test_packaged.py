@@ -173,7 +173,10 @@ def test_packaged_pairs_are_valid_and_name_what_is_not_on_this_machine(name, mon
         dry_run(settings)
 
 
-@pytest.mark.parametrize("name", PAIRS)
+@pytest.mark.parametrize(
+    "name",
+    [one if one.endswith("pythia-160m") else pytest.param(one, marks=pytest.mark.slow) for one in PAIRS],
+)
 def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
     """With small models in the cache in the place of the packaged ones."""
     model = tmp_path / "model"

@@ -164,14 +164,14 @@ def test_a_call_that_exceeds_the_machine_is_announced(monkeypatch):
     assert announced("fiedler_value") == []
 
 
-def test_free_memory_is_within_the_limit_of_the_process():
+def test_free_memory_is_within_the_limit_of_the_process(fresh):
     code = (
         "import resource; from pathlib import Path; from attnscope._memory import free_bytes\n"
         "free = free_bytes(); taken = int(Path('/proc/self/statm').read_text().split()[0]) * 4096\n"
         "resource.setrlimit(resource.RLIMIT_AS, (taken + 2**27, resource.RLIM_INFINITY))\n"
         "print(free > 2**27, 0 < free_bytes() <= 2**27)"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    done = fresh(code)
     assert done.stdout.split() == ["True", "True"], done.stderr
 
 
@@ -252,8 +252,9 @@ def test_results_that_exceed_the_machine_are_announced(monkeypatch, name, option
         getattr(asc, name)(maps, **options)
 
 
-def test_ten_thousand_maps_need_no_more_memory_than_five_hundred():
-    run = subprocess.run([sys.executable, "-c", STEADY], check=True, capture_output=True, text=True)
+def test_ten_thousand_maps_need_no_more_memory_than_five_hundred(fresh):
+    run = fresh(STEADY)
+    assert run.returncode == 0, run.stderr
     found = json.loads(run.stdout)
     # graph_statistics returns twelve fields of 10,000 x 2; everything else is smaller.
     assert max(found["growth"].values()) < 6e6, found

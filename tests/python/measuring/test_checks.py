@@ -2,8 +2,6 @@
 """What every metric refuses, and the words it uses; provoked through one metric of each kind."""
 
 import re
-import subprocess
-import sys
 
 import numpy as np
 import pandas as pd
@@ -174,15 +172,14 @@ def test_a_plain_batch_is_taken_as_it_is_and_anything_else_is_looked_at():
         assert not _core.is_plain_batch(other)
 
 
-def test_a_read_only_array_is_read_without_a_word():
+def test_a_read_only_array_is_read_without_a_word(fresh):
     """As pandas gives columns; torch says it once per process, so a process of its own is asked."""
     script = (
-        "import numpy as np, torch; from attnscope import _checks\n"
+        "import warnings, numpy as np, torch; from attnscope import _checks\n"
+        "warnings.simplefilter('error')\n"
         "values = np.arange(6.0); values.flags.writeable = False\n"
         "tensor = _checks.as_tensor('f', 'x', values)\n"
         "assert tensor.data_ptr() == values.ctypes.data and tensor.tolist() == values.tolist()"
     )
-    done = subprocess.run(
-        [sys.executable, "-W", "error", "-c", script], capture_output=True, text=True, check=False
-    )
+    done = fresh(script)
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -234,7 +232,7 @@ print(peak() - before, seen)
         ),
     ],
 )
-def test_peak_memory_is_three_times_the_largest_matrix_as_it_is_stored(tmp_path, size, dtype):
+def test_peak_memory_is_three_times_the_largest_matrix_as_it_is_stored(fresh, tmp_path, size, dtype):
     """Two folders that hold 1 GB together; bfloat16 is widened, so its matrices weigh twice in memory."""
     shape = (size, 2048 * 4 // dtype.itemsize)
     for folder, value in (("a", 1.0), ("b", 2.0)):
@@ -243,8 +241,9 @@ def test_peak_memory_is_three_times_the_largest_matrix_as_it_is_stored(tmp_path,
         for at in range(8):
             tensors = {f"model.layers.{at}.mlp.up_proj.weight": torch.full(shape, value, dtype=dtype)}
             save_file(tensors, tmp_path / folder / f"part{at}.safetensors")
-    command = [sys.executable, "-c", MEMORY, str(tmp_path / "a"), str(tmp_path / "b")]
-    peak, seen = map(int, subprocess.run(command, check=True, capture_output=True, text=True).stdout.split())
+    done = fresh(MEMORY, tmp_path / "a", tmp_path / "b")
+    assert done.returncode == 0, done.stderr
+    peak, seen = map(int, done.stdout.split())
     largest = shape[0] * shape[1] * dtype.itemsize
     print(f"{peak / largest:.2f} times the largest matrix")
     assert seen == 8

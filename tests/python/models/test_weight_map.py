@@ -116,7 +116,7 @@ def test_every_weight_of_a_block_is_in_one_entry(name):
 )
 def test_a_fused_matrix_read_in_a_wrong_layout_is_found_out(monkeypatch, name, model_type, tensor, layout):
     model = tiny(name)
-    in_order = lambda heads, kv, rows: families.Parts(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
+    in_order = lambda heads, kv, rows: families.FusedRows(4, (("q", 1), ("k", 1), ("v", 1)))  # noqa: E731
     monkeypatch.setitem(families.LAYOUTS, "partitions q k v", in_order)
     right = families.FAMILIES[model_type]
     claims = {**right.claims, tensor: families.Claim(layout)}
@@ -208,6 +208,17 @@ def test_maps_of_one_layer_role_and_their_errors():
     with pytest.raises(KeyError, match="upp"):
         found[0, "upp"]
     assert repr(found).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
+
+
+def test_matrices_are_called_by_layer_role_and_expert():
+    shapes = {
+        "model.layers.0.mlp.experts.3.up_proj.weight": (6, 4),
+        "model.layers.0.self_attn.q_proj.weight": (4, 4),
+        "model.embed_tokens.weight": (9, 4),
+        "lm_head.weight": (9, 4),
+    }
+    titles = [one.title for one in asc.weight_map(shapes)]
+    assert titles == ["layer 0 q", "layer 0 up of expert 3", "embed", "unembed"]
 
 
 def test_a_matrix_that_no_rule_claims_is_named():

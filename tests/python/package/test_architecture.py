@@ -7,11 +7,13 @@ import re
 import subprocess
 import sys
 from collections import Counter
+from fnmatch import fnmatch
 from pathlib import Path
 
 import pytest
 
 import attnscope as asc
+import census
 
 ROOT = Path(__file__).resolve().parents[3]
 KERNELS = sorted(path.stem for path in (ROOT / "cpp/kernels").rglob("*.h"))
@@ -142,12 +144,13 @@ def test_a_metric_loads_torch_and_its_own_modules():
     assert not own & {"attnscope.metrics.discovery", "attnscope.metrics.plan", "attnscope.metrics.measure"}
 
 
-def test_packages_called_like_a_function_do_not_hide_it():
-    loaded_by(
+def test_packages_called_like_a_function_do_not_hide_it(fresh):
+    done = fresh(
         "import attnscope.view.page, attnscope.capture.layer, attnscope as asc; "
         "assert callable(asc.view) and callable(asc.capture); from attnscope import capture; "
         "assert callable(capture)"
     )
+    assert done.returncode == 0, done.stderr
 
 
 MOST_LINES, MOST_FILES = 400, 20
@@ -222,3 +225,14 @@ def test_no_two_test_files_share_a_name():
     """pytest imports them by their bare names: of two, the second would be an error, or the first again."""
     names = [path.name for path in (ROOT / "tests").rglob("test_*.py")]
     assert len(names) == len(set(names)), sorted({name for name in names if names.count(name) > 1})
+
+
+def test_what_the_census_counts_as_new_is_there_and_a_docstring_is_no_code():
+    paths = set(census.texts())
+    for pattern in " ".join(census.NEW.values()).split():
+        assert any(fnmatch(path, pattern) for path in paths if path.startswith(census.COUNTED)), pattern
+    assert (
+        census.code_lines("a.py", '"""What."""\n\n# why\ndef f():\n    """A\n    b."""\n    return 1  # c\n')
+        == 2
+    )
+    assert census.code_lines("a.h", "// What.\n\nint f();  // why\n") == 1

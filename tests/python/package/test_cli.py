@@ -3,6 +3,7 @@
 
 import csv
 import json
+import runpy
 import shutil
 import subprocess
 import sys
@@ -167,6 +168,7 @@ def test_quiet_is_quiet(call, inputs, tmp_path):
 def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
     model, texts = inputs
     arguments = ("run", "-m", model, "-t", texts, "--block", 4, "--output", tmp_path / "runs", "--dry-run")
+    arguments += ("--set", "metrics=[fiedler_value]")
     code, out, _ = call(*arguments)
     assert code == 0
     assert "units         2 (1 checkpoint x 6 sentences)" in out
@@ -301,14 +303,13 @@ def test_a_bug_keeps_its_traceback(monkeypatch, inputs, tmp_path):
         cli.main(["doctor"])
 
 
-def test_as_a_module_in_another_process():
-    done = subprocess.run(
-        [sys.executable, "-m", "attnscope.commands.cli", "run", "--model", "/none"],
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 2
-    assert done.stderr.strip() == "attnscope: error: models[0]: there is no model folder /none"
+@pytest.mark.filterwarnings("ignore:.*found in sys.modules:RuntimeWarning")
+def test_as_a_module(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["attnscope", "run", "--model", "/none"])
+    with pytest.raises(SystemExit) as end:
+        runpy.run_module("attnscope.commands.cli", run_name="__main__")
+    assert end.value.code == 2
+    assert capsys.readouterr().err.strip() == "attnscope: error: models[0]: there is no model folder /none"
 
 
 def test_resume_says_when_the_study_is_gone(call, finished, tmp_path):
@@ -326,7 +327,10 @@ def test_the_module_runs_and_says_its_version():
     assert (ran.returncode, ran.stdout) == (0, f"attnscope {attnscope.__version__}\n"), ran.stderr
 
 
-def test_a_reader_that_has_enough_is_no_error():
-    command = f"{sys.executable} -m attnscope metrics attention_entropy | true; echo ${{PIPESTATUS[0]}}"
-    ran = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert (ran.stdout.strip(), ran.stderr) == ("141", "")
+def test_a_reader_that_has_enough_is_no_error(fresh):
+    script = (
+        "import os\nreader, writer = os.pipe()\nos.close(reader), os.dup2(writer, 1)\n"
+        "from attnscope.commands import cli\ncli.main(['metrics', 'attention_entropy'])"
+    )
+    ran = fresh(script)
+    assert (ran.returncode, ran.stderr) == (141, "")

@@ -93,12 +93,14 @@ def test_the_definitions_have_a_worked_example_with_a_picture_in_every_section()
     made = made_pages()
     text = (ROOT / "python" / "docs" / "pages" / "definitions.md").read_text("utf-8")
     page = made.with_examples(text)
+    sections = re.findall(r"^## (.+)$", text, re.MULTILINE)
+    assert list(made._worked().WORKED) == [one for one in sections if one != "Notation"]
     for number, section in enumerate(made._worked().WORKED):
         own = page.partition(f"## {section}\n")[2].partition("\n## ")[0]
         assert f"worked-{number}.svg" in own, section
     assert "tensor([1.0000, 0.3397], dtype=torch.float64)" in page
     pictures = made.pictures()
-    assert all(pictures[f"assets/worked-{at}.svg"].startswith(b"<?xml") for at in range(8))
+    assert all(pictures[f"assets/worked-{at}.svg"].startswith(b"<?xml") for at in range(10))
 
 
 def test_a_notebook_becomes_a_page_with_its_figures(tmp_path):

@@ -20,18 +20,6 @@ DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 HUGE = 2**20
 
 
-def run(script, **environment):
-    done = subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 class Foreign:
     """An array of a library that speaks DLPack and nothing else."""
 
@@ -141,7 +129,7 @@ def test_results_are_tensors_of_their_own():
     assert counted.dtype == torch.int64
 
 
-def test_results_give_their_memory_back():
+def test_results_give_their_memory_back(fresh):
     script = """
 import resource, torch
 from attnscope import _core
@@ -152,13 +140,13 @@ for turn in range(400):
         before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)
 """
-    assert int(run(script)) < 100 * 1024  # of the 300 MB that the last 300 results took
+    assert int(fresh(script).stdout) < 100 * 1024  # of the 300 MB that the last 300 results took
 
 
 @pytest.mark.skipif(
     not hasattr(torch.Tensor, "__dlpack_c_exchange_api__"), reason="this torch has capsules alone"
 )
-def test_without_the_c_interface_capsules_carry_the_same():
+def test_without_the_c_interface_capsules_carry_the_same(fresh):
     script = """
 import torch
 WITHOUT
@@ -181,8 +169,9 @@ except ValueError as error:
     numbers.append(str(error))
 print(_core.interfaces()[0], numbers, sep="|")
 """
-    here, numbers = run(script.replace("WITHOUT", "")).split("|")
-    capsules, same = run(script.replace("WITHOUT", "del torch.Tensor.__dlpack_c_exchange_api__")).split("|")
+    here, numbers = fresh(script.replace("WITHOUT", "")).stdout.split("|")
+    without = fresh(script.replace("WITHOUT", "del torch.Tensor.__dlpack_c_exchange_api__"))
+    capsules, same = without.stdout.split("|")
     assert (here, capsules) == (_core.interfaces()[0], "DLPack capsules")
     assert numbers == same
 
@@ -204,4 +193,10 @@ for number in (1, 3):
 print(counts[1:])
 """
     # a pool of three is the calling thread and two more, and torch's own work finds them there
-    assert run(script, OMP_NUM_THREADS="8") == "[0, 0, 2, 2]\n"
+    done = subprocess.run(
+        [sys.executable, "-c", script],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": "8"},
+    )
+    assert done.stdout == "[0, 0, 2, 2]\n", done.stderr

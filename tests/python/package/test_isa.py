@@ -16,16 +16,6 @@ from attnscope import _build, _isa
 from attnscope.metrics.requests import metric_names
 
 
-def python(script, **environment):
-    return subprocess.run(
-        [sys.executable, "-c", script],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, **environment},
-    )
-
-
 def test_the_best_build_that_runs_is_live():
     assert (
         _isa.live() == os.environ.get("ATTNSCOPE_ISA", "").replace("-", "_")
@@ -35,17 +25,17 @@ def test_the_best_build_that_runs_is_live():
 
 
 @pytest.mark.parametrize("isa", _isa.runnable())
-def test_every_build_that_runs_here_gives_the_same_answers(isa):
+def test_every_build_that_runs_here_gives_the_same_answers(fresh, isa):
     script = (
         "import torch, attnscope as asc; from attnscope import _isa;"
         "a = torch.softmax(torch.randn(4, 40, 40, generator=torch.Generator().manual_seed(0)), -1);"
         "print(_isa.live(), *asc.fiedler_value(a).tolist(), *asc.participation_ratio(a).tolist())"
     )
-    answer = python(script, ATTNSCOPE_ISA=isa)
+    answer = fresh(script, ATTNSCOPE_ISA=isa)
     assert answer.returncode == 0, answer.stderr
     live, *numbers = answer.stdout.split()
     assert live == isa
-    here = python(script).stdout.split()[1:]
+    here = fresh(script).stdout.split()[1:]
     assert [float(x) for x in numbers] == pytest.approx([float(x) for x in here], rel=1e-9)
 
 
@@ -97,12 +87,12 @@ def agree(name, a, b):
     return np.allclose(a, b, rtol=1e-9, atol=1e-11, equal_nan=True)
 
 
-def test_a_build_that_is_not_there_is_named():
-    answer = python("from attnscope import fiedler_value", ATTNSCOPE_ISA="x86-64-v9")
+def test_a_build_that_is_not_there_is_named(fresh):
+    answer = fresh("from attnscope import fiedler_value", ATTNSCOPE_ISA="x86-64-v9")
     assert "ATTNSCOPE_ISA=x86_64_v9 is not one of the builds that run here" in answer.stderr
 
 
-def test_a_core_of_other_sources_is_refused_in_words():
+def test_a_core_of_other_sources_is_refused_in_words(fresh):
     facts = {name: value for name, value in vars(_build).items() if name.isupper()}
     # attnscope._build comes from a finder of its own, as if the core had been built from another stub
     script = (
@@ -112,7 +102,7 @@ def test_a_core_of_other_sources_is_refused_in_words():
         "sys.modules['attnscope._build'] = made\n"
         "from attnscope import fiedler_value"
     )
-    answer = python(script)
+    answer = fresh(script)
     assert answer.returncode != 0
     assert "the compiled core is of another state of the sources" in answer.stderr
     assert "Build it again: pip install -e ." in answer.stderr

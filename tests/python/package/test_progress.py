@@ -3,31 +3,18 @@
 
 import re
 import subprocess
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from attnscope import _progress
-from attnscope._progress import Lines, progress_bar
-
-REPOSITORY = Path(__file__).parents[3]
-
-TRAINED_AND_STUDIED = """
-import sys
 import attnscope as asc
 from attnscope import _progress
+from attnscope._progress import Lines, progress_bar
 from attnscope.demo import Recipe, train
-_progress.EVERY = 0.1
-recipe = Recipe(steps=4, layers=1, heads=2, width=16, inner_width=24, batch=4)
-folder = train(sys.argv[1] + "/trained", recipe, label="[4/6] training")
-open(sys.argv[1] + "/texts.txt", "w").write("the cat sat on the mat\\n")
-asc.run(asc.Study(
-    study="attention_sinks", models=f"{folder}/step4", texts=sys.argv[1] + "/texts.txt",
-    output=sys.argv[1], name="a", options={"metrics": ["fiedler_value"]},
-))
-"""
+from folders import sentences
+
+REPOSITORY = Path(__file__).parents[3]
 
 
 def test_lines_come_while_nothing_is_counted(monkeypatch, capsys) -> None:
@@ -63,16 +50,20 @@ def test_what_is_hidden_says_nothing(options, monkeypatch, capsys) -> None:
     assert capsys.readouterr() == ("", "")
 
 
-def test_training_and_a_study_say_in_a_pipe_how_far_they_are(tmp_path) -> None:
-    ran = subprocess.run(
-        [sys.executable, "-c", TRAINED_AND_STUDIED, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        timeout=280,
-    )
-    assert ran.returncode == 0, ran.stderr
-    assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", ran.stderr, re.M)
-    assert re.search(r"^attnscope: units \d/\d, ", ran.stderr, re.M)
+def test_training_and_a_study_say_in_a_pipe_how_far_they_are(tmp_path, monkeypatch, capsys) -> None:
+    monkeypatch.setattr(_progress, "EVERY", 0.02)
+    recipe = Recipe(steps=4, layers=1, heads=2, width=16, inner_width=24, batch=4)
+    trained = train(tmp_path / "trained", recipe, label="[4/6] training")
+    texts = sentences(tmp_path / "texts.txt", 1)
+    asc.run(
+        asc.Study(
+            study="attention_sinks", models=str(trained / "step4"), texts=str(texts), output=str(tmp_path),
+            name="a", options={"metrics": ["fiedler_value"]},
+        )
+    )  # fmt: skip
+    said = capsys.readouterr().err
+    assert re.search(r"^attnscope: \[4/6\] training [1-4]/4, about \d+ s left", said, re.M)
+    assert re.search(r"^attnscope: units \d/\d, ", said, re.M)
 
 
 def test_a_build_says_in_a_pipe_how_far_it_is(tmp_path) -> None:

@@ -4,9 +4,9 @@
 import pytest
 import yaml
 
-from attnscope.commands.settings import written
+from attnscope.commands.settings import _meanings, _models_in, _type, written
 from attnscope.engine.config import ConfigError, Settings
-from attnscope.engine.discovery import studies
+from attnscope.engine.discovery import studies, study_class
 from attnscope.engine.packaged import packaged_text
 
 
@@ -30,9 +30,30 @@ def test_what_init_writes_is_every_setting_with_its_default(name, tmp_path):
 
 def test_every_key_is_explained():
     text = written("absolute_position")
-    for line in ("free_disk: bool, default false", "dtype: 'auto' | 'float32'", "bos: keep"):
+    for line in ("(bool, default false)", "#     dtype: of the weights in memory", "bos: keep"):
         assert line in text
     assert "# sentences per unit of work" in text
+
+
+def keys_of(model):
+    """Every key of a model and of the models below it."""
+    for key, field in model.model_fields.items():
+        yield model, key, field
+        for inner in _models_in(field.annotation):
+            yield from keys_of(inner)
+
+
+@pytest.mark.parametrize("name", sorted({one.name for one in studies().values()}))
+def test_every_key_has_its_meaning_its_type_and_its_default(name):
+    text = " ".join(written(name).replace("#", " ").split())
+    for model in (Settings, study_class(name).Options):
+        for owner, key, field in keys_of(model):
+            if (owner, key) == (Settings, "options"):
+                continue
+            meaning = _meanings(owner).get(key, "")
+            assert meaning, f"{owner.__name__}.{key}"
+            about = f"{meaning} ({_type(field)}"
+            assert about in text if owner is model else f"{key}: {about}, " in text, key
 
 
 def test_init_writes_a_file_once(call, tmp_path):

@@ -18,7 +18,8 @@ from folders import WORDS, model_folder, sentences, series
 
 
 def study(tmp_path, model, texts, **options):
-    options = {"thresholds": [0.05, "2/n"], "protocols": "both", "options": {"extra": "all"}, **options}
+    everything = {"extra": "all", "controls": 1}
+    options = {"thresholds": [0.05, "2/n"], "protocols": "both", "options": everything, **options}
     return Study(models=model, texts=str(texts), output=str(tmp_path / "runs"), name="a", **options)
 
 

@@ -19,8 +19,8 @@ from attnscope.published import compare_published, published_numbers
 from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
-from census import Census
 from folders import model_folder, sentences, series, tokenizer
+from map_count import MapCount
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 
@@ -110,10 +110,10 @@ def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, made):
 def test_no_more_than_two_layers_are_alive(tmp_path, monkeypatch):
     folder = model_folder(tmp_path / "deep", num_hidden_layers=6)
     texts = sentences(tmp_path / "texts.txt", 3, shortest=44)
-    census = Census(monkeypatch)
+    count = MapCount(monkeypatch)
     run(study(tmp_path, folder, texts, nulls="row_permutation", prefixes=[0.8]), say=lambda text: None)
-    assert census.born > 6
-    assert census.most == 2
+    assert count.born > 6
+    assert count.most == 2
 
 
 def test_columns_say_what_they_are(made):

@@ -92,7 +92,7 @@ def test_low_rank_is_the_product():
 
 
 def test_mean_and_deviation_over_random_subspaces():
-    d, k, count = 32, 5, 20_000
+    d, k, count = 32, 5, 5_000
     matrix = low_rank(12, d, 6)
     bases = stats.ortho_group.rvs(d, size=count, random_state=1)[:, :, :k]
     m = matrix.numpy()
@@ -100,8 +100,8 @@ def test_mean_and_deviation_over_random_subspaces():
     found = asc.subspace_fraction(matrix, orthonormal(d, k))
     assert abs(fractions.mean() - k / d) < 5 * fractions.std() / math.sqrt(count)
     assert fractions.std() == pytest.approx(float(found.deviation), rel=0.04)
-    assert np.quantile(fractions, 0.999) == pytest.approx(
-        stats.beta.isf(0.001, *_beta(k / d, float(found.deviation))), rel=0.04
+    assert np.quantile(fractions, 0.99) == pytest.approx(
+        stats.beta.isf(0.01, *_beta(k / d, float(found.deviation))), rel=0.04
     )
     moment = torch.diag(torch.arange(1.0, d + 1, dtype=torch.float64))
     turned = stats.ortho_group.rvs(d, size=count, random_state=2)

@@ -20,7 +20,7 @@ from attnscope.capture import anatomy
 from attnscope.capture.directions.steps import PromptSteps, prompts_of
 from attnscope.capture.edits.states import TANGENT, AddDirection
 from attnscope.capture.gradient import FORWARD, Gradient
-from attnscope.capture.structure import structure_of
+from attnscope.capture.preflight import structure_of
 from attnscope.metrics._named import shown_by_shape
 
 

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from attnscope.capture.structure import Structure
+    from attnscope.models.architecture import Structure
 
 
 class Where:

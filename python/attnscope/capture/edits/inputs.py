@@ -16,7 +16,7 @@ from attnscope.capture.anatomy import takes
 from attnscope.capture.edits.edit import ACTIVE, Applied, Change
 
 if TYPE_CHECKING:
-    from attnscope.capture.structure import Structure
+    from attnscope.models.architecture import Structure
 
 #: Frequencies of these kinds are made again from the longest position seen.
 MOVING = ("dynamic", "longrope")

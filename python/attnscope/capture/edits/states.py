@@ -16,7 +16,7 @@ from attnscope.capture.anatomy import entering, leaving, with_entering, with_lea
 from attnscope.capture.edits.edit import Applied, Change
 
 if TYPE_CHECKING:
-    from attnscope.capture.structure import Structure
+    from attnscope.models.architecture import Structure
 
 
 #: Whether directions are added as tangents, in a pass differentiated along them.

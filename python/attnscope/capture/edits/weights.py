@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from attnscope.capture.edits.edit import Applied, Change
 
 if TYPE_CHECKING:
-    from attnscope.capture.structure import Structure
+    from attnscope.models.architecture import Structure
     from attnscope.models.weight_entries import WeightEntry
 
 

@@ -86,7 +86,7 @@ class Store:
             for name, table in tables.items():
                 file = folder / f"{name}.parquet"
                 with open(file, "wb") as out:
-                    pq.write_table(table, out, compression="zstd")
+                    pq.write_table(table, out, compression="zstd", use_dictionary=repeating(table.schema))
                 whole["files"][name] = {"sha256": _hash(file), "rows": len(table)}
             (folder / _ABOUT).write_text(json.dumps(whole, indent=1) + "\n", "utf-8")
         self._known[unit] = whole
@@ -159,7 +159,8 @@ class Store:
         import pyarrow.parquet as pq
 
         whole = dataset(self.files(units, table))
-        with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, compression="zstd") as writer:
+        how: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating(whole.schema)}
+        with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, **how) as writer:
             waiting: list[pa.RecordBatch] = []
             for batch in whole.to_batches(use_threads=False, batch_size=ROW_GROUP, fragment_readahead=1):
                 waiting.append(batch)
@@ -177,6 +178,17 @@ class Store:
             target, count = aside / f"{path.name}.{count}", count + 1
         os.replace(path, target)
         say(f"{path.name} is damaged or not of this study: set aside as {target}, its unit is computed again")
+
+
+def repeating(schema: pa.Schema) -> list[str]:
+    """Columns worth a dictionary of their values: all but measured numbers, whose table is mostly memory."""
+    import pyarrow as pa
+
+    def measured(kind: Any) -> bool:
+        nested = hasattr(kind, "value_type") and not pa.types.is_dictionary(kind)
+        return measured(kind.value_type) if nested else pa.types.is_floating(kind)
+
+    return [one.name for one in schema if not measured(one.type)]
 
 
 def dataset(files: Sequence[Path]) -> Any:

@@ -4,7 +4,8 @@
 Schema 1 kept head means as rows of head −1, controls as rows of a table `nulls`, and said "no value" by −1,
 "" and False. In schema 2 head means are tables of their own, controls stand in `NAME_variants`, and what has
 no value is null. A stored table can so become several: `names_in` says which without reading their rows.
-The first tables `baselines` of either schema say what uniform attention is among in the name of its kind.
+The first tables `baselines` of either schema say what uniform attention is among in the name of its kind, and
+a few columns of schema 2 had the name of another quantity.
 
 Example:
     >>> import pyarrow as pa
@@ -68,6 +69,8 @@ _UNIFORM_1 = "uniform_"
 _NULL_KEYS_1 = ("sample", "kind", "protocol", "scope", "metric", "threshold", "value")
 #: Numbers of a thresholded graph that schema 1 called as those of the map, and what they are called.
 _OF_GRAPHS = {"fiedler_value": "graph_fiedler_value", "laplacian_gap": "graph_laplacian_gap"}
+#: Columns that had the name of another quantity, by table, and their names.
+_RENAMED = {table: {"entropy": "prediction_entropy"} for table in ("words", "versions", "lens")}
 #: Tables of schema 1 in which −1, "" and False were never written for want of a value.
 _WHOLE_1 = ("samples", "baselines")
 
@@ -80,6 +83,8 @@ def migrated(name: str, table: pa.Table, version: int) -> dict[str, pa.Table]:
             "install a newer attnscope"
         )
     tables = {name: _with_supports(table) if _lacks_supports(name, table.schema) else table}
+    if _has_renamed(name, table.schema):
+        tables = {name: _with_names(table, _RENAMED[name])}
     for step in range(version, SCHEMA_VERSION):
         if step not in MIGRATIONS:
             raise ResultsError(
@@ -124,7 +129,8 @@ def _names_in(file: Path, changed: int, size: int) -> tuple[str, ...]:
 
 def is_present(name: str, schema: pa.Schema) -> bool:
     """Whether a stored table is as one that is written today."""
-    return version_of(schema) == SCHEMA_VERSION and not _lacks_supports(name, schema)
+    current = version_of(schema) == SCHEMA_VERSION
+    return current and not _lacks_supports(name, schema) and not _has_renamed(name, schema)
 
 
 def version_of(schema: pa.Schema) -> int:
@@ -158,6 +164,18 @@ def _from_1(name: str, table: pa.Table) -> dict[str, pa.Table]:
 
 def _lacks_supports(name: str, schema: pa.Schema) -> bool:
     return name == "baselines" and "kind" in schema.names and "support" not in schema.names
+
+
+def _has_renamed(name: str, schema: pa.Schema) -> bool:
+    return bool(set(_RENAMED.get(name, ())) & set(schema.names))
+
+
+def _with_names(table: pa.Table, names: dict[str, str]) -> pa.Table:
+    """Columns under their names, with all that they and the table say of themselves."""
+    import pyarrow as pa
+
+    fields = [one.with_name(names.get(one.name, one.name)) for one in table.schema]
+    return pa.Table.from_arrays(table.columns, schema=pa.schema(fields, table.schema.metadata))
 
 
 def _with_supports(table: pa.Table) -> pa.Table:

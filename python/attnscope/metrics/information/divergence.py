@@ -239,12 +239,13 @@ def _mean_over_heads(divergence: torch.Tensor) -> torch.Tensor:
 def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
     options = {"keys": keys, "keep_attention": False}
+    chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
     both = ("attention", "head_mean")
     return (
         Quantity(
             f"kl_reduction{suffix}",
             "sink_removal",
-            "KL without sinks",
+            f"KL without sinks{chosen}",
             f"How much the heads' mean divergence falls without {said}, nats.",
             Known(_ALL_OF_IT, uneven_heads()),
             options=options,
@@ -255,7 +256,7 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
         Quantity(
             f"sink_concentration{suffix}",
             "_mass_on",
-            "mass on sinks",
+            f"mass on sinks{chosen}",
             f"Share of the head mean's mass on {said}.",
             Known(0.375, uneven_heads()),
             low=0,
@@ -267,7 +268,7 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
         Quantity(
             f"sink_count{suffix}",
             keys.metric,
-            "sink tokens per layer",
+            f"sink tokens per layer{chosen}",
             f"Number of {said}.",
             Known(1, uneven_heads()),
             kind="count",
@@ -281,7 +282,7 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
         Quantity(
             f"excluded_rows{suffix}",
             "sink_removal",
-            "emptied rows",
+            f"emptied rows{chosen}",
             f"Rows of all heads with nothing left without {said}.",
             Known(0, uneven_heads()),
             kind="count",

@@ -148,7 +148,7 @@ QUANTITIES = (
     _field("share", "attention of the word to itself", "Mean over the rows of a word's tokens.", 0.325),
     _field(
         "uniform",
-        "the same under uniform attention",
+        "uniform attention of the word to itself",
         "Mean over rows of the word's part of what is seen.",
         0.325,
     ),
@@ -160,24 +160,32 @@ QUANTITIES = (
         None,
     ),
     _field(
-        "diagonal", "attention of each token to itself", "Mean over the word's tokens of the diagonal.", 0.225
+        "diagonal",
+        "attention of its tokens to themselves",
+        "Mean over the word's tokens of the diagonal.",
+        0.225,
     ),
-    _field("special", "attention to special tokens", "Mean over the word's rows, outside the word.", 0.225),
+    _field(
+        "special",
+        "attention of the word to special tokens",
+        "Mean over the word's rows, outside the word.",
+        0.225,
+    ),
     _field(
         "context",
-        "attention to the rest",
+        "attention of the word to the rest",
         "Mean over the word's rows, outside word and special tokens.",
         0.45,
     ),
     _field(
         "received",
-        "attention received",
+        "attention of other tokens to the word",
         "Mean attention to the word of the other queries that see it.",
         sum(2 / n for n in (6, 7, 8, 9)) / 4,
     ),
     _field(
         "received_uniform",
-        "the same under uniform attention",
+        "uniform attention of others to the word",
         "Mean over the other queries that see the word of its part of what they see.",
         sum(2 / n for n in (6, 7, 8, 9)) / 4,
     ),

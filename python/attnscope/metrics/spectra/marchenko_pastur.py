@@ -190,6 +190,7 @@ QUANTITIES = (
         low=0,
         high=1,
         read=field_of("ks"),
+        also=("marchenko_pastur_deviation",),
     ),
     Quantity(
         "mp_wasserstein",
@@ -240,14 +241,5 @@ QUANTITIES = (
         kind="constant",
         low=0,
         read=field_of("edge"),
-    ),
-    Quantity(
-        "marchenko_pastur_deviation",
-        "marchenko_pastur_deviation",
-        "KS from random law",
-        "The column mp_ks under the name of the function that computes it alone.",
-        Known(_KS, hadamard()),
-        low=0,
-        high=1,
     ),
 )

@@ -291,7 +291,7 @@ def _sinks_from(percentile: int) -> tuple[Quantity, ...]:
         return declared(
             f"{name}_speed_{percentile}" if speed else f"{name}_{percentile}",
             "sink_removal",
-            label,
+            f"{label}, {percentile}th percentile" + (", speed mode" if speed else ""),
             meaning,
             Known(expected, uneven_heads()),
             kind=kind,

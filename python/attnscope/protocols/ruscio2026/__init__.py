@@ -2,8 +2,8 @@
 """The computations of the notebooks of *The Phenomenology of Hallucinations* (arXiv 2603.13911).
 
 Each docstring names what differs from the exact definition, which stands in
-`attnscope.metrics.clouds`, `asc.sensitivity`, `asc.readout` and the study `hallucination_geometry`. Use
-these to check stored outputs, and the exact functions to learn about a model.
+`attnscope.metrics.clouds`, `asc.sensitivity`, `asc.readout` and the study of this paper. Use these to
+check stored outputs, and the exact functions to learn about a model.
 """
 
 from attnscope.protocols.ruscio2026.causality import (

@@ -246,12 +246,18 @@ def _spread(intervals: dict[str, Any]) -> dict[str, Any]:
 
 
 def controls(run: StageRun, options: Any) -> None:
-    """The table `controls`: models with random weights, means over heads with intervals of their own."""
+    """The tables `controls` and `control_residuals`: models with random weights, means over heads."""
     drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
+    drawings: dict[str, list[Array]] = {}
+    layers: dict[str, Array] = {}
     for model, seed, n in drawn:
         profile = profile_of(run, n, options.groups, variant="random_weights", model=model, seed=seed)
         cut = run.reduced("uniform_cut", ("layer",), model=model, seed=seed)
-        for name, chosen in query_sets(options, profile.m).items():
+        sets = query_sets(options, profile.m)
+        own = profile.vectors(sets["early"], "uniform", (), profile).mean(0).numpy()
+        drawings.setdefault(model, []).append(own)
+        layers[model] = np.array(profile.layers)
+        for name, chosen in sets.items():
             found = estimated(profile, chosen, options, run)
             means = over_heads(profile, chosen, found)
             for at, layer in enumerate(profile.layers):
@@ -260,3 +266,25 @@ def controls(run: StageRun, options: Any) -> None:
                     uniform_cut=float(cut[layer,].mean[chosen[0] : chosen[1] + 1].mean()),
                     **{column: values[at] for column, values in means.items()},
                 )  # fmt: skip
+    for model, each in drawings.items():
+        if len(each) > 2:  # the interval leaves one out, and products take two
+            value, low, high = shared_residual(np.stack(each))
+            run.write(
+                "control_residuals", model=model, control="random_weights", layer=layers[model],
+                drawings=len(each), residual_shared=value, residual_shared_low=low,
+                residual_shared_high=high,
+            )  # fmt: skip
+
+
+def shared_residual(drawings: Array) -> tuple[Array, Array, Array]:
+    """What several drawings of weights have in common, [L], with the ends of its interval over drawings.
+
+    Each drawing has a residual of its own from layer 1 on, because the mask writes positions into the
+    states. But weights are drawn around 0: turning the sign of a query matrix turns that of every score
+    and leaves the drawing as likely as before, so that products of different drawings have mean 0.
+
+    Args:
+        drawings: residuals of each, centred and weighted as `PositionProfile.vectors` gives them, means over
+            texts [drawings, L, h, X].
+    """
+    return _interval(np.einsum("glhx,flhx->lgf", drawings, drawings) / drawings.shape[2])

@@ -45,8 +45,8 @@ class PositionOptions(Options):
             "control_late"), "no_bos", and reads of position 0 taken away ("unread", "hidden"); "all".
         vectors: draws of "token" and "gaussian".
         matched: draws of as many other heads as read position 0, in the same layers.
-        sinks: a head reads position 0 when it gives it more than this on average; `reader` is its share for
-            the arms "unread" and "hidden".
+        sinks: a head reads position 0 when it gives it more than this on average.
+        reader: the same for the arms "unread" and "hidden", which need one such share.
         null_draws: sign-flipped means that the floor of a distance is taken from.
         permutations: sign flips of a test.
         alpha: level of the tests.

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import numpy as np
 import pandas as pd
-from scipy import stats
 
 from attnscope.plots.figure import Tables, optional, stored
 from attnscope.plots.selection import last_step
@@ -71,28 +70,32 @@ def _control(results: Tables, model: str) -> list[str]:
     draws = rows["draw"].nunique()
     apart = abs(rows["mask_cut"].mean() / rows["uniform_cut"].mean() - 1)
     by_layer = rows.groupby("layer")
-    means, reach = by_layer["residual"].mean(), by_layer["residual"].sem()
-    cells, judged = ", ".join(map(number, means)), "one drawing has no interval"
-    if draws > 1:
-        reach *= stats.t.ppf(0.975, draws - 1)
-        ends = zip(means, means - reach, means + reach, strict=True)
-        cells = ", ".join(f"{number(mean)} {interval(low, high)}" for mean, low, high in ends)
-        judged = "intervals over drawings; 0 lies within that of every layer"
-    above = [layer for layer in means.index if means[layer] > reach[layer]]
-    if above:
-        share = by_layer["leakage_share"].mean()[above].max()
-        judged = (
-            f"intervals over drawings; 0 lies outside those of layer {', '.join(map(str, above))}"
-            f"{' alone' if len(above) < len(means) else ''}, where the residual is up to {100 * share:.2g} % "
-            "of the variance of scores along keys. That is no rounding: attention that is nearly uniform "
-            "gives the query at position i about 1/(i + 1) of the first token while it sees it, so that the "
-            "mask writes positions into the states that later layers read"
-        )
+    own, share = by_layer["residual"].mean(), by_layer["leakage_share"].mean()
+    cells = ", ".join(map(number, own))
     return [
         f"with random weights ({draws} drawn) the mask cuts {number(rows['mask_cut'].mean())} nats, uniform "
         f"attention among the visible keys {number(rows['uniform_cut'].mean())}, {100 * apart:.2g} % apart; "
-        f"the residual by layer is {cells} nats² ({judged})."
+        f"{_shared(results, model)}. Within one drawing it is {cells} nats² by layer, "
+        f"{100 * share.max():.2g} % at most of the variance of scores along keys: attention that is nearly "
+        "uniform gives the query at position i about 1/(i + 1) of the first token while it sees it, so that "
+        "the mask writes positions into the states that layers from 1 on read, each drawing in its own way."
     ]
+
+
+def _shared(results: Tables, model: str) -> str:
+    """The residual that models with random weights have in common."""
+    table = optional(results, "control_residuals")
+    own = None if table is None else table[table["model"] == model].sort_values("layer")
+    if own is None or own.empty:
+        return "fewer than three drawings tell nothing of what drawings share"
+    columns = (own["residual_shared"], own["residual_shared_low"], own["residual_shared_high"])
+    cells = ", ".join(
+        f"{number(value)} {interval(low, high)}" for value, low, high in zip(*columns, strict=True)
+    )
+    out = own[(columns[1] > 0) | (columns[2] < 0)]["layer"]
+    where = ", ".join(map(str, out))
+    judged = f"0 lies outside those of layer {where}" if where else "0 lies within that of every layer"
+    return f"the residual that drawings share is {cells} nats² by layer (intervals over drawings; {judged})"
 
 
 def _readers(results: Tables, model: str) -> list[str]:
@@ -289,6 +292,7 @@ SECTIONS: tuple[Section, ...] = (
             "offset_means",
             "residual_maps",
             "controls",
+            "control_residuals",
             "encodings",
             "depth_slopes",
             "emergence",

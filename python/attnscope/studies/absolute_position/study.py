@@ -136,7 +136,8 @@ class AbsolutePosition(Study):
         every.append(depth)
         if more:
             there = (*PROFILES, "uniform_cut")
-            every.append(Stage("controls", units.once(), self.control, reads=there, writes=("controls",)))
+            written = ("controls", "control_residuals")
+            every.append(Stage("controls", units.once(), self.control, reads=there, writes=written))
         return every
 
     def expects(self, plan: Plan) -> list[str]:

@@ -282,5 +282,17 @@ TABLES = (
         ),
     ),
     Table("controls", ("model", "control", "draw", "layer", "queries"), (*ESTIMATES, _UNIFORM_CUT)),
+    Table(
+        "control_residuals",
+        ("model", "control", "layer"),
+        (
+            Column("drawings", kind="count"),
+            *_interval(
+                "residual_shared",
+                "residual that drawings share (nats²)",
+                "Mean product of the early queries' residuals of different drawings.",
+            ),
+        ),
+    ),
     Table("claims", (*CHECKPOINT_KEYS, "protocol", "claim"), CLAIM_COLUMNS),
 )

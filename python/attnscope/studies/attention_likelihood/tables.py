@@ -40,7 +40,9 @@ OWN = (
 VERSIONS = (
     *WORD,
     *OWN,
-    Column("entropy", label="entropy of the first piece (nats)", low=0.0),
+    Column(
+        "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
+    ),
     Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
     Column("token_log_likelihood", "list<float64>", "text", meaning="Of every token given those before it."),
 )
@@ -48,7 +50,9 @@ VERSIONS = (
 WORDS = (
     *WORD,
     *OWN,
-    Column("entropy", label="entropy of the first piece (nats)", low=0.0),
+    Column(
+        "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
+    ),
     Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
     Column("same", kind="flag", meaning="The replacement is the real word."),
     Column("partner", kind="position", meaning="The text that it exchanges words with; −1: none."),
@@ -64,14 +68,14 @@ SPANS = Table(
     (*CHECKPOINT_KEYS, "sample", "mode", "layer", "head", "protocol"),
     (
         _share("span_share", "attention of the word to itself", "Mean over its rows."),
-        _share("span_uniform", "the same under uniform attention"),
-        Column("span_boost", label="attention to itself over uniform", low=0.0),
+        _share("span_uniform", "uniform attention of the word to itself"),
+        Column("span_boost", label="attention to itself / uniform", low=0.0),
         _share("span_diagonal", "attention of its tokens to themselves"),
         _share("span_special", "attention of the word to special tokens"),
         _share("span_context", "attention of the word to the rest"),
-        _share("learned_sink_mass", "attention of the word to a learned sink", "Null in layers without one."),
+        _share("learned_sink_mass", "attention to learned sink", "Of the word; null in layers without one."),
         _share("span_received", "attention of other tokens to the word"),
-        _share("span_received_uniform", "the same under uniform attention"),
+        _share("span_received_uniform", "uniform attention of others to the word"),
         Column("map_mean", label="mean of the map", meaning="1/n for every map; of ruscio2023.", low=0.0),
         Column("inner", label="mean attention inside the word", meaning="Of ruscio2023.", low=0.0),
         Column("outer", label="mean attention outside", meaning="Of ruscio2023; a function of inner."),

@@ -121,7 +121,7 @@ def make(run: StageRun, targets: pd.DataFrame, options: LikelihoodOptions) -> No
         exchanged = [list(one) for one in own["swap_ids"].iloc[away]]
         both = joined([batch, replaced(chosen_rows(batch, away), spans[away], exchanged)])
         found, uncertain = likelihood(run, loaded, both, torch.cat([spans, spans[away]]), kind, mask_id)
-        about: dict[str, Any] = {"entropy": uncertain[: len(own)]}
+        about: dict[str, Any] = {"prediction_entropy": uncertain[: len(own)]}
         if options.survey and kind == "left":
             tokens = token_likelihood(loaded.model, padded(batch, run.encoder.pad_id, "cpu")).log_likelihood
             about["token_log_likelihood"] = [

@@ -24,7 +24,7 @@ _TESTS = tuple(
     )
 )
 _INTERVAL = (Column("difference"), Column("low"), Column("high"))
-_SAMPLES = Column("samples", kind="count", label="sentences")
+_SAMPLES = Column("samples", kind="count", label="texts")
 _TOKENS = Column("n_tokens", kind="count", label="tokens")
 
 

@@ -23,7 +23,7 @@ from attnscope.capture.directions.sensitivity import sensitivity_of
 from attnscope.capture.directions.steps import PromptSteps
 from attnscope.capture.edits import AddDirection
 from attnscope.engine.config import ConfigError
-from attnscope.inference import max_t
+from attnscope.inference import benjamini_hochberg, max_t
 from attnscope.studies.hallucination_geometry import notebooks
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts, contrasts
 from attnscope.studies.hallucination_geometry.states import Stored
@@ -48,6 +48,8 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
     nulls: dict[tuple[str, int], dict[str, Tensor]] = {}
     layers = [layer for layer in stored.layers() if layer >= 0]
     good = []
+    read = _reader(run)
+    gains: dict[tuple[str, int], Array] = {}
     for layer in layers:
         states = stored.layer(layer, table["sample"])
         if not bool(states.isfinite().all()):
@@ -60,9 +62,15 @@ def follow(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) ->
             nulls[contrast.name, layer] = directions_of_chance(
                 contrast, own, options.sensitivity.directions, run.settings.seed
             )
+            if read is not None:
+                some = asc.null_directions(
+                    spread(contrast, own), "covariance", draws=options.permutations, seed=run.settings.seed
+                )
+                gains[contrast.name, layer] = read.gain(some).numpy()
     if "ruscio2026" in run.settings.protocols:
         notebooks.measure(run, table, every, good, options)
-    _readout(run, every, good, means, nulls, options)
+    if read is not None:
+        _readout(run, read, every, good, means, nulls, gains, options)
     _sensitivity(run, table, every, good, means, nulls, options.sensitivity)
 
 
@@ -87,22 +95,27 @@ def exact_model(run: StageRun, wanted: str) -> tuple[Any, str]:
     return copy.deepcopy(loaded.model).to(kind), wanted
 
 
+def first_token(tokenizer: Any, word: str) -> int | None:
+    """The id that a word begins with; None where it is white space alone, or no piece of the vocabulary."""
+    ids = tokenizer(word, add_special_tokens=False)["input_ids"]
+    if not ids or ids[0] == tokenizer.unk_token_id or not tokenizer.decode(ids[:1]).strip():
+        return None
+    return int(ids[0])
+
+
 def refusal_ids(tokenizer: Any, words: list[str]) -> list[int]:
-    """First tokens of the words."""
-    found, pieces = {}, {}
-    for word in words:
-        ids = tokenizer(word, add_special_tokens=False)["input_ids"]
-        pieces[word] = tokenizer.convert_ids_to_tokens(ids)
-        unknown = tokenizer.unk_token_id
-        # a bare space says nothing; the piece behind it does
-        ids = [one for one in ids if tokenizer.decode([one]).strip() and one != unknown]
-        if ids:
-            found[word] = ids[0]
-    if not found:
+    """First tokens of the words; every word must have one that says something."""
+    found = {word: first_token(tokenizer, word) for word in words}
+    if refused := [word for word, one in found.items() if one is None]:
+        pieces = {
+            word: tokenizer.convert_ids_to_tokens(tokenizer(word, add_special_tokens=False)["input_ids"])
+            for word in refused
+        }
         raise ValueError(
-            f"options.sensitivity.refusal: no word has a first token of its own, pieces: {pieces}"
+            "options.sensitivity.refusal: expected words whose first token is more than white space, got "
+            f"pieces {pieces}"
         )
-    return sorted(set(found.values()))
+    return sorted({one for one in found.values() if one is not None})
 
 
 def _sensitivity(
@@ -282,21 +295,29 @@ def _rows(run: StageRun, contrast: Contrast, name: str, layers: list[int], own: 
         )  # fmt: skip
 
 
+def _reader(run: StageRun) -> Any:
+    """The model's readout with its Gram matrix; None where it has none, which is noted."""
+    try:
+        read = asc.readout(run.model().model)
+        len(read.gram)
+    except NotImplementedError as error:
+        run.note(f"hallucination_geometry: no readout: {error}")
+        return None
+    return read
+
+
 def _readout(
     run: StageRun,
+    read: Any,
     every: list[Contrast],
     layers: list[int],
     means: dict[tuple[str, int], Tensor],
     nulls: dict[tuple[str, int], dict[str, Tensor]],
+    gains: dict[tuple[str, int], Array],
     options: HallucinationOptions,
 ) -> None:
-    """How much of what the logits read the boundary is."""
-    try:
-        read = asc.readout(run.model().model)
-        width = len(read.gram)
-    except NotImplementedError as error:
-        run.note(f"hallucination_geometry: no readout: {error}")
-        return
+    """How much of what the logits read the boundary is; `gains` are those of directions of the covariance."""
+    rows: list[dict[str, Any]] = []
     for contrast in every:
         values, drawn, there = [], [], []
         for layer in layers:
@@ -304,26 +325,28 @@ def _readout(
             if not float(v.norm()) > 0 or not bool(random.isfinite().all()):
                 continue
             there.append(layer)
-            gain, others = float(read.gain(v)), read.gain(random).numpy()
+            gain, others = float(read.gain(v)), gains[contrast.name, layer]
             values.append(math.log(gain))
             drawn.append(np.log(others))
-            for k in (one for one in options.readout_k if one <= width):
+            ends = np.quantile(others, [0.025, 0.975])
+            for k in (one for one in options.readout_k if one <= len(read.gram)):
                 top, bottom = read.share(v, k), read.share(v, k, "bottom")
-                run.write(
-                    "readout", layer=layer, contrast=contrast.name, direction="boundary", k=k,
-                    readout_gain=gain, top_share=top.share, bottom_share=bottom.share, chance=top.chance,
-                    p_value=top.p_value,
+                shares = [[read.share(one, k, which).share for one in random] for which in ("top", "bottom")]
+                named = {"layer": layer, "contrast": contrast.name, "k": k, "chance": top.chance}
+                rows.append(
+                    {**named, "direction": "boundary", "readout_gain": gain, "top_share": top.share,
+                     "bottom_share": bottom.share, "p_value": top.p_value, "low": np.nan, "high": np.nan}
                 )  # fmt: skip
-                shares = [read.share(one, k).share for one in random]
-                ends = np.quantile(others, [0.025, 0.975])
-                run.write(
-                    "readout", layer=layer, contrast=contrast.name, direction="covariance", k=k,
-                    readout_gain=float(others.mean()), top_share=float(np.mean(shares)),
-                    bottom_share=float(np.mean([read.share(one, k, "bottom").share for one in random])),
-                    chance=top.chance, low=ends[0], high=ends[1],
+                rows.append(
+                    {**named, "direction": "covariance", "readout_gain": float(others.mean()),
+                     "top_share": float(np.mean(shares[0])), "bottom_share": float(np.mean(shares[1])),
+                     "p_value": np.nan, "low": ends[0], "high": ends[1]}
                 )  # fmt: skip
         if there:
             _rows(run, contrast, "log_gain_ratio", there, np.array(values), np.stack(drawn, 1))
+    for row, value in zip(rows, benjamini_hochberg([row["p_value"] for row in rows]), strict=True):
+        correction = "" if np.isnan(value) else "benjamini_hochberg"
+        run.write("readout", **row, p_adjusted=value, correction=correction)
 
 
 def _lens(run: StageRun, table: pd.DataFrame) -> None:
@@ -336,12 +359,11 @@ def _lens(run: StageRun, table: pd.DataFrame) -> None:
     stored = Stored(run)
     model = run.model().model
     parameter = next(model.parameters())
-    gold = []
-    for answer in table["answer"]:
-        ids = run.encoder.tokenizer(" " + answer.split("|")[0], add_special_tokens=False)["input_ids"]
-        ids = [one for one in ids if run.encoder.tokenizer.decode([one]).strip()]
-        gold.append(ids[0] if answer and ids else -1)
-    first = torch.tensor(gold)
+    gold = [
+        first_token(run.encoder.tokenizer, " " + answer.split("|")[0]) if answer else None
+        for answer in table["answer"]
+    ]
+    first = torch.tensor([-1 if one is None else one for one in gold])
     for layer in stored.layers():
         states = stored.layer(layer, table["sample"])
         for some in torch.split(torch.arange(len(table)), 256):
@@ -353,7 +375,7 @@ def _lens(run: StageRun, table: pd.DataFrame) -> None:
             rank = (log_p > own[:, None]).sum(-1)
             run.write(
                 "lens", layer=layer, sample=table["sample"].to_numpy()[some.numpy()],
-                entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
+                prediction_entropy=-(log_p.exp() * log_p).sum(-1), top=log_p.amax(-1).exp(),
                 log_p_answer=torch.where(known, own, torch.nan),
                 rank_answer=np.ma.array(rank.numpy(), mask=~known.numpy()),
             )  # fmt: skip

@@ -4,16 +4,26 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from dataclasses import replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pandas as pd
 
-from attnscope.engine.claims import CONTRADICTED, NOT_TESTABLE, SUPPORTED, UNDECIDED, Claim, write_claims
-from attnscope.inference.detection import areas
+from attnscope.engine.claims import (
+    CONTRADICTED,
+    NOT_TESTABLE,
+    SUPPORTED,
+    UNDECIDED,
+    Claim,
+    adjusted,
+    write_claims,
+)
+from attnscope.inference import bootstrap
 from attnscope.studies.hallucination_geometry import training
+from attnscope.studies.hallucination_geometry.bypass import bypass
 from attnscope.studies.hallucination_geometry.contrasts import buckets
+from attnscope.studies.hallucination_geometry.evidence import ALPHA, Evidence, missing, only, smallest
 
 if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
@@ -21,36 +31,9 @@ if TYPE_CHECKING:
 
 #: An area from which length or words alone make a claim of their own.
 CONFOUNDED = 0.6
-ALPHA = 0.05
+#: Claims with a p that are not of the primary list.
+SECONDARY = ("C7",)
 _KEYS = ["model", "revision", "step"]
-
-
-@dataclass(frozen=True)
-class Evidence:
-    """What is stored of one checkpoint and one contrast, and of the same architecture with random weights."""
-
-    contrast: str
-    reference: str
-    tables: dict[str, pd.DataFrame]
-    controls: dict[str, pd.DataFrame]
-    options: HallucinationOptions
-
-    def rows(self, table: str, **only: Any) -> pd.DataFrame:
-        """Rows of a table of this contrast."""
-        return _only(self.tables.get(table, pd.DataFrame()), {"contrast": self.contrast, **only})
-
-    def random(self, table: str, column: str, **only: Any) -> tuple[float, float]:
-        """Mean and upper end, over initialisations, of a control's number."""
-        own = _only(self.controls.get(table, pd.DataFrame()), {"contrast": self.contrast, **only})
-        if own.empty:
-            return np.nan, np.nan
-        values = own.groupby("seed")[column].mean().dropna()
-        if len(values) < 2:
-            return float(values.mean()), float(values.mean())
-        from scipy import stats
-
-        reach = stats.t.ppf(0.975, len(values) - 1) * values.std(ddof=1) * np.sqrt(1 + 1 / len(values))
-        return float(values.mean()), float(values.mean() + reach)
 
 
 def write(run: StageRun, options: HallucinationOptions) -> None:
@@ -64,24 +47,34 @@ def write(run: StageRun, options: HallucinationOptions) -> None:
     reference, others = buckets(options)
     for key, prompts in tables["prompts"].groupby(_KEYS, sort=False, dropna=False):
         keys = dict(zip(_KEYS, key, strict=True))
-        own = {name: _only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
-        own["prompts"] = prompts
+        own = {name: only(table, keys) for name, table in tables.items() if not name.endswith("_variants")}
+        own["prompts"] = _with_outcomes(prompts, own) if options.bucket_by == "outcome" else prompts
         controls = {
-            name.removesuffix("_variants"): _only(table, {"model": keys["model"]})
+            name.removesuffix("_variants"): only(table, {"model": keys["model"]})
             for name, table in tables.items() if name.endswith("_variants")
         }  # fmt: skip
-        found = []
-        for other in others:
-            evidence = Evidence(other, reference, own, controls, options)
-            found += [replace(one, claim=f"{one.claim} {other}") for one in claims(evidence)]
-        write_claims(run, found, **keys)
+        every = [Evidence(other, reference, own, controls, options) for other in others]
+        write_claims(run, judged(every), [f"{one} {other}" for one in SECONDARY for other in others], **keys)
 
 
-def _only(table: pd.DataFrame, keys: dict[str, Any]) -> pd.DataFrame:
-    for name, value in keys.items():
-        if name in table:
-            table = table[table[name] == value]
-    return table
+def _with_outcomes(prompts: pd.DataFrame, tables: dict[str, pd.DataFrame]) -> pd.DataFrame:
+    """Prompts in the buckets that their answers put them into."""
+    right = tables["answers"].set_index("sample")["correct"].reindex(prompts["sample"])
+    known: pd.DataFrame = prompts.assign(
+        bucket=np.where(right.fillna(False).astype(bool).to_numpy(), "right", "wrong")
+    )
+    return known
+
+
+def judged(every: list[Evidence]) -> list[Claim]:
+    """The claims of all contrasts of a checkpoint, decided by what is left of their p over the whole list."""
+    made = [list(claims(one)) for one in every]
+    levels = iter(adjusted([claim for own in made for claim in own], SECONDARY)[0].tolist())
+    found = []
+    for evidence, own in zip(every, made, strict=True):
+        known = replace(evidence, adjusted={claim.claim: next(levels) for claim in own})
+        found += [replace(one, claim=f"{one.claim} {evidence.contrast}") for one in claims(known)]
+    return found
 
 
 def claims(evidence: Evidence) -> Iterator[Claim]:
@@ -89,7 +82,7 @@ def claims(evidence: Evidence) -> Iterator[Claim]:
     why = confounded(evidence)
     made = [_c1(evidence), _ratio(evidence), _rank(evidence), _pieces(evidence), _falls(evidence),
             _gain(evidence), _gradients(evidence), _stable(evidence),
-            _bypass(evidence), _expressed(evidence)]  # fmt: skip
+            bypass(evidence), _expressed(evidence)]  # fmt: skip
     for one in made:
         yield replace(one, verdict=NOT_TESTABLE, reason=why) if why else one
     yield Claim("C8", "entropy of the boundary's readout", NOT_TESTABLE,
@@ -123,22 +116,13 @@ def beforehand(rows: pd.DataFrame, contrast: str, reference: str) -> str:
     return ""
 
 
-def _best(rows: pd.DataFrame, column: str = "p_adjusted") -> pd.Series[Any] | None:
-    there = rows[rows[column].notna()] if len(rows) else rows
-    return None if there.empty else there.iloc[int(there[column].argmin())]
-
-
-def _missing(code: str, statistic: str, why: str = "not measured in this run") -> Claim:
-    return Claim(code, statistic, NOT_TESTABLE, why)
-
-
 def _c1(evidence: Evidence) -> Claim:
     statistic = "largest excess of held-out AUC over words, length, surprisal and embeddings"
     rows = evidence.rows("detection", score="auc_excess")
     rows = rows.dropna(subset=["auc"]) if len(rows) else rows
-    test = _best(evidence.rows("contrasts", quantity="auc_direction"))
+    test = smallest(evidence.rows("contrasts", quantity="auc_direction"))
     if rows.empty or test is None:
-        return _missing("C1", statistic, "one template, or states that are not finite")
+        return missing("C1", statistic, "one template, or states that are not finite")
     top = rows.iloc[int(rows["auc"].argmax())]
     layer = int(top["layer"])
     mean, upper = evidence.random("detection", "auc", layer=layer, score="auc")
@@ -153,31 +137,26 @@ def _c1(evidence: Evidence) -> Claim:
     if np.isfinite(upper) and whole <= upper:
         reason = f"{where}; models with random weights reach {upper:.2f} (mean {mean:.2f})"
         return Claim("C1", statistic, CONTRADICTED, reason, **numbers)
-    if numbers["p_value"] <= ALPHA and numbers["low"] > 0:
+    if evidence.level("C1", numbers["p_value"]) <= ALPHA and numbers["low"] > 0:
         return Claim("C1", statistic, SUPPORTED, where, **numbers)
-    return Claim(
-        "C1",
-        statistic,
-        UNDECIDED,
-        f"{where}: its interval holds 0, or exchanged labels give as much",
-        **numbers,
-    )
+    reason = f"{where}: its interval holds 0, or exchanged labels give as much"
+    return Claim("C1", statistic, UNDECIDED, reason, **numbers)
 
 
 def _ratio(evidence: Evidence) -> Claim:
     k = evidence.options.primary_k
     statistic = f"log ratio of local dimensions at k = {k}, layer of the smallest p"
     rows = evidence.rows("contrasts", quantity="log_dimension_ratio")
-    best = _best(_only(rows, {"k": k}))
+    best = smallest(only(rows, {"k": k}))
     if best is None:
-        return _missing("C2", statistic)
+        return missing("C2", statistic)
     layer = int(best["layer"])
     signs = np.sign(rows[rows["layer"] == layer]["value"].dropna())
     mean, upper = evidence.random("contrasts", "value", layer=layer, quantity="log_dimension_ratio", k=k)
     numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
                "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
     where = f"layer {layer}, ratio {np.exp(numbers['value']):.2f}"
-    if numbers["p_value"] > ALPHA:
+    if evidence.level("C2", numbers["p_value"]) > ALPHA:
         if numbers["high"] < np.log(2):
             return Claim("C2", statistic, CONTRADICTED, f"{where}: not twice as large", **numbers)
         return Claim("C2", statistic, UNDECIDED, f"{where}: exchanged labels give as much", **numbers)
@@ -196,14 +175,14 @@ def _rank(evidence: Evidence) -> Claim:
     statistic = "largest ratio of effective ranks at equal n"
     table = evidence.tables.get("clouds", pd.DataFrame())
     if table.empty:
-        return _missing("C3", statistic)
+        return missing("C3", statistic)
     own = table[(table["quantity"] == "effective_rank") & (table["protocol"] == "exact")]
     own = own[own["null"] == ""]
     wide = own.pivot_table(index="layer", columns="bucket", values="value")
     wide = wide[wide.index >= 0]
     ratios = (wide[evidence.contrast] / wide[evidence.reference]).dropna()
     if ratios.empty:
-        return _missing("C3", statistic)
+        return missing("C3", statistic)
     value = float(ratios.max())
     verdict = CONTRADICTED if value < 1.5 else UNDECIDED
     return Claim("C3", statistic, verdict, f"layer {int(ratios.idxmax())}; n alone gives 1.9 in the paper",
@@ -212,13 +191,13 @@ def _rank(evidence: Evidence) -> Claim:
 
 def _pieces(evidence: Evidence) -> Claim:
     statistic = "difference of fragmentation, layer of the smallest p"
-    best = _best(evidence.rows("contrasts", quantity="fragmentation_gap"))
+    best = smallest(evidence.rows("contrasts", quantity="fragmentation_gap"))
     if best is None:
-        return _missing("C4", statistic)
+        return missing("C4", statistic)
     numbers = {"value": float(best["value"]), "low": float(best["low"]), "high": float(best["high"]),
                "null": 0.0, "p_value": float(best["p_adjusted"])}  # fmt: skip
     where = f"layer {int(best['layer'])}"
-    if numbers["p_value"] > ALPHA:
+    if evidence.level("C4", numbers["p_value"]) > ALPHA:
         return Claim("C4", statistic, CONTRADICTED, f"{where}: exchanged labels give as much", **numbers)
     mean, upper = evidence.random(
         "contrasts", "value", layer=int(best["layer"]), quantity="fragmentation_gap"
@@ -238,24 +217,28 @@ def _falls(evidence: Evidence) -> Claim:
     rows = evidence.rows("sensitivity", direction="boundary")
     rows = rows[rows["relative_fisher"] > 0] if len(rows) else rows
     if rows.empty or rows["layer"].nunique() < 2:
-        return _missing("C5", statistic)
+        return missing("C5", statistic)
     wide = np.log(rows.pivot_table(index="sample", columns="layer", values="relative_fisher")).dropna()
     change = wide[wide.columns.max()] - wide[wide.columns.min()]
-    bucket = evidence.tables["prompts"].set_index("sample")["bucket"].reindex(change.index)
-    own, others = change[bucket == evidence.contrast], change[bucket == evidence.reference]
-    if evidence.options.bucket_by == "outcome":
-        own = others = change
-    value, low, high = _mean_interval(own)
-    gap = _mean_interval(own)[0] - _mean_interval(others)[0]
-    test = _best(evidence.rows("contrasts", quantity="log_fisher_ratio"))
+    prompts = evidence.tables["prompts"].set_index("sample").reindex(change.index)
+    intervals = {
+        bucket: bootstrap(change[mine].to_numpy(dtype=float), clusters=prompts["template"][mine].to_numpy())
+        for bucket, mine in (
+            (one, prompts["bucket"] == one) for one in (evidence.contrast, evidence.reference)
+        )
+    }
+    (value, low, high, _), other = intervals[evidence.contrast], intervals[evidence.reference]
+    test = smallest(evidence.rows("contrasts", quantity="log_fisher_ratio"))
     numbers = {"value": value, "low": low, "high": high, "null": 0.0,
                "p_value": np.nan if test is None else float(test["p_adjusted"])}  # fmt: skip
     if np.isnan(low):
-        return Claim("C5", statistic, NOT_TESTABLE, "fewer than 5 prompts have no interval", **numbers)
+        return Claim(
+            "C5", statistic, NOT_TESTABLE, "prompts of fewer than 5 templates have no interval", **numbers
+        )
     if low > 0:
         return Claim("C5", statistic, CONTRADICTED, "in natural units it rises with depth", **numbers)
     if high < 0:
-        reach = np.hypot(high - value, _mean_interval(others)[2] - _mean_interval(others)[0])
+        gap, reach = value - other.estimate, np.hypot(high - value, other.high - other.estimate)
         if gap + reach < 0:
             return Claim(
                 "C5", statistic, SUPPORTED, f"{evidence.reference} falls less, by {-gap:.2f}", **numbers
@@ -264,56 +247,51 @@ def _falls(evidence: Evidence) -> Claim:
     return Claim("C5", statistic, UNDECIDED, "its interval holds 0", **numbers)
 
 
-def _mean_interval(values: pd.Series[float]) -> tuple[float, float, float]:
-    from attnscope.inference import bootstrap
-
-    data = values.to_numpy(dtype=float)
-    if len(data) < 5:
-        return float(np.mean(data)) if len(data) else np.nan, np.nan, np.nan
-    found = bootstrap(data)
-    return found.estimate, found.low, found.high
-
-
 def _gain(evidence: Evidence) -> Claim:
-    statistic = "readout gain of the boundary at the last layer but one; 1 is isotropic"
+    statistic = "readout gain of the boundary, layer of the smallest p; 1 is isotropic"
     rows = evidence.rows("readout", direction="boundary")
     if rows.empty:
-        return _missing("C6", statistic)
-    numbers = sorted(rows["layer"].unique())
-    layer = numbers[-2] if len(numbers) > 1 else numbers[-1]
-    value = float(rows[rows["layer"] == layer]["readout_gain"].iloc[0])
-    test = evidence.rows("contrasts", quantity="log_gain_ratio", layer=layer)
-    p = float(test["p_value"].iloc[0]) if len(test) else np.nan
-    null = _only(evidence.rows("readout", direction="covariance"), {"layer": layer})["readout_gain"]
-    found = {"value": value, "null": float(null.iloc[0]) if len(null) else 1.0, "p_value": p}
+        return missing("C6", statistic)
+    test = smallest(evidence.rows("contrasts", quantity="log_gain_ratio"))
+    layer = int(rows["layer"].max() if test is None else test["layer"])
+    value = float(only(rows, {"layer": layer})["readout_gain"].iloc[0])
+    null = evidence.rows("readout", direction="covariance", layer=layer)["readout_gain"]
+    found = {
+        "value": value,
+        "null": float(null.iloc[0]) if len(null) else 1.0,
+        "p_value": np.nan if test is None else float(test["p_adjusted"]),
+    }
     if value >= 1:
-        return Claim(
-            "C6", statistic, CONTRADICTED, f"layer {layer}: read more than a random direction", **found
-        )
-    verdict = SUPPORTED if p <= ALPHA else UNDECIDED
+        reason = f"layer {layer}: read more than a random direction"
+        return Claim("C6", statistic, CONTRADICTED, reason, **found)
+    verdict = SUPPORTED if evidence.level("C6", found["p_value"]) <= ALPHA else UNDECIDED
     return Claim("C6", statistic, verdict, f"layer {layer}", **found)
 
 
 def _gradients(evidence: Evidence) -> Claim:
+    """Its p is of being aligned as little as the boundary is, among directions of the covariance."""
     statistic = "cosine of the refusal's gradient with the boundary at the last layer but one"
     rows = evidence.rows("sensitivity")
     rows = rows.dropna(subset=["refusal_alignment"]) if len(rows) else rows
     if rows.empty:
-        return _missing("C7", statistic, "no refusal token, or not measured")
+        return missing("C7", statistic, "no refusal token, or not measured")
     numbers = sorted(rows["layer"].unique())
     rows = rows[rows["layer"] == (numbers[-2] if len(numbers) > 1 else numbers[-1])]
     value = float(rows[rows["direction"] == "boundary"]["refusal_alignment"].mean())
     null = rows[rows["direction"] == "covariance"].groupby("draw")["refusal_alignment"].mean().abs()
     if null.empty:
-        return _missing("C7", statistic, "no random direction to compare with")
-    found = {"value": value, "null": float(null.quantile(0.95))}
+        return missing("C7", statistic, "no random direction to compare with")
+    found = {
+        "value": value,
+        "null": float(null.quantile(0.95)),
+        "p_value": float(1 + (null <= abs(value)).sum()) / (1 + len(null)),
+    }
     if abs(value) < float(null.quantile(0.05)):
         return Claim("C7", statistic, SUPPORTED, "less aligned than random directions are", **found)
-    if abs(value) <= found["null"]:
-        return Claim(
-            "C7", statistic, CONTRADICTED, "random directions align as little: nothing is blocked", **found
-        )
-    return Claim("C7", statistic, CONTRADICTED, "the gradient does align with it", **found)
+    reason = "random directions align as little: nothing is blocked"
+    if abs(value) > found["null"]:
+        reason = "the gradient does align with it"
+    return Claim("C7", statistic, CONTRADICTED, reason, **found)
 
 
 def _stable(evidence: Evidence) -> Claim:
@@ -322,55 +300,19 @@ def _stable(evidence: Evidence) -> Claim:
         evidence.rows("boundaries").dropna(subset=["stability"]) if "boundaries" in evidence.tables else None
     )
     if rows is None or rows.empty:
-        return _missing("C9", statistic)
+        return missing("C9", statistic)
     row = rows.loc[rows["stability"].idxmin()]
     verdict = SUPPORTED if float(row["stability"]) >= 0.99 else CONTRADICTED
     return Claim("C9", statistic, verdict, f"layer {int(row['layer'])}; the null is of exchanged labels",
                  value=float(row["stability"]), null=float(row["stability_null"]))  # fmt: skip
 
 
-def _bypass(evidence: Evidence) -> Claim:
-    """How much better than its best control the probe orders prompts when it is wired to a refusal."""
-    statistic = "area of forced refusals, the probe's minus its best control's"
-    rows = evidence.rows("interventions", arm="bypass")
-    if rows.empty:
-        return _missing("C10", statistic)
-    prompts = evidence.tables["prompts"].set_index("sample")
-    best: Claim | None = None
-    for layer, own in rows.groupby("layer"):
-        samples = own["sample"].unique()
-        labels = (prompts["bucket"].reindex(samples) == evidence.contrast).to_numpy().astype(int)
-        clusters = pd.factorize(prompts["template"].reindex(samples))[0]
-        if len(set(labels)) < 2:
-            continue
-        scores = {str(name): _order(part, samples) for name, part in own.groupby("control")}
-        probe: dict[str, Any] = {"auc": scores.pop("probe"), **scores}
-        found = areas(probe, labels, clusters, best_of=tuple(scores), draws=999).set_index("score")
-        row = found.loc["auc_excess"]
-        numbers = {
-            "value": float(row["auc"]),
-            "low": float(row["low"]),
-            "high": float(row["high"]),
-            "null": 0.0,
-        }
-        verdict = SUPPORTED if numbers["low"] > 0 else CONTRADICTED if numbers["value"] <= 0 else UNDECIDED
-        reason = f"layer {layer}: a forced token is a refusal by construction; what counts is whom it hits"
-        if best is None or numbers["value"] > best.value:
-            best = Claim("C10", statistic, verdict, reason, **numbers)
-    return best or _missing("C10", statistic)
-
-
-def _order(rows: pd.DataFrame, samples: Any) -> Any:
-    """Prompts by the least gain that forces them: the earlier, the surer the detector."""
-    least = rows[rows["forced"].astype(bool)].groupby("sample")["strength"].min()
-    return -least.reindex(samples).fillna(1e9).to_numpy(dtype=float)
-
-
 def _expressed(evidence: Evidence) -> Claim:
+    """Decided by its own p: a few random directions give none that a correction could leave small."""
     statistic = "log of the divergence when the difference is put there, over that of random directions"
-    best = _best(evidence.rows("contrasts", quantity="log_transport_ratio"))
+    best = smallest(evidence.rows("contrasts", quantity="log_transport_ratio"))
     if best is None:
-        return _missing("C13", statistic)
+        return missing("C13", statistic)
     numbers = {"value": float(best["value"]), "null": 0.0, "p_value": float(best["p_adjusted"])}
     where = f"layer {int(best['layer'])}"
     if numbers["p_value"] > ALPHA:

@@ -10,7 +10,7 @@ import pandas as pd
 import torch
 
 import attnscope as asc
-from attnscope.inference import max_t
+from attnscope.inference import benjamini_hochberg, max_t
 from attnscope.inference.detection import areas, auc, direction_scores, narrowed, probe_scores
 from attnscope.studies.hallucination_geometry.clouds import Space, compare, describe, template_jackknife
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, contrasts
@@ -58,7 +58,7 @@ def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -
                 continue
             for key, found in _tested(run, contrast, own, options).items():
                 tests.setdefault((contrast.name, *key), {})[layer] = found
-    _write(run, tests, {one.name: one for one in every})
+    _write(run, tests, {one.name: one for one in every}, options)
 
 
 def _baselines(run: StageRun, contrast: Contrast) -> dict[str, Array]:
@@ -174,23 +174,37 @@ def _values(
 
 
 def _write(
-    run: StageRun, tests: dict[tuple[str, str, int], dict[int, Any]], every: dict[str, Contrast]
+    run: StageRun,
+    tests: dict[tuple[str, str, int], dict[int, Any]],
+    every: dict[str, Contrast],
+    options: HallucinationOptions,
 ) -> None:
-    """Rows of `contrasts`, adjusted over layers by the law of the largest."""
+    """Rows of `contrasts`: those that claims rest on adjusted over layers, all others together."""
+    rows: list[dict[str, Any]] = []
     for (contrast, quantity, k), layers in tests.items():
         numbers = sorted(layers)
         family = max_t([layers[one][2] for one in numbers], np.stack([layers[one][3] for one in numbers], 1))
         for at, layer in enumerate(numbers):
             value, drawn, _, _, p_value, ways, low, high = layers[layer]
             bounds = np.nanquantile(drawn, [0.025, 0.975]) if np.isfinite(drawn).any() else (np.nan, np.nan)
-            run.write(
-                "contrasts", layer=layer, contrast=contrast, quantity=quantity, k=k, protocol="exact",
-                value=value, low=low, high=high, null_mean=_mean(drawn),
-                null_low=bounds[0], null_high=bounds[1], p_value=p_value,
-                p_adjusted=family.p_adjusted[at] if np.isfinite(p_value) else np.nan,
-                correction="max-T over layers" if np.isfinite(p_value) else "", n_pairs=every[contrast].n,
-                labellings=min(ways, 1e300),
+            rows.append(
+                {
+                    "layer": layer, "contrast": contrast, "quantity": quantity, "k": k, "value": value,
+                    "low": low, "high": high, "null_mean": _mean(drawn), "null_low": bounds[0],
+                    "null_high": bounds[1], "p_value": p_value, "n_pairs": every[contrast].n,
+                    "p_adjusted": family.p_adjusted[at] if np.isfinite(p_value) else np.nan,
+                    "correction": "max-T over layers" if np.isfinite(p_value) else "",
+                    "labellings": min(ways, 1e300),
+                }
             )  # fmt: skip
+    others = [
+        row for row in rows
+        if row["quantity"] == "log_two_nn_ratio" or row["k"] not in (0, options.primary_k)
+    ]  # fmt: skip
+    for row, p in zip(others, benjamini_hochberg([float(row["p_value"]) for row in others]), strict=True):
+        row |= {"p_adjusted": p, "correction": "" if np.isnan(p) else "benjamini_hochberg"}
+    for row in rows:
+        run.write("contrasts", protocol="exact", **row)
 
 
 def _boundary(

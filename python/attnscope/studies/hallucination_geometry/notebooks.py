@@ -16,7 +16,7 @@ import pandas as pd
 import torch
 from torch import Tensor
 
-from attnscope.capture.structure import structure_of
+from attnscope.capture.preflight import structure_of
 from attnscope.studies.hallucination_geometry.contrasts import Contrast, chosen_prompts
 from attnscope.studies.hallucination_geometry.states import Stored
 

@@ -96,7 +96,11 @@ class HallucinationOptions(Options):
         others: those.
         bucket_by: "label" takes the buckets of the file; "outcome" makes `right` and `wrong` of the answers
             that the model gives to the reference's questions.
-        bucket, template, pair, answer, fold: columns of the file.
+        bucket: column of the file with the prompt's bucket.
+        template: column with the wording that the question was made of.
+        pair: column with the number that a prompt and its partner share.
+        answer: column with the right answers.
+        fold: column with the part of a cross-validation.
         match_tokens: most tokens by which a prompt of `unknown` may differ from its partner; null: any.
         allow_endings: go on with prompts that end in different tokens.
         least: prompts that a bucket must have.

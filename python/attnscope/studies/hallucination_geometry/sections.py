@@ -170,7 +170,8 @@ def _geometry(page: Page) -> None:
                 "null, 95 %": [f"[{number(a)}, {number(b)}]" for a, b in
                                zip(best["null_low"], best["null_high"], strict=True)],
                 "p": best["p_value"].map(number),
-                "over layers": best["p_adjusted"].map(number),
+                "adjusted p": best["p_adjusted"].map(number),
+                "by": best["correction"].str.replace("_", " "),
                 "pairs": best["n_pairs"].astype(str),
             }
         )  # fmt: skip

@@ -131,7 +131,8 @@ TABLES = (
             Column("top_share", kind="ratio", low=0.0, high=1.0),
             Column("bottom_share", kind="ratio", low=0.0, high=1.0),
             Column("chance", kind="ratio", low=0.0, high=1.0),
-            Column("p_value", kind="ratio", low=0.0, high=1.0),
+            *_RATES,
+            Column("correction", "string", "text"),
             Column("low"),
             Column("high"),
         ),
@@ -140,7 +141,7 @@ TABLES = (
         "lens",
         (*C, "sample", "layer"),
         (
-            Column("entropy", label="entropy of the lens (nats)", low=0.0),
+            Column("prediction_entropy", label="entropy of the prediction (nats)", low=0.0),
             Column("top", label="largest probability", kind="ratio", low=0.0, high=1.0),
             Column("log_p_answer"),
             Column("rank_answer", kind="count"),

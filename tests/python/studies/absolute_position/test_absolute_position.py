@@ -170,10 +170,15 @@ def test_positions_with_a_step_keep_what_lies_behind_visible(folder):
 def test_random_weights_cut_like_uniform_attention(whole):
     rows = whole.table("controls")
     rows = rows[rows["queries"] == "early"]
-    assert len(rows) == 3
+    assert len(rows) == 3 * 3
     # 5 % of what uniform attention gives; scores of an untrained model are next to none
     np.testing.assert_allclose(rows["mask_cut"], rows["uniform_cut"], rtol=0.05)
     assert (rows["residual"].abs() < 1e-2).all()
+    shared = whole.table("control_residuals")
+    assert shared["layer"].tolist() == [0, 1, 2]
+    assert (shared["drawings"] == 3).all()
+    assert (shared["residual_shared_low"] <= 0).all()
+    assert (shared["residual_shared_high"] >= 0).all()
 
 
 def test_leakage_of_every_text_without_bos_beside_the_same_turned_round(whole, folder):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""What an untrained model has: the cut of equal scores, and what the mask writes into the states."""
+"""What an untrained model has: the cut of equal scores, and a residual of its own that no two share."""
 
 import numpy as np
 import pandas as pd
@@ -9,6 +9,7 @@ import torch
 import attnscope as asc
 from attnscope.demo.encodings import PositionsRecipe
 from attnscope.inference.groups import jackknife_bounds, mean_product
+from attnscope.studies.absolute_position.estimates import shared_residual
 from attnscope.studies.absolute_position.sections import findings
 
 N, TEXTS, GROUPS = 32, 256, 8
@@ -40,7 +41,7 @@ def sizes(model):
     return jackknife_bounds(np.arange(GROUPS), lambda kept: mean_product(products[:, kept][:, :, kept]))[:3]
 
 
-def test_beyond_layer_0_a_residual_comes_through_the_mask(model):
+def test_beyond_layer_0_a_residual_of_its_own_comes_through_the_mask(model):
     """In float64, so that no rounding can be meant; where attention writes nothing there is none."""
     value, low, high = sizes(model)
     assert low[0] <= 0 <= high[0]
@@ -60,6 +61,38 @@ def test_beyond_layer_0_a_residual_comes_through_the_mask(model):
     assert abs(silent[1]) < value[1] / 3
 
 
+def test_untrained_models_share_no_residual():
+    """Over initialisations 0 lies within the interval in every layer, while that of each is far from it."""
+    found, own = [], []
+    for seed in range(6):
+        recipe = PositionsRecipe(layers=2, heads=4, width=128, inner_width=32, encoding="rope", seed=seed)
+        of = profile(recipe.build().eval())
+        found.append(of.vectors((2, N // 2 - 1), "uniform", (), of).mean(0).numpy())
+        own.append(mean_product(of.gram().mean(1).numpy())[1])
+    value, low, high = shared_residual(np.stack(found))
+    assert (low <= 0).all()
+    assert (high >= 0).all()
+    assert abs(value[1]) < min(own) / 3
+
+
+def test_products_of_different_drawings_keep_what_all_have_and_nothing_of_one():
+    """Twelve drawings of one vector of size 2 beside noise of size 8 each, in one layer and not the other."""
+    draw = np.random.default_rng(0)
+    common = draw.standard_normal((4, 200))
+    common *= np.sqrt(2 / np.square(common).sum(-1, keepdims=True))
+    drawings = np.sqrt(8 / 200) * draw.standard_normal((12, 2, 4, 200))
+    drawings[:, 0] += common
+    value, low, high = shared_residual(drawings)
+    slow = [
+        np.mean([(drawings[g, at] * drawings[f, at]).sum(-1).mean() for g in range(12) for f in range(g)])
+        for at in range(2)
+    ]
+    np.testing.assert_allclose(value, slow, rtol=1e-12)
+    assert low[0] < 2 < high[0]
+    assert low[0] > 0
+    assert low[1] < 0 < high[1]
+
+
 class Stored:
     """Tables in memory."""
 
@@ -73,31 +106,36 @@ class Stored:
         return self.kept[name]
 
 
-def sentence(residuals):
-    """What the report says of drawings with these residuals by layer."""
+def sentence(*shared):
+    """What the report says of four drawings that share these residuals, each with its ends, by layer."""
     rows = [
-        {"model": "a", "queries": "early", "layer": layer, "draw": draw, "residual": value, "mask_cut": 1.7,
-         "uniform_cut": 1.7, "leakage_share": 0.04}
-        for layer, values in enumerate(residuals)
-        for draw, value in enumerate(values)
+        {"model": "a", "queries": "early", "layer": layer, "draw": draw, "residual": 6e-5 * layer,
+         "mask_cut": 1.7, "uniform_cut": 1.7, "leakage_share": 0.04 * layer}
+        for layer in range(2)
+        for draw in range(4)
     ]  # fmt: skip
     means = pd.DataFrame(
         [{"model": "a", "revision": "", "step": -1, "queries": "early", "arm": "base", "input": "windows",
           "layer": 0, "residual": 0.0, "residual_low": -1.0, "residual_high": 1.0}]
     )  # fmt: skip
-    (found,) = (
-        one
-        for one in findings(Stored(layer_means=means, controls=pd.DataFrame(rows)))
-        if "random weights" in one
-    )
+    tables = {"layer_means": means, "controls": pd.DataFrame(rows)}
+    if shared:
+        names = ("residual_shared", "residual_shared_low", "residual_shared_high")
+        tables["control_residuals"] = pd.DataFrame(
+            [
+                {"model": "a", "layer": layer} | dict(zip(names, one, strict=True))
+                for layer, one in enumerate(shared)
+            ]
+        )
+    (found,) = (one for one in findings(Stored(**tables)) if "random weights" in one)
     return found
 
 
 def test_the_report_says_in_which_layers_zero_lies_within_the_interval():
-    nothing, some = [1e-6, -1e-6, 2e-6, -2e-6], [6e-5, 7e-5, 6e-5, 7e-5]
-    assert "0 lies within that of every layer" in sentence([nothing, nothing])
-    assert "0 % apart" in sentence([nothing, nothing])
-    found = sentence([nothing, some])
-    assert "0 lies outside those of layer 1 alone, where the residual is up to 4 % of the variance" in found
-    assert "no rounding" in found
-    assert "one drawing has no interval" in sentence([[1e-6], [6e-5]])
+    nothing, some = (1e-6, -2e-6, 4e-6), (6e-5, 5e-5, 7e-5)
+    found = sentence(nothing, nothing)
+    assert "0 lies within that of every layer" in found
+    assert "0 % apart" in found
+    assert "4 % at most of the variance" in found
+    assert "0 lies outside those of layer 1)" in sentence(nothing, some)
+    assert "fewer than three drawings tell nothing" in sentence()

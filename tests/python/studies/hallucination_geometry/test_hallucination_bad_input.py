@@ -20,21 +20,6 @@ from folders import model_folder as other_folder
 from knowing_study import FAST, letters, model_folder, questions, settings, written
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("m") / "m")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return questions(tmp_path_factory.mktemp("t") / "q.csv")
-
-
 def planned(folder, texts, tmp_path, **options):
     return make_plan(settings(folder, texts, tmp_path, **options))
 
@@ -325,9 +310,12 @@ def test_refusals_and_answers_are_judged_by_their_first_line():
     assert loops("a b c a b c a b c")
     assert not loops("a b c a b c")
     tokenizer = letters()
-    assert refusal_ids(tokenizer, [" unsure"]) == [tokenizer.convert_tokens_to_ids("u")]
-    with pytest.raises(ValueError, match=r"no word has a first token of its own, pieces: \{'  ': "):
-        refusal_ids(tokenizer, ["  "])
+    assert refusal_ids(tokenizer, ["unsure", "no"]) == sorted(tokenizer.convert_tokens_to_ids(["u", "n"]))
+    for words in ([" unsure"], ["unsure", " unsure"], [""], ["é"]):
+        with pytest.raises(ValueError, match=r"refusal: expected words whose first token is more than white"):
+            refusal_ids(tokenizer, words)
+    with pytest.raises(ValueError, match=r"got pieces \{' no': \[' ', 'n', 'o'\]\}"):
+        refusal_ids(tokenizer, ["unsure", " no"])
 
 
 def test_answers_that_are_right_make_buckets(texts):

@@ -13,11 +13,6 @@ EIGHT = ["nothing_added", "state_moved", "earlier_states", "readout", "readout_m
          "cached_step", "padding", "hidden_states", "last_hidden_state"]  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def prompts(vocabulary):
     draw = torch.Generator().manual_seed(1)
     return [torch.randint(3, vocabulary, (n,), generator=draw) for n in (9, 12)]

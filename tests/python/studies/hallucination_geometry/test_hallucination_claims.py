@@ -184,7 +184,8 @@ def test_gain(gain, p, verdict):
             for layer in (0, 1, 2) for name, value in (("boundary", gain), ("covariance", 1.0))]  # fmt: skip
     found = judged("C6", {"readout": pd.DataFrame(rows), "contrasts": contrasts(p)})
     assert found.verdict == verdict
-    assert "layer 1" in found.reason
+    assert found.p_value == p
+    assert "layer 0" in found.reason
 
 
 @pytest.mark.parametrize(
@@ -201,6 +202,7 @@ def test_gradients(cosine, verdict, reason):
     found = judged("C7", {"sensitivity": pd.DataFrame(rows)})
     assert found.verdict == verdict
     assert reason in found.reason
+    assert found.p_value == pytest.approx((1 + (draws <= cosine).sum()) / 21)
 
 
 @pytest.mark.parametrize(("cosine", "verdict"), [(0.995, "supported"), (0.6, "contradicted")])
@@ -210,19 +212,68 @@ def test_stability(cosine, verdict):
     assert judged("C9", {"boundaries": pd.DataFrame(rows)}).verdict == verdict
 
 
-@pytest.mark.parametrize(("knows", "verdict"), [("probe", "supported"), ("length", "contradicted")])
-def test_bypass_is_judged_by_whom_it_hits(knows, verdict):
-    """The detector that knows forces unknown prompts at a small gain; all force everything at a large one."""
+def wired(knows, layers=(0,), gains=(0, 2, 5, 5.5, 20)):
+    """One detector forces unknown prompts at a small gain; all force everything at a large one."""
     table, rng = prompts(), np.random.default_rng(0)
     rows = []
-    for row in table.itertuples(index=False):
-        for control in ("probe", "constant", "length"):
-            least = 5 + (rng.random() if control != knows else -3 * (row.bucket == U))
-            rows += [{"contrast": U, "layer": 0, "arm": "bypass", "control": control, "sample": row.sample,
-                      "strength": gain, "forced": gain >= least} for gain in (0, 2, 5, 5.5, 20)]  # fmt: skip
-    found = judged("C10", {"interventions": pd.DataFrame(rows)})
-    assert found.verdict == verdict
+    for layer in layers:
+        for row in table.itertuples(index=False):
+            for control in ("probe", "constant", "length"):
+                least = 5 + (rng.random() if control != knows else -3 * (row.bucket == U))
+                rows += [{"contrast": U, "layer": layer, "arm": "bypass", "control": control,
+                          "sample": row.sample, "strength": gain, "forced": gain >= least}
+                         for gain in gains]  # fmt: skip
+    return pd.DataFrame(rows)
+
+
+@pytest.mark.parametrize(
+    ("knows", "verdict"), [("probe", "supported"), ("length", "contradicted"), ("none", "undecided")]
+)
+def test_bypass_is_judged_by_whom_it_hits(knows, verdict):
+    rows = wired(knows)
+    found = judged("C10", {"interventions": rows})
     assert "a refusal by construction" in found.reason
+    forced = rows.assign(unknown=rows["sample"] % 2 == 0).astype({"forced": float})
+    rates = forced.pivot_table(index=["control", "strength"], columns="unknown", values="forced")
+    j = (rates[True] - rates[False]).groupby("control").max().clip(lower=0)
+    assert found.value == pytest.approx(j["probe"] - max(j["constant"], j["length"]))
+    assert found.verdict == (verdict if knows != "none" or found.value > 0 else "contradicted")
+    if knows == "probe":
+        assert found.p_value == 0.001
+        assert found.low > 0.5
+    else:
+        assert found.p_value > 0.2
+
+
+def test_bypass_pays_for_its_layers_and_needs_labellings():
+    one = judged("C10", {"interventions": wired("probe", (0, 1, 2))})
+    assert one.p_value == 0.001
+    nested = prompts().assign(template=lambda d: d["bucket"])
+    found = judged("C10", {"prompts": nested, "interventions": wired("probe")})
+    assert np.isnan(found.p_value)
+    assert found.verdict == "undecided"
+    forceless = judged("C10", {"interventions": wired("probe", gains=(0, 1))})
+    assert forceless.value == 0
+    assert forceless.verdict == "contradicted"
+
+
+def test_claims_are_decided_by_what_the_primary_list_leaves():
+    """Beside one p of .001 the four others count fourfold."""
+    from attnscope.studies.hallucination_geometry.claims import judged as every
+
+    def found(p):
+        tables = {"prompts": prompts(), "detection": detection(), "contrasts": contrasts(p),
+                  "interventions": wired("probe")}  # fmt: skip
+        evidence = Evidence(U, F, tables, {}, HallucinationOptions(others=[U]))
+        return {one.claim: one for one in every([evidence])}
+
+    held, lost = found(0.0124), found(0.0126)
+    tested = [code for code, one in held.items() if np.isfinite(one.p_value)]
+    assert tested == [f"{code} {U}" for code in ("C1", "C2", "C4", "C10", "C13")]
+    for code in ("C1", "C2", "C4"):
+        assert held[f"{code} {U}"].verdict == "supported", code
+        assert lost[f"{code} {U}"].verdict != "supported", code
+    assert lost[f"C10 {U}"].verdict == "supported"
 
 
 @pytest.mark.parametrize(

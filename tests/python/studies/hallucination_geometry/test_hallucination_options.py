@@ -15,22 +15,7 @@ from attnscope.studies.hallucination_geometry.along import exact_model
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
 from attnscope.studies.hallucination_geometry.interventions import steered
-from knowing_study import FAST, QUICK, model_folder, questions, settings
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("m") / "m")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return questions(tmp_path_factory.mktemp("t") / "q.csv")
+from knowing_study import FAST, QUICK, settings
 
 
 def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):

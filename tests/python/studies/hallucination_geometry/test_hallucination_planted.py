@@ -29,11 +29,6 @@ ALONG = {
 }  # fmt: skip
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def test_labels_of_pairs_templates_and_nests():
     import pandas as pd
 
@@ -147,8 +142,8 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
         )  # fmt: skip
         peaks.append(float(made.stdout.split()[-1]))
     print("peak MB", peaks)
-    # of which the libraries take 470 before the first prompt
-    assert max(peaks) < 700
+    # of which the libraries take 490 before the first state is stored
+    assert max(peaks) < 600
     # four matrices of distances and a layer's states are all that grows
     assert peaks[1] - peaks[0] < 60
 

@@ -11,24 +11,9 @@ from transformers import AutoModelForCausalLM
 
 import attnscope as asc
 from attnscope.engine.run import run
-from knowing_study import FAST, model_folder, questions, settings
+from knowing_study import FAST, settings
 
 L = 2
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return model_folder(tmp_path_factory.mktemp("m") / "m")
-
-
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    return questions(tmp_path_factory.mktemp("t") / "q.csv")
 
 
 @pytest.fixture(scope="module")
@@ -174,7 +159,9 @@ def test_the_lens_of_the_last_layer_is_the_model(whole, folder):
         with torch.no_grad():
             p = model(input_ids=ids).logits[0, -1].double().softmax(-1)
         assert rows.loc[(sample, 1), "top"] == pytest.approx(float(p.max()), rel=1e-4)
-        assert rows.loc[(sample, 1), "entropy"] == pytest.approx(float(-(p * p.log()).sum()), rel=1e-4)
+        assert rows.loc[(sample, 1), "prediction_entropy"] == pytest.approx(
+            float(-(p * p.log()).sum()), rel=1e-4
+        )
 
 
 def test_a_constant_detector_is_the_diagonal(whole):

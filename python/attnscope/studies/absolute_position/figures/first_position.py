@@ -24,7 +24,7 @@ ORDER = (
 def trajectory(results: Tables, options: Options) -> Drawn:
     """Position 0 through the layers: its norm beside other positions, its gap to the first token alone."""
     table, more = first_model(results, "trajectory", "norm", "gap")
-    figure_, axes = panels(1, 2, height=2.5, width=options.width)
+    figure_, axes = panels(1, 2, height=2.5, width=options.width, narrowest=2.0)
     base = table[table["arm"] == "base"]
     ax = axes[0][0]
     for at, (arm, own) in enumerate(table.groupby("arm", sort=False)):

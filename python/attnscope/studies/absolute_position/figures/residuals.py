@@ -184,7 +184,7 @@ def score_split(results: Tables, options: Options) -> Drawn:
     if rows.empty:
         raise NotDrawable(f"there is no estimate of layer {layer}, head {head}")
     own = rows.iloc[0]
-    figure_, axes = panels(1, 2, height=2.9, width=options.width)
+    figure_, axes = panels(1, 2, height=2.9, width=options.width, narrowest=2.0)
     profile = table.assign(offset=table["query"] - table["key"]).groupby("offset")["profile"].first()
     ax = axes[0][0]
     ax.plot(profile.index, profile, color=PALETTE[0], marker="o", markersize=2.5)

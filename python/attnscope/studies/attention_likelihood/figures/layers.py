@@ -135,7 +135,8 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
     shifts = shifts[shifts["measure"] == "share"]
     overall = optional(results, "overall")
     models, left_out = models_of(table)
-    figure_, axes = panels(len(models), 2, height=0.6 + 1.9 * len(models), width=options.width)
+    height = 0.6 + 1.9 * len(models)
+    figure_, axes = panels(len(models), 2, height=height, width=options.width, narrowest=2.0)
     words = []
     for (first, second), model in zip(axes, models, strict=True):
         mine = shifts[shifts["model"] == model]

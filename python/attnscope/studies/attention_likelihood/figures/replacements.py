@@ -33,7 +33,8 @@ def dose(results: Tables, options: Options) -> Drawn:
     if table["difference"].isna().all():
         raise NotDrawable("no replacement was measured")
     models, left_out = models_of(table)
-    figure_, axes = panels(1, len(models), height=2.6, width=width_of(options, len(models)), sharey=True)
+    width = width_of(options, len(models))
+    figure_, axes = panels(1, len(models), height=2.6, width=width, narrowest=2.0, sharey=True)
     for ax, own in by_model(table, axes[0]):
         layers = sorted(own["layer"].unique())
         third = own["layer"].map({layer: 3 * at // len(layers) for at, layer in enumerate(layers)})

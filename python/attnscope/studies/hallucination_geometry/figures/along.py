@@ -122,14 +122,14 @@ def refusal_slope(results: Tables, options: Options) -> Drawn:
 @figure("lens", "prompts")
 def lens(results: Tables, options: Options) -> Drawn:
     """Every layer read out as the last one is: entropy, largest probability and the answer's rank."""
-    table, more = first_model(results, "lens", "entropy", "top")
+    table, more = first_model(results, "lens", "prediction_entropy", "top")
     prompts = stored(results, "prompts")[["model", "sample", "bucket"]].drop_duplicates()
     table = table.merge(prompts, on=["model", "sample"], how="left")
     shades = colors(list(table["bucket"]))
-    columns = {"entropy": "entropy (nats)", "top": "largest probability"}
+    columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}
     if table["log_p_answer"].notna().any():
         columns["log_p_answer"] = "log p of the answer"
-    figure_, axes = panels(1, len(columns), height=2.5, width=options.width)
+    figure_, axes = panels(1, len(columns), height=2.5, width=options.width, narrowest=2.0)
     for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
         for bucket, rows in table.groupby("bucket", sort=False):
             values = rows.groupby("layer")[column]

@@ -11,7 +11,7 @@ from matplotlib.ticker import MaxNLocator
 
 from attnscope.plots.figure import Figure, NotDrawable, Tables, declared_in, optional, stored
 from attnscope.plots.selection import last_step
-from attnscope.plots.style import MUTED, PALETTE
+from attnscope.plots.style import MUTED, PALETTE, legend_row
 
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
@@ -46,9 +46,8 @@ def layers_below(ax: Axes) -> None:
 
 
 def legend(ax: Axes) -> None:
-    """A legend of what has a name, where anything has."""
-    if ax.get_legend_handles_labels()[1]:
-        ax.legend()
+    """One legend above all panels of these axes' figure, of what has a name."""
+    legend_row(ax.figure, ax.figure.axes)  # type: ignore[arg-type]
 
 
 def level(ax: Axes, value: float) -> None:

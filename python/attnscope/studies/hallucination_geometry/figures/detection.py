@@ -92,9 +92,8 @@ def detection_by_depth(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "detection", "score", "auc")
     contrasts = list(dict.fromkeys(table["contrast"]))
     random = controls(results, "detection", str(table["model"].iloc[0]))
-    figure_, axes = panels(
-        1, len(contrasts), height=2.6, width=min(options.width, 3.0 * len(contrasts) + 0.4)
-    )
+    width = min(options.width, 3.0 * len(contrasts) + 0.4)
+    figure_, axes = panels(1, len(contrasts), height=2.6, width=width, narrowest=2.0)
     for ax, contrast in zip(axes[0], contrasts, strict=True):
         own = table[table["contrast"] == contrast]
         for score, label, color in (
@@ -115,8 +114,7 @@ def detection_by_depth(results: Tables, options: Options) -> Drawn:
         ax.set_title(f"{contrast} (n = {own['n'].max():.0f})")
         layers_below(ax)
     axes[0][0].set_ylabel("AUC on held-out templates")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=4)
+    legend(axes[0][0])
     return captioned(
         figure_,
         "Bands: 95 % intervals over templates. Shaded from below: the best of length, words, surprisal and "
@@ -167,8 +165,7 @@ def training(results: Tables, options: Options) -> Drawn:
         ax.margins(x=0.06)
         ax.set_xlabel("step")
         ax.set_ylabel(COURSES[name])
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=2)
+    legend(axes[0][0])
     return captioned(
         figure_,
         "The layer of the largest excess at each step; gain and sensitivity of the last layer but one, means "

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.style import MUTED, PALETTE, panels
-from attnscope.studies.hallucination_geometry.figures.declared import figure, first_model, level
+from attnscope.studies.hallucination_geometry.figures.declared import figure, first_model, legend, level
 
 DETECTORS = ("probe", "constant", "shuffled", "length", "random_weights")
 
@@ -38,8 +38,7 @@ def bypass_curve(results: Tables, options: Options) -> Drawn:
         ax.set_xlabel("forced refusals, reference")
         ax.set_title(f"{contrast} (n = {own['sample'].nunique()})")
     axes[0][0].set_ylabel("forced refusals, other bucket")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=5)
+    legend(axes[0][0])
     return captioned(
         figure_,
         f"Layer {layer}; one point for each gain. On the diagonal a detector knows nothing of the buckets: a "
@@ -76,8 +75,7 @@ def steering_curve(results: Tables, options: Options) -> Drawn:
         ax.set_title(f"layer {layer}")
         ax.set_xlabel("strength α")
     axes[0][0].set_ylabel("answers changed")
-    handles, labels = axes[0][0].get_legend_handles_labels()
-    figure_.legend(handles, labels, loc="outside upper center", ncols=4)
+    legend(axes[0][0])
     return captioned(
         figure_,
         f"Share of {table['sample'].nunique()} prompts; bands: the range of random directions of the same "

@@ -1,0 +1,126 @@
+# SPDX-License-Identifier: MIT
+"""One name for one quantity: functions, columns, labels, tables of studies, metric pages and the view."""
+
+import inspect
+import pickle
+from collections import Counter
+
+import pytest
+import torch
+
+import attnscope as asc
+from attnscope.commands.analyze import _Chosen
+from attnscope.commands.analyze_tables import table_of
+from attnscope.commands.catalogue import columns_of, describe
+from attnscope.engine.discovery import studies, study_class
+from attnscope.metrics.discovery import found, metric_of
+from attnscope.view.measured import contents_of_tensors
+
+QUANTITIES = found().quantities
+EXACT = [one for one in QUANTITIES if one.protocol == "exact"]
+
+
+def in_words(one):
+    return " ".join(one.identity)
+
+
+def test_no_two_columns_share_a_label():
+    counted = Counter((one.protocol, one.scope, one.label) for one in QUANTITIES)
+    assert [named for named, times in counted.items() if times > 1] == []
+
+
+@pytest.mark.parametrize("one", EXACT, ids=in_words)
+def test_a_column_is_described_by_its_name_and_by_its_function(one):
+    line = f"    {one.name}: {one.label}. {one.meaning}"
+    pages = [describe(one.name)]
+    pages += [describe(each) for each in (metric_of(one), *one.also) if not each.startswith("_")]
+    assert all(line in page for page in pages)
+
+
+@pytest.mark.parametrize("one", EXACT, ids=in_words)
+def test_a_column_called_as_a_public_function_is_what_that_function_gives(one):
+    if hasattr(asc, one.name):
+        assert one.name in (metric_of(one), *one.also)
+
+
+PLACED = [one for one in EXACT if table_of(one)]
+
+
+@pytest.mark.parametrize("one", PLACED, ids=in_words)
+def test_analyze_takes_the_name_of_a_column(one):
+    columns = _Chosen([one.name], {}).columns
+    assert one.name in {column.name for column in columns}
+    assert one.identity in {column.quantity.identity for column in columns}
+
+
+def test_a_column_that_is_asked_for_comes_alone():
+    assert {column.name for column in _Chosen(["mp_ks"], {}).columns} == {"mp_ks"}
+    named = _Chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
+    assert [(column.name, column.quantity.options["null"]) for column in named] == [("law", "full")]
+    (hidden,) = _Chosen(["alignment_hidden"], {}).columns
+    assert hidden.quantity.needs[-1] == "hidden"
+    with pytest.raises(ValueError, match="the column sink_concentration takes no option, got 'draws'"):
+        _Chosen({"sink_concentration": {"draws": 3}}, {})
+
+
+def test_a_function_whose_number_is_a_field_of_another_gives_that_column():
+    assert {column.name for column in _Chosen(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
+    assert [one.name for one in columns_of("marchenko_pastur_deviation")] == ["mp_ks"]
+
+
+def test_measure_says_whose_column_a_name_is():
+    with pytest.raises(ValueError, match="unknown metric 'mp_ks'; mp_ks is a column of marchenko_pastur"):
+        asc.measure(torch.eye(4), "mp_ks")
+
+
+LABELS = {one.name: {other.label for other in QUANTITIES if other.name == one.name} for one in QUANTITIES}
+
+
+@pytest.mark.parametrize("study", studies())
+def test_tables_of_studies_call_a_quantity_as_it_is_called(study):
+    other = [
+        (table.name, column.name, column.label)
+        for table in study_class(study).tables
+        for column in table.columns or ()
+        if column.label and column.label not in LABELS.get(column.name, {column.label})
+    ]
+    assert other == []
+
+
+def test_the_view_calls_quantities_by_their_labels():
+    draw = torch.Generator().manual_seed(0)
+    maps = torch.randn(1, 2, 9, 9, generator=draw, dtype=torch.float64).softmax(-1)
+    shown = {one["name"]: one["label"] for one in contents_of_tensors(maps, None, 10**7)["metrics"]}
+    assert len(shown) > 20
+    assert shown == {one.name: one.label for one in EXACT if one.name in shown and one.scope == "map"}
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: asc.fiedler_value(torch.eye(4), normalised=True), "fiedler_value: there is no option"),
+        (lambda: asc.fiedler_value(torch.eye(4), normalised=True), "did you mean 'normalized'"),
+        (lambda: asc.persistence(torch.eye(4), symetrize="max"), "'symetrize'; did you mean 'symmetrize'"),
+        (
+            lambda: asc.fiedler_value(torch.eye(4), "max"),
+            "takes attention by place and .*, got 'max' by place",
+        ),
+        (lambda: asc.fiedler_value(), "fiedler_value.. missing 1 required positional argument"),
+    ],
+)
+def test_an_option_that_a_function_lacks_is_answered_with_the_one_that_it_has(call, message):
+    with pytest.raises(TypeError, match=message):
+        call()
+
+
+def test_a_public_function_is_as_its_module_holds_it():
+    from attnscope.metrics.graphs.fiedler import fiedler_value
+
+    assert inspect.signature(asc.fiedler_value) == inspect.signature(fiedler_value)
+    assert asc.fiedler_value.__doc__ == fiedler_value.__doc__
+    assert pickle.loads(pickle.dumps(asc.fiedler_value)) is asc.fiedler_value
+
+
+def test_an_error_inside_a_function_keeps_its_own_words():
+    with pytest.raises(TypeError, match="barcodes must be what persistence returns"):
+        asc.max_persistence(torch.eye(4))

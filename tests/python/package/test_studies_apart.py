@@ -1,0 +1,117 @@
+# SPDX-License-Identifier: MIT
+"""A study is its folder: taken away, everything else answers as before, to the byte of a stored table."""
+
+import ast
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import without_study
+
+import attnscope
+from folders import model_folder, sentences
+
+PACKAGE = Path(__file__).resolve().parents[3] / "python" / "attnscope"
+STUDIES = sorted(one.parent.name for one in (PACKAGE / "studies").glob("*/study.py"))
+#: What is run where the study of the name is absent: a study that is there.
+RUN, INSTEAD = "wavelet_heads", "attention_sinks"
+#: A demo stands above the studies and is of one; the package of studies says which is meant without a name.
+ABOVE = {"demo", "studies/__init__.py"}
+
+
+@pytest.fixture(scope="module")
+def ask(tmp_path_factory):
+    """The answers of a package without one study, from a process that has imported what it needs."""
+    home = tmp_path_factory.mktemp("apart")
+    model = model_folder(home / "tiny" / "hf")
+    texts = sentences(home / "texts.txt", 2, shortest=40)
+    asked = subprocess.Popen(
+        [sys.executable, without_study.__file__],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        text=True,
+    )
+
+    def answers(name, runs):
+        package = without_study.package_without(home, name)
+        answer = home / f"answer_{name}.json"
+        question = {"package": str(package), "model": str(model), "texts": str(texts), "runs": runs}
+        question |= {"answer": str(answer), "output": str(home / f"runs_{name}")}
+        asked.stdin.write(json.dumps(question) + "\n")
+        asked.stdin.flush()
+        assert asked.stdout.readline() == "answered\n"
+        assert answer.is_file(), "its error stands on stderr"
+        found = json.loads(answer.read_text("utf-8"))
+        assert all(one.startswith(str(package)) for one in found.pop("from"))
+        return found
+
+    yield answers
+    asked.stdin.close()
+    assert asked.wait() == 0
+
+
+@pytest.fixture(scope="module")
+def whole(ask):
+    found = ask("", [RUN, INSTEAD])
+    assert sorted(found["studies"]) == STUDIES
+    assert all(any("heads" in name for name in tables) for tables in found["runs"].values())
+    return found
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_without_a_study_everything_else_is_as_it_was(name, ask, whole):
+    run = INSTEAD if name == RUN else RUN
+    found = ask(name, [run])
+    home = PACKAGE / "studies" / name
+    own = {file.stem for file in home.glob("published/*.csv")}
+    configs = {
+        file.relative_to(home / "configs").with_suffix("").as_posix()
+        for file in home.glob("configs/**/*.yaml")
+    }
+    assert {**whole["studies"], **found["studies"]} == whole["studies"]
+    assert set(whole["studies"]) - set(found["studies"]) == {name}
+    assert found["papers"] == {paper: one for paper, one in whole["papers"].items() if paper not in own}
+    assert found["configs"] == [one for one in whole["configs"] if one not in configs]
+    for what in ("metrics", "quantities", "doctor", "help"):
+        assert found[what] == whole[what], what
+    assert found["runs"] == {run: whole["runs"][run]}
+
+
+def sources():
+    return [path for path in sorted(PACKAGE.rglob("*.py")) if path.name != "_build.py"]
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_nothing_outside_a_study_names_it(name):
+    """Neither what stands below the studies, nor commands, nor another study."""
+    home = PACKAGE / "studies" / name
+    naming = [
+        str(path.relative_to(PACKAGE))
+        for path in sources()
+        if home not in path.parents and re.search(rf"\b{name}\b", path.read_text("utf-8"))
+    ]
+    assert [one for one in naming if one not in ABOVE and one.partition("/")[0] not in ABOVE] == []
+
+
+@pytest.mark.parametrize("name", STUDIES)
+def test_demos_are_imported_without_their_study(name):
+    """What names a study from above names it in text, and imports it where it is run at the earliest."""
+    for path in sorted((PACKAGE / "demo").glob("*.py")):
+        for node in ast.parse(path.read_text("utf-8")).body:
+            modules = [getattr(node, "module", None) or "", *(one.name for one in getattr(node, "names", ()))]
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                assert not any(f"studies.{name}" in module for module in modules), path.name
+
+
+def test_the_copy_without_a_study_is_made_of_the_same_files(tmp_path):
+    copy = without_study.package_without(tmp_path, STUDIES[0]) / "attnscope"
+    assert not (copy / "studies" / STUDIES[0]).exists()
+    assert (copy / "studies" / STUDIES[1] / "study.py").samefile(
+        PACKAGE / "studies" / STUDIES[1] / "study.py"
+    )
+    assert (copy / "__init__.py").samefile(attnscope.__file__)
