@@ -272,19 +272,22 @@ void choose_sign(double* vector, Index n) {
   }
 }
 
-// The vector from all eigenvectors of a dense symmetric solver, of what graph_weights read and returned.
-void vector_from_weights(bool graph, bool normalized, double* out, LaplacianWorkspace& workspace) {
-  const Index n = workspace.weights.rows();
+// The vector from all eigenvectors of a dense symmetric solver.
+template <class Scalar>
+void vector_direct(const MatrixView<Scalar>& attention, const GraphOptions& options, double* out,
+                   LaplacianWorkspace& workspace) {
+  const Index n = attention.rows();
   Eigen::Map<Eigen::VectorXd> vector(out, n);
-  if (!graph && normalized && workspace.degree.minCoeff() < 0.0) {
+  const bool graph = graph_weights(attention, options, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
     vector.setConstant(kNaN);
     return;
   }
-  Eigen::VectorXd null = normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
-                                    : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
+  Eigen::VectorXd null = options.normalized ? Eigen::VectorXd(workspace.degree.cwiseSqrt())
+                                            : Eigen::VectorXd(Eigen::VectorXd::Ones(n));
   if (null.norm() == 0.0) null.setOnes();  // no edge at all: every vector is a null vector
   null.normalize();
-  laplacian_from_weights(normalized, workspace);
+  laplacian_from_weights(options.normalized, workspace);
   // The null vector is lifted above the spectrum, so that the smallest eigenvalue left is λ2 and its
   // vector is orthogonal to the null vector even where λ2 is 0 too.
   // With negative weights it need not be the smallest, and the second eigenvector is taken as it is.
@@ -352,8 +355,7 @@ void fiedler_vector(const MatrixView<Scalar>& attention, const GraphOptions& opt
   // One matrix alone has nothing to share a pack with.
   const double value = n < 3 ? 0.0 : by_factor(attention, options, 1e-10, workspace);
   if (!(value > 0.0) || !vector_by_factor(attention, options, value, out, workspace)) {
-    const bool graph = graph_weights(attention, options, workspace.laplacian);
-    vector_from_weights(graph, options.normalized, out, workspace.laplacian);
+    vector_direct(attention, options, out, workspace.laplacian);
   }
   choose_sign(out, n);
 }

@@ -129,29 +129,6 @@ Index read_laplacian(const MatrixView<Scalar>& matrix, const GraphOptions& optio
   return components;
 }
 
-// The degrees of the weights; whether none of these is negative.
-bool sum_degrees(LaplacianWorkspace& workspace) {
-  workspace.degree = workspace.weights.colwise().sum().transpose();
-  return workspace.weights.minCoeff() >= 0.0;
-}
-
-// The k smallest eigenvalues, of what graph_weights read and returned.
-void eigenvalues_from_weights(bool graph, bool normalized, Index k, double* out,
-                              LaplacianWorkspace& workspace) {
-  const Index components = graph ? count_components(workspace) : 0;
-  laplacian_from_weights(normalized, workspace);
-  if (!graph && normalized && workspace.degree.minCoeff() < 0.0) {
-    std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
-    return;
-  }
-  const Eigen::VectorXd values = symmetric_eigenvalues(workspace.weights);
-  for (Index i = 0; i < k; ++i) {
-    const double value = values[i];
-    // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
-    out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
-  }
-}
-
 }  // namespace
 
 template <class Scalar>
@@ -169,7 +146,8 @@ bool graph_weights(const MatrixView<Scalar>& attention, const GraphOptions& opti
       w(j, i) = weight;
     }
   }
-  return sum_degrees(workspace);
+  workspace.degree = w.colwise().sum().transpose();
+  return w.minCoeff() >= 0.0;
 }
 
 void laplacian_from_weights(bool normalized, LaplacianWorkspace& workspace) {
@@ -211,7 +189,18 @@ template <class Scalar>
 void laplacian_eigenvalues(const MatrixView<Scalar>& attention, const GraphOptions& options, Index k,
                            double* out, LaplacianWorkspace& workspace) {
   const bool graph = graph_weights(attention, options, workspace);
-  eigenvalues_from_weights(graph, options.normalized, k, out, workspace);
+  const Index components = graph ? count_components(workspace) : 0;
+  laplacian_from_weights(options.normalized, workspace);
+  if (!graph && options.normalized && workspace.degree.minCoeff() < 0.0) {
+    std::fill(out, out + k, std::numeric_limits<double>::quiet_NaN());
+    return;
+  }
+  const Eigen::VectorXd values = symmetric_eigenvalues(workspace.weights);
+  for (Index i = 0; i < k; ++i) {
+    const double value = values[i];
+    // A graph's Laplacian has no negative eigenvalue: one below 0 is rounding.
+    out[i] = !graph ? value : i < components ? 0.0 : std::max(0.0, value);
+  }
 }
 
 Index laplacian_pack_width(Index smallest) {
