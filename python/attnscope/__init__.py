@@ -11,13 +11,10 @@ without torch.
 from __future__ import annotations
 
 import ast
-import functools
 import importlib
-import inspect
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from types import FunctionType, ModuleType
+from types import ModuleType
 from typing import Any
 
 __version__ = "0.1.0"
@@ -55,46 +52,8 @@ def __getattr__(name: str) -> Any:
             raise
         message = f"attnscope.{name} needs torch, which is not installed; attnscope.load does not"
         raise ImportError(message) from error
-    if isinstance(value, FunctionType):
-        value = _naming_options(value)
     globals()[name] = value
     return value
-
-
-def _naming_options(function: FunctionType) -> Callable[..., Any]:
-    """The same function, whose error at an option that it does not take names the nearest that it takes."""
-
-    @functools.wraps(function)
-    def call(*args: Any, **options: Any) -> Any:
-        try:
-            return function(*args, **options)
-        except TypeError as error:
-            # nothing behind the call: what failed is the call itself, and not a line of the function
-            if error.__traceback__ is not None and error.__traceback__.tb_next is None:
-                raise TypeError(_wrong_call(function, args, options) or str(error)) from None
-            raise
-
-    call.__module__ = __name__
-    return call
-
-
-def _wrong_call(function: FunctionType, args: tuple[Any, ...], options: dict[str, Any]) -> str:
-    from attnscope._nearest import nearest
-
-    parameters = inspect.signature(function).parameters.values()
-    named = [one.name for one in parameters if one.kind is not one.VAR_KEYWORD]
-    if unknown := [name for name in options if name not in named]:
-        return f"{function.__name__}: there is no option {unknown[0]!r}{nearest(unknown[0], named)}"
-    by_place = [one.name for one in parameters if one.kind is one.POSITIONAL_OR_KEYWORD]
-    if len(args) > len(by_place):
-        rest = [name for name in named if name not in by_place]
-        given = args[len(by_place)]
-        shown = repr(given) if isinstance(given, (str, int, float)) else type(given).__name__
-        return (
-            f"{function.__name__}: takes {' and '.join(by_place)} by place and options by name "
-            f"({', '.join(rest)}), got {shown} by place"
-        )
-    return ""
 
 
 def __dir__() -> list[str]:

@@ -1,8 +1,6 @@
 # SPDX-License-Identifier: MIT
 """One name for one quantity: functions, columns, labels, tables of studies, metric pages and the view."""
 
-import inspect
-import pickle
 from collections import Counter
 
 import pytest
@@ -93,34 +91,3 @@ def test_the_view_calls_quantities_by_their_labels():
     shown = {one["name"]: one["label"] for one in contents_of_tensors(maps, None, 10**7)["metrics"]}
     assert len(shown) > 20
     assert shown == {one.name: one.label for one in EXACT if one.name in shown and one.scope == "map"}
-
-
-@pytest.mark.parametrize(
-    ("call", "message"),
-    [
-        (lambda: asc.fiedler_value(torch.eye(4), normalised=True), "fiedler_value: there is no option"),
-        (lambda: asc.fiedler_value(torch.eye(4), normalised=True), "did you mean 'normalized'"),
-        (lambda: asc.persistence(torch.eye(4), symetrize="max"), "'symetrize'; did you mean 'symmetrize'"),
-        (
-            lambda: asc.fiedler_value(torch.eye(4), "max"),
-            "takes attention by place and .*, got 'max' by place",
-        ),
-        (lambda: asc.fiedler_value(), "fiedler_value.. missing 1 required positional argument"),
-    ],
-)
-def test_an_option_that_a_function_lacks_is_answered_with_the_one_that_it_has(call, message):
-    with pytest.raises(TypeError, match=message):
-        call()
-
-
-def test_a_public_function_is_as_its_module_holds_it():
-    from attnscope.metrics.graphs.fiedler import fiedler_value
-
-    assert inspect.signature(asc.fiedler_value) == inspect.signature(fiedler_value)
-    assert asc.fiedler_value.__doc__ == fiedler_value.__doc__
-    assert pickle.loads(pickle.dumps(asc.fiedler_value)) is asc.fiedler_value
-
-
-def test_an_error_inside_a_function_keeps_its_own_words():
-    with pytest.raises(TypeError, match="barcodes must be what persistence returns"):
-        asc.max_persistence(torch.eye(4))

@@ -152,7 +152,7 @@ QUANTITIES = (
     ),
     _of_graph(
         "components",
-        "components",
+        "connected components",
         "Connected components of the thresholded graph.",
         1,
         kind="count",

@@ -118,7 +118,7 @@ _BETTI = Quantity(
 QUANTITIES = (
     replace(
         _BETTI.at(dimension=0),
-        label="connected components",
+        label="components",
         meaning="Connected components of the pairs at or above the threshold.",
     ),
     _BETTI.at(dimension=1),
