@@ -17,6 +17,8 @@ from attnscope.plots.style import FONT_SIZE, INK, PALETTE, WIDTH
 WIDTHS = {"single": 3.4, "double": WIDTH}
 #: Share of its size below which a title is not made smaller.
 SMALLEST = 0.6
+#: Inches between a title and what stands beside it.
+_APART = 0.06
 #: Setters and getters of an artist's colours.
 _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
@@ -100,7 +102,7 @@ def fit_titles(figure: Figure) -> None:
             for other in boxes.values()
             if other.x0 > box.x1 and min(other.y1, box.y1) - max(other.y0, box.y0) > 0
         ]
-        limit = min(beside, default=end)
+        limit = min(beside, default=end + _APART * figure.dpi) - _APART * figure.dpi
         for title in (ax._left_title, ax.title):  # type: ignore[attr-defined]
             if not title.get_text() or not title.get_visible():
                 continue

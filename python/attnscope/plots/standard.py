@@ -113,12 +113,10 @@ def metric_maps(quantities: Quantities | None = None) -> Figure:
                     numbers=cell >= LEGIBLE and size[0] * size[1] <= 48,
                 )  # fmt: skip
                 ax.set_aspect("equal")
-                title = axis_label(metric, threshold)
-                if np.isfinite(uniform) and not near:
-                    title += f" (uniform {uniform:.2g})"
-                if len(names) > 1:
-                    title = f"{title if ax is axes_row[0] else ''}\n{name}"
-                ax.set_title(title)
+                title = axis_label(metric, threshold) if ax is axes_row[0] else ""
+                if np.isfinite(uniform) and not near and ax is axes_row[-1]:
+                    title += f"{chr(10) if title else ''}uniform {uniform:.2g}"
+                ax.set_title(f"{title}\n{name}" if len(names) > 1 else title)
                 ax.set_ylabel("layer" if first == 0 and ax is axes_row[0] else "")
                 ax.set_xlabel("head" if at + blocks >= len(metrics) else "")
             shared_colorbar(figure, [list(axes_row)], norm, "", uniform)
@@ -334,7 +332,7 @@ def metric_grid(
     untrained: str | None = None,
 ) -> mpl.Figure:
     """One panel per quantity under one legend."""
-    columns = min(columns, len(metrics))
+    columns = min(columns, len(metrics), max(1, int(width / NARROWEST)))
     rows = -(-len(metrics) // columns)
     figure, axes = panels(rows, columns, height=1.75 * rows + 0.3, width=width)
     colors = series_colors(list(table["series"]))

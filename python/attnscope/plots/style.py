@@ -5,12 +5,14 @@ from __future__ import annotations
 
 import functools
 import os
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -148,8 +150,11 @@ def axes_or_new(ax: Axes | None, width: float = 3.4, height: float = 2.5) -> Axe
 
 
 def legend_above(ax: Axes, **options: Any) -> None:
-    """A legend in one line above the axes, where it can hide no data."""
-    columns = len(ax.get_legend_handles_labels()[1])
+    """A legend above the axes, hiding no data: in one line, or one name a line where it is narrow."""
+    names = ax.get_legend_handles_labels()[1]
+    # inches of a name with its line, in letters of 6.5 points; a formula is about two letters wide
+    wide = sum(0.042 * len(re.sub(r"\$[^$]*\$", "xx", name)) + 0.23 for name in names)
+    columns = len(names) if wide <= _room_above(ax) else 1
     legend = ax.legend(
         loc="lower left", bbox_to_anchor=(-0.04, 0.99), ncols=columns, columnspacing=0.8, handletextpad=0.4,
         handlelength=1.4, borderpad=0.1, fontsize=6.5, **options,
@@ -157,14 +162,26 @@ def legend_above(ax: Axes, **options: Any) -> None:
     # A legend wider than its axes must not make them narrower; the title keeps its height free.
     legend.set_in_layout(False)
     if not ax.get_title(loc="left"):
-        ax.set_title(" ")
+        ax.set_title("\n".join(" " * (1 if columns > 1 else len(names))))
 
 
-def legend_columns(figure: Figure, names: Sequence[str], most: int = 6) -> int:
+def _room_above(ax: Axes) -> float:
+    """Inches from the left of axes to those beside them, or to the end of the figure."""
+    place = ax.get_subplotspec()
+    if place is None:
+        return float("inf")
+    columns = place.get_gridspec().ncols
+    cell = float(ax.get_figure(root=True).get_figwidth()) / columns  # type: ignore[union-attr]
+    return cell - (0.45 if place.colspan.stop == columns else 0.1)
+
+
+def legend_columns(figure: Figure, names: Sequence[str], most: int = 8) -> int:
     """How many columns a legend of these names may have in the width of the figure."""
     # inches of a name with its line, in the style's letters
     widest = max((0.058 * len(name) + 0.45 for name in names), default=1.0)
-    return max(1, min(len(names), most, int(figure.get_figwidth() / widest)))
+    columns = max(1, min(len(names), most, int(figure.get_figwidth() / widest)))
+    # as many rows as needed, of one length
+    return -(-len(names) // -(-len(names) // columns)) if names else 1
 
 
 def legend_row(
@@ -177,7 +194,8 @@ def legend_row(
         for line, name in zip(lines, names, strict=True):
             found.setdefault(str(name), line)
         for line in ax.get_lines():
-            if untrained and str(line.get_gid()).startswith("untrained:"):
+            drawn = np.isfinite(np.asarray(line.get_ydata(), dtype=float)).any()
+            if untrained and drawn and str(line.get_gid()).startswith("untrained:"):
                 found.setdefault(untrained, line)
     if len(found) < 2:
         return
