@@ -35,7 +35,7 @@ class Estimate:
         sentences: per checkpoint.
         tokens: of all units.
         longest: tokens of the longest sentence.
-        seconds: expected time on this machine, loading included, drawing not.
+        seconds: expected time on this machine, start and loading included, drawing not.
         drawing: expected seconds of figures, report and page of heads.
         layer_bytes: attention of one layer in the largest batch.
         peak_bytes: expected peak of the process.
@@ -81,7 +81,11 @@ class Estimate:
 
 
 def dry_run(
-    study: Study, say: Callable[[str], object] = lambda text: None, *, draw: bool = False
+    study: Study,
+    say: Callable[[str], object] = lambda text: None,
+    *,
+    draw: bool = False,
+    started: float = 0.0,
 ) -> Estimate:
     """Plans a study and measures a few sentences of every model, without writing anything.
 
@@ -91,14 +95,16 @@ def dry_run(
     Args:
         say: gets what the study expects, before any weight is read.
         draw: whether the run will draw: then a few figures of what was measured are drawn here.
+        started: seconds until here that a run needs as well, such as those of imports.
     """
+    began = time.perf_counter()
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
     plan = engine.prepare()
     expected = engine.study.expects(plan)
     for line in expected:
         say(line)
-    seconds, peak = 0.0, resident_bytes()
+    seconds, peak = started + time.perf_counter() - began, resident_bytes()
     measured: list[Mapping[str, Any]] = []
     reading = [unit for unit in plan.units if unit.inputs]
     kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
@@ -130,6 +136,7 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
     A figure is drawn once and written as PDF, PNG and for the report; the report's tables and the page of
     heads cost about as much as two more.
     """
+    began = time.perf_counter()
     import tempfile
     import warnings
 
@@ -145,7 +152,7 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
     results = Results(tables, study=study.to_dict())
     own = figures_of(results)
     likely = [name for name, figure in own.items() if set(figure.tables) & {"heads", "graphs", *tables}]
-    spent, drawn = 0.0, 0
+    ready, spent, drawn = time.perf_counter() - began, 0.0, 0
     for name in likely:
         began = time.perf_counter()
         with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
@@ -158,7 +165,7 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
         spent, drawn = spent + time.perf_counter() - began, drawn + 1
         if drawn == _DRAWN:
             break
-    return spent / drawn * (len(likely) + 2) if drawn else 0.0
+    return ready + spent / drawn * (len(likely) + 2) if drawn else 0.0
 
 
 def _calibrate(

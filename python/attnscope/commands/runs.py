@@ -6,6 +6,7 @@ from __future__ import annotations
 import importlib.util
 import json
 import shlex
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -219,7 +220,9 @@ def _plan(study: Study, as_json: bool, draw: bool) -> None:
     from attnscope.commands.dry_run import dry_run
 
     draws = draw and not _not_installed()
-    estimate = dry_run(study, (lambda text: None) if as_json else typer.echo, draw=draws)
+    estimate = dry_run(
+        study, (lambda text: None) if as_json else typer.echo, draw=draws, started=time.process_time()
+    )
     typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)

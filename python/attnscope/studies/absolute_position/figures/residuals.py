@@ -213,6 +213,10 @@ def score_split(results: Tables, options: Options) -> Drawn:
     )
 
 
+#: Inches: a panel with names of encodings.
+_NAMED = 2.1
+
+
 @figure("layer_means", "encodings", "depth_slopes")
 def encodings(results: Tables, options: Options) -> Drawn:
     """Encodings beside one another: felt residual and moved attention by depth, and the latter's slope."""
@@ -226,7 +230,9 @@ def encodings(results: Tables, options: Options) -> Drawn:
     names = slopes.set_index("model")["encoding"].reindex(models)
     every = list(dict.fromkeys(names))
     shown = every[: len(PALETTE)]
-    figure_, axes = panels(1, 3, height=3.0, width=options.width)
+    # names of encodings stand beside the third panel
+    narrow = options.width < 3 * _NAMED
+    figure_, axes = panels(1, 3, height=2.2 if narrow else 3.0, width=options.width, narrowest=_NAMED)
     for at, name in enumerate(shown):
         own = table[table["model"].isin(names.index[names == name])]
         means = own.groupby("layer")[["felt", "moved_tv", "moved_floor"]].mean()

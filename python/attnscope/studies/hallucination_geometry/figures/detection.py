@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from attnscope.plots.axes import step_axis
 from attnscope.plots.figure import (
     Drawn,
     NotDrawable,
@@ -161,9 +162,7 @@ def training(results: Tables, options: Options) -> Drawn:
                     ax.axvline(float(step), color=color, linewidth=0.8, linestyle=":")
         if name == "auc_excess":
             level(ax, 0)
-        ax.set_xscale("symlog", linthresh=1)
-        ax.margins(x=0.06)
-        ax.set_xlabel("step")
+        step_axis(ax, [step for key in every if key[2] == name for step in every[key][0]])
         ax.set_ylabel(COURSES[name])
     legend(axes[0][0])
     return captioned(

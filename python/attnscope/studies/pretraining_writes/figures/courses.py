@@ -11,7 +11,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.axes import logarithmic
+from attnscope.plots.axes import logarithmic, step_axis
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
 from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns
 from attnscope.studies.pretraining_writes.figures.declared import (
@@ -64,11 +64,11 @@ def trajectory(results: Tables, options: Options) -> Drawn:
                     ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
             isotropic(ax, spread_of(own) if len(own) else 0.0)
             octaves(ax)
-            ax.set_xscale("symlog", linthresh=1)
+            step_axis(ax, own["step"])
             ax.set_title(f"{words} of {_REFERENCES[reference]}")
         row[0].set_ylabel("fraction / isotropic")
-    for ax in grid[-1]:
-        ax.set_xlabel("step")
+    for ax in grid[:-1].flat:
+        ax.set_xlabel("")
     handles, labels = grid[0, 0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 7))
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
