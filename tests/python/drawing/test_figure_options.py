@@ -12,7 +12,15 @@ from matplotlib.text import Text
 
 import figure_tables as made
 from attnscope.plots import Options, draw, figures
-from attnscope.plots.style import PALETTE, panels, style
+from attnscope.plots.style import (
+    PALETTE,
+    legend_above,
+    legend_columns,
+    legend_row,
+    panels,
+    settled,
+    style,
+)
 
 
 @pytest.fixture(scope="module")
@@ -119,3 +127,44 @@ def test_titles_stay_off_their_neighbours(results):
     assert all(len(row) > 1 for row in rows.values())
     for row in rows.values():
         assert all(left[1] <= right[0] for left, right in pairwise(sorted(row)))
+
+
+@pytest.mark.parametrize(("width", "rows"), [(3.2, 2), (7.0, 1)])
+def test_a_legend_above_wraps_where_it_would_leave_the_page(width, rows):
+    figure, axes = panels(1, 2, height=2.0, width=width)
+    for ax in axes[0]:
+        for name in ("the first of them", "the second of them"):
+            ax.plot([0, 1], [0, 1], label=name)
+        legend_above(ax)
+    settled(figure)
+    for ax in axes[0]:
+        legend = ax.get_legend()
+        assert legend.get_window_extent().x1 <= width * figure.dpi + 2
+        heights = {round(text.get_window_extent().y0) for text in legend.get_texts()}
+        assert len(heights) == rows
+
+
+def test_a_legend_names_no_line_without_values():
+    figure, axes = panels(1, 2, height=2.0)
+    for ax in axes[0]:
+        for name in ("text", "copying"):
+            ax.plot([0, 1], [0, 1], label=name)
+    lines = [ax.plot([0, 1], [float("nan")] * 2, gid="untrained:text")[0] for ax in axes[0]]
+    legend_row(figure, axes[0], untrained="before training")
+    assert [text.get_text() for text in figure.legends[0].get_texts()] == ["text", "copying"]
+    lines[0].set_ydata([0.2, 0.3])
+    legend_row(figure, axes[0], untrained="before training")
+    assert [text.get_text() for text in figure.legends[1].get_texts()][-1] == "before training"
+
+
+def test_rows_of_a_legend_have_one_length():
+    figure, _ = panels(1, 1, height=2.0, width=6.75)
+    assert legend_columns(figure, ["q", "k", "v", "o", "gate", "up", "down"]) == 7
+    assert legend_columns(figure, [f"an encoding {at}" for at in range(7)]) == 4
+
+
+@pytest.mark.slow
+def test_folded_panels_leave_no_hole(results):
+    figure = draw(results, ["thresholds"], width=3.2)["thresholds"]
+    lefts = sorted(round(ax.get_position().x0, 2) for ax in figure.axes if ax.axison)
+    assert abs(lefts.count(lefts[0]) - lefts.count(lefts[-1])) <= 1
