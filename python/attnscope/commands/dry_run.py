@@ -144,6 +144,7 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
 
     from attnscope.engine.results import Results
     from attnscope.plots import NotDrawable, draw_all, figures, figures_of
+    from attnscope.plots.style import panels, save, settled
 
     tables = {
         name: pa.concat_tables([one[name] for one in measured if name in one], promote_options="default")
@@ -165,7 +166,13 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
         spent, drawn = spent + time.perf_counter() - began, drawn + 1
         if drawn == _DRAWN:
             break
-    return ready + spent / drawn * (len(likely) + 2) if drawn else 0.0
+    if drawn:
+        return ready + spent / drawn * (len(likely) + 2)
+    # figures of what a study computes at its end: as many as it has, each like three empty panels
+    began = time.perf_counter()
+    with tempfile.TemporaryDirectory() as folder:
+        save(settled(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
+    return ready + (time.perf_counter() - began) * (len(own) + 2)
 
 
 def _calibrate(
