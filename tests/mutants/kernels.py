@@ -140,6 +140,8 @@ def verdict(file: Path, mutant: Mutant, entry: dict[str, str]) -> str:
             "c++", f"{folder}/broken.o", *others, "-lgtest", "-lgtest_main", "-pthread", "-o", program
         )
         if linked.returncode:
+            if file.suffix == ".h" and "undefined reference" in linked.stderr:
+                return "no code"  # a signature that no other file knows
             sys.exit(linked.stderr[-2000:])
         try:
             ran = quietly(program, "--gtest_brief=1", "--gtest_fail_fast", timeout=300)

@@ -145,7 +145,10 @@ TEST(DeltaStatistics, EntriesThatAreNoNumbersAreReported) {
 }
 
 TEST(DeltaStatistics, PartsAddUp) {
-  const RowMatrix<double> before = random_weights<double>(9, 4, 1), after = random_weights<double>(9, 4, 2);
+  const RowMatrix<double> before = random_weights<double>(9, 4, 1);
+  RowMatrix<double> after = random_weights<double>(9, 4, 2);
+  after.row(2) = before.row(2);
+  after(7, 1) = before(7, 1);
   RowScratch scratch;
   DeltaSums sums;
   for (const auto& [begin, rows] : {std::pair<Index, Index>{0, 4}, {4, 5}}) {
