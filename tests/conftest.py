@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
 """Builders, processes to fork from, the time of slow tests, and which files run first and which together."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -36,6 +37,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(SLOW))
     items.sort(key=lambda item: [folder in item.nodeid for folder in FIRST], reverse=True)
+
+
+def pytest_collection_finish(session):
+    """Imported libraries hold a million objects: garbage is looked for among newer ones, and not often."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 50, 100)
 
 
 @pytest.hookimpl(optionalhook=True)

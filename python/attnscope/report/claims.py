@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import pandas as pd
 
-from attnscope.report.numbers import number
+from attnscope.report.numbers import interval_text, number
 
 if TYPE_CHECKING:
     from attnscope.report.section import Page
@@ -41,7 +41,7 @@ def claims_frame(page: Page, table: pd.DataFrame, sentences: Mapping[str, str]) 
 
 def interval(low: float, high: float) -> str:
     """An interval's ends in brackets, or a dash where there is none."""
-    return "–" if pd.isna(low) or pd.isna(high) else f"[{number(low)}, {number(high)}]"
+    return interval_text(low, high) or "–"
 
 
 def _with_interval(value: float, low: float, high: float) -> str:

@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 _LARGEST_SVG = 1_500_000
 _SHOWN_SAMPLES = 12
 _SHOWN_ROWS = 40
+_SHORT = 24  # letters of a cell that stays on one line
 #: Tables that are shown in another form than as they are.
 _OWN_TABLES = frozenset(
     {"samples", "heads", "graphs", "layers", "bars", "baselines", "examples", "nulls"}
@@ -215,7 +216,12 @@ def html(table: Table) -> str:
     styler = table.styled("html").set_uuid(table.label)
     if not table.folded:
         styler.set_caption(escape(table.caption))
-    styler.set_table_styles([{"selector": f".col{k}", "props": "text-align: right"} for k in columns])
+    # a number stays beside its interval, words break
+    lines = [k for k in columns if table.frame.iloc[:, k].astype(str).str.len().max() <= _SHORT]
+    right: list[Any] = [{"selector": f".col{k}", "props": "text-align: right"} for k in columns]
+    styler.set_table_styles(
+        right + [{"selector": f"td.col{k}", "props": "white-space: nowrap"} for k in lines]
+    )
     text = f'<div class="scroll">{styler.to_html()}</div>{_downloads(table)}'
     return f"<details><summary>{escape(table.caption)}</summary>{text}</details>" if table.folded else text
 
