@@ -159,6 +159,20 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
     "graphs/block_inverse_lanczos.cpp": {
         "if (false) {": "a rest of rounding, made orthogonal, leads on as well as a vector that is drawn",
     },
+    "kernels/clouds/fragmentation.cpp": {
+        "a >= b ? a : b": "of two equal distances either is the larger",
+        "square[i * n + i] = 1.0": "a spanning tree reads no diagonal",
+        "if (n >= 1) tree.assign": "the tree of one point has no edge",
+        "edges = n >= 1 ?": "one point has 0 edges both ways",
+        "? n : 0, n, 1.0}": "the share is computed before it is stored",
+    },
+    "kernels/clouds/local_dimension.cpp": {
+        "a.index <= b.index": "no two entries have one index",
+        "a.distance <= b.distance": "the distances that are compared differ",
+        "wanted <= count": "nothing is set apart behind all of them",
+        "for (Index j = 0; j <= count; ++j) {": "behind the last neighbour nothing is read",
+        "used[a] >= 0": "nothing over nothing is NaN",
+    },
     "kernels/signals/power_spectrum.cpp": {
         "if (t == 0) {": "a rotation's error grows by less than a rounding a step"
     },

@@ -201,6 +201,13 @@ TEST(LocalDimension, EveryTypeIsReadExactly) {
   EXPECT_EQ(found_in(brain).log, found_in(RowMatrix<double>(brain.cast<double>())).log);
 }
 
+TEST(LocalDimension, OfFewerNeighboursThanAskedIsNone) {
+  const bool member[] = {true, true, true, true};
+  const Answer own = answer(found_in(line({0.0, 0.1, 0.25, 0.7})), {4}, member);
+  EXPECT_EQ(own.used[0], 0);
+  EXPECT_TRUE(std::isnan(own.value[0]));
+}
+
 TEST(TwoNn, IsTheMeanLogRatioAndItsFit) {
   const double e = std::exp(1.0);
   std::vector<double> scratch;
@@ -221,6 +228,19 @@ TEST(TwoNn, IsTheMeanLogRatioAndItsFit) {
   }
   EXPECT_NEAR(two_nn(neighbours, nullptr, 0.0, scratch), 19.0 / sum, 1e-12);
   EXPECT_NEAR(two_nn(neighbours, nullptr, 0.25, scratch), products / squares, 1e-12);
+}
+
+TEST(TwoNn, OfTwoRatiosOneLessIsCounted) {
+  // Given distances of a chain: its inner points alone have two neighbours.
+  RowMatrix<double> chain = RowMatrix<double>::Zero(4, 4);
+  chain(0, 1) = chain(1, 0) = 1.0;
+  chain(1, 2) = chain(2, 1) = 2.0;
+  chain(2, 3) = chain(3, 2) = 6.0;
+  std::vector<double> scratch;
+  EXPECT_NEAR(two_nn(found_in(chain), nullptr, 0.0, scratch), 1.0 / std::log(6.0), 1e-15);
+  // Of one ratio nothing is left.
+  const RowMatrix<double> shorter = chain.topLeftCorner(3, 3);
+  EXPECT_TRUE(std::isnan(two_nn(found_in(shorter), nullptr, 0.0, scratch)));
 }
 
 TEST(TwoNn, WithoutRatiosThereIsNone) {

@@ -18,7 +18,7 @@ import pytest
 from attnscope.engine.disk import lock as lock_module
 from attnscope.engine.disk.files import DiskFull, atomic_file, atomic_folder, write_bytes
 from attnscope.engine.disk.lock import FolderLock, FolderLocked
-from attnscope.engine.disk.store import Store
+from attnscope.engine.disk.store import Store, repeating
 
 NAMES = {f"u{i}": f"{i:05d}-u{i}" for i in range(4)}
 
@@ -199,6 +199,24 @@ def test_no_room_is_an_error_in_words_and_leaves_nothing_behind(store, tmp_path)
     assert content(store.folder) == before
     assert not (tmp_path / "a.parquet").exists()
     assert reopened(store)[1] == list(NAMES)
+
+
+def test_measured_numbers_have_no_dictionary(store):
+    """Whatever holds them: only what repeats has a table of its values, in a unit and in a gathered file."""
+    number, whole, word = pa.float32(), pa.int16(), pa.string()
+    schema = pa.schema(
+        {
+            "value": pa.float64(), "state": pa.list_(number, 8), "curve": pa.list_(pa.list_(number)),
+            "layer": whole, "head": pa.dictionary(pa.int8(), word), "level": pa.dictionary(pa.int8(), number),
+            "words": pa.list_(word), "kept": pa.bool_(),
+        }
+    )  # fmt: skip
+    assert repeating(schema) == ["layer", "head", "level", "words", "kept"]
+    store.gather(list(NAMES), "heads", gathered := store.folder.parent / "heads.parquet")
+    for file in (gathered, *store.files(["u0"], "heads")):
+        columns = pq.read_metadata(file).row_group(0)
+        held = {columns.column(at).path_in_schema: columns.column(at).encodings for at in range(2)}
+        assert {name: "RLE_DICTIONARY" in one for name, one in held.items()} == {"head": True, "value": False}
 
 
 def test_the_lock_names_its_owner_and_is_free_afterwards(tmp_path):

@@ -258,3 +258,18 @@ def test_ten_thousand_maps_need_no_more_memory_than_five_hundred(fresh):
     found = json.loads(run.stdout)
     # graph_statistics returns twelve fields of 10,000 x 2; everything else is smaller.
     assert max(found["growth"].values()) < 6e6, found
+
+
+def test_tables_take_memory_from_the_c_library_and_their_own_allocator_comes_back():
+    import pyarrow as pa
+
+    before = pa.default_memory_pool()
+    with _memory.tables_given_back(), _memory.tables_given_back():
+        assert pa.default_memory_pool().backend_name == "system"
+        table = pa.table({"n": list(range(1000))})
+        assert table.nbytes == 8000
+    assert pa.default_memory_pool().backend_name == before.backend_name
+    with pytest.raises(KeyError), _memory.tables_given_back():
+        raise KeyError
+    assert pa.default_memory_pool().backend_name == before.backend_name
+    assert table["n"].to_pylist()[-1] == 999

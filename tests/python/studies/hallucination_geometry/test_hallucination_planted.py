@@ -15,9 +15,12 @@ from attnscope.engine.run import resume, run
 from attnscope.inference.exchange import max_t
 from attnscope.studies.hallucination_geometry import states
 from attnscope.studies.hallucination_geometry.along import ranked, spread
+from attnscope.studies.hallucination_geometry.bypass import bypass
 from attnscope.studies.hallucination_geometry.clouds import Space, compare
 from attnscope.studies.hallucination_geometry.contrasts import contrasts
 from attnscope.studies.hallucination_geometry.detecting import directions_auc
+from attnscope.studies.hallucination_geometry.evidence import Evidence
+from attnscope.studies.hallucination_geometry.interventions import bypassed, detectors
 from attnscope.studies.hallucination_geometry.options import HallucinationOptions
 from attnscope.studies.hallucination_geometry.sections import findings
 from folders import killed, table_bytes
@@ -125,9 +128,10 @@ def test_memory_does_not_grow_with_the_prompts(tmp_path):
         num_key_value_heads=4,
     )  # fmt: skip
     code = (
-        "import resource, sys, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
+        "import re, torch, attnscope as asc\ntorch.set_num_threads(1)\n"
         "asc.run(asc.Study(**{study!r}), progress=False)\n"
-        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024)\n"
+        # getrusage counts the memory of the process that started this one too
+        "print(float(re.search(r'VmHWM:\\s+(\\d+)', open('/proc/self/status').read())[1]) / 1024)\n"
     )
     peaks = []
     for slots in (10, 20):
@@ -160,20 +164,25 @@ def simulated(seed, shift=0.0, scale=1.0):
     return torch.from_numpy(points), labels, templates
 
 
-def p_values(seed, draws, **how):
-    """Smallest p-values of the study's own statistics on simulated states."""
+def asked(labels, templates, draws):
+    """Options and the contrast of simulated states."""
     import pandas as pd
 
-    states, labels, templates = simulated(seed, **how)
     table = pd.DataFrame(
         {
             "sample": range(64), "bucket": np.where(labels == 1, "unknown", "factual"),
             "template": templates.astype(str), "pair": [str(at // 2) for at in range(64)],
-            "fold": (templates // 2).astype(str),
+            "fold": (templates // 2).astype(str), "tokens": 5 + np.arange(64) % 7,
         }
     )  # fmt: skip
     options = HallucinationOptions(others=["unknown"], dimension_k=[8], primary_k=8, permutations=draws)
-    contrast = contrasts(table, options, np.random.default_rng(0))[0]
+    return options, contrasts(table, options, np.random.default_rng(0))[0]
+
+
+def p_values(seed, draws, **how):
+    """Smallest p-values of the study's own statistics on simulated states."""
+    states, labels, templates = simulated(seed, **how)
+    options, contrast = asked(labels, templates, draws)
     found = {name: value[4] for (name, _), value in compare(Space(states, options), contrast, seed).items()}
     data = states.numpy()
     area = contrast.exchange(
@@ -198,6 +207,42 @@ def test_levels_hold_where_there_is_nothing():
     for name in ("log_dimension_ratio", "fragmentation_gap", "auc_direction", "log_fisher_ratio"):
         rate = np.mean([one[name] < 0.05 for one in found])
         assert 0.03 <= rate <= 0.07, (name, rate)
+
+
+def bypass_claim(seed, **how):
+    """C10 of detectors that are fitted to simulated states of two layers, and of logits of chance."""
+    import pandas as pd
+
+    states, labels, templates = simulated(seed, **how)
+    options, contrast = asked(labels, templates, 199)
+    rng, rows = np.random.default_rng([seed, 1]), []
+    logits = 3 * rng.standard_normal((64, 50))
+    logits[:, 0] -= 5
+    for layer in (0, 1):
+        own = states + 0.5 * torch.from_numpy(rng.standard_normal((64, 12)))
+        for control, chances in detectors(contrast, own, seed).items():
+            for gain in (1, 2, 5, 10, 20, 50):
+                key = {"contrast": "unknown", "layer": layer, "arm": "bypass", "control": control}
+                forced = bypassed(logits, 0, gain * chances)
+                rows.append(pd.DataFrame({**key, "sample": range(64), "strength": gain, "forced": forced}))
+    tables = {"prompts": contrast.table, "interventions": pd.concat(rows)}
+    return bypass(Evidence("unknown", "factual", tables, {}, options))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+def test_the_level_of_bypass_holds_where_there_is_nothing():
+    """p < .05 in at most 7 % of 400 draws; fewer than 5 %, as the points of a pair are alike."""
+    found = np.array([bypass_claim(seed).p_value for seed in range(400)])
+    print("bypass", np.mean(found < 0.05), np.quantile(found, [0.05, 0.25, 0.5, 0.75]))
+    assert np.isfinite(found).all()
+    assert np.mean(found < 0.05) <= 0.07
+
+
+def test_a_planted_bypass_is_found():
+    for seed in range(2):
+        found = bypass_claim(seed, shift=4.0)
+        assert (found.verdict, found.p_value) == ("supported", 0.005), seed
 
 
 def test_planted_differences_are_found():
