@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import attnscope as asc
 from attnscope.models import families
-from attnscope.models.weight_entries import Rows, place_of
+from attnscope.models.weight_entries import Rows, place_of, stack_of
 from attnscope.models.weights import WeightFolder
 from weight_models import FAMILIES, tiny
 
@@ -197,6 +197,19 @@ def test_the_gain_of_the_final_norm_is_the_stored_one_and_an_offset(name):
     assert shifted == found.layer_norm
 
 
+def test_the_stack_of_blocks_is_the_one_with_the_layers_and_the_width():
+    shapes = {f"enc.layers.{k}.q.weight": (8, 8) for k in (0, 1)}
+    shapes["enc.layers.0.norm.weight"] = (8,)
+    assert stack_of({**shapes, "scales.layers.0.norm.weight": (8,)}, {}) == "enc.layers"  # no matrix in it
+    narrow = {f"vision.layers.{k}.q.weight": (6, 6) for k in (0, 1)}
+    short = {"head.layers.0.q.weight": (8, 8)}
+    wanted = {"num_hidden_layers": 2, "hidden_size": 8}
+    assert stack_of({**narrow, **short, **shapes}, wanted) == "enc.layers"
+    assert stack_of({**narrow, **short}, {"num_hidden_layers": 2}) == "vision.layers"
+    with pytest.raises(asc.WeightMapError, match=r"2 stacks of blocks, .* \(None layers of width None\)"):
+        stack_of({**narrow, **short}, {})
+
+
 def test_maps_of_one_layer_role_and_their_errors():
     found = asc.weight_map(tiny("llama"))
     assert [one.key for one in found.select(roles=["q", "k"], layers=[1])] == [(1, "q", None), (1, "k", None)]
@@ -205,6 +218,11 @@ def test_maps_of_one_layer_role_and_their_errors():
         found.select(roles=["query"])
     with pytest.raises(ValueError, match=r"layer 2 is outside the model's 0 .. 1"):
         found.select(layers=[2])
+    with pytest.raises(ValueError, match=r"layer -2 is outside the model's 0 .. 1"):
+        found.select(layers=[-2])
+    outside = found.select(layers=[-1])
+    assert {one.layer for one in outside} == {-1}
+    assert {one.layer for one in found.select(layers=[0])} == {0}
     with pytest.raises(KeyError, match="upp"):
         found[0, "upp"]
     assert repr(found).startswith("WeightMap(llama, 2 layers, 16 matrices: q, k, v, o")
