@@ -15,11 +15,6 @@ TIER_1 = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ)
 WANTED = ("attention", "scores", "lse")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def run(model, sites, inputs, **options):
     with capture(model, sites=sites, **options) as recording:
         return list(recording.run(**inputs))

@@ -9,11 +9,6 @@ from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
 from editing import INTERFACE, changed, layers_of, made, out
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("padding", ["none", "left", "right"])
 @pytest.mark.parametrize("name", INTERFACE)
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
