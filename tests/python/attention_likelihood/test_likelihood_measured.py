@@ -57,7 +57,7 @@ def settings(name, output, samples=100, block=64, **options):
 
 
 @pytest.fixture(autouse=True)
-def quiet():
+def data():
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is not here")
 
