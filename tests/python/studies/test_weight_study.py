@@ -188,9 +188,12 @@ def test_the_report_says_the_claims_first(made, drawn):
 
 
 @pytest.mark.parametrize("stop", [5, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 9, 14))])
-def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypatch):
+def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, stop, monkeypatch):
     from attnscope.engine.disk import store
 
+    few = {"nulls": ["random_weights"], "rank_one": {"texts": 2, "directions": 2}, "roles": ["q", "down"]}
+    settings = study(home, tmp_path / "killed", "base", "tuned", options=few)
+    made = run(study(home, tmp_path / "whole", "base", "tuned", options=few), say=lambda text: None)
     written = store.Store.write
     done = []
 
@@ -203,8 +206,8 @@ def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(store.Store, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(study(home, tmp_path, "base", "tuned", "noise"), say=lambda text: None)
-    again = resume(tmp_path / "a", say=lambda text: None)
+            run(settings, say=lambda text: None)
+    again = resume(tmp_path / "killed" / "a", say=lambda text: None)
     assert again.tables() == made.tables()
     for name in made.tables():
         one, other = ((r.path / "tables" / f"{name}.parquet").read_bytes() for r in (made, again))
