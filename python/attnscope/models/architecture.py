@@ -326,7 +326,7 @@ def _read(
         if claim is None:
             unclaimed.append(f"{tensor} {list(shape)}")
         elif claim.means:
-            gains = out_gains(shapes, tensor, place)
+            gains = out_gains(shapes, place)
             entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
     if unclaimed:
         more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
