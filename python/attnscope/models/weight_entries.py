@@ -133,7 +133,6 @@ class WeightMap:
         heads: query heads, 0 when unknown.
         kv_heads: key-value heads, 0 when unknown.
         tied: whether the unembedding is the embedding.
-        norms: names of the gains of all norms in the blocks.
         final_norm: name of the gain of the norm before the unembedding, None without one.
         norm_offset: to be added to a stored gain (1 for Gemma).
         layer_norm: whether the final norm subtracts the mean.
@@ -149,7 +148,6 @@ class WeightMap:
     heads: int
     kv_heads: int
     tied: bool
-    norms: tuple[str, ...]
     final_norm: str | None
     norm_offset: float
     layer_norm: bool

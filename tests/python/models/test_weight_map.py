@@ -346,6 +346,11 @@ def test_models_without_blocks_or_with_two_stacks_are_refused():
 @pytest.mark.parametrize(
     ("tensor", "value", "message"),
     [
+        (
+            "lm_head.weight",
+            torch.zeros(9, 4).to(torch.float8_e4m3fn),
+            r"lm_head\.weight is quantised \(F8_E4",
+        ),
         ("mlp.experts.gate_up_proj_blocks", torch.zeros(2, 8, 4, 16, dtype=torch.uint8), r"\(MXFP4 blocks"),
         ("mlp.experts.gate_up_proj_scales", torch.zeros(2, 8, 4, dtype=torch.uint8), r"\(MXFP4 blocks"),
         ("self_attn.q_proj.qweight", torch.zeros(4, 4, dtype=torch.int32), r"qweight is quantised"),
@@ -356,7 +361,9 @@ def test_models_without_blocks_or_with_two_stacks_are_refused():
     ],
 )
 def test_quantised_weights_are_refused_by_name(tmp_path, tensor, value, message):
-    save_file({f"model.layers.0.{tensor}": value}, tmp_path / "model.safetensors")
+    name = tensor if tensor.startswith("lm_head") else f"model.layers.0.{tensor}"
+    tensors = {name: value, "model.layers.0.self_attn.k_proj.weight": torch.zeros(4, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}), "utf-8")
     with pytest.raises(ValueError, match=message):
         asc.weight_map(tmp_path)

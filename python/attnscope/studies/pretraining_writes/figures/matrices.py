@@ -28,7 +28,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 from attnscope.studies.pretraining_writes.options import ROLES
 
 #: What each role stands on in the figures.
-_SUBSPACES = (("inputs", "own inputs"), ("prediction", "prediction subspace"))
+_SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
 
 
 @figure("fractions")
