@@ -66,11 +66,11 @@ def trajectory(results: Tables, options: Options) -> Drawn:
         row[0].set_ylabel("fraction / isotropic")
     handles, labels = rows_of_axes[0][0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 7))
-    whose = ", each step and the last step" if len(shown) > 1 else ""
+    whose = ", of each step and of the last one" if len(shown) > 1 else ""
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(
         drawn,
-        f"Changes of {model} over training on what the base{whose} reads and predicts with, 2^mean log2 over "
+        f"Changes of {model} over training, on inputs and predictions of the base{whose}; 2^mean log2 over "
         f"layers; band: random subspaces.{missing}",
     )
 
