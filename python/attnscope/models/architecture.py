@@ -307,7 +307,6 @@ def _read(
     stack = stack_of(shapes, settings)
     limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []
-    norms: list[str] = []
     unclaimed: list[str] = []
     for tensor, shape in shapes.items():
         place = place_of(tensor)
@@ -318,15 +317,13 @@ def _read(
             continue
         refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
         if len(shape) < 2:
-            if "norm" in place.name.lower() or place.name.startswith("ln_"):
-                norms.append(tensor)
             continue
         starred = NUMBER.sub("*", place.name)
         claim = family.claims.get(starred) or COMMON.get(starred)
         if claim is None:
             unclaimed.append(f"{tensor} {list(shape)}")
         elif claim.means:
-            gains = out_gains(shapes, tensor, place)
+            gains = out_gains(shapes, place)
             entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
     if unclaimed:
         more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
@@ -339,11 +336,10 @@ def _read(
     tied = unembed is None or (embed is not None and bool(same) and same[embed] == same[unembed])
     if unembed is None and settings.get("tie_word_embeddings", True):
         unembed = embed
-    entries += [
-        WeightEntry(-1, role, None, (shapes[name][0], shapes[name][1]), name)
-        for role, name in (("embed", embed), ("unembed", unembed))
-        if name is not None
-    ]
+    for role, name in (("embed", embed), ("unembed", unembed)):
+        if name is not None:
+            refuse_quantised(name, shapes[name], dtypes.get(name, "float32"))
+            entries.append(WeightEntry(-1, role, None, (shapes[name][0], shapes[name][1]), name))
     final = outside["final_norm"]
     layer_norm = family.layer_norm
     if layer_norm is None:
@@ -363,7 +359,6 @@ def _read(
         heads=heads,
         kv_heads=kv,
         tied=tied and embed is not None and unembed is not None,
-        norms=tuple(sorted(norms)),
         final_norm=final,
         norm_offset=family.norm_offset,
         layer_norm=layer_norm,
