@@ -66,6 +66,7 @@ def test_attention_to_another_sequence_is_flagged_or_named():
     assert is_cross(module(), "decoder.layers.0.encoder_attn")
     assert is_cross(module(), "layers.0.CrossAttention")
     assert not is_cross(module(), "cross_encoder.layers.0.self_attn")  # of the whole model, not of the module
+    assert not is_cross(module(), "model.layers.0.cross.layers.1.self_attn")
     flagged = module()
     flagged.is_cross_attention = False
     assert not is_cross(flagged, "layers.0.crossattention")
@@ -104,6 +105,13 @@ def test_the_feed_forward_part_is_the_last_with_matrices(children, found):
     assert feed_forward("layers.0", "layers.0.attn", modules) == expected
 
 
+def test_a_matrix_beside_a_norm_in_one_module():
+    last = module(norm=nn.LayerNorm(2))
+    last.weight = nn.Parameter(torch.ones(2, 2))
+    modules = named_modules(module(layers=nn.ModuleList([block(last=last)])))
+    assert feed_forward("layers.0", "layers.0.attn", modules) == "layers.0.last"
+
+
 def test_a_part_that_is_given_two_streams_is_entered():
     modules = named_modules(module(layers=nn.ModuleList([block(output=module(dense=linear()))])))
     assert feed_forward("layers.0", "layers.0.attn", modules) == "layers.0.output"
@@ -115,7 +123,7 @@ def sublayers():
     parts = nn.ModuleList(
         [module(attn=attention(), norm=nn.LayerNorm(2)), module(ff=linear(), n=nn.LayerNorm(2))]
     )
-    return module(block=nn.ModuleList([module(layer=parts)]))
+    return module(block=nn.ModuleList([module(layer=parts, drops=nn.ModuleList([nn.Dropout()]))]))
 
 
 def test_sub_layers_in_a_list_of_their_own():
@@ -132,6 +140,12 @@ def test_a_block_is_the_nearest_element_of_a_list_that_holds_more():
     )
     assert block_of("outer.0.layers.0.attn", alone) == "outer.0.layers.0"
     assert block_of("attn", named_modules(block(mlp=linear()))) is None
+    # the list itself may be the model, attention may stand deeper in its block, or in a list of its own
+    assert block_of("0.attn", named_modules(nn.ModuleList([block(mlp=linear())]))) == "0"
+    deeper = nn.ModuleList([module(attention=module(own=attention()), output=linear())])
+    assert block_of("layers.0.attention.own", named_modules(module(layers=deeper))) == "layers.0"
+    listed = nn.ModuleList([module(heads=nn.ModuleList([attention()]), mlp=linear())])
+    assert block_of("layers.0.heads.0", named_modules(module(layers=listed))) == "layers.0"
 
 
 def test_depth_is_that_of_the_text_model():
@@ -194,10 +208,11 @@ SITES = {
 
 def test_blocks_without_attention_and_attention_to_another_sequence():
     model = decoder()
-    model.layers[1].crossattention = attention()
+    model.layers[1].other = attention()
+    model.layers[1].other.is_cross_attention = True
     parts = parts_of(model)
     del parts["layers.0.attn"]
-    parts = {"layers.1.crossattention": Parts("layers.1"), **parts}
+    parts = {"layers.1.other": Parts("layers.1"), **parts}
     made = Structure(model, parts)
     assert made.heads == {}
     assert [core for _, core, _ in made.layers] == [None, "layers.1.attn", "layers.2.attn"]
@@ -214,6 +229,15 @@ def test_blocks_without_attention_and_attention_to_another_sequence():
     assert [made.depth_of(f"layers.{at}") for at in (0, 2)] == [1, 1]
     # a block that is its attention module has no input of the attention's own
     assert Parts("layers.0", "o").place("layers.0", "attention_input") == (None, True)
+
+
+def test_a_model_without_attention_has_as_many_layers_as_its_configuration_says():
+    model = decoder(3)
+    model.config = Config(3)
+    assert [one for one, *_ in Structure(model, {}).layers] == [Parts(f"layers.{at}") for at in range(3)]
+    model.config = Config(7)
+    assert Structure(model, parts_of(model)).depth == 3
+    assert Structure(decoder(1), parts_of(decoder(1))).depth == 1
 
 
 def test_one_block_that_runs_as_often_as_there_are_layers():
