@@ -23,7 +23,7 @@ def with_code(text: str) -> str:
 
 def with_columns(metric: str) -> str:
     """The columns that a metric gives in tables, as the last section of its docstring."""
-    from attnscope.commands.catalogue import columns_of
+    from attnscope.metrics.discovery import columns_of
 
     lines = [f"* `{one.name}`: {one.label}. {one.meaning}" for one in columns_of(metric)]
     return "\n\n**Columns in tables**\n\n" + "\n".join(lines) + "\n" if lines else ""

@@ -21,7 +21,7 @@ from attnscope.engine.texts.encoding import batches
 from attnscope.engine.texts.samples import samples_table
 from attnscope.engine.texts.sources import Sentence
 from attnscope.engine.units import Input, Unit
-from attnscope.metrics.discovery import found, metric_of
+from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.plan import MAPS, THRESHOLDS
 from attnscope.metrics.quantity import Quantity, Shared, Site
@@ -131,9 +131,11 @@ class _Chosen:
         metrics = [metrics] if isinstance(metrics, str) else metrics
         asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
         columns = _columns()
-        alone = {key: name for key, own in asked.items() if (name := own.get("metric", key)) in columns}
+        alone = {
+            key: columns[name] for key, own in asked.items() if (name := own.get("metric", key)) in columns
+        }
         asked = {
-            key: {**own, "metric": metric_of(columns[alone[key]])} if key in alone else own
+            key: {**own, "metric": metric_of(alone[key])} if key in alone else own
             for key, own in asked.items()
         }
         space = common.pop("space", None)
@@ -157,7 +159,7 @@ class _Chosen:
         self.columns: list[Column] = []
         for key, own in asked.items():
             metric, options = own.get("metric", key), settings.get(key, {})
-            self.columns += columns_of(key, metric, options, chosen[key], alone.get(key, ""))
+            self.columns += _asked_columns(key, metric, options, chosen[key], alone.get(key))
 
     def sites(self) -> tuple[str, ...]:
         needed = (site for column in self.columns for site in column.quantity.needs)
@@ -218,19 +220,15 @@ class _Everything(_Chosen):
         return super().sites()[1:]
 
 
-def columns_of(
-    key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: str = ""
+def _asked_columns(
+    key: str, metric: str, options: Mapping[str, Any], space: str | None, alone: Quantity | None
 ) -> list[Column]:
     """The quantities of a metric under some options, or the one `alone`, with the names of their columns.
 
     A quantity that fixes an option otherwise than asked is left out, unless all do. Under a key of its own a
     metric's quantities are called by the key in the place of what their names have in common.
     """
-    declared = [
-        one
-        for one in found().quantities
-        if one.protocol == "exact" and (one.name == alone if alone else metric in (metric_of(one), *one.also))
-    ]
+    declared = [one for one in columns_of(metric) if not alone or one.name == alone.name]
     agreeing = [one for one in declared if _agrees(one, options)] or declared
     if key != metric and not alone:  # a column of one's own is of the metric's plain form
         fewest = min((len(_settings(one)) for one in agreeing), default=0)

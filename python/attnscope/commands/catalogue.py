@@ -25,7 +25,7 @@ def describe(name: str) -> str:
     Args:
         name: of the metric, or of a column; of one that no metric gives alone, its sentence.
     """
-    from attnscope.metrics.discovery import found, metric_of
+    from attnscope.metrics.discovery import columns_of, found, metric_of
 
     public = _public()
     columns = {one.name: one for one in found().quantities if one.protocol == "exact"}
@@ -45,14 +45,6 @@ def describe(name: str) -> str:
     about = f"attnscope.{called}({', '.join(parameters)})\n\n{inspect.getdoc(metric) or ''}"
     lines = [_line(one) for one in columns_of(called)]
     return "\n".join([about, "", "Columns:", *lines] if lines else [about])
-
-
-def columns_of(metric: str) -> list[Quantity]:
-    """The columns that a public metric gives in tables; one of maps and of layers stands there for each."""
-    from attnscope.metrics.discovery import found, metric_of
-
-    exact = (one for one in found().quantities if one.protocol == "exact")
-    return [one for one in exact if metric in (metric_of(one), *one.also)]
 
 
 def _line(one: Quantity) -> str:

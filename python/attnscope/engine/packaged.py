@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import copy
 import textwrap
 from dataclasses import dataclass
 from functools import cache
@@ -70,7 +71,7 @@ def analysis_keys(name: str) -> dict[str, Any]:
     >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
     (48, 100)
     """
-    return _entries("analyses")[name]
+    return copy.deepcopy(_entries("analyses")[name])  # read once, and the caller's own
 
 
 def catalogue() -> list[Packaged]:

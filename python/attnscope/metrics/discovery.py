@@ -66,6 +66,12 @@ def metric_of(one: Quantity) -> str:
     return derived[0] if derived and one.metric.startswith("_") else one.metric
 
 
+def columns_of(metric: str) -> list[Quantity]:
+    """The columns that a public metric gives in tables; one of maps and of layers stands there for each."""
+    exact = (one for one in found().quantities if one.protocol == "exact")
+    return [one for one in exact if metric in (metric_of(one), *one.also)]
+
+
 def modules_of(root: str) -> Iterator[ModuleType]:
     """A module, and those of its folders where it is a package."""
     module = importlib.import_module(root)

@@ -24,11 +24,6 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def vectors(entry):
     generator = torch.Generator().manual_seed(3)
     return torch.randn(entry.shape[0], generator=generator), torch.randn(entry.shape[1], generator=generator)

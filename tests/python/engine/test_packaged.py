@@ -194,3 +194,13 @@ def test_packaged_pairs_are_planned_without_a_network(name, offline, tmp_path):
     assert found.checkpoints == sum(len(one.revisions or ["main"]) for one in settings.models)
     assert found.sentences == 64
     assert not found.skipped
+
+
+def test_keys_of_an_analysis_are_the_callers_own():
+    first = analysis_keys("topology")
+    first["max_tokens"] = 1
+    for value in first.values():
+        if isinstance(value, list):
+            value.append("of the caller")
+    assert analysis_keys("topology")["max_tokens"] == 48
+    assert "of the caller" not in str(analysis_keys("topology"))

@@ -9,9 +9,9 @@ import torch
 import attnscope as asc
 from attnscope.commands.analyze import _Chosen
 from attnscope.commands.analyze_tables import table_of
-from attnscope.commands.catalogue import columns_of, describe
+from attnscope.commands.catalogue import describe
 from attnscope.engine.discovery import studies, study_class
-from attnscope.metrics.discovery import found, metric_of
+from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.view.measured import contents_of_tensors
 
 QUANTITIES = found().quantities

@@ -20,14 +20,6 @@ transformers = pytest.importorskip("transformers")
 WITHOUT_GAIN = ("bert", "roberta", "distilbert", "olmo")
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
-
-
 def saved(model, folder):
     """The folder that a model is saved to."""
     transformers.utils.logging.disable_progress_bar()
