@@ -35,7 +35,7 @@ MODULES = {
     "_signals": ["power_spectrum", "uncertainty", "wavelet", "arguments"],
     "_states": ["alignment", "reference_influence", "arguments"],
     "alignment": ["alignment"],
-    "architecture": ["weight_map", "weight_map_settings"],
+    "architecture": ["structure", "weight_map", "weight_map_settings"],
     "barcodes": ["barcodes"],
     "boundary": ["boundary"],
     "betti": ["betti", "measure", "arguments"],

@@ -85,7 +85,7 @@ def starred(name: str) -> str:
 def is_cross(module: nn.Module, name: str) -> bool:
     """Whether the module attends to another sequence: GPT-2 flags it, other models say it in the name."""
     flag = getattr(module, "is_cross_attention", None)
-    return bool(_CROSS.search(name.rsplit(".layers.", 1)[-1])) if flag is None else bool(flag)
+    return bool(_CROSS.search(name.rpartition(".layers.")[2])) if flag is None else bool(flag)
 
 
 def has_matrices(module: nn.Module) -> bool:
@@ -189,10 +189,9 @@ class Structure:
         for block in blocks(model, self.modules, list(cores)):
             core = cores.get(block)
             self.layers.append((parts[core] if core else Parts(block), core, 0))
-        total = depth(model)
-        if len(self.layers) == 1 and total > 1:  # one block that runs as often as there are layers
+        if len(self.layers) == 1:  # one block that runs as often as there are layers
             one, core, _ = self.layers[0]
-            self.layers = [(one, core, call) for call in range(total)]
+            self.layers = [(one, core, call) for call in range(depth(model))]
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
         """Parts by attention module (by block without one), and each block's number and attention module."""

@@ -69,7 +69,8 @@ def test_two_tensors_of_one_place_are_both_named():
 
 
 @pytest.mark.parametrize(
-    ("count", "words"), [(5, r"side4\.weight \[4, 4\] \(model"), (7, r"\] and 2 more \(")]
+    ("count", "words"),
+    [(5, r"side4\.weight \[4, 4\] \(model"), (6, r"\] and 1 more \("), (7, r"\] and 2 more \(")],
 )
 def test_up_to_five_matrices_without_a_rule_are_named(count, words):
     shapes = {f"model.layers.0.novel.side{at}.weight": (4, 4) for at in range(count)}

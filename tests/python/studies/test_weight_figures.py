@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""The weight study's figures from tables alone: nulls are drawn, words stay apart at a column's width."""
+"""The weight study's figures and report from tables alone: nulls beside numbers, words that stay apart."""
 
 import itertools
 
@@ -12,8 +12,10 @@ from matplotlib.text import Text
 from attnscope.engine.results import Results
 from attnscope.plots.figure import Options
 from attnscope.plots.style import MUTED
+from attnscope.report.section import Page
 from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.options import ROLES
+from attnscope.studies.pretraining_writes.sections import SECTIONS
 
 ARMS = (
     "ce",
@@ -51,7 +53,8 @@ def made(models, steps=(-1,), subspaces=("inputs", "prediction"), arms=None):
         for side in ("in", "out"):
             values = dict(zip(("predicted", "observed"), 2 ** draw.normal(1.5, 0.5, 2), strict=True))
             mechanism.append({**one, "side": side, **values})
-        deltas.append({**one, "step_ratio": 10 ** draw.normal(), "noise_share": 0.1, "below_floor": False})
+        sizes = {"relative_norm": 0.01, "unchanged_share": 0.91, "step_ratio": 10 ** draw.normal()}
+        deltas.append({**one, **sizes, "noise_share": 0.1, "decay_share": 0.0, "below_floor": False})
     rank_one = [
         {"model": "base", "revision": "", "step": -1, "sample": sample, "layer": layer, "role": role,
          "direction": direction, "kl": 10 ** draw.normal(-3 if role in "odown" else -5, 0.4),
@@ -124,3 +127,22 @@ def test_what_reads_and_what_writes_share_an_axis_each():
     limits = {role.rpartition(" ")[2]: ax.get_ylim() for role, ax in axes.items()}
     assert limits["q"] == limits["k"]
     assert limits["o"] == limits["down"] != limits["q"]
+
+
+def test_the_report_says_what_each_fraction_must_be_read_with():
+    page = Page(RUNS["pair"], {})
+    blocks = [block for section in SECTIONS for block in page.written(section)]
+    sizes, numbers = (block.content.frame for block in blocks if block.kind == "table")
+    assert list(sizes.columns[2:]) == ["‖ΔW‖/‖W‖", "unchanged", "change / step", "rounding", "along W"]
+    assert set(sizes["unchanged"]) == {"0.91"}
+    assert len(sizes) == len(ROLES)
+    beside = ["± Haar", "best possible", "other layer", "random weights", "weights"]
+    assert list(numbers.columns[-len(beside) :]) == beside
+    assert len(numbers) == 2 * len(ROLES)
+    assert (numbers != "–").all().all()
+    row = numbers[(numbers["subspace"] == "inputs (in)") & (numbers["role"] == "q")].iloc[0]
+    table = RUNS["pair"].table("fractions")
+    own = table[table["tested"] & (table["role"] == "q") & (table["subspace"] == "inputs")]
+    assert float(row["fraction / isotropic"]) == pytest.approx(2 ** np.log2(own["relative"]).mean(), rel=5e-3)
+    assert float(row["± Haar"]) == pytest.approx(0.02 * 48 / 3, rel=5e-3)
+    assert float(row["best possible"]) == pytest.approx(0.95 * 48 / 3, rel=5e-3)
