@@ -59,6 +59,8 @@ def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_
     assert roles(found) == [*one_layer, *one_layer, ("embed", None), ("unembed", None)]
     assert [one.layer for one in found] == [0] * 12 + [1] * 12 + [-1] * 2
     assert found.layers == 2
+    both = asc.weight_map({f"h.0.mlp.{one}.weight": (4, 4) for one in ("up_proj", "experts.0.up_proj")})
+    assert roles(both) == [("up", None), ("up", 0)]
 
 
 def test_two_tensors_of_one_place_are_both_named():
