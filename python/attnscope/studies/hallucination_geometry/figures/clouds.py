@@ -111,15 +111,15 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _dotted(kinds: list[str], null: str) -> str:
+def _bands(kinds: list[str], null: str) -> str:
     words = {"covariance": "clouds of the same covariance", "template": "clouds of the same template means",
              "gaussian": "clouds of the same variance", "labels": "exchanged labels"}  # fmt: skip
-    return f"dotted: {words[null]}. " if kinds else ""
+    return f"bands: 95 % of {words[null]}. " if kinds else ""
 
 
 @figure("betti")
 def betti_curves(results: Tables, options: Options) -> Drawn:
-    """Pieces and loops over all scales, beside clouds of the same covariance."""
+    """Pieces and loops over all scales, beside null clouds."""
     table, more = first_model(results, "betti", "beta0", "scale")
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
@@ -130,12 +130,14 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     null = "covariance" if "covariance" in kinds or not kinds else kinds[0]
     table = table[table["null"].isin(["", null])]
     for (bucket, kind), rows in table.groupby(["bucket", "null"], sort=False):
-        dash = ":" if kind else "-"
+        rows = rows.assign(beta0=rows["beta0"] / rows["n"])
         for ax, column in zip(axes[0], ("beta0", "clusters", "beta1"), strict=True):
-            values = rows[column] / rows["n"] if column == "beta0" else rows[column]
-            ax.plot(
-                rows["scale"], values, color=shades[bucket], label=None if kind else bucket, linestyle=dash
-            )
+            if not kind:
+                ax.plot(rows["scale"], rows[column], color=shades[bucket], label=bucket)
+                continue
+            drawn = rows.groupby("scale")[column]
+            low, high = (drawn.quantile(q) for q in (0.025, 0.975))
+            ax.fill_between(low.index, low, high, color=shades[bucket], alpha=0.25, linewidth=0.4)
     largest = float(table["scale"].max())
     if not largest > 0:
         raise NotDrawable("no cloud has a bar")
@@ -149,7 +151,7 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_dotted(kinds, null)}"
+        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null)}"
         f"The one radius of the paper, .15: {where}.",
         more,
     )
