@@ -63,7 +63,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
         )
     level(ax, 1)
     ax.set_ylabel("ratio to the reference")
-    ax.set_title("ratio, grey: labels exchanged")
+    ax.set_title("ratio")
     for one in axes[0]:
         layers_below(one)
     return captioned(
@@ -99,7 +99,7 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
                 linewidth=0,
             )
         level(ax, 1)
-        ax.set_title(f"layer {layer}")
+        ax.set_title(f"layer {layer} (n = {table['n_pairs'].max():.0f})")
         ax.set_xlabel("neighbours k")
     axes[0][0].set_ylabel("ratio of local dimensions")
     legend(axes[0][0])
@@ -109,6 +109,10 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
         "neighbours measure inside templates, many between them.",
         more,
     )
+
+
+#: The one scale of the paper's Betti numbers.
+PUBLISHED_RADIUS = 0.15
 
 
 def _bands(kinds: list[str], null: str) -> str:
@@ -141,13 +145,17 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     largest = float(table["scale"].max())
     if not largest > 0:
         raise NotDrawable("no cloud has a bar")
-    where = "grey line" if largest >= 0.15 else "beyond the largest distance here"
-    for ax, title in zip(axes[0], ("pieces / n", "clusters", "loops"), strict=True):
-        if largest >= 0.15:
-            ax.axvline(0.15, color=MUTED, linewidth=0.8)
-        ax.set_xlim(0, largest)
+    smallest = float(table["scale"][table["scale"] > 0].min())
+    count = f"n = {table['n'].max():.0f}"
+    for ax, title in zip(axes[0], (f"pieces / n ({count})", "clusters", "loops"), strict=True):
+        if smallest < PUBLISHED_RADIUS:
+            ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=0.8)
+            largest = max(largest, 1.3 * PUBLISHED_RADIUS)
+        ax.set_xscale("log")
+        ax.set_xlim(smallest, largest)
         ax.set_title(title)
-        ax.set_xlabel("scale")
+        ax.set_xlabel("distance")
+    where = "grey line" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
     legend(axes[0][0])
     return captioned(
         figure_,

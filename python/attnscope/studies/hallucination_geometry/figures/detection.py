@@ -218,7 +218,7 @@ def published(results: Tables, options: Options) -> Drawn:
             **NULL_LINES["random_weights"],
         )
     level(ax, 1)
-    ax.set_xlabel("depth")
+    ax.set_xlabel("depth (0: first block, 1: last)")
     ax.set_ylabel(f"dimension, {other} / factual")
     legend(ax)
     return captioned(
