@@ -84,7 +84,7 @@ def glossary() -> str:
 
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     words = text.partition("### Glossary")[2].partition("\n## ")[0]
-    lines = [f"# Glossary\n{words}\n## Quantities\n"]
+    lines = [f"---\nhide: [toc]\n---\n\n# Glossary\n{words}\n## Quantities\n"]
     lines.append(
         "One number, one name: the column of the tables; the label is what figures, the report and the view "
         "call it.\n\n"
