@@ -25,7 +25,7 @@ def written(study: str = "") -> str:
     """The settings of a study with their defaults, each under a comment with its type and meaning."""
     name = study or default_study()
     own = study_class(name)
-    lines = [f"# Settings of {own.name}; a key that is left out keeps the value shown here."]
+    lines = [f"# Settings of {own.name}; a key left out keeps the value shown."]
     meanings = _meanings(Settings)
     for key, field in Settings.model_fields.items():
         if key == "options":
