@@ -3,6 +3,8 @@
 BIN := .venv/bin
 BUILD = $$(ls -d build/cp*-linux_* | head -1)
 SECONDS ?= 60
+# What Python compiles is kept, whatever the environment says: each process of a test would compile torch again.
+export PYTHONDONTWRITEBYTECODE =
 # A worker for each core, with one thread each; a file's tests share what they build.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
 .PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel notebooks docs lint format clean

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Builders, processes to fork from, the time of slow tests, and which files run first and which together."""
+"""Builders, one thread, processes to fork from, the time of slow tests, the order of files."""
 
 import gc
 import os
@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 sys.path.insert(0, str(Path(__file__).parent))
 
@@ -61,6 +62,12 @@ def pytest_xdist_make_scheduler(config, log):
         return None
     config.option.loadscopereorder = False
     return InOrder(config, log)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread():
+    """A file begins with one thread: the last bits of a forward pass may depend on how many there are."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import io
 import textwrap
 from dataclasses import dataclass
@@ -253,6 +254,7 @@ def run(code: str, names: dict[str, Any]) -> str:
     return out.getvalue()
 
 
+@functools.cache
 def example(section: str) -> tuple[str, bytes]:
     """A section's example as Markdown, and its picture as SVG."""
     from matplotlib.figure import Figure

@@ -11,11 +11,6 @@ STEPS = 9
 OPTIONS = {"max_new_tokens": STEPS, "min_new_tokens": STEPS, "do_sample": False}
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def prompt(model, n=6, **options):
     inputs = models.text(model, n=n, **options)
     inputs.pop("decoder_input_ids", None)

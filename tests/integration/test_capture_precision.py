@@ -15,11 +15,6 @@ from attnscope.capture import capture
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bert", "t5", "gpt_oss"])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_half_precision_models_give_float32_maps(name, dtype):

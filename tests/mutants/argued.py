@@ -50,15 +50,6 @@ ARGUED: dict[str, dict[str, str]] = {
         "fields = zip(self._fields, self, )  # type: ignore[attr-defined]": SAME_LENGTH,
         "fields = zip(self._fields, self, strict=False)  # type: ignore[attr-defined]": SAME_LENGTH,
     },
-    "weight_entries": {
-        "return taken[0] if (repeats == 1) and False else taken.reshape(repeats * size, matrix.shape[1])": (
-            "one repeat has the same rows in either form"
-        ),
-        "or (len(layers[stack]) >= (limit or 1) and (width is None or width in widths[stack]))": (
-            "every stack has a layer"
-        ),
-        "stored = shape[-3:][::-1] if claim.transposed else shape[-2:]": "only the first two of them are read",
-    },
     "_states": {
         "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
             "one state for all heads has been broadcast already, or fits no axis before them"

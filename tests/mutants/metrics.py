@@ -35,7 +35,7 @@ MODULES = {
     "_signals": ["power_spectrum", "uncertainty", "wavelet", "arguments"],
     "_states": ["alignment", "reference_influence", "arguments"],
     "alignment": ["alignment"],
-    "architecture": ["weight_map"],
+    "architecture": ["structure", "weight_map", "weight_map_settings"],
     "barcodes": ["barcodes"],
     "boundary": ["boundary"],
     "betti": ["betti", "measure", "arguments"],
@@ -66,7 +66,7 @@ MODULES = {
     "sinks": ["sinks", "measure", "arguments"],
     "uncertainty": ["uncertainty", "arguments"],
     "wavelet": ["wavelet", "arguments", "arguments_elsewhere"],
-    "weight_entries": ["weight_map"],
+    "weight_entries": ["weight_map", "weight_map_settings"],
 }
 # Wording of errors and names that are only passed on to them.
 LEFT_ALONE = [

@@ -17,6 +17,7 @@ from attnscope.engine.config import Study
 from attnscope.engine.plan import Plan, megabytes
 from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
+from attnscope.engine.schema import MissingError
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Input, Unit
 
@@ -90,29 +91,39 @@ def dry_run(
     """Plans a study and measures a few texts of every model, without writing anything.
 
     The shortest, the median and the longest text are run through the first checkpoint of each model; the
-    time of the others is interpolated in their length. Of texts of one length a whole unit is run.
+    time of the others is interpolated in their length. Of texts of one length a whole unit is run. A stage
+    that cannot do without what earlier ones store is named and not measured.
 
     Args:
-        say: gets what the study expects, before any weight is read.
-        draw: whether the run will draw: then a few figures of what was measured are drawn here.
+        say: gets the notes of the plan and what the study expects, before any weight is read.
+        draw: whether the run will draw: then the figures of what was measured are drawn here.
         started: seconds until here that a run needs as well, such as those of imports.
     """
     began = time.perf_counter()
     study = resolved(study)
     engine = Engine(study, progress=False, say=lambda text: None)
     plan = engine.prepare()
-    expected = engine.study.expects(plan)
-    for line in expected:
+    notes = [*plan.notes, *engine.study.expects(plan)]
+    for line in notes:
         say(line)
     seconds, peak = started + time.perf_counter() - began, resident_bytes()
     measured: list[Mapping[str, Any]] = []
+    later: dict[str, None] = {}
     reading = [unit for unit in plan.units if unit.inputs]
     kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
     for kind in kinds:
         units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
-        spent, alive = _calibrate(engine, plan, units, measured)
+        try:
+            spent, alive = _calibrate(engine, plan, units, measured)
+        except MissingError:
+            if not plan.stages[units[0].stage].reads:
+                raise
+            later[units[0].stage] = None
+            continue
         seconds += spent
         peak = max(peak, alive)
+    if later:
+        notes.append(f"the time of what reads earlier tables is not known: {', '.join(later)}")
     return Estimate(
         folder=str(engine.folder),
         units=sum(unit.checkpoint is not None for unit in plan.units),
@@ -125,7 +136,7 @@ def dry_run(
         layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
-        notes=[*plan.notes, *expected],
+        notes=notes,
         skipped=plan.skipped,
     )
 

@@ -208,11 +208,12 @@ class Rows:
     def _column(self, name: str, lengths: Sequence[int]) -> pa.Array:
         import pyarrow as pa
 
-        kind = self._type(name)
-        arrays = [
-            arrow_of(part[name], kind, key=name in self.table.keys) if name in part else None
-            for part in self._parts
-        ]
+        parts = [part.get(name) for part in self._parts]
+        kind, key = self._type(name), name in self.table.keys
+        if len({getattr(one, "dtype", None) for one in parts}) == 1:
+            masked = any(isinstance(one, np.ma.MaskedArray) for one in parts)
+            return arrow_of((np.ma if masked else np).concatenate(parts), kind, key=key)
+        arrays = [None if one is None else arrow_of(one, kind, key=key) for one in parts]
         kind = kind or next(one.type for one in arrays if one is not None)
         whole = [
             pa.nulls(length, kind) if one is None else one.cast(kind)
@@ -249,6 +250,8 @@ def arrow_of(values: np.ndarray[Any, Any], kind: Any = None, *, key: bool = Fals
     hidden = np.ma.getmaskarray(values) if isinstance(values, np.ma.MaskedArray) else None
     if key and hidden is not None and hidden.any():
         raise ValueError("a key is never null")
+    if hidden is not None and values.dtype.kind == "f" and not key:
+        hidden = hidden | np.isnan(np.ma.getdata(values))
     found = pa.array(np.ma.getdata(values), mask=hidden, from_pandas=not key)
     return found if kind is None else found.cast(kind)
 

@@ -85,7 +85,7 @@ def starred(name: str) -> str:
 def is_cross(module: nn.Module, name: str) -> bool:
     """Whether the module attends to another sequence: GPT-2 flags it, other models say it in the name."""
     flag = getattr(module, "is_cross_attention", None)
-    return bool(_CROSS.search(name.rsplit(".layers.", 1)[-1])) if flag is None else bool(flag)
+    return bool(_CROSS.search(name.rpartition(".layers.")[2])) if flag is None else bool(flag)
 
 
 def has_matrices(module: nn.Module) -> bool:
@@ -189,10 +189,9 @@ class Structure:
         for block in blocks(model, self.modules, list(cores)):
             core = cores.get(block)
             self.layers.append((parts[core] if core else Parts(block), core, 0))
-        total = depth(model)
-        if len(self.layers) == 1 and total > 1:  # one block that runs as often as there are layers
+        if len(self.layers) == 1:  # one block that runs as often as there are layers
             one, core, _ = self.layers[0]
-            self.layers = [(one, core, call) for call in range(total)]
+            self.layers = [(one, core, call) for call in range(depth(model))]
 
     def by_block(self) -> tuple[dict[str, Parts], dict[str, tuple[int, str | None]]]:
         """Parts by attention module (by block without one), and each block's number and attention module."""
@@ -307,7 +306,6 @@ def _read(
     stack = stack_of(shapes, settings)
     limit = setting_of(settings, "layers")
     entries: list[WeightEntry] = []
-    norms: list[str] = []
     unclaimed: list[str] = []
     for tensor, shape in shapes.items():
         place = place_of(tensor)
@@ -318,15 +316,13 @@ def _read(
             continue
         refuse_quantised(tensor, shape, dtypes.get(tensor, "float32"))
         if len(shape) < 2:
-            if "norm" in place.name.lower() or place.name.startswith("ln_"):
-                norms.append(tensor)
             continue
         starred = NUMBER.sub("*", place.name)
         claim = family.claims.get(starred) or COMMON.get(starred)
         if claim is None:
             unclaimed.append(f"{tensor} {list(shape)}")
         elif claim.means:
-            gains = out_gains(shapes, tensor, place)
+            gains = out_gains(shapes, place)
             entries += entries_of(tensor, shape, place, claim, heads, kv, gains)
     if unclaimed:
         more = f" and {len(unclaimed) - 5} more" if len(unclaimed) > 5 else ""
@@ -339,11 +335,10 @@ def _read(
     tied = unembed is None or (embed is not None and bool(same) and same[embed] == same[unembed])
     if unembed is None and settings.get("tie_word_embeddings", True):
         unembed = embed
-    entries += [
-        WeightEntry(-1, role, None, (shapes[name][0], shapes[name][1]), name)
-        for role, name in (("embed", embed), ("unembed", unembed))
-        if name is not None
-    ]
+    for role, name in (("embed", embed), ("unembed", unembed)):
+        if name is not None:
+            refuse_quantised(name, shapes[name], dtypes.get(name, "float32"))
+            entries.append(WeightEntry(-1, role, None, (shapes[name][0], shapes[name][1]), name))
     final = outside["final_norm"]
     layer_norm = family.layer_norm
     if layer_norm is None:
@@ -363,7 +358,6 @@ def _read(
         heads=heads,
         kv_heads=kv,
         tied=tied and embed is not None and unembed is not None,
-        norms=tuple(sorted(norms)),
         final_norm=final,
         norm_offset=family.norm_offset,
         layer_norm=layer_norm,

@@ -32,7 +32,7 @@ LAYOUTS: Mapping[str, Callable[[int, int, int], FusedRows]] = {
     # all of q, then all of k, then all of v
     "stacked": lambda heads, kv, rows: FusedRows(1, (("q", heads), ("k", kv), ("v", kv))),
     # for each key-value head: its query heads, its key, its value; one kv head makes that a stack
-    "grouped": lambda heads, kv, rows: FusedRows(kv, (("q", heads // kv), ("k", 1), ("v", 1))),
+    "grouped": lambda heads, kv, rows: FusedRows(kv, (("q", heads // max(kv, 1)), ("k", 1), ("v", 1))),
     # four partitions, each q, v, k
     "partitions": lambda heads, kv, rows: FusedRows(4, (("q", 1), ("v", 1), ("k", 1))),
     # for each head: its query, then the gate on its output

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from operator import eq
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -117,7 +118,7 @@ class WeightEntry:
             return matrix
         start, size, period, repeats = self.rows
         taken = matrix.view(repeats, period, matrix.shape[1])[:, start : start + size]
-        return taken[0] if repeats == 1 else taken.reshape(repeats * size, matrix.shape[1])
+        return taken.reshape(repeats * size, matrix.shape[1])
 
 
 @dataclass(frozen=True)
@@ -132,7 +133,6 @@ class WeightMap:
         heads: query heads, 0 when unknown.
         kv_heads: key-value heads, 0 when unknown.
         tied: whether the unembedding is the embedding.
-        norms: names of the gains of all norms in the blocks.
         final_norm: name of the gain of the norm before the unembedding, None without one.
         norm_offset: to be added to a stored gain (1 for Gemma).
         layer_norm: whether the final norm subtracts the mean.
@@ -148,7 +148,6 @@ class WeightMap:
     heads: int
     kv_heads: int
     tied: bool
-    norms: tuple[str, ...]
     final_norm: str | None
     norm_offset: float
     layer_norm: bool
@@ -227,7 +226,7 @@ def stack_of(shapes: Mapping[str, tuple[int, ...]], settings: Mapping[str, Any])
         stack
         for stack in layers
         if len(layers) == 1
-        or (len(layers[stack]) >= (limit or 0) and (width is None or width in widths[stack]))
+        or ((not limit or len(layers[stack]) >= limit) and (width is None or width in widths[stack]))
     ]
     if len(fitting) != 1:
         counts = ", ".join(f"{stack} ({len(layers[stack])} layers)" for stack in layers)
@@ -249,33 +248,30 @@ def entries_of(
 ) -> Iterator[WeightEntry]:
     """The entries that one stored tensor holds."""
     numbers = NUMBER.findall(place.name)
-    stored = shape[-2:][::-1] if claim.transposed else shape[-2:]
-    if len(shape) > 3 or (len(shape) == 3 and numbers):
+    if len(shape) + bool(numbers) > 3:
         raise WeightMapError(f"weight_map: {tensor} has shape {list(shape)}, which is no matrix per expert")
+    *_, height, width = shape
+    if claim.transposed:
+        height, width = width, height
     fused = claim.means in LAYOUTS
-    if fused and claim.means in ("stacked", "grouped", "gated_query") and not (heads and kv):
-        raise WeightMapError(
-            f"weight_map: {tensor} holds several roles, and without config their heads are unknown"
-        )
-    parts = LAYOUTS[claim.means](heads, kv, stored[0]) if fused else FusedRows(1, ((claim.means, 1),))
+    parts = LAYOUTS[claim.means](heads, kv, height) if fused else FusedRows(1, ((claim.means, 1),))
     whole = parts.repeats * sum(share for _, share in parts.shares)
-    if whole == 0 or stored[0] % whole:
+    if not whole or height % whole:
         raise WeightMapError(
-            f"weight_map: {tensor} has {stored[0]} rows, which {heads} heads and {kv} key-value heads do not "
-            f"divide into {', '.join(role for role, _ in parts.shares)}"
+            f"weight_map: {tensor} has {height} rows, which {heads} heads and {kv} key-value heads of the "
+            f"configuration do not divide into {', '.join(role for role, _ in parts.shares)}"
         )
-    unit = stored[0] // whole
+    unit = height // whole
     start = 0
     for role, share in parts.shares:
-        rows = Rows(start, share * unit, stored[0] // parts.repeats, parts.repeats) if fused else None
+        rows = Rows(start, share * unit, height // parts.repeats, parts.repeats) if fused else None
         start += share * unit
-        out = stored[0] if rows is None else rows.size * rows.repeats
         for index in range(shape[0]) if len(shape) == 3 else (None,):
             yield WeightEntry(
                 layer=place.layer,
                 role=role,
                 expert=int(numbers[0]) if numbers else index,
-                shape=(out, stored[1]),
+                shape=(share * unit * parts.repeats, width),
                 tensor=tensor,
                 rows=rows,
                 index=index,
@@ -293,9 +289,9 @@ def refuse_quantised(tensor: str, shape: tuple[int, ...], dtype: str) -> None:
         )
 
 
-def out_gains(shapes: Mapping[str, tuple[int, ...]], tensor: str, place: Place) -> dict[str, str]:
+def out_gains(shapes: Mapping[str, tuple[int, ...]], place: Place) -> dict[str, str]:
     """Gains on what o and down write, for families with a norm behind the sub-layer."""
-    block = tensor[: tensor.index(f".{place.layer}.") + len(f".{place.layer}.")]
+    block = f"{place.stack}.{place.layer}."
     for after_o, after_down in OUT_GAINS:
         if block + after_o in shapes and block + after_down in shapes:
             return {"o": block + after_o, "down": block + after_down}
@@ -314,6 +310,4 @@ def outside_of(shapes: Mapping[str, tuple[int, ...]], role: str, stack: str) -> 
         if len(shape) == 2 if role != "final_norm" else len(shape) == 1 and owner == parent:
             found.append(name)
     near = stack.split(".")
-    return max(
-        found, key=lambda name: sum(a == b for a, b in zip(name.split("."), near, strict=False)), default=None
-    )
+    return max(found, key=lambda name: sum(map(eq, name.split("."), near)), default=None)

@@ -9,7 +9,6 @@ import csv
 
 import numpy as np
 import pytest
-import torch
 
 import attnscope as asc
 from attnscope.engine.run import run
@@ -59,7 +58,6 @@ def settings(name, output, samples=100, block=64, **options):
 
 @pytest.fixture(autouse=True)
 def data():
-    torch.set_num_threads(1)
     if not DATA.is_dir():
         pytest.skip(f"{DATA} is not here")
 

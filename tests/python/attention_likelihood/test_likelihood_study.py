@@ -13,11 +13,6 @@ from likelihood_study import encoder_folder, loops, settings, texts_of, trained_
 CK = ["model", "revision", "step"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory):
     return texts_of(tmp_path_factory.mktemp("t") / "texts.txt")

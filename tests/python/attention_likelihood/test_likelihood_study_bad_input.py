@@ -4,7 +4,6 @@
 import json
 
 import pytest
-import torch
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError
@@ -12,11 +11,6 @@ from attnscope.engine.run import run
 from folders import model_folder, sentences
 from likelihood_study import encoder_folder, settings, texts_of
 from models import tiny
-
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="module")

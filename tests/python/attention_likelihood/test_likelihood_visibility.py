@@ -15,7 +15,14 @@ from models import LAYER_KINDS, tiny
 SIDES = {"causal": (99, 0), "full": (99, 99), "window 7": (6, 0), "window 7+7": (7, 7)}
 
 
-@pytest.fixture(scope="module", params=["mistral", "gemma3", "modernbert", "gpt_oss"])
+@pytest.fixture(
+    scope="module",
+    params=[
+        "mistral",
+        "gpt_oss",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "modernbert")),
+    ],
+)
 def case(request, tmp_path_factory):
     """The name, the model and a run over twelve texts."""
     home = tmp_path_factory.mktemp(request.param)

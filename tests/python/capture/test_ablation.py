@@ -33,8 +33,8 @@ def by_hand(model, inputs, removed, monkeypatch):
             return model(**inputs, use_cache=False).logits.double().log_softmax(-1)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("dtype", [torch.float32, pytest.param(torch.bfloat16, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", PREDICTING)
 def test_two_passes_have_the_bits_of_eager_attention(name, padding, dtype, monkeypatch):
     model = models.tiny(name, implementation="eager").to(dtype)

@@ -15,11 +15,6 @@ TIER_1 = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ)
 WANTED = ("attention", "scores", "lse")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def run(model, sites, inputs, **options):
     with capture(model, sites=sites, **options) as recording:
         return list(recording.run(**inputs))
@@ -34,7 +29,7 @@ def agrees(layer):
     return seen
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", TIER_1)
 def test_the_exponential_of_scores_less_their_log_sum_is_the_attention(name, padding):
     if name == "t5":

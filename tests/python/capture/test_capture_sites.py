@@ -27,11 +27,6 @@ PRE_NORM = (
 RESIDUAL = ("hidden", "attention_input", "attention_output", "mlp_output")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def run(model, sites, inputs, **options):
     with capture(model, sites=sites, **options) as recording:
         return list(recording.run(**inputs))

@@ -26,11 +26,6 @@ from attnscope.capture.implementation import configs
 from editing import DATA, FAMILIES, changed, layers_of, made, out
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def own_embedding(model, inputs):
     with torch.no_grad():
         first = inputs["attention_mask"].argmax(-1)

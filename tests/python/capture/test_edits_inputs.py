@@ -8,12 +8,6 @@ from attnscope.capture import capture, edit
 from attnscope.capture.edits import SetEmbedding, SetPositionIds, SetRotary
 from editing import ROTARY, changed, layers_of, made, out
 
-
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 TABLE_OF_POSITIONS = ("gpt2", "opt", "bert", "roberta")
 
 

@@ -9,12 +9,7 @@ from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
 from editing import INTERFACE, changed, layers_of, made, out
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", INTERFACE)
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
     model, inputs = made(name, padding)
@@ -29,7 +24,7 @@ def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
         assert torch.equal(changed(model, inputs, one), captured)
 
 
-@pytest.mark.parametrize("padding", ["none", "left", "right"])
+@pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", INTERFACE)
 def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
     model, inputs = made(name, padding)

@@ -10,11 +10,6 @@ from attnscope.capture.edits import AddDirection, AddLogits, Project, Scale, Set
 from editing import changed, layers_of, made, out
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.mark.parametrize("name", ["llama", "gpt2", "gpt_neox", "bert", "albert", "falcon", "bloom", "gemma2"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_states_are_changed_where_they_are_said_to_be(name):

@@ -24,11 +24,6 @@ FAMILIES = (
 )
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def vectors(entry):
     generator = torch.Generator().manual_seed(3)
     return torch.randn(entry.shape[0], generator=generator), torch.randn(entry.shape[1], generator=generator)
@@ -111,6 +106,11 @@ def test_what_is_refused():
     with torch.no_grad():
         with pytest.raises(ValueError, match="two ReplaceWeight on one target"), edit(model, one, one):
             pass
+        with edit(model, one):
+            other = ReplaceWeight(0, "q", v, u)
+            with pytest.raises(ValueError, match="two ReplaceWeight on one target"), edit(model, other):
+                pass
+            model(**inputs)
         for wrong, words in (
             (ReplaceWeight(0, "q", u[:5], v), r"layer 0 q has shape \(96, 96\), got u and v of 5 and 96"),
             (ReplaceWeight(0, "query", u, v), "no such matrix"),

@@ -14,11 +14,6 @@ CAUSAL = ("llama", "mistral", "gemma2", "gpt2", "gpt_neox", "opt", "gpt_oss", "b
 TOLERANCE = {torch.float32: 1e-5, torch.float64: 1e-12, torch.bfloat16: 2e-2}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def inputs(model, padding="none", bos=True):
     found = models.text(model, padding=padding, n=20)
     if bos:

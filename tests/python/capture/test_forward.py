@@ -19,11 +19,6 @@ ALL = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ, *models.LEGACY, "jamba
 HOOKED = tuple(site for site in SITES if not TABLE[site].of_attention)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 @pytest.fixture(autouse=True)
 def nothing_is_left_behind():
     yield

@@ -15,11 +15,6 @@ from attnscope.capture.implementation import configs
 DATA = Path(__file__).resolve().parents[4] / "shared" / "data"
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def loss(outputs):
     return outputs.logits[:, -1].log_softmax(-1)[:, 7].sum()
 

@@ -12,11 +12,6 @@ from attnscope._warn import UndefinedWarning
 N, GROUPS, TEXTS = 12, 4, 20
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def ids(texts=TEXTS, n=N):
     found = torch.randint(3, models.VOCABULARY, (texts, n), generator=torch.Generator().manual_seed(0))
     found[:, 0] = 1

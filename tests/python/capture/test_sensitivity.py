@@ -15,11 +15,6 @@ from editing import out
 FAMILIES = ("llama", "gpt2", "gpt_neox", "gemma2")
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def made(name, n=12):
     model = models.tiny(name, implementation="eager").double()
     inputs = models.text(model, padding="left", n=n + 9)

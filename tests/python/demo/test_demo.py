@@ -13,6 +13,7 @@ pytest.importorskip("transformers")
 from attnscope.demo.texts import copying_sequences, documentation, text_windows, training_batch
 from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
+from attnscope.engine.results import Results
 
 TINY = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
 
@@ -169,17 +170,27 @@ def test_another_recipe_is_refused_with_its_differences(trained: Path) -> None:
         build_model(Recipe(width=18))
 
 
-def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+#: Of the whole demo.
+ONE_STEP = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=4)
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[str]]:
+    """The run of the whole demo with two of its figures, and what it said."""
     from attnscope.demo import run_demo
     from attnscope.studies.attention_sinks.figures import FIGURES
 
     few = {name: FIGURES[name] for name in ("sink_maps", "examples")}
-    monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", few)
-    recipe = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=4)
-    root, said = tmp_path / "runs" / "demo", []
-    results = run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
+    said: list[str] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", few)
+        root = tmp_path_factory.mktemp("runs") / "demo"
+        return run_demo(root, samples=2, recipe=ONE_STEP, progress=False, say=said.append), said
+
+
+def test_the_whole_demo_writes_a_run_and_says_what_it_measured(demo: tuple[Results, list[str]]) -> None:
+    results, said = demo
+    root = results.path
     heads, samples = results.table("heads"), results.table("samples")
     assert sorted(samples["step"].unique()) == [0, 1]
     assert set(samples["group"]) == {"text", "copying"}
@@ -210,7 +221,14 @@ def test_the_whole_demo_writes_a_run_and_says_what_it_measured(
     strongest = copying.groupby("head")["sink_share"].mean().max()
     assert f"{strongest:.3f}" in text
 
+
+def test_a_finished_demo_keeps_its_tables(
+    demo: tuple[Results, list[str]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from attnscope.demo import run_demo
+
+    root = demo[0].path
     monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", {})
     tables = {file.name: file.read_bytes() for file in (root / "tables").iterdir()}
-    run_demo(root, samples=2, recipe=recipe, progress=False, say=said.append)
+    run_demo(root, samples=2, recipe=ONE_STEP, progress=False)
     assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables

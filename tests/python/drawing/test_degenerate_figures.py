@@ -122,7 +122,12 @@ def unarranged(monkeypatch):
     monkeypatch.setattr(figure_module, "settled", settled)
 
 
+#: Every figure of the other studies is drawn by quick tests of their own, from their own runs.
+DRAWN = [pytest.param(name, marks=[pytest.mark.slow] if name in RUNS else []) for name in NAMES]
+
+
 @pytest.mark.usefixtures("unarranged")
+@pytest.mark.parametrize("whole", DRAWN, indirect=True)
 def test_whole_tables_give_every_figure(whole):
     found = outcomes(whole)
     if whole.study["study"] in RUNS:

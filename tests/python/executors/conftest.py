@@ -2,7 +2,6 @@
 """Models, texts and the studies of another package, for tests of executors."""
 
 import pytest
-import torch
 from foreign import settings, site
 
 from attnscope.engine import discovery
@@ -13,15 +12,6 @@ from folders import sentences, series
 @pytest.fixture(scope="session")
 def installed(tmp_path_factory):
     return site(tmp_path_factory.mktemp("site"), "deadly_units")
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    """Workers have one; the last bits of a forward pass may depend on how many there are."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(autouse=True)

@@ -18,12 +18,8 @@ RANK = 3
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def quiet():
     transformers.utils.logging.disable_progress_bar()
-    yield
-    torch.set_num_threads(threads)
 
 
 def weight_of(model, module):

@@ -17,12 +17,8 @@ transformers = pytest.importorskip("transformers")
 
 
 @pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
+def quiet():
     transformers.utils.logging.disable_progress_bar()
-    yield
-    torch.set_num_threads(threads)
 
 
 def saved(model, folder, dtypes=(torch.float32,), shards=1):

@@ -10,21 +10,14 @@ from safetensors.torch import load_file, save_file
 
 import attnscope as asc
 from attnscope.models import families
-from attnscope.models.weight_entries import Rows, place_of, stack_of
+from attnscope.models.weight_entries import Rows, outside_of, place_of, stack_of
 from attnscope.models.weights import WeightFolder
 from weight_models import FAMILIES, tiny
 
 transformers = pytest.importorskip("transformers")
 
-ATTENTION = {"q", "k", "v", "o"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def one_thread():
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
+#: Families whose norm before the unembedding is of the head, or holds no numbers.
+WITHOUT_GAIN = ("bert", "roberta", "distilbert", "olmo")
 
 
 def saved(model, folder):
@@ -185,8 +178,9 @@ def test_the_gain_of_the_final_norm_is_the_stored_one_and_an_offset(name):
     """The gain by probing: norm(x) − norm(−x) over 2x at entries ±1 of sum 0; and what becomes of a shift."""
     model = tiny(name)
     found = asc.weight_map(model)
-    if found.final_norm is None:
-        pytest.skip("no norm before the unembedding holds a gain")
+    if name in WITHOUT_GAIN:
+        assert found.final_norm is None
+        return
     norm = model.get_submodule(found.final_norm.rpartition(".")[0])
     x = torch.tensor([1.0, -1.0]).repeat(norm.weight.numel() // 2)
     with torch.no_grad():
@@ -208,6 +202,26 @@ def test_the_stack_of_blocks_is_the_one_with_the_layers_and_the_width():
     assert stack_of({**narrow, **short}, {"num_hidden_layers": 2}) == "vision.layers"
     with pytest.raises(asc.WeightMapError, match=r"2 stacks of blocks, .* \(None layers of width None\)"):
         stack_of({**narrow, **short}, {})
+
+
+def test_of_several_embeddings_and_norms_those_beside_the_stack_are_taken():
+    shapes = {
+        "vision.embed_tokens.weight": (9, 4),
+        "model.text.embed_tokens.weight": (9, 4),
+        "model.embed_tokens.weight": (9, 4),
+        "model.text.norm.weight": (4,),
+        "model.norm.weight": (4,),
+        "norm.weight": (4,),
+    }
+    assert outside_of(shapes, "embed", "model.text.layers") == "model.text.embed_tokens.weight"
+    assert outside_of(shapes, "embed", "vision.layers") == "vision.embed_tokens.weight"
+    assert outside_of(shapes, "final_norm", "model.text.layers") == "model.text.norm.weight"
+    assert outside_of(shapes, "final_norm", "layers") == "norm.weight"
+    assert outside_of(shapes, "final_norm", "vision.layers") is None
+    # a norm has one axis, a table two, and a block's own norms and tables are inside
+    inside = {"model.layers.0.norm.weight": (4,), "model.layers.0.wte.weight": (9, 4)}
+    assert outside_of({**inside, "model.norm.weight": (4, 4)}, "final_norm", "model.layers") is None
+    assert outside_of({**inside, "model.embed_tokens.weight": (9,)}, "embed", "model.layers") is None
 
 
 def test_maps_of_one_layer_role_and_their_errors():
@@ -250,10 +264,36 @@ def test_a_matrix_that_no_rule_claims_is_named():
 
 def test_fused_matrices_need_heads_that_divide_them():
     shapes = {"h.0.attn.c_attn.weight": (4, 12)}
-    with pytest.raises(asc.WeightMapError, match="without config their heads are unknown"):
-        asc.weight_map(shapes, config={"model_type": "gpt2"})
-    with pytest.raises(asc.WeightMapError, match=r"has 12 rows, which 5 heads and 5 key-value heads do not"):
-        asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": 5})
+    for heads, words in ((0, "which 0 heads and 0 key-value"), (5, "which 5 heads and 5 key-value")):
+        with pytest.raises(
+            asc.WeightMapError, match=f"has 12 rows, {words} heads .* do not divide into q, k, v"
+        ):
+            asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": heads})
+    for tensor, model_type in (
+        ("layers.0.attention.query_key_value", "gpt_neox"),
+        ("layers.0.self_attn.q_proj", "qwen3_next"),
+    ):
+        with pytest.raises(asc.WeightMapError, match="has 12 rows, which 0 heads and 0 key-value heads"):
+            asc.weight_map({f"{tensor}.weight": (12, 4)}, config={"model_type": model_type})
+
+
+def test_rows_are_given_where_a_tensor_holds_several_roles():
+    shapes = {"h.0.attn.c_attn.weight": (4, 12), "h.0.attn.c_proj.weight": (4, 4)}
+    found = asc.weight_map(shapes, config={"model_type": "gpt2", "n_head": 2})
+    assert found[0, "o"].rows is None
+    assert found[0, "v"].rows == Rows(start=8, size=4, period=12, repeats=1)
+
+
+@pytest.mark.parametrize(
+    ("tensor", "shape"),
+    [
+        ("layers.0.mlp.experts.gate_up_proj", (2, 3, 8, 6)),
+        ("layers.0.mlp.experts.1.up_proj.weight", (2, 8, 6)),
+    ],
+)
+def test_a_tensor_with_too_many_axes_is_no_matrix_per_expert(tensor, shape):
+    with pytest.raises(asc.WeightMapError, match=r"experts.* has shape \[2, .*no matrix per expert"):
+        asc.weight_map({tensor: shape})
 
 
 def test_of_several_stacks_the_text_model_is_taken():
@@ -298,7 +338,13 @@ def test_models_without_blocks_or_with_two_stacks_are_refused():
 @pytest.mark.parametrize(
     ("tensor", "value", "message"),
     [
-        ("mlp.experts.gate_up_proj_blocks", torch.zeros(2, 8, 4, 16, dtype=torch.uint8), "MXFP4 blocks"),
+        (
+            "lm_head.weight",
+            torch.zeros(9, 4).to(torch.float8_e4m3fn),
+            r"lm_head\.weight is quantised \(F8_E4",
+        ),
+        ("mlp.experts.gate_up_proj_blocks", torch.zeros(2, 8, 4, 16, dtype=torch.uint8), r"\(MXFP4 blocks"),
+        ("mlp.experts.gate_up_proj_scales", torch.zeros(2, 8, 4, dtype=torch.uint8), r"\(MXFP4 blocks"),
         ("self_attn.q_proj.qweight", torch.zeros(4, 4, dtype=torch.int32), r"qweight is quantised"),
         ("self_attn.q_proj.weight", torch.zeros(4, 4, dtype=torch.int8), r"quantised \(int8\)"),
         ("self_attn.q_proj.weight", torch.zeros(4, 4).to(torch.float8_e4m3fn), r"quantised \(F8_E4M3\)"),
@@ -307,10 +353,19 @@ def test_models_without_blocks_or_with_two_stacks_are_refused():
     ],
 )
 def test_quantised_weights_are_refused_by_name(tmp_path, tensor, value, message):
-    save_file({f"model.layers.0.{tensor}": value}, tmp_path / "model.safetensors")
+    name = tensor if tensor.startswith("lm_head") else f"model.layers.0.{tensor}"
+    tensors = {name: value, "model.layers.0.self_attn.k_proj.weight": torch.zeros(4, 4)}
+    save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "config.json").write_text(json.dumps({"model_type": "llama"}), "utf-8")
     with pytest.raises(ValueError, match=message):
         asc.weight_map(tmp_path)
+
+
+def test_what_is_no_matrix_may_have_any_dtype(tmp_path):
+    tensors = {"self_attn.q_proj.weight": torch.zeros(4, 4), "self_attn.steps": torch.zeros(4).long()}
+    file = tmp_path / "model.safetensors"
+    save_file({f"model.layers.0.{name}": one for name, one in tensors.items()}, file)
+    assert [one.role for one in asc.weight_map(tmp_path)] == ["q"]
 
 
 def test_folders_that_hold_no_weights(tmp_path):

@@ -15,11 +15,6 @@ from knowing_study import letters
 LENGTHS = (12, 7, 9, 12, 5)
 
 
-@pytest.fixture(scope="module", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
-
-
 def made(name="gpt2", dtype=torch.float64):
     return models.tiny(name, implementation="eager").to(dtype)
 

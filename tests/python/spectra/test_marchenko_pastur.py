@@ -121,7 +121,9 @@ def check(found, matrix, mask, kind, index=()):
     assert math.isnan(found.p_value[index].item())
 
 
-@pytest.mark.parametrize("n", [8, 9, 16, 33, 64, 128, 150, 256, 257, 300])
+@pytest.mark.parametrize(
+    "n", [8, pytest.param(9, marks=pytest.mark.slow), 16, 33, 64, 128, 150, 256, 257, 300]
+)
 @pytest.mark.parametrize("causal", [True, False])
 def test_equals_numpy(n, causal):
     maps = torch.cat([attention(n, 1, causal, s) for s in (0.2, 1.0, 6.0)])

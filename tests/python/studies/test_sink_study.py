@@ -13,6 +13,9 @@ from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 from folders import model_folder, tokenizer
 
+#: What needs a head that predicts tokens, beside one metric.
+QUICK = {"extra": ["fisher", "ablation"]}
+
 
 @pytest.fixture(scope="module")
 def model(llama):
@@ -296,7 +299,7 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
         BertForMaskedLM(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     said = []
     results = run(
-        study(tmp_path, folder, texts, block=8, options={"extra": ["fisher", "ablation"]}), say=said.append
+        study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK), say=said.append
     )
     assert not results.table("samples")["causal"].any()
     assert set(results.table("baselines")["support"]) == {"full"}
@@ -347,7 +350,7 @@ def test_of_an_encoder_decoder_the_encoder_is_studied_and_that_is_said(tmp_path,
     said = []
     folder = model_folder(tmp_path / "both", "t5")
     results = run(
-        study(tmp_path, folder, texts, block=8, options={"extra": ["fisher", "ablation"]}), say=said.append
+        study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK), say=said.append
     )
     assert "both: an encoder-decoder; its encoder is studied, its decoder is not" in said
     assert not results.table("samples")["causal"].any()

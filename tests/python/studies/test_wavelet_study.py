@@ -187,7 +187,14 @@ def test_uniform_baselines_are_closed_forms(made):
     assert 0.6 < own["spectral_selectivity"] <= 2 / 3
 
 
-@pytest.mark.parametrize("name", ["mistral", "gemma3", "gpt_oss", "modernbert"])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "mistral",
+        "gpt_oss",
+        *(pytest.param(name, marks=pytest.mark.slow) for name in ("gemma3", "modernbert")),
+    ],
+)
 def test_windows_masks_and_learned_sinks_reach_every_number(tmp_path, name):
     """Each row is a signal among the keys that it sees, read here by itself as the last row of a full map."""
     model = models.tiny(name)

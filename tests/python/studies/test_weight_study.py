@@ -20,7 +20,9 @@ from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.sections import SECTIONS, findings
 from weight_models import tiny
 
-FAST = {"random_weights": 2, "rank_one": {"texts": 3, "directions": 4}}
+FAST = {"random_weights": 2, "rank_one": {"texts": 3, "directions": 2}}
+#: The fewest things that a pair is measured by.
+BARE = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0}
 DRAWN = ("asymmetry", "fraction_curves", "depth", "mechanism", "rounding", "rank_one")
 
 
@@ -164,36 +166,39 @@ def test_changes_of_rank_one_are_as_the_closed_form_says(made):
     assert rows[rows["role"] == "o"]["predicted_kl"].isna().all()
 
 
+@pytest.fixture(scope="module")
+def drawn(made):
+    return {name: FIGURES[name](made) for name in DRAWN}
+
+
 @pytest.mark.parametrize("name", FIGURES)
-def test_figures_are_drawn_from_stored_tables(made, name):
+def test_figures_are_drawn_from_stored_tables(made, drawn, name):
     if name in DRAWN:
-        drawn = FIGURES[name](made)
-        assert drawn.caption
-        drawn.figure.canvas.draw()
+        assert drawn[name].caption
         return
     with pytest.raises(NotDrawable, match=r"the run has no series|has an arm"):
         FIGURES[name](made)
 
 
-def test_the_report_says_the_claims_first(made):
+def test_the_report_says_the_claims_first(made, drawn):
     from attnscope.report.section import Page
 
-    drawn = {name: FIGURES[name](made) for name in DRAWN}
     page = Page(made, drawn)
     kinds = [block.kind for section in SECTIONS for block in page.written(section)]
     assert kinds.count("figure") == len(DRAWN)
     assert kinds.count("table") == 3
 
 
-@pytest.mark.parametrize("stop", [5, *(pytest.param(one, marks=pytest.mark.slow) for one in (2, 9, 14))])
-def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypatch):
+def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
     from attnscope.engine.disk import store
 
+    settings = study(home, tmp_path / "killed", "base", "tuned", options=BARE)
+    made = run(study(home, tmp_path / "whole", "base", "tuned", options=BARE), say=lambda text: None)
     written = store.Store.write
     done = []
 
     def killed(self, *args, **keys):
-        if len(done) == stop:
+        if len(done) == 3:
             raise KeyboardInterrupt
         done.append(1)
         return written(self, *args, **keys)
@@ -201,8 +206,8 @@ def test_a_killed_run_resumes_byte_for_byte(made, home, tmp_path, stop, monkeypa
     with monkeypatch.context() as patched:
         patched.setattr(store.Store, "write", killed)
         with pytest.raises(KeyboardInterrupt):
-            run(study(home, tmp_path, "base", "tuned", "noise"), say=lambda text: None)
-    again = resume(tmp_path / "a", say=lambda text: None)
+            run(settings, say=lambda text: None)
+    again = resume(tmp_path / "killed" / "a", say=lambda text: None)
     assert again.tables() == made.tables()
     for name in made.tables():
         one, other = ((r.path / "tables" / f"{name}.parquet").read_bytes() for r in (made, again))
@@ -225,7 +230,8 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
     assert FIGURES["trajectory"](found).caption
     claims = found.table("claims").set_index(["step", "claim"])
     assert claims.loc[(10, "C7"), "verdict"] in ("supported", "contradicted")
-    other = study(tmp_path, tmp_path / "p", "growing", options={**options, "base": "previous"})
+    options |= {"base": "previous", "roles": ["q"], "curve": 0}
+    other = study(tmp_path, tmp_path / "p", "growing", options=options)
     found = run(other, say=lambda text: None).table("deltas")
     assert set(zip(found["step"], found["reference"], strict=True)) == {
         (2, "growing step0"),
@@ -247,8 +253,7 @@ def test_an_adapter_is_compared_without_its_product(home, tmp_path):
     save_file(factors, adapter / "adapter_model.safetensors")
     config = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ["q_proj"]}
     (adapter / "adapter_config.json").write_text(json.dumps(config), "utf-8")
-    options = {"nulls": [], "rank_one": False, "gradients": False}
-    found = run(study(tmp_path, tmp_path / "r", "base", "adapter", options=options), say=lambda text: None)
+    found = run(study(tmp_path, tmp_path / "r", "base", "adapter", options=BARE), say=lambda text: None)
     deltas = found.table("deltas")
     assert set(deltas["role"]) == {"q"}
     assert deltas["unchanged_share"].isna().all()
@@ -310,9 +315,8 @@ def test_one_matrix_that_is_not_finite_is_named_and_the_others_go_on(home, tmp_p
         tensors["model.layers.1.mlp.up_proj.weight"][0, 0] = math.nan
 
     broken(home, tmp_path, change)
-    options = {"nulls": [], "rank_one": False, "gradients": False}
     said = []
-    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=said.append)
+    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=BARE), say=said.append)
     assert any("layer 1 up" in note for note in said)
     row = of(made, "deltas", "odd", layer=1, role="up").iloc[0]
     assert math.isnan(row["delta_energy"])
@@ -343,9 +347,8 @@ def test_pairs_that_are_none_are_refused(home, tmp_path, change, message):
     broken(home, tmp_path, change)
     if message.startswith("hold"):
         shutil.copy(home / "base" / "model.safetensors", tmp_path / "odd" / "model.safetensors")
-    options = {"nulls": [], "rank_one": False, "gradients": False}
     with pytest.raises((ValueError, LoadError), match=message):
-        run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=lambda text: None)
+        run(study(tmp_path, tmp_path / "r", "base", "odd", options=BARE), say=lambda text: None)
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from attnscope import _checks, _device
+from attnscope import _checks, _core, _device
 from attnscope.metrics.quantity import Quantity
 
 PROTOCOL = "ruscio2025."
@@ -52,9 +52,14 @@ def hidden_states(
 
 def non_finite(*tensors: torch.Tensor) -> torch.Tensor:
     """Where the last two dimensions hold an entry that is NaN or infinite; tensors broadcast."""
+    return functools.reduce(torch.logical_or, [_any_non_finite(tensor) for tensor in tensors])
+
+
+def _any_non_finite(tensor: torch.Tensor) -> torch.Tensor:
+    if tensor.shape[-2] == tensor.shape[-1]:
+        return ~_core.finite_matrices(tensor, None)
     # infinity minus itself is NaN; asking each entry costs ten times as much
-    found = [(tensor - tensor).sum((-2, -1)).isnan() for tensor in tensors]
-    return functools.reduce(torch.logical_or, found)
+    return (tensor - tensor).sum((-2, -1)).isnan()
 
 
 def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:

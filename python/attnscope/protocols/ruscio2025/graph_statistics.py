@@ -139,10 +139,11 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     counted = []
     for level in levels.tolist():
         edges = maps > level
-        counted.append((edges.sum(-2), edges.sum(-1), *_paths(edges)))
+        ones = edges.float()  # whose sums are exact below 2**24, and quick
+        counted.append((ones.sum(-2).double(), ones.sum(-1).double(), *_paths(edges)))
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
-    density, degenerate = total.double() / n**2, (total < 2) | (n < 2)
+    density, degenerate = total / n**2, (total < 2) | (n < 2)
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     numbers = {**_spectra(maps, levels), "density": density}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
@@ -173,7 +174,7 @@ def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, 
     isolated = (incoming + outgoing) == 0
     if variant == "laplacian" and n <= MANY_NODES:
         isolated = torch.zeros_like(isolated)
-    degree = incoming.double()
+    degree = incoming
     dropped = isolated.sum(-1, keepdim=True)
     nodes = (n - dropped.squeeze(-1)).double()
     largest, total = degree.amax(-1), degree.sum(-1)

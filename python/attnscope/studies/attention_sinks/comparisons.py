@@ -200,17 +200,20 @@ def null_tests(results: Results) -> list[dict[str, Any]]:
     frame = pd.concat([measured(results, table).assign(scope=scope) for table, scope in tables])
     for named, own in checkpoints(frame):
         every = own.groupby(["protocol", "scope", "sample"], sort=True)[metrics].mean()
+        there = {
+            place: values.droplevel(["protocol", "scope"])
+            for place, values in every.groupby(["protocol", "scope"])
+        }
         # random weights belong to the whole series, shuffled rows to their own checkpoint
         where = (nulls["model"] == named["model"]) & nulls["revision"].isin([named["revision"], ""])
-        for (metric, kind), of_kind in nulls[where].groupby(["metric", "variant"], sort=True):
-            for (protocol, scope), values in of_kind.groupby(["protocol", "scope"], sort=True):
-                if (protocol, scope) not in every.index.droplevel("sample"):
-                    continue
-                here = every[metric].loc[protocol, scope]
-                tested = against_control(str(kind), here, values)
-                if tested["samples"]:
-                    keys = {"kind": str(kind), "metric": str(metric), "scope": str(scope)}
-                    made.append({**named, **keys, "protocol": str(protocol), **tested})
+        keys = ["metric", "variant", "protocol", "scope"]
+        for (metric, kind, protocol, scope), control in nulls[where].groupby(keys, sort=True):
+            if (protocol, scope) not in there:
+                continue
+            tested = against_control(str(kind), there[protocol, scope][metric], control)
+            if tested["samples"]:
+                about = {"kind": str(kind), "metric": str(metric), "scope": str(scope)}
+                made.append({**named, **about, "protocol": str(protocol), **tested})
     return corrected(made)
 
 
@@ -221,7 +224,8 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
         control: rows of `Results.variants` of one metric, with `seed`, `sample` and `value`.
     """
     if kind == "random_weights":
-        each = [own["value"].to_numpy(float) for _, own in control.groupby("seed", sort=True)]
+        seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
+        each = [values[seeds == seed] for seed in np.unique(seeds)]
         drawn = control_test(here.to_numpy(float), each)
         return {
             "difference": drawn.difference,
@@ -232,8 +236,8 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
             "controls": drawn.controls,
             "unit": "initialisation",
         }
-    both = here.rename("here").to_frame().join(control.set_index("sample")["value"], how="inner")
-    test = paired_test(both["here"].to_numpy(float), both["value"].to_numpy(float))
+    paired = here.reindex(control["sample"])  # one that is not here is NaN, which leaves its pair out
+    test = paired_test(paired.to_numpy(float), control["value"].to_numpy(float))
     return {
         "difference": test.difference,
         "low": test.low,

@@ -49,7 +49,7 @@ def worded(
     kept = [one for one in rows if first[one.text] == one.sample]
     if len(kept) < len(rows):
         plan.notes.append(f"{model}: {len(rows) - len(kept)} prompts stand there twice and are left out")
-    _check_pairs(kept, options)
+    _check_pairs(kept, model, plan, options)
     kept = _matched(kept, encoder, model, plan, options)
     asked = [replace(one, text=prompt(str(one.text), encoder, options)) for one in kept]
     _check(asked, encoder, options)
@@ -134,8 +134,8 @@ def _matched(
     return kept
 
 
-def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:
-    """Raises for pairs that hold two prompts of one bucket, or none of the reference."""
+def _check_pairs(rows: Sequence[Sentence], model: str, plan: Plan, options: HallucinationOptions) -> None:
+    """Raises for pairs of two prompts of one bucket, or where none is whole; counts those that are not."""
     pairs: dict[str, Counter[str]] = {}
     for one in rows:
         if one.extra["pair"]:
@@ -146,10 +146,15 @@ def _check_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> Non
             f"options.pair: {twice[0]!r} has {dict(pairs[twice[0]])}; a pair has one prompt of each bucket"
         )
     if pairs and options.bucket_by == "label":
-        whole = sum(options.reference in own and len(own) > 1 for own in pairs.values())
-        if not whole:
+        alone = [name for name, own in pairs.items() if options.reference not in own or len(own) < 2]
+        if len(alone) == len(pairs):
             raise ConfigError(
                 f"options.pair: none of {len(pairs)} values is of {options.reference!r} and another bucket"
+            )
+        if alone:
+            plan.notes.append(
+                f"{model}: options.pair: {len(alone)} of {len(pairs)} values, {alone[0]!r} first, are not of "
+                f"{options.reference!r} and another bucket; their prompts are compared with none"
             )
 
 
@@ -298,6 +303,10 @@ def expectations(plan: Plan, options: HallucinationOptions) -> list[str]:
             )
         means = table.assign(tokens=tokens).groupby("bucket")["tokens"].mean()
         lines.append("  mean tokens: " + ", ".join(f"{name} {mean:.1f}" for name, mean in means.items()))
+        ends = Counter(int(one.encoded.ids[-1]) for one in inputs)
+        names = plan.encoders[position].names([*ends])
+        shown = zip(names[:8], ends.values(), strict=False)
+        lines.append(f"  last tokens: {len(ends)} ({', '.join(f'{name!r} {n}' for name, n in shown)})")
         if options.interventions is not False or options.answers is not False:
             lines.append(f"  tokens to generate: {generated(len(inputs), counts, options):,}")
     return lines

@@ -13,6 +13,7 @@ import torch
 from attnscope.capture import Forward
 from attnscope.capture.likelihood.tokens import token_likelihood
 from attnscope.engine.disk.store import dataset
+from attnscope.engine.schema import MissingError
 from attnscope.engine.tables import described
 from attnscope.studies.hallucination_geometry.questions import as_table
 from attnscope.studies.hallucination_geometry.tables import TABLES
@@ -93,11 +94,17 @@ class Stored:
 
     Args:
         run: of a stage that reads them.
+
+    Raises:
+        MissingError: none are stored.
     """
 
     def __init__(self, run: StageRun) -> None:
         self.run = run
         self.files = run.stored.files
+        self._layers = self._found()
+        if not self._layers:
+            raise MissingError("no states are stored")
 
     def layer(self, layer: int, samples: Any) -> torch.Tensor:
         """[n, D] float64 of the samples, in their order."""
@@ -118,6 +125,9 @@ class Stored:
 
     def layers(self) -> list[int]:
         """Numbers of the blocks that are stored."""
+        return self._layers
+
+    def _found(self) -> list[int]:
         if "states" not in self.files:
             return sorted(key[0] for key in self.run.reduced(HELD, by=("layer",)))
         column = dataset(self.files["states"]).to_table(columns=["layer"])["layer"]

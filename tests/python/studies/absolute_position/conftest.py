@@ -2,16 +2,10 @@
 """One model, texts and run of the study of absolute position, shared by its tests."""
 
 import pytest
-import torch
 
 from attnscope.engine.run import run
 from folders import model_folder, sentences
 from position_study import WHOLE, settings
-
-
-@pytest.fixture(scope="session", autouse=True)
-def one_thread():
-    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -22,7 +22,7 @@ def seen_by(size):
     return np.array([[0 <= i - j < size for j in range(N)] for i in range(N)])
 
 
-@pytest.fixture(scope="module", params=LAYERS)
+@pytest.fixture(scope="module", params=["mistral", pytest.param("gemma3", marks=pytest.mark.slow), "gpt_oss"])
 def case(request, tmp_path_factory, texts):
     """The name, a run, and every text's scores by layer with the logit of its learned sink, -inf without."""
     home = tmp_path_factory.mktemp(request.param)

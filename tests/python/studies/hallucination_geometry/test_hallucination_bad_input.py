@@ -87,7 +87,9 @@ def test_neighbours_are_counted_among_whole_pairs(folder, tmp_path):
     path = questions(tmp_path / "q.csv", change=change)
     with pytest.raises(ConfigError, match=r"each bucket that are compared, 8, got \[5, 10\]"):
         planned(folder, path, tmp_path)
-    planned(folder, path, tmp_path, dimension_k=[5], primary_k=5)
+    plan = planned(folder, path, tmp_path, dimension_k=[5], primary_k=5)
+    said = "options.pair: 32 of 72 values, 'capital-01x' first, are not of 'factual' and another bucket"
+    assert any(said in note for note in plan.notes)
 
 
 def test_clouds_of_different_sizes_are_refused(monkeypatch):
@@ -209,8 +211,32 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     found = CliRunner().invoke(app, call)
     assert "impossible against factual: length alone AUC 0." in found.output
     assert "templates crossed with buckets; 40 pairs" in found.output
+    assert "last tokens: 1 (':' 120)" in found.output
     assert "tokens to generate:" in found.output
     assert found.exit_code != 0
+
+
+@pytest.mark.parametrize("keep_states", [True, False])
+def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, keep_states):
+    """Equal prompts are counted, other last tokens listed; nothing is written."""
+    with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
+        rows = list(csv.DictReader(file))
+    again = {**rows[0], "pair": "again"}
+    other = {**rows[0], "pair": "other", "question": rows[0]["question"].replace("?", "!")}
+    path = written(tmp_path / "q.csv", [*rows, again, other])
+    found = CliRunner().invoke(
+        app,
+        ["run", "hallucination_geometry", "--model", str(folder), "--texts", str(path), "--column",
+         "question", "--output", str(tmp_path / "runs"), "--set", "options.dimension_k=[5,10]",
+         "--set", "options.prompt=So {question}", "--set", "options.allow_endings=true",
+         "--set", "options.random_weights=1", "--set", f"options.keep_states={keep_states}",
+         "--no-draw", "--dry-run"],
+    )  # fmt: skip
+    assert found.exit_code == 0, found.output
+    assert "1 prompts stand there twice and are left out" in found.output
+    assert "last tokens: 2 ('?' 120, '!' 1)" in found.output
+    assert "the time of what reads earlier tables is not known: clouds, along, interventions" in found.output
+    assert not (tmp_path / "runs").exists()
 
 
 @pytest.mark.slow

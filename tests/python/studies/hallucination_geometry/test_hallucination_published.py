@@ -34,6 +34,11 @@ def whole(folder, tmp_path_factory):
     return run(study, progress=False)
 
 
+@pytest.fixture(scope="module")
+def found(whole):
+    return compare_published(whole, "ruscio2026")
+
+
 def states(whole, layer, bucket):
     prompts = whole.table("prompts")
     table = whole.table("states")
@@ -84,8 +89,7 @@ def test_the_notebooks_numbers_are_those_of_their_functions(whole, folder):
     assert math.isfinite(exact["directional_fisher"].mean())
 
 
-def test_every_published_number_stands_beside_its_control_and_ours(whole):
-    found = compare_published(whole, "ruscio2026")
+def test_every_published_number_stands_beside_its_control_and_ours(whole, found):
     numbers = published_numbers("ruscio2026")
     table = found.table
     assert len(table) == len(numbers) == 292
@@ -112,8 +116,7 @@ def _dimension(points):
     return asc.local_dimension(points.double(), k=10).value.item()
 
 
-def test_mistral_is_void_with_the_reason(whole):
-    found = compare_published(whole, "ruscio2026")
+def test_mistral_is_void_with_the_reason(found):
     rows = found.table[found.table["published_model"] == "Mistral-7B-v0.1"]
     assert len(rows) == 2
     assert rows["token"].str.endswith("void").all()

@@ -121,6 +121,7 @@ class _Run:
         }
         self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
         self._made: dict[Any, tuple[float, float, float, int]] = {}
+        self._read: dict[tuple[str, str, str], pd.DataFrame] = {}
 
     def names(self, model: str) -> list[str]:
         """The model's label and, where the study has one entry for it, its path."""
@@ -193,11 +194,12 @@ class _Run:
         return _quarters(depth)[theirs.index(layer)] if layer in theirs else -1
 
     def _rows(self, table: str, model: str, protocol: str) -> pd.DataFrame:
-        rows: pd.DataFrame = self.tables[table]
-        rows = rows[rows["model"] == model]
-        if "protocol" in rows:
-            rows = rows[rows["protocol"] == protocol]
-        return rows
+        key = (table, model, protocol)
+        if key not in self._read:
+            rows: pd.DataFrame = self.tables[table]
+            rows = rows[rows["model"] == model]
+            self._read[key] = rows[rows["protocol"] == protocol] if "protocol" in rows else rows
+        return self._read[key]
 
     def _number(
         self, protocol: str, model: str, source: Source, quantity: str, layer: int, token: str, statistic: str
@@ -225,6 +227,7 @@ class _Run:
             if protocol == "exact":
                 return nothing
             return _summary(rows[[source.column]].to_numpy(float), statistic, self.draws, self.seed)
+        rows = rows[[name for name in ("sample", "layer", source.column) if name in rows]]
         if layer >= 0:
             rows = rows[rows["layer"] == layer]
         if source.table == "specialization":

@@ -6,17 +6,17 @@ from __future__ import annotations
 import math
 import re
 
-import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
 from attnscope.plots.axes import logarithmic, step_axis
 from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, optional, stored
-from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns
+from attnscope.plots.style import INK, MUTED, PALETTE, legend_columns, panels
 from attnscope.studies.pretraining_writes.figures.declared import (
     COLORS,
     figure,
+    grid,
     isotropic,
     mean_log2,
     measured,
@@ -33,12 +33,7 @@ _SIDES = (
 
 #: Subspaces of the trajectory and whose they are, by how names begin and end.
 _KINDS = {"inputs": "inputs", "prediction": "predictions"}
-_REFERENCES = {"": "the base", "_after": "the current step", "_last": "the last step"}
-
-
-def _canvas(options: Options, columns: int = 1) -> tuple[mpl.Figure, list[Axes]]:
-    drawn = mpl.Figure(figsize=(options.width, 2.6), layout="constrained")
-    return drawn, drawn.subplots(1, columns, squeeze=False).ravel().tolist()
+_REFERENCES = {"": "base", "_after": "each step", "_last": "last step"}
 
 
 @figure("fractions")
@@ -52,10 +47,11 @@ def trajectory(results: Tables, options: Options) -> Drawn:
     model = table["model"].iloc[0]
     table = table[table["model"] == model]
     shown = [one for one in _REFERENCES if any(f"{kind}{one}" in set(table["subspace"]) for kind in _KINDS)]
-    drawn = mpl.Figure(figsize=(options.width, 2.4 * len(_KINDS)), layout="constrained")
-    grid = drawn.subplots(len(_KINDS), len(shown), squeeze=False, sharex=True, sharey=True)
-    for row, (kind, words) in zip(grid, _KINDS.items(), strict=True):
-        for ax, reference in zip(row, shown, strict=True):
+    drawn, rows_of_axes = panels(
+        len(shown), len(_KINDS), height=2.1 * len(shown), width=options.width, sharex=True, sharey=True
+    )
+    for reference, row in zip(shown, rows_of_axes, strict=True):
+        for (kind, words), ax in zip(_KINDS.items(), row, strict=True):
             own = table[table["subspace"] == f"{kind}{reference}"]
             for role in ROLES:
                 rows = own[own["role"] == role]
@@ -64,17 +60,18 @@ def trajectory(results: Tables, options: Options) -> Drawn:
                     ax.plot(course.index, course, marker="o", markersize=3, color=COLORS[role], label=role)
             isotropic(ax, spread_of(own) if len(own) else 0.0)
             octaves(ax)
-            step_axis(ax, own["step"])
-            ax.set_title(f"{words} of {_REFERENCES[reference]}")
+            step_axis(ax, table["step"])
+            ax.set_title(f"{words}: {_REFERENCES[reference]}")
+            ax.set_xlabel("training step" if reference == shown[-1] else "")
         row[0].set_ylabel("fraction / isotropic")
-    for ax in grid[:-1].flat:
-        ax.set_xlabel("")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
+    handles, labels = rows_of_axes[0][0].get_legend_handles_labels()
     drawn.legend(handles, labels, loc="outside lower center", ncols=legend_columns(drawn, labels, 7))
+    whose = ", of each step and of the last one" if len(shown) > 1 else ""
     missing = "" if len(shown) > 1 else " options.moments_of=both adds the current and the last checkpoint's."
     return captioned(
         drawn,
-        f"Changes of {model} over training, 2^mean log2 over layers; band: random subspaces.{missing}",
+        f"Changes of {model} over training, on inputs and predictions of the base{whose}; 2^mean log2 over "
+        f"layers; band: random subspaces.{missing}",
     )
 
 
@@ -106,7 +103,7 @@ def objectives(results: Tables, options: Options) -> Drawn:
     """Both sides for every objective that was trained from one start."""
     table = _arms(results)
     arms = list(dict.fromkeys(table["arm"]))
-    drawn, axes = _canvas(options, 2)
+    drawn, axes = grid(len(_SIDES), options, 2.6, 2, 2.2)
     for ax, (*_, label), color in zip(axes, _SIDES, PALETTE, strict=False):
         isotropic(ax, float(table[f"{label} spread"].mean()))
         for place, arm in enumerate(arms):
@@ -116,9 +113,10 @@ def objectives(results: Tables, options: Options) -> Drawn:
             ax.plot(np.full(len(values), place), values, ".", color=color, alpha=0.5)
             ax.plot(place, mean_log2(values), "o", color=color, markersize=6)
         ax.set_xticks(range(len(arms)), arms, rotation=45, ha="right")
+        ax.margins(x=0.06)
         octaves(ax)
         ax.set_title(label)
-    axes[0].set_ylabel("fraction / isotropic")
+        ax.set_ylabel("fraction / isotropic")
     return captioned(
         drawn,
         "Every arm from one start: dots are training runs, circles 2^mean log2; band: random subspaces.",
@@ -134,7 +132,7 @@ def graded(results: Tables, options: Options) -> Drawn:
     own = table[found.notna()].assign(negatives=found.dropna().astype(int)).dropna(subset=[label])
     if own["negatives"].nunique() < 2:
         raise NotDrawable("the run has no arms contrastive_K of several K")
-    drawn, (ax,) = _canvas(options)
+    drawn, (ax,) = grid(1, options, 2.6, 1)
     isotropic(ax, float(own[f"{label} spread"].mean()))
     ax.plot(own["negatives"], own[label], "o", color=PALETTE[0], markersize=4)
     slope, level = np.polyfit(np.log2(own["negatives"]), np.log2(own[label]), 1)
@@ -166,10 +164,15 @@ def rank_one(results: Tables, options: Options) -> Drawn:
     """What changes of rank one in the base do, class by class of directions."""
     table = stored(results, "rank_one", "kl", "predicted_kl")
     places = sorted(
-        {(int(layer), str(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
+        {(int(layer), ROLES.index(role)) for layer, role in zip(table["layer"], table["role"], strict=True)}
     )
-    drawn, axes = _canvas(options, len(places))
-    for ax, (layer, role) in zip(axes, places, strict=True):
+    drawn, axes = grid(len(places), options, 2.6, 4)
+    first: dict[bool, Axes] = {}
+    for ax, (layer, number) in zip(axes, places, strict=True):
+        role = ROLES[number]
+        # what reads and what writes differ by orders of magnitude
+        if (other := first.setdefault(role in ("o", "down"), ax)) is not ax:
+            ax.sharey(other)
         own = table[(table["layer"] == layer) & (table["role"] == role)]
         order = [name for name in _CLASSES if name in set(own["direction"])]
         for place, name in enumerate(order):
@@ -181,7 +184,8 @@ def rank_one(results: Tables, options: Options) -> Drawn:
                 mean = rows["predicted_kl"].mean()
                 ax.plot(place + 0.2, mean, "s", color=color, markerfacecolor="white", markersize=5)
         logarithmic(ax, [own["kl"], own["predicted_kl"]])
-        ax.set_xticks(range(len(order)), order, rotation=30, ha="right")
+        ax.set_xticks(range(len(order)), order, rotation=45, ha="right")
+        ax.set_xlim(-0.5, len(order) - 0.5)
         ax.set_title(f"layer {layer}, {role}")
     axes[0].set_ylabel("KL of the predictions (nats)")
     return captioned(

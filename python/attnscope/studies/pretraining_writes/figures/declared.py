@@ -5,12 +5,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import Figure, NotDrawable, Tables, declared_in, optional, stored
-from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE
+from attnscope.plots.figure import Figure, NotDrawable, Options, Tables, declared_in, optional, stored
+from attnscope.plots.style import INK, MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.pretraining_writes.options import ROLES
 
 FIGURES: dict[str, Figure] = {}
@@ -30,6 +31,15 @@ NULL_WORDS = {
     "weights": "dashed: the base's own matrices",
 }
 PAIR = ["model", "revision", "step", "reference"]
+
+
+def grid(
+    count: int, options: Options, height: float, most: int, narrowest: float = 1.5, **more: Any
+) -> tuple[mpl.Figure, list[Axes]]:
+    """A figure of some panels, at most so many in a row, fewer where they would be too narrow."""
+    least = max(narrowest, options.width / most - 0.01)
+    drawn, (axes,) = panels(1, count, height=height, width=options.width, narrowest=least, **more)
+    return drawn, axes
 
 
 def measured(results: Tables, subspace: str = "") -> pd.DataFrame:

@@ -3,10 +3,8 @@
 
 from __future__ import annotations
 
-import matplotlib.figure as mpl
 import numpy as np
 import pandas as pd
-from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
 from matplotlib.ticker import LogLocator, MaxNLocator
 
@@ -18,6 +16,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
     NULLS,
     controls,
     figure,
+    grid,
     isotropic,
     mean_log2,
     measured,
@@ -29,17 +28,7 @@ from attnscope.studies.pretraining_writes.figures.declared import (
 from attnscope.studies.pretraining_writes.options import ROLES
 
 #: What each role stands on in the figures.
-_SUBSPACES = (("inputs", "own inputs"), ("prediction", "prediction subspace"))
-
-
-def _grid(count: int, options: Options, height: float = 2.3, most: int = 3) -> tuple[mpl.Figure, list[Axes]]:
-    columns = min(count, most)
-    rows = -(-count // columns)
-    drawn = mpl.Figure(figsize=(options.width, height * rows), layout="constrained")
-    axes = drawn.subplots(rows, columns, squeeze=False).ravel().tolist()
-    for spare in axes[count:]:
-        spare.set_visible(False)
-    return drawn, axes[:count]
+_SUBSPACES = (("inputs", "own inputs"), ("prediction", "predictions"))
 
 
 @figure("fractions")
@@ -47,7 +36,7 @@ def asymmetry(results: Tables, options: Options) -> Drawn:
     """How much of each role's change lies in what it reads and in what the model predicts with."""
     table = measured(results)
     names = pairs_of(table)
-    drawn, axes = _grid(len(names), options)
+    drawn, axes = grid(len(names), options, 2.3, 3)
     for ax, name in zip(axes, names, strict=True):
         own = table[titles(table) == name]
         isotropic(ax, spread_of(own[own["subspace"] == "inputs"]))
@@ -70,6 +59,8 @@ def asymmetry(results: Tables, options: Options) -> Drawn:
                         ends = [x - 0.14, x + 0.14]
                         ax.plot(ends, [mean_log2(null)] * 2, **style, gid=f"null:{variant}:{label}")
         ax.set_xticks(range(len(ROLES)), ROLES)
+        ax.tick_params("x", rotation=90 if options.width < 2.2 * min(len(names), 3) else 0)
+        ax.set_xlim(-0.6, len(ROLES) - 0.4)
         ax.set_title(name)
         octaves(ax)
         low, high = ax.get_ylim()
@@ -91,7 +82,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
     table = stored(results, "fractions", "fraction", "ceiling")
     table = table[table["role"].isin(ROLES)]
     names = pairs_of(table, 2)
-    drawn, axes = _grid(2 * len(names), options, most=2)
+    drawn, axes = grid(2 * len(names), options, 2.3, 2)
     for row, name in enumerate(names):
         own = table[titles(table) == name]
         for column, (subspace, label) in enumerate(_SUBSPACES):
@@ -109,14 +100,20 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
                 first = rows[rows["role"] == next(role for role in ROLES if role in set(rows["role"]))]
                 energy = first.groupby("share")["share_of_energy"].mean()
                 ax.plot(
-                    energy.index, energy, color=INK, linestyle="--", linewidth=0.9, label="of the subspace"
+                    energy.index,
+                    energy,
+                    color=INK,
+                    linestyle="--",
+                    linewidth=0.9,
+                    label="own energy",
                 )
                 ends = np.geomspace(rows["share"].min(), rows["share"].max(), 50)
                 ax.plot(ends, ends, color=MUTED, linewidth=0.9, gid="isotropic", label="isotropic")
             ax.set_xscale("log", base=2)
             ax.xaxis.set_major_locator(LogLocator(base=2, numticks=6 if options.width > 4 else 4))
-            ax.xaxis.set_major_formatter(lambda value, _: f"{value:.2g}")
-            ax.set_title(f"{name}: {label}" if len(names) > 1 else label)
+            ax.xaxis.set_major_formatter(lambda value, _: f"1/{1 / value:g}" if value < 1 else f"{value:g}")
+            ax.set_yticks([0, 0.5, 1])
+            ax.set_title(f"{name}\n{label}" if len(names) > 1 else label)
             ax.set_xlabel("k / d")
             ax.set_ylabel("fraction" if not column else "")
     handles, labels = axes[0].get_legend_handles_labels()
@@ -124,7 +121,7 @@ def fraction_curves(results: Tables, options: Options) -> Drawn:
     return captioned(
         drawn,
         "Share of a change in the first k directions, means over layers. Grey: isotropic; dotted: what the "
-        "best k directions hold; dashed: the energy of the directions themselves, of the first role.",
+        "best k directions hold; dashed: the directions' own energy, of the first role.",
     )
 
 
@@ -137,7 +134,7 @@ def depth(results: Tables, options: Options) -> Drawn:
     own = table[titles(table) == names[0]]
     nulls = controls(results, "inputs")
     roles = [role for role in ROLES if role in set(own["role"])]
-    drawn, axes = _grid(len(roles), options, 1.9)
+    drawn, axes = grid(len(roles), options, 1.9, 4, 1.0)
     seen = set()
     for ax, role in zip(axes, roles, strict=True):
         rows = own[own["role"] == role].groupby("layer")[["relative", "low", "high"]].mean()
@@ -174,7 +171,7 @@ def mechanism(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("the mechanism table has no fractions above 0")
     names = pairs_of(table, 1)
     own = table[titles(table) == names[0]]
-    drawn, axes = _grid(2, options)
+    drawn, axes = grid(2, options, 2.3, 2)
     for ax, (side, label) in zip(axes, (("in", "inputs"), ("out", "output gradients")), strict=True):
         rows = own[own["side"] == side]
         for role in ROLES:
@@ -207,7 +204,7 @@ def rounding(results: Tables, options: Options) -> Drawn:
     own = own[own["step_ratio"] > 0]
     if own.empty:
         raise NotDrawable("no change has a rounding step: adapters are not stored in the base's numbers")
-    drawn, (ax,) = _grid(1, options, 2.6)
+    drawn, (ax,) = grid(1, options, 2.6, 1)
     for role in ROLES:
         rows = own[own["role"] == role]
         for below in (False, True):
@@ -225,7 +222,7 @@ def rounding(results: Tables, options: Options) -> Drawn:
     ax.set_xlabel("change / rounding step")
     ax.set_ylabel("fraction / isotropic")
     handles = [Line2D([], [], marker="o", linestyle="", color=COLORS[role], label=role) for role in ROLES]
-    ax.legend(handles=handles, ncols=2)
+    drawn.legend(handles=handles, loc="outside upper center", ncols=legend_columns(drawn, ROLES))
     return captioned(
         drawn,
         "Fractions on own inputs against the size of changes in rounding steps; left of the dotted line most "

@@ -1,0 +1,139 @@
+# SPDX-License-Identifier: MIT
+"""What weight_map takes from a configuration, and what it makes of shapes that contradict each other."""
+
+import pytest
+import torch
+from safetensors.torch import save_file
+
+import attnscope as asc
+from weight_models import tiny
+
+Q = "model.layers.0.self_attn.q_proj.weight"
+EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
+
+
+def roles(found):
+    return [(one.role, one.expert) for one in found]
+
+
+@pytest.mark.parametrize(
+    ("config", "wanted"),
+    [
+        (None, ["embed", "unembed"]),
+        ({"tie_word_embeddings": True}, ["embed", "unembed"]),
+        ({"tie_word_embeddings": False}, ["embed"]),
+        ({"tie_word_embeddings": False, "text_config": {"hidden_size": 4}}, ["embed"]),
+        ({"tie_word_embeddings": True, "text_config": {"tie_word_embeddings": False}}, ["embed"]),
+        ({"text_config": {"tie_word_embeddings": False}}, ["embed"]),
+    ],
+)
+def test_an_absent_head_is_the_embedding_unless_the_configuration_denies_it(config, wanted):
+    found = asc.weight_map({Q: (4, 4), EMBED: (9, 4)}, config=config)
+    assert [one.role for one in found if one.layer == -1] == wanted
+    assert {one.tensor for one in found if one.layer == -1} == {EMBED}
+    assert found.tied == (wanted == ["embed", "unembed"])
+
+
+def test_a_head_of_its_own_is_not_tied_and_nothing_is_tied_to_nothing():
+    found = asc.weight_map({Q: (4, 4), EMBED: (9, 4), HEAD: (11, 4)})
+    assert (found[-1, "embed"].shape, found[-1, "unembed"].shape, found.tied) == ((9, 4), (11, 4), False)
+    assert found[-1, "unembed"].tensor == HEAD
+    alone = asc.weight_map({Q: (4, 4), HEAD: (11, 4)})
+    assert (roles(alone), alone.tied) == ([("q", None), ("unembed", None)], False)
+    nothing = asc.weight_map({Q: (4, 4)})
+    assert (roles(nothing), nothing.tied) == ([("q", None)], False)
+
+
+@pytest.mark.parametrize("tie", [True, False])
+def test_a_module_is_tied_where_both_are_one_parameter(tie):
+    assert asc.weight_map(tiny("llama", tie_word_embeddings=tie)).tied == tie
+
+
+def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_come_in():
+    names = [f"mlp.experts.{at}.{role}_proj" for at in (10, 9, 0) for role in ("up", "gate")]
+    names += ["mlp.gate", "mlp.shared_expert.up_proj", *(f"self_attn.{one}_proj" for one in "ovkq")]
+    shapes = {f"model.layers.{layer}.{name}.weight": (4, 4) for layer in (1, 0) for name in names}
+    found = asc.weight_map({EMBED: (9, 4), **shapes})
+    one_layer = [("q", None), ("k", None), ("v", None), ("o", None), ("gate", 0), ("gate", 9), ("gate", 10)]
+    one_layer += [("up", 0), ("up", 9), ("up", 10), ("router", None), ("shared_up", None)]
+    assert roles(found) == [*one_layer, *one_layer, ("embed", None), ("unembed", None)]
+    assert [one.layer for one in found] == [0] * 12 + [1] * 12 + [-1] * 2
+    assert found.layers == 2
+
+
+def test_two_tensors_of_one_place_are_both_named():
+    shapes = {"h.0.attn.q_proj.weight": (4, 4), "h.0.attn.attention.q_proj.weight": (4, 4)}
+    words = r"h\.0\.attn\.q_proj\.weight and h\.0\.attn\.attention\.q_proj\.weight are both layer 0 q"
+    with pytest.raises(asc.WeightMapError, match=words):
+        asc.weight_map(shapes)
+
+
+@pytest.mark.parametrize(
+    ("count", "words"),
+    [(5, r"side4\.weight \[4, 4\] \(model"), (6, r"\] and 1 more \("), (7, r"\] and 2 more \(")],
+)
+def test_up_to_five_matrices_without_a_rule_are_named(count, words):
+    shapes = {f"model.layers.0.novel.side{at}.weight": (4, 4) for at in range(count)}
+    with pytest.raises(asc.WeightMapError, match=words) as error:
+        asc.weight_map({Q: (4, 4), **shapes})
+    assert str(error.value).count("novel.side") == 5
+
+
+def test_what_a_configuration_says_of_heads_and_turns():
+    shapes = {"layers.0.self_attn.q_proj.weight": (4, 4), "norm.weight": (4,)}
+    plain = asc.weight_map(shapes)
+    assert (plain.heads, plain.kv_heads, plain.model_type, plain.rotary) == (0, 0, "", "half")
+    assert (plain.norm_offset, plain.layer_norm, plain.final_norm) == (0.0, False, "norm.weight")
+    config = {"model_type": "gemma", "num_attention_heads": 4, "num_key_value_heads": 2, "alibi": True}
+    found = asc.weight_map(shapes, config=config)
+    assert (found.heads, found.kv_heads, found.model_type, found.rotary) == (4, 2, "gemma", "")
+    assert found.norm_offset == 1.0
+    assert asc.weight_map(shapes, config={"num_attention_heads": 4}).kv_heads == 4
+    one = {"model_type": "falcon", "num_attention_heads": 4, "num_kv_heads": 2, "alibi": False}
+    assert asc.weight_map(shapes, config=one).kv_heads == 1
+    assert asc.weight_map(shapes, config=one).rotary == "half"
+    # a norm subtracts the mean where it has a shift, or where the family is known to
+    assert asc.weight_map({**shapes, "norm.bias": (4,)}).layer_norm
+    assert asc.weight_map(shapes, config={"model_type": "cohere"}).layer_norm
+    assert not asc.weight_map({"layers.0.self_attn.q_proj.weight": (4, 4), "bias": (4,)}).layer_norm
+
+
+def test_the_gain_behind_a_sub_layer_is_the_blocks_own():
+    names = ("post_attention_layernorm", "post_feedforward_layernorm")
+    shapes = {f"model.layers.1.{name}.weight": (4,) for name in names}
+    shapes |= {f"model.layers.{at}.mlp.experts.1.down_proj.weight": (4, 4) for at in (0, 1)}
+    found = asc.weight_map(shapes)
+    assert found[1, "down", 1].out_gain == "model.layers.1.post_feedforward_layernorm.weight"
+    assert found[0, "down", 1].out_gain is None
+    del shapes["model.layers.1.post_attention_layernorm.weight"]
+    assert asc.weight_map(shapes)[1, "down", 1].out_gain is None
+
+
+def test_a_given_configuration_goes_before_that_of_the_source(tmp_path):
+    model = tiny("llama")
+    assert asc.weight_map(model).heads == 4
+    other = type(model.config)(num_attention_heads=2, num_hidden_layers=1)
+    assert asc.weight_map(model, config=other).heads == 2
+    assert asc.weight_map(model, config=other).layers == 1
+    save_file({Q: torch.zeros(4, 4)}, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"num_attention_heads": 4}', "utf-8")
+    assert asc.weight_map(tmp_path).heads == 4
+    assert asc.weight_map(str(tmp_path), config={"num_attention_heads": 2}).heads == 2
+    assert asc.weight_map(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([Block()])})).heads == 0
+
+
+class Block(torch.nn.Module):
+    """A block of a model without a configuration."""
+
+    def __init__(self):
+        super().__init__()
+        self.self_attn = torch.nn.ModuleDict({"q_proj": torch.nn.Linear(4, 4)})
+
+
+def test_a_quantised_module_is_refused_by_its_dtype():
+    block = Block()
+    block.self_attn["q_proj"].weight = torch.nn.Parameter(
+        torch.zeros(4, 4).to(torch.int8), requires_grad=False
+    )
+    with pytest.raises(ValueError, match=r"q_proj\.weight is quantised \(int8\)"):
+        asc.weight_map(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block])}))
