@@ -100,11 +100,11 @@ def glossary() -> str:
     lines += ["| column | label, and what it is | function |", "|---|---|---|"]
     quantities = {one.name: one for one in found().quantities if one.protocol == "exact"}
     for name, one in sorted(quantities.items()):
-        label = f"{one.label} {one.symbol}".strip().replace("|", r"\|").replace("$", "")
+        label = one.label.replace("|", r"\|")
         meaning = one.meaning.replace("|", r"\|")
         functions = [each for each in (metric_of(one), *one.also) if not each.startswith("_")]
         given = ", ".join(f"`{each}`" for each in functions) or "of a layer's sinks"
-        lines.append(f"| `{name}` | **{label}** {meaning} | {given} |")
+        lines.append(f"| `{name}` | **{label}**: {meaning} | {given} |")
     return "\n".join(lines) + "\n"
 
 
