@@ -139,3 +139,8 @@ def test_a_quantised_module_is_refused_by_its_dtype():
     )
     with pytest.raises(ValueError, match=r"q_proj\.weight is quantised \(int8\)"):
         asc.weight_map(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block])}))
+
+
+def test_a_block_of_a_convolution_alone_has_no_matrix():
+    found = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
+    assert (len(found), found.layers) == (0, 0)
