@@ -46,7 +46,9 @@ def test_a_head_of_its_own_is_not_tied_and_nothing_is_tied_to_nothing():
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_module_is_tied_where_both_are_one_parameter(tie):
-    assert asc.weight_map(tiny("llama", tie_word_embeddings=tie)).tied == tie
+    found = asc.weight_map(tiny("llama", tie_word_embeddings=tie))
+    assert found.tied == tie
+    assert found[-1, "unembed"].tensor == HEAD
 
 
 def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_come_in():
