@@ -46,7 +46,9 @@ def test_a_head_of_its_own_is_not_tied_and_nothing_is_tied_to_nothing():
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_module_is_tied_where_both_are_one_parameter(tie):
-    assert asc.weight_map(tiny("llama", tie_word_embeddings=tie)).tied == tie
+    found = asc.weight_map(tiny("llama", tie_word_embeddings=tie))
+    assert found.tied == tie
+    assert found[-1, "unembed"].tensor == HEAD
 
 
 def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_come_in():
@@ -139,3 +141,8 @@ def test_a_quantised_module_is_refused_by_its_dtype():
     )
     with pytest.raises(ValueError, match=r"q_proj\.weight is quantised \(int8\)"):
         asc.weight_map(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block])}))
+
+
+def test_a_block_of_a_convolution_alone_has_no_matrix():
+    found = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
+    assert (len(found), found.layers) == (0, 0)
