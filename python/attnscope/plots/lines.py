@@ -345,6 +345,8 @@ def _limits(ax: Axes, metric: str) -> None:
         ax.set_yscale("log")
         ax.set_ylim(bottom / 1.5, 1.5 * top)
         return
+    if ax.get_yscale() == "log":  # chosen for what the same panel held before
+        ax.set_yscale("linear")
     room = 0.06 * (top - bottom) or 0.05 * abs(top) or 0.05
     low, high = bottom - room, top + room
     # bounds that depend on the number of tokens differ between the maps of one figure
