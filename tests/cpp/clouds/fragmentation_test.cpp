@@ -3,8 +3,12 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <cmath>
 #include <memory>
+#include <numeric>
+#include <random>
+#include <vector>
 
 #include "matrices.h"
 
@@ -68,6 +72,49 @@ TEST(Fragmentation, ASubsetIsWhatItsOwnMatrixGives) {
   EXPECT_TRUE(std::isnan(value_of(distances, nobody.get())));
 }
 
+// Pairs from near to far, each joining the labels of its ends where they differ.
+double by_sorted_pairs(const RowMatrix<double>& distances) {
+  struct Pair {
+    double distance;
+    Index i, j;
+  };
+  const Index n = distances.rows();
+  std::vector<Pair> pairs;
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < i; ++j) pairs.push_back({distances(i, j), i, j});
+  }
+  std::sort(pairs.begin(), pairs.end(),
+            [](const Pair& a, const Pair& b) { return a.distance < b.distance; });
+  std::vector<Index> label(static_cast<std::size_t>(n));
+  std::iota(label.begin(), label.end(), Index{0});
+  double sum = 0.0;
+  for (const Pair& pair : pairs) {
+    const Index from = label[pair.i], to = label[pair.j];
+    if (from == to) continue;
+    sum += pair.distance;
+    std::replace(label.begin(), label.end(), from, to);
+  }
+  const std::size_t half = pairs.size() / 2;
+  const double median = pairs.size() % 2 == 1
+                            ? pairs[half].distance
+                            : 0.5 * (pairs[half - 1].distance + pairs[half].distance);
+  return sum / static_cast<double>(n - 1) / median;
+}
+
+TEST(Fragmentation, IsThatOfSortedPairsInOneWorkspace) {
+  std::mt19937 generator(2);
+  std::uniform_real_distribution<double> uniform;
+  FragmentationWorkspace workspace;
+  for (const Index n : {40, 3, 5, 12, 33}) {
+    RowMatrix<double> distances = RowMatrix<double>::Zero(n, n);
+    for (Index i = 0; i < n; ++i) {
+      for (Index j = 0; j < i; ++j) distances(i, j) = distances(j, i) = uniform(generator);
+    }
+    EXPECT_NEAR(fragmentation(view(distances), nullptr, workspace), by_sorted_pairs(distances), 1e-14)
+        << n;
+  }
+}
+
 TEST(Fragmentation, EveryTypeIsReadExactly) {
   const RowMatrix<double> distances = line({0.0, 0.5, 2.0, 3.25, 8.0});
   const double exact = value_of(distances);
@@ -92,6 +139,10 @@ TEST(CloudComponents, GrowWithTheScale) {
     EXPECT_EQ(found[s].singletons, singletons[s]) << s;
     EXPECT_EQ(found[s].largest, largest[s] / 7.0) << s;
   }
+  // Nothing is written behind the last scale.
+  found[6].components = -1;
+  cloud_components(view(distances), scales, 6, 3, found, workspace);
+  EXPECT_EQ(found[6].components, -1);
   // A cluster may be a single point.
   cloud_components(view(distances), scales, 4, 1, found, workspace);
   for (int s = 0; s < 4; ++s) EXPECT_EQ(found[s].clusters, components[s]);

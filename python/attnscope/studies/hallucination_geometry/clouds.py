@@ -254,7 +254,7 @@ def _curves(
     templates: dict[str, Array],
     options: HallucinationOptions,
 ) -> None:
-    """Betti curves on quantiles of all distances, and of one null cloud of each kind of each bucket."""
+    """Betti curves on quantiles of all distances, and of null clouds of each kind of each bucket."""
     most = options.cloud_points
     some: dict[str, Tensor] = {}
     groups: dict[str, Array] = {}
@@ -270,23 +270,27 @@ def _curves(
     if not bool(pooled.isfinite().all()):
         return
     scales = torch.quantile(pooled[: 2**24], torch.linspace(0, 1, SCALES, dtype=torch.float64))
-    clouds: list[tuple[str, str, Tensor]] = [(bucket, "", one) for bucket, one in distances.items()]
+
+    def write(bucket: str, null: str, draw: int, matrix: Tensor) -> None:
+        bars = asc.cloud_persistence(matrix, metric="precomputed")
+        curve = asc.betti_curve(bars, scales)
+        pieces = asc.cloud_components(matrix, scales, metric="precomputed", min_size=options.min_size)
+        run.write(
+            "betti", layer=layer, bucket=bucket, null=null, draw=draw, scale_number=np.arange(SCALES),
+            scale=scales, beta0=curve[:, 0], beta1=curve[:, 1], clusters=pieces.clusters,
+            singletons=pieces.singletons, largest=pieces.largest, n=len(matrix),
+        )  # fmt: skip
+
+    for bucket, matrix in distances.items():
+        write(bucket, "", -1, matrix)
     for kind in (one for one in options.nulls if one != "random_weights" and not run.unit.variant):
         for bucket, points in some.items():
             if kind == "template" and bucket not in groups:
                 continue
             beside = next(one for name, one in some.items() if name != bucket)
-            drawn = next(
-                null_draws(points, kind, groups.get(bucket, np.zeros(0)), beside, 1, run.settings.seed)
+            drawn = null_draws(
+                points, kind, groups.get(bucket, np.zeros(0)), beside, options.null_draws, run.settings.seed
             )
-            if bool(drawn.isfinite().all()):
-                clouds.append((bucket, kind, asc.cloud_distances(drawn, metric=options.metric)))
-    for bucket, null, matrix in clouds:
-        bars = asc.cloud_persistence(matrix, metric="precomputed")
-        curve = asc.betti_curve(bars, scales)
-        pieces = asc.cloud_components(matrix, scales, metric="precomputed", min_size=options.min_size)
-        run.write(
-            "betti", layer=layer, bucket=bucket, null=null, scale_number=np.arange(SCALES), scale=scales,
-            beta0=curve[:, 0], beta1=curve[:, 1], clusters=pieces.clusters, singletons=pieces.singletons,
-            largest=pieces.largest, n=len(matrix),
-        )  # fmt: skip
+            for draw, one in enumerate(drawn):
+                if bool(one.isfinite().all()):
+                    write(bucket, kind, draw, asc.cloud_distances(one, metric=options.metric))

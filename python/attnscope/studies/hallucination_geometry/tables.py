@@ -79,7 +79,7 @@ TABLES = (
     ),
     Table(
         "betti",
-        (*C, "layer", "bucket", "null", "scale_number"),
+        (*C, "layer", "bucket", "null", "draw", "scale_number"),
         (
             Column("scale"),
             Column("beta0", kind="count"),

@@ -137,6 +137,31 @@ def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     assert sum(len(unit.inputs) for unit in plan.units if unit.stage == "checks") == 120
 
 
+@pytest.mark.parametrize("suffix", [".csv", ".jsonl", ".parquet"])
+def test_files_of_users_with_columns_by_options(folder, texts, tmp_path, suffix):
+    """The prompts of a file are those of one of another format whose columns have other names."""
+    names = {
+        "bucket": "kind", "template": "form", "pair": "twosome", "fold": "part", "answer": "gold"
+    }  # fmt: skip
+    table = pd.read_csv(texts, dtype=str, keep_default_na=False).rename(columns=names)
+    path = tmp_path / f"q{suffix}"
+    if suffix == ".csv":
+        table.to_csv(path, index=False)
+    elif suffix == ".jsonl":
+        table.to_json(path, orient="records", lines=True)
+    else:
+        table.to_parquet(path)
+
+    def prompts(plan):
+        unit = next(unit for unit in plan.units if unit.stage == "checks")
+        return [(one.sentence.text, one.sentence.extra) for one in unit.inputs]
+
+    own = prompts(planned(folder, path, tmp_path, **names))
+    assert len(own) == 120
+    assert own == prompts(planned(folder, texts, tmp_path))
+    assert {extra["answer"] for _, extra in own} > {"", "Havana"}
+
+
 @pytest.mark.slow
 def test_files_without_templates_or_pairs(folder, tmp_path):
     """JSON lines; every prompt is a template of its own, answers are lists."""

@@ -35,6 +35,9 @@ def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):
     assert betti[betti["layer"] >= 0]["n"].max() == 16
     assert betti[betti["layer"] < 0]["n"].max() == 40
     assert set(betti["null"]) == {"", "covariance", "gaussian", "labels"}
+    drawn = betti[betti["null"] != ""].groupby(["layer", "bucket", "null", "scale_number"])["draw"]
+    assert set(drawn.nunique()) == {QUICK["null_draws"]}
+    assert set(betti[betti["null"] == ""]["draw"]) == {-1}
     clouds = found.table("clouds")
     assert set(clouds["null"]) == {"", *nulls}
     rows = clouds[clouds["null"] == "gaussian"]

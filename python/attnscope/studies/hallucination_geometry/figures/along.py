@@ -10,6 +10,7 @@ from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captione
 from attnscope.plots.style import MUTED, panels
 from attnscope.studies.hallucination_geometry.figures.declared import (
     colors,
+    decades,
     figure,
     first_model,
     layers_below,
@@ -27,6 +28,7 @@ def sensitivity_by_depth(results: Tables, options: Options) -> Drawn:
     contrast = str(table["contrast"].iloc[0])
     table = table[table["contrast"] == contrast]
     shades = colors(list(table["bucket"]))
+    count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
     names = {"directional_fisher": "bᵀFb (nats)", "relative_fisher": "‖h‖²·bᵀFb (nats)",
              "transport_kl": "divergence of v put there (nats)"}  # fmt: skip
     figure_, axes = panels(1, 3, height=2.6, width=options.width)
@@ -38,11 +40,10 @@ def sensitivity_by_depth(results: Tables, options: Options) -> Drawn:
         low, high = (null.groupby("layer").quantile(q) for q in (0.025, 0.975))
         ax.fill_between(low.index, low, high, color=MUTED, alpha=0.25, linewidth=0, label="covariance")
         if (table[column] > 0).all():
-            ax.set_yscale("log")
+            decades(ax)
         ax.set_ylabel(label)
-        layers_below(ax)
+        layers_below(ax, count)
     legend(axes[0][0])
-    count = table[table["direction"] == "boundary"].groupby("bucket")["sample"].nunique().min()
     return captioned(
         figure_,
         f"{contrast} against the reference, means over {count} prompts of each bucket. Grey: 95 % of random "
@@ -57,7 +58,8 @@ def readout_by_depth(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "readout", "readout_gain", "top_share")
     figure_, axes = panels(1, 2, height=2.6, width=options.width)
     shades = colors(["", *table["contrast"]])
-    ks = sorted(table["k"].unique())
+    # all directions hold all of any
+    ks = sorted(table[table["chance"] < 1]["k"].unique()) or sorted(table["k"].unique())
     k = ks[len(ks) // 2]
     for (contrast, direction), rows in table.groupby(["contrast", "direction"], sort=False):
         rows = rows[rows["k"] == k].sort_values("layer")
@@ -75,8 +77,9 @@ def readout_by_depth(results: Tables, options: Options) -> Drawn:
     level(axes[0][0], 1)
     for chance in table[table["k"] == k]["chance"].dropna().unique()[:1]:
         level(axes[0][1], float(chance))
-    axes[0][0].set_yscale("log")
+    decades(axes[0][0])
     axes[0][0].set_ylabel("readout gain")
+    axes[0][1].set_ylim(0, None)
     axes[0][1].set_ylabel(f"share in the top {k} directions")
     legend(axes[0][0])
     for ax in axes[0]:
@@ -109,7 +112,7 @@ def refusal_slope(results: Tables, options: Options) -> Drawn:
             ax.fill_between(low.index, low, high, color=shades[contrast], alpha=0.12, linewidth=0)
         level(ax, 0)
         ax.set_ylabel(label)
-        layers_below(ax)
+        layers_below(ax, table["sample"].nunique())
     legend(axes[0][0])
     return captioned(
         figure_,
@@ -129,6 +132,7 @@ def lens(results: Tables, options: Options) -> Drawn:
     columns = {"prediction_entropy": "entropy (nats)", "top": "largest probability"}
     if table["log_p_answer"].notna().any():
         columns["log_p_answer"] = "log p of the answer"
+    count = int(table.groupby("bucket")["sample"].nunique().min()) if table["bucket"].notna().any() else 0
     figure_, axes = panels(1, len(columns), height=2.5, width=options.width, narrowest=2.0)
     for ax, (column, label) in zip(axes[0], columns.items(), strict=True):
         for bucket, rows in table.groupby("bucket", sort=False):
@@ -142,9 +146,8 @@ def lens(results: Tables, options: Options) -> Drawn:
                 mean.index, mean - reach, mean + reach, color=shades[bucket], alpha=0.12, linewidth=0
             )
         ax.set_ylabel(label)
-        layers_below(ax)
+        layers_below(ax, count)
     legend(axes[0][0])
-    count = int(table.groupby("bucket")["sample"].nunique().min()) if table["bucket"].notna().any() else 0
     return captioned(
         figure_, f"Means over prompts, at least {count} of each bucket; bands: 95 %. The last layer is the "
         "model's own output.", more,

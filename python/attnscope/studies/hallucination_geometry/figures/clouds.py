@@ -63,7 +63,7 @@ def dimension_by_depth(results: Tables, options: Options) -> Drawn:
         )
     level(ax, 1)
     ax.set_ylabel("ratio to the reference")
-    ax.set_title("ratio, grey: labels exchanged")
+    ax.set_title("ratio")
     for one in axes[0]:
         layers_below(one)
     return captioned(
@@ -99,7 +99,7 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
                 linewidth=0,
             )
         level(ax, 1)
-        ax.set_title(f"layer {layer}")
+        ax.set_title(f"layer {layer} (n = {table['n_pairs'].max():.0f})")
         ax.set_xlabel("neighbours k")
     axes[0][0].set_ylabel("ratio of local dimensions")
     legend(axes[0][0])
@@ -111,15 +111,19 @@ def dimension_by_k(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _dotted(kinds: list[str], null: str) -> str:
+#: The one scale of the paper's Betti numbers.
+PUBLISHED_RADIUS = 0.15
+
+
+def _bands(kinds: list[str], null: str) -> str:
     words = {"covariance": "clouds of the same covariance", "template": "clouds of the same template means",
              "gaussian": "clouds of the same variance", "labels": "exchanged labels"}  # fmt: skip
-    return f"dotted: {words[null]}. " if kinds else ""
+    return f"bands: 95 % of {words[null]}. " if kinds else ""
 
 
 @figure("betti")
 def betti_curves(results: Tables, options: Options) -> Drawn:
-    """Pieces and loops over all scales, beside clouds of the same covariance."""
+    """Pieces and loops over all scales, beside null clouds."""
     table, more = first_model(results, "betti", "beta0", "scale")
     layers = sorted(table["layer"].unique())
     layer = layers[len(layers) // 2]
@@ -130,26 +134,32 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
     null = "covariance" if "covariance" in kinds or not kinds else kinds[0]
     table = table[table["null"].isin(["", null])]
     for (bucket, kind), rows in table.groupby(["bucket", "null"], sort=False):
-        dash = ":" if kind else "-"
+        rows = rows.assign(beta0=rows["beta0"] / rows["n"])
         for ax, column in zip(axes[0], ("beta0", "clusters", "beta1"), strict=True):
-            values = rows[column] / rows["n"] if column == "beta0" else rows[column]
-            ax.plot(
-                rows["scale"], values, color=shades[bucket], label=None if kind else bucket, linestyle=dash
-            )
+            if not kind:
+                ax.plot(rows["scale"], rows[column], color=shades[bucket], label=bucket)
+                continue
+            drawn = rows.groupby("scale")[column]
+            low, high = (drawn.quantile(q) for q in (0.025, 0.975))
+            ax.fill_between(low.index, low, high, color=shades[bucket], alpha=0.25, linewidth=0.4)
     largest = float(table["scale"].max())
     if not largest > 0:
         raise NotDrawable("no cloud has a bar")
-    where = "grey line" if largest >= 0.15 else "beyond the largest distance here"
-    for ax, title in zip(axes[0], ("pieces / n", "clusters", "loops"), strict=True):
-        if largest >= 0.15:
-            ax.axvline(0.15, color=MUTED, linewidth=0.8)
-        ax.set_xlim(0, largest)
+    smallest = float(table["scale"][table["scale"] > 0].min())
+    count = f"n = {table['n'].max():.0f}"
+    for ax, title in zip(axes[0], (f"pieces / n ({count})", "clusters", "loops"), strict=True):
+        if smallest < PUBLISHED_RADIUS:
+            ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=0.8)
+            largest = max(largest, 1.3 * PUBLISHED_RADIUS)
+        ax.set_xscale("log")
+        ax.set_xlim(smallest, largest)
         ax.set_title(title)
-        ax.set_xlabel("scale")
+        ax.set_xlabel("distance")
+    where = "grey line" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
     legend(axes[0][0])
     return captioned(
         figure_,
-        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_dotted(kinds, null)}"
+        f"Layer {layer}, {table['n'].max():.0f} prompts a bucket; {_bands(kinds, null)}"
         f"The one radius of the paper, .15: {where}.",
         more,
     )

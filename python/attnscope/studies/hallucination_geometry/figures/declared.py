@@ -7,7 +7,7 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import MaxNLocator
+from matplotlib.ticker import LogLocator, MaxNLocator, NullFormatter
 
 from attnscope.plots.figure import Figure, NotDrawable, Tables, declared_in, optional, stored
 from attnscope.plots.selection import last_step
@@ -16,8 +16,9 @@ from attnscope.plots.style import MUTED, PALETTE, legend_row
 FIGURES: dict[str, Figure] = {}
 figure = declared_in(FIGURES)
 
-#: How buckets are drawn everywhere, in the order of the run.
+#: How the packaged buckets are drawn everywhere, and in which order others take what is left.
 COLORS = (PALETTE[0], PALETTE[1], PALETTE[2], PALETTE[3])
+BUCKETS = {"factual": COLORS[0], "impossible": COLORS[1], "unknown": COLORS[2]}
 
 
 def first_model(results: Tables, name: str, *columns: str) -> tuple[pd.DataFrame, str]:
@@ -39,10 +40,22 @@ def controls(results: Tables, name: str, model: str) -> pd.DataFrame | None:
     return None if own.empty else own
 
 
-def layers_below(ax: Axes) -> None:
-    """Whole numbers of layers on the horizontal axis."""
-    ax.set_xlabel("layer (−1: before the first)" if ax.get_xlim()[0] < -0.5 else "layer")
+def layers_below(ax: Axes, n: int = 0) -> None:
+    """Whole numbers of layers on the horizontal axis, and of how many prompts the means are."""
+    first = "−1: before the first" if ax.get_xlim()[0] < -0.5 else ""
+    said = "; ".join(filter(None, (first, f"n = {n}" if n else "")))
+    ax.set_xlabel(f"layer ({said})" if said else "layer")
     ax.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
+
+
+def decades(ax: Axes) -> None:
+    """Powers on the vertical axis; within two decades numbers, also between them."""
+    ax.set_yscale("log")
+    low, high = ax.get_ylim()
+    if low > 1e-3 and high < 100 * low:
+        ax.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+        ax.yaxis.set_major_formatter("{x:g}")
+        ax.yaxis.set_minor_formatter(NullFormatter())
 
 
 def legend(ax: Axes) -> None:
@@ -56,5 +69,8 @@ def level(ax: Axes, value: float) -> None:
 
 
 def colors(names: list[str]) -> dict[Any, str]:
-    """One colour for each name."""
-    return {name: COLORS[at % len(COLORS)] for at, name in enumerate(dict.fromkeys(names))}
+    """One colour for each name, the same in all figures for a packaged bucket."""
+    found = {name: BUCKETS[name] for name in dict.fromkeys(names) if name in BUCKETS}
+    left = [one for one in COLORS if one not in found.values()] or list(COLORS)
+    others = [name for name in dict.fromkeys(names) if name not in found]
+    return found | {name: left[at % len(left)] for at, name in enumerate(others)}

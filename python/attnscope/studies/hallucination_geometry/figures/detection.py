@@ -19,6 +19,7 @@ from attnscope.plots.figure import (
 from attnscope.plots.style import MUTED, NULL_LINES, PALETTE, panels
 from attnscope.studies.hallucination_geometry.claims import beforehand
 from attnscope.studies.hallucination_geometry.figures.declared import (
+    colors,
     controls,
     figure,
     first_model,
@@ -128,7 +129,7 @@ def detection_by_depth(results: Tables, options: Options) -> Drawn:
 COURSES = {
     "auc_excess": "best excess of AUC",
     "log_readout_gain": "log readout gain",
-    "log_relative_fisher": "log ‖h‖²·bᵀFb",
+    "log_relative_fisher": "log ‖h‖²·bᵀFb (nats)",
 }
 
 
@@ -146,13 +147,16 @@ def training(results: Tables, options: Options) -> Drawn:
         raise NotDrawable("no checkpoint could be scored")
     steps = optional(results, "emergence")
     keys = list(dict.fromkeys(key[:2] for key in every))
-    figure_, axes = panels(1, len(names), height=2.7, width=min(options.width, 2.6 * len(names) + 0.4))
+    one_model = len({model for model, _ in keys}) == 1
+    shades = colors([contrast if one_model else f"{model}, {contrast}" for model, contrast in keys])
+    figure_, axes = panels(
+        1, len(names), height=2.7, width=min(options.width, 2.6 * len(names) + 0.4), narrowest=2.0
+    )
     for ax, name in zip(axes[0], names, strict=True):
-        for at, (model, contrast) in enumerate(keys):
+        for (model, contrast), color in zip(keys, shades.values(), strict=True):
             if (model, contrast, name) not in every:
                 continue
             there, values = every[model, contrast, name]
-            color = PALETTE[at % len(PALETTE)]
             ax.plot(there, np.nanmean(values, 1), color=color, marker="o", markersize=3,
                     label=f"{model}, {contrast}")  # fmt: skip
             if steps is not None:
@@ -218,7 +222,7 @@ def published(results: Tables, options: Options) -> Drawn:
             **NULL_LINES["random_weights"],
         )
     level(ax, 1)
-    ax.set_xlabel("depth")
+    ax.set_xlabel("depth (0: first block, 1: last)")
     ax.set_ylabel(f"dimension, {other} / factual")
     legend(ax)
     return captioned(

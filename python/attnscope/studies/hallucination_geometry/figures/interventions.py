@@ -66,13 +66,13 @@ def steering_curve(results: Tables, options: Options) -> Drawn:
             draws = rows.groupby(["strength", "draw"])["changed"].mean().groupby("strength")
             low, high = draws.min().reindex(mean.index), draws.max().reindex(mean.index)
             ax.fill_between(
-                mean.index, low, high, color=PALETTE[at + 1], alpha=0.2, linewidth=0, label=control
+                mean.index, low, high, color=PALETTE[at + 1], alpha=0.2, linewidth=0.6, label=control
             )
         level(ax, 0)
         ax.set_ylim(
             -0.02, max(0.1, 1.1 * float(own.groupby(["control", "strength"])["changed"].mean().max()))
         )
-        ax.set_title(f"layer {layer}")
+        ax.set_title(f"layer {layer} (n = {own['sample'].nunique()})")
         ax.set_xlabel("strength α")
     axes[0][0].set_ylabel("answers changed")
     legend(axes[0][0])
