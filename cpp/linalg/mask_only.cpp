@@ -15,9 +15,6 @@ namespace {
 constexpr Index kBlock = 8;
 constexpr Index kAbreast = 4;
 
-// How many rows ahead memory is asked for.
-constexpr Index kAhead = 4;
-
 // A row whose nearest key lies so far below its largest score that the exponentials less that score may
 // vanish is summed less the largest score so far.
 constexpr double kFar = 128.0;
@@ -59,18 +56,25 @@ struct LateBlock {
   Index rows = 0;
 };
 
-// Scores of row `i` at offsets below m to `scores`, and the largest of them.
+// Scores of row `i` at offsets below m to `scores`, and the largest of them; they are added to `sum`.
 template <class WideType>
-double take_row(const WideType* row, Index i, Index m, Index size, double* scores) {
+double take_row(const WideType* row, Index i, Index m, Index size, double* scores, Lanes& sum) {
   const WideType* from = row + (i + 1 - size);
   Lanes top;
-  for (Index k = 0; k < kPackWidth; ++k) top[k] = k < size - m ? -kInfinity : static_cast<double>(from[k]);
+  if (size == m) {
+    top = load(from);
+  } else {
+    for (Index k = 0; k < kPackWidth; ++k) top[k] = k < size - m ? -kInfinity : static_cast<double>(from[k]);
+  }
   store(scores, top);
+  Lanes total = sum + top;
   for (Index k = kPackWidth; k < size; k += kPackWidth) {
     const Lanes s = load(from + k);
     store(scores + k, s);
+    total += s;
     top = larger(s, top);
   }
+  sum = total;
   return largest(top);
 }
 
@@ -193,7 +197,7 @@ struct Attention {
 template <class Scalar>
 bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t* queries, Index count, bool body,
                double* lse, double* cut, double* share, double* attention, Index ld,
-               MaskOnlyWorkspace& workspace) {
+               MaskOnlyWorkspace& workspace, Ahead ahead) {
   const Index m = scores.rows() / 2;
   const Index size = whole_vectors(m);
   const auto fill = [&] {
@@ -201,11 +205,11 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
     for (Index q = 0; q < count; ++q) std::fill(attention + q * ld, attention + q * ld + m, kMissing);
   };
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
+  const Index row_lines = scores.rows() * static_cast<Index>(sizeof(Scalar)) / Ahead::kLine;
+  SumOfEntries<Wide<Scalar>> others;  // entries that no late row needs
   for (Index i = 0; i < m; ++i) {
-    prefetch_row(scores, i + kAhead, i + kAhead);
-    if (is_readable(reader.row(i), i + 1)) continue;
-    fill();
-    return false;
+    ahead.ask(row_lines);
+    others.add(reader.row(i), i + 1, scores.rows());
   }
   double* buffer = workspace.sums.resize((6 + 2 * kBlock) * size);
   std::fill(buffer, buffer + 4 * size, 0.0);
@@ -219,6 +223,7 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
   const double widest = std::log(static_cast<double>(m + 2));
 
   Index rows = 0;  // late rows that see themselves
+  Lanes sum{};     // of their entries
   double ranges[kBlock] = {};
   const auto finish_block = [&] {
     // A row of nothing with a sink of its own adds log 1 to every sum.
@@ -241,17 +246,15 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
     block.rows = 0;
   };
   for (Index i = m; i < 2 * m; ++i) {
-    prefetch_row(scores, i + kAhead, i + kAhead);
+    ahead.ask(row_lines);
     const auto* row = reader.row(i);
-    if (!is_readable(row, i + 1)) {
-      fill();
-      return false;
-    }
     const double nearest = static_cast<double>(row[i]);
-    if (!(nearest > -kInfinity)) continue;
+    const bool seen = nearest != -kInfinity;
+    others.add(row, i + 1 - (seen ? m : 0), scores.rows());
+    if (!seen) continue;
     ++rows;
     double* scores = block.scores + block.rows * size;
-    const double top = std::max(take_row(row, i, m, size, scores), sink);
+    const double top = std::max(take_row(row, i, m, size, scores, sum), sink);
     const double below = top - std::max(nearest, sink);
     if (below > kFar) {
       const RisingRow one{scores, rising, rising + size};
@@ -266,6 +269,14 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
     ranges[block.rows] = below + widest;
     if (++block.rows == kBlock) finish_block();
   }
+  bool readable = others.is_readable() && !any(~(sum < kInfinity));
+  for (Index i = 0; !readable && i < 2 * m; ++i) {
+    if (!is_readable(reader.row(i), i + 1)) {
+      fill();
+      return false;
+    }
+    readable = i + 1 == 2 * m;
+  }
   if (rows == 0) {
     fill();
     return true;
@@ -275,11 +286,12 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
 
   const double number = static_cast<double>(rows);
   const double* last = kept.sums + size;
-  for (Index d = 0; d < m; ++d) {
-    const Index k = size - 1 - d;
-    lse[d] = (sums.shared_tops + sums.tops[k] + sums.logs[k]) / number;
-    share[d] = std::clamp(sums.lost[k] / number, 0.0, 1.0);
+  for (Index k = 0; k < size; k += kPackWidth) {
+    store(sums.logs + k, (sums.shared_tops + load(sums.tops + k) + load(sums.logs + k)) / number);
+    store(sums.lost + k, smaller(broadcast(1.0), larger(Lanes{}, load(sums.lost + k) / number)));
   }
+  std::reverse_copy(sums.logs + (size - m), sums.logs + size, lse);
+  std::reverse_copy(sums.lost + (size - m), sums.lost + size, share);
   for (Index d = 0; d < m; ++d) cut[d] = std::max(0.0, lse[m - 1] - lse[d]);
   for (Index q = 0; q < count; ++q, last += size) {
     const Index i = queries[q];
@@ -293,7 +305,7 @@ bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                                           \
   template bool mask_only<Scalar>(const MatrixView<Scalar>&, double, const std::int64_t*, Index, bool, double*, \
-                                  double*, double*, double*, Index, MaskOnlyWorkspace&);
+                                  double*, double*, double*, Index, MaskOnlyWorkspace&, Ahead);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

@@ -5,6 +5,7 @@
 
 #include "matrix/matrix_view.h"
 #include "matrix/row_scratch.h"
+#include "simd/ahead.h"
 #include "simd/aligned_buffer.h"
 
 namespace attnscope {
@@ -23,10 +24,11 @@ struct MaskOnlyWorkspace {
 // 1 … i, NaN for query 0. `sink` is the logit of a learned sink, which counts in every log-sum, -infinity
 // without one. NaN where no late query sees itself. The matrix is read once; false and NaN as in toeplitz.h. n²/4
 // exponentials, less the row's largest score, so that no score is too large; where the nearest key lies 256 below
-// it, less the largest score so far, with count·n²/8 exponentials more for the attention.
+// it, less the largest score so far, with count·n²/8 exponentials more for the attention. `ahead`: the matrix of the
+// call that follows.
 template <class Scalar>
 bool mask_only(const MatrixView<Scalar>& scores, double sink, const std::int64_t* queries, Index count, bool body,
                double* lse, double* cut, double* share, double* attention, Index ld,
-               MaskOnlyWorkspace& workspace);
+               MaskOnlyWorkspace& workspace, Ahead ahead = {});
 
 }  // namespace attnscope

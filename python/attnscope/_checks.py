@@ -8,8 +8,7 @@ import operator
 import warnings
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -26,8 +25,7 @@ LARGEST_ENTRY = 1.0 + 1e-2
 Lengths = torch.Tensor | Sequence[int] | int | None
 
 
-@dataclass(frozen=True)
-class Attention:
+class Attention(NamedTuple):
     """A checked argument: the tensor as the core reads it, and one length per matrix or None."""
 
     tensor: torch.Tensor
@@ -53,12 +51,11 @@ def attention_argument(
 ) -> Attention:
     """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
     tensor = square_tensor(function, name, attention)
-    checked = Attention(
-        tensor, lengths_argument(function, lengths, tuple(tensor.shape[:-2]), int(tensor.shape[-1]))
-    )
-    given = checked.lengths
-    longest = checked.n if given is None or not given.numel() else int(given.max())
-    announce(function, longest, math.prod(checked.leading))
+    *leading, _, n = tensor.shape
+    given = None if lengths is None else lengths_argument(function, lengths, tuple(leading), n)
+    checked = Attention(tensor, given)
+    longest = n if given is None or not given.numel() else int(given.max())
+    announce(function, longest, math.prod(leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
     if rows and name == "attention":

@@ -15,6 +15,31 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
                                   : make_result(batch.sizes, trailing, kNaN);
 }
 
+// The matrix that a worker takes after another, as far as it is known: the next of its block, or of all where it
+// works alone.
+class Following {
+ public:
+  explicit Following(const Batch& batch)
+      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : block_size(batch, 1)) {}
+  // Its index, or -1. Matrices of different lengths are taken in another order.
+  Index operator()(Index index) const {
+    const Index next = index + 1;
+    return batch_.lengths == nullptr && next < batch_.count && next % block_ != 0 ? next : -1;
+  }
+  // The memory of matrix `next`, where one is known and its rows lie behind each other.
+  template <class Scalar>
+  Ahead of(const MatrixView<Scalar>& view, Index next) const {
+    if (next < 0 || batch_.column_stride != 1 || batch_.row_stride < batch_.n) return {};
+    const Index entries = (view.rows() - 1) * batch_.row_stride + view.rows();
+    const auto* from = static_cast<const Scalar*>(batch_.data) + batch_.offset(next);
+    return {from, entries * static_cast<Index>(sizeof(Scalar))};
+  }
+
+ private:
+  const Batch& batch_;
+  Index block_;
+};
+
 py::tuple split(const py::object& scores, const py::object& lengths, bool late, const py::object& weights,
                 Index weight_matrices) {
   const Batch batch = make_batch(scores, lengths);
@@ -23,13 +48,21 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
   const Result<double> residual = results(batch, {m, m});
+  const Following following(batch);
   const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
-        const ToeplitzOutputs out{profile.data + index * m,  residual.data + index * m * m,
-                                  row.data + index * m,      variance.data + index * m,
-                                  first.data + index * m,    lse.data + index * m, m};
+        const Index next = following(index);
+        ToeplitzAhead ahead{following.of(view, next), {}};
+        if (next >= 0) ahead.residual = {residual.data + next * m * m, m * m * static_cast<Index>(sizeof(double))};
+        const ToeplitzOutputs out{profile.data + index * m,
+                                  residual.data + index * m * m,
+                                  row.data + index * m,
+                                  variance.data + index * m,
+                                  first.data + index * m,
+                                  lse.data + index * m,
+                                  m};
         const double* own = weight_matrices > 1 ? weighing + index * m * m : weighing;
-        return toeplitz_split(view, late, own, m, out, workspace);
+        return toeplitz_split(view, late, own, m, out, workspace, ahead);
       });
   return py::make_tuple(
       py::make_tuple(profile.tensor, residual.tensor, row.tensor, variance.tensor, first.tensor, lse.tensor), bad);
@@ -44,6 +77,7 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = results(batch, {count, m});
+  const Following following(batch);
   const Index bad = per_matrix_checked_by_kernel<MaskOnlyWorkspace>(
       batch, [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
@@ -51,8 +85,9 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
         const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();
         const double sink =
             logits == nullptr ? -std::numeric_limits<double>::infinity() : logits[index];
+        const Ahead ahead = following.of(view, following(index));
         return mask_only(view, sink, queries.data(), few, body, lse.data + index * m, cut.data + index * m,
-                         share.data + index * m, attention.data + index * count * m, m, workspace);
+                         share.data + index * m, attention.data + index * count * m, m, workspace, ahead);
       });
   return py::make_tuple(py::make_tuple(lse.tensor, cut.tensor, share.tensor, attention.tensor), bad);
 }

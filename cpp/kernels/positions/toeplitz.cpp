@@ -11,8 +11,9 @@
 namespace attnscope {
 namespace {
 
-// How many rows ahead memory is asked for.
-constexpr Index kAhead = 4;
+// Lines of scores that are asked for ahead where one of float32 would be.
+template <class Scalar>
+constexpr Index kLines = sizeof(Scalar) > 4 ? 2 : 1;
 
 // Adds what row `i` of n holds at offsets below m to sums, by m − 1 − D. Vectors are written behind the m-th sum.
 // With `counts`, -infinity is left out and every other entry is counted there.
@@ -36,18 +37,20 @@ void add_offsets(const WideType* row, Index i, Index m, Index n, double* sums, d
 // The profile of rows `begin` to `end` by m − 1 − D. Where every sum is finite, so is every entry, and none needs to
 // be looked at; elsewhere rows are added once more. Returns whether they are readable.
 template <class Scalar>
-bool fill_profile(RowReader<Scalar>& reader, const MatrixView<Scalar>& scores, Index begin, Index end, Index m,
+bool fill_profile(RowReader<Scalar>& reader, ToeplitzAhead& ahead, Index n, Index begin, Index end, Index m,
                   double* profile, double* counts) {
-  const Index n = scores.rows();
+  SumOfEntries<Wide<Scalar>> farther;  // than every offset
   std::fill(profile, profile + m + kPackWidth, 0.0);
   for (Index i = begin; i < end; ++i) {
-    prefetch_row(scores, i + kAhead, i + kAhead);
+    ahead.scores.ask(2 * kLines<Scalar>);
+    ahead.residual.ask(1);
     const auto* row = reader.row(i);
-    if (!is_readable(row, i - m + 1)) return false;  // what lies farther than every offset
+    farther.add(row, i - m + 1, n);
     add_offsets<false>(row, i, m, n, profile, counts);
   }
   const auto whole = [&](Index k) { return begin > 0 ? static_cast<double>(m) : static_cast<double>(k + 1); };
-  if (std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); })) {
+  const bool finite = std::all_of(profile, profile + m, [](double sum) { return std::isfinite(sum); });
+  if (farther.is_readable() && finite) {
     for (Index k = 0; k < m; ++k) profile[k] /= whole(k);
     return true;
   }
@@ -142,7 +145,7 @@ enum class Found { numbers, hidden, unreadable };
 // rows. Without `hiding`, nothing but the residuals is written where a score is no number.
 template <bool hiding, bool weighing, class Scalar>
 Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index m, Index n, const double* profile,
-                 const double* weights, Index weight_ld, const ToeplitzOutputs& out) {
+                 const double* weights, Index weight_ld, const ToeplitzOutputs& out, ToeplitzAhead& ahead) {
   BodySums sums{};
   LaneMask readable = Lanes{} == 0.0;
   Lanes tops = broadcast(-kInfinity), sinks{};
@@ -171,6 +174,8 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
     double* residual = out.residual + i * out.ld;
     Lanes top = broadcast(-kInfinity), total{};
     const auto add = [&]<bool last>(Index j) {
+      ahead.scores.ask(kLines<Scalar>);
+      ahead.residual.ask(1);
       const auto keys = early.template keys<last>(r, j);
       Lanes shown = keys.residuals;
       if constexpr (hiding || last) {
@@ -224,6 +229,8 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
       top[a] = broadcast(tops[begin + a]);
     }
     const auto add = [&]<bool last>(Index j) {
+      ahead.scores.ask(6 * kLines<Scalar>);
+      ahead.residual.ask(2);
       Lanes below[kAbreast];
 #pragma GCC unroll 4
       for (Index a = 0; a < kAbreast; ++a) {
@@ -265,20 +272,21 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
 
 template <class Scalar>
 bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* weights, Index weight_ld,
-                    const ToeplitzOutputs& out, ToeplitzWorkspace& workspace) {
-  const Index m = split_rows(scores.rows(), late);
+                    const ToeplitzOutputs& out, ToeplitzWorkspace& workspace, ToeplitzAhead ahead) {
+  const Index n = scores.rows();
+  const Index m = split_rows(n, late);
   RowReader<Scalar> reader(scores, kCausal, workspace.rows);
   // Vectors are read and written behind the ends.
   const Index size = m + kPackWidth;
   double* profile = workspace.offsets.resize(2 * size);
-  if (!fill_profile(reader, scores, late ? m : 0, late ? 2 * m : m, m, profile, profile + size)) {
+  if (!fill_profile(reader, ahead, n, late ? m : 0, late ? 2 * m : m, m, profile, profile + size)) {
     fill_split(out, m, kMissing);
     return false;
   }
   std::reverse_copy(profile, profile + m, out.profile);
   const auto rows = [&]<bool hiding, bool weighing>(Index first) {
-    return split_rows<hiding, weighing>(reader, workspace.held, first, m, scores.rows(), profile, weights,
-                                        weight_ld, out);
+    return split_rows<hiding, weighing>(reader, workspace.held, first, m, n, profile, weights, weight_ld,
+                                        out, ahead);
   };
   for (Index first = 0; first < m; first += kPackWidth) {
     Found found = weights == nullptr ? rows.template operator()<false, false>(first)
@@ -333,7 +341,7 @@ bool offset_variance(const MatrixView<Scalar>& values, double* mean, double* var
 
 #define ATTNSCOPE_INSTANTIATE(Scalar)                                                                             \
   template bool toeplitz_split<Scalar>(const MatrixView<Scalar>&, bool, const double*, Index,                     \
-                                       const ToeplitzOutputs&, ToeplitzWorkspace&);                               \
+                                       const ToeplitzOutputs&, ToeplitzWorkspace&, ToeplitzAhead);                \
   template bool offset_variance<Scalar>(const MatrixView<Scalar>&, double*, double*, std::int64_t*, ToeplitzWorkspace&);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

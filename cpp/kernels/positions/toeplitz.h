@@ -6,6 +6,7 @@
 
 #include "matrix/matrix_view.h"
 #include "matrix/row_scratch.h"
+#include "simd/ahead.h"
 #include "simd/aligned_buffer.h"
 
 namespace attnscope {
@@ -32,6 +33,11 @@ struct ToeplitzOutputs {
   Index ld;
 };
 
+// The matrix and the residual of the call that follows.
+struct ToeplitzAhead {
+  Ahead scores, residual;
+};
+
 // Rows that the split describes: the first half of n, or all.
 inline Index split_rows(Index n, bool late) { return late ? n / 2 : n; }
 
@@ -44,7 +50,7 @@ inline Index split_rows(Index n, bool late) { return late ? n / 2 : n; }
 // exp s_ij, NaN for a query that sees no key. n²/8 exponentials.
 template <class Scalar>
 bool toeplitz_split(const MatrixView<Scalar>& scores, bool late, const double* weights, Index weight_ld,
-                    const ToeplitzOutputs& out, ToeplitzWorkspace& workspace);
+                    const ToeplitzOutputs& out, ToeplitzWorkspace& workspace, ToeplitzAhead ahead = {});
 
 // Mean, population variance and number of the entries at every offset D = 0 … n − 1 that are not -infinity; NaN
 // where there is none. Welford 1962.
