@@ -135,6 +135,18 @@ TEST(LocalDimension, NothingIsReadOrWrittenBehindTheLastK) {
   EXPECT_EQ(tied[1], 7);
 }
 
+TEST(TwoNn, OfAlmostEqualDistances) {
+  RowMatrix<double> distances = RowMatrix<double>::Zero(3, 3);
+  distances(0, 1) = distances(1, 0) = 1.0;
+  distances(0, 2) = distances(2, 0) = 1.1;
+  distances(1, 2) = distances(2, 1) = 1.2;
+  const Neighbours neighbours = found_in(distances);
+  std::vector<double> scratch;
+  EXPECT_NEAR(two_nn(neighbours, nullptr, 0.0, scratch), 1.0 / std::log(1.2), 1e-12);
+  // A fraction that rounds to none leaves out the last, whose logarithm is infinite.
+  EXPECT_TRUE(std::isfinite(two_nn(neighbours, nullptr, 1e-17, scratch)));
+}
+
 TEST(LocalDimension, EqualPointsAreNoNeighboursAndAreCounted) {
   // 0 twice, 5 three times, 9 once.
   const RowMatrix<double> distances = line({0.0, 5.0, 0.0, 9.0, 5.0, 5.0});
