@@ -84,7 +84,7 @@ def glossary() -> str:
 
     text = (ROOT / "CONTRIBUTING.md").read_text("utf-8")
     words = text.partition("### Glossary")[2].partition("\n## ")[0]
-    lines = [f"# Glossary\n{words}\n## Quantities\n"]
+    lines = [f"---\nhide: [toc]\n---\n\n# Glossary\n{words}\n## Quantities\n"]
     lines.append(
         "One number, one name: the column of the tables; the label is what figures, the report and the view "
         "call it.\n\n"
@@ -97,14 +97,14 @@ def glossary() -> str:
         "`attnscope metrics` describes a function or a column, and `analyze` takes the name of either. "
         "Another protocol's number has the column of the exact one in rows of that protocol.\n"
     )
-    lines += ["| column | label | what it is | kind | function |", "|---|---|---|---|---|"]
+    lines += ["| column | label, and what it is | function |", "|---|---|---|"]
     quantities = {one.name: one for one in found().quantities if one.protocol == "exact"}
     for name, one in sorted(quantities.items()):
-        label = f"{one.label} {one.symbol}".strip().replace("|", r"\|").replace("$", "")
+        label = one.label.replace("|", r"\|")
         meaning = one.meaning.replace("|", r"\|")
         functions = [each for each in (metric_of(one), *one.also) if not each.startswith("_")]
         given = ", ".join(f"`{each}`" for each in functions) or "of a layer's sinks"
-        lines.append(f"| `{name}` | {label} | {meaning} | {one.kind} | {given} |")
+        lines.append(f"| `{name}` | **{label}**: {meaning} | {given} |")
     return "\n".join(lines) + "\n"
 
 

@@ -50,6 +50,10 @@ ARGUED: dict[str, dict[str, str]] = {
         "fields = zip(self._fields, self, )  # type: ignore[attr-defined]": SAME_LENGTH,
         "fields = zip(self._fields, self, strict=False)  # type: ignore[attr-defined]": SAME_LENGTH,
     },
+    "architecture": {
+        "parameters = dict(source.named_parameters(remove_duplicate=None))": SAME_FALSE,
+        "return _read(dict(source), {}, config, None)": SAME_FALSE,
+    },
     "_states": {
         "if leading and own and own[-1] >= 1 and leading[-1] % own[-1] == 0:": (
             "one state for all heads has been broadcast already, or fits no axis before them"

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from attnscope._warn import warned_once
+from attnscope._warn import warn, warned_once
 from attnscope.capture.anatomy import choose, text_argument
 from attnscope.capture.sites import SITES
 from attnscope.commands.analyze_tables import Column, Tables, place, table_of
@@ -95,6 +95,8 @@ def analyze(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
     )
     texts = _inputs_of(inputs, encoder)
+    if cut := sum(one.encoded.truncated for one in texts):
+        warn(f"analyze: {cut} of {len(texts)} texts were longer than {encoder.limit} tokens and are cut")
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = Tables({"model": name or label, "revision": "", "step": -1})
     unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))

@@ -52,7 +52,7 @@ def _options(
 def metrics(
     name: Annotated[
         str,
-        typer.Argument(metavar="[NAME]", help="A metric, or a column; without it, all metrics are listed."),
+        typer.Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed."),
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -77,7 +77,7 @@ def metrics(
 
 def configs(
     name: Annotated[
-        str, typer.Argument(metavar="[NAME]", help="A packaged study; without it, all are listed.")
+        str, typer.Argument(metavar="NAME", help="A packaged study; without it, all are listed.")
     ] = "",
     as_json: Json = False,
 ) -> None:
@@ -117,7 +117,7 @@ def configs(
 
 
 def init(
-    study: Annotated[str, typer.Argument(metavar="[STUDY]", help="Which study; the default one.")] = "",
+    study: Annotated[str, typer.Argument(metavar="STUDY", help="Which study; the default one.")] = "",
     output: Annotated[Path, typer.Option("--output", "-o", help="The file.")] = Path("study.yaml"),
 ) -> None:
     """Write a YAML file with every setting of a study, its type, meaning and default.

@@ -21,8 +21,8 @@ from attnscope.engine.schema import MissingError
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Input, Unit
 
-#: Figures that are drawn to know what the others take.
-_DRAWN = 3
+#: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.
+_WRITTEN = 2.3
 
 
 @dataclass(frozen=True)
@@ -33,9 +33,9 @@ class Estimate:
         folder: where the run would go.
         units: units of work.
         checkpoints: sets of weights.
-        sentences: per checkpoint.
+        sentences: texts per checkpoint.
         tokens: of all units.
-        longest: tokens of the longest sentence.
+        longest: tokens of the longest text.
         seconds: expected time on this machine, start and loading included, drawing not.
         drawing: expected seconds of figures, report and page of heads.
         layer_bytes: attention of one layer in the largest batch.
@@ -67,8 +67,8 @@ class Estimate:
         lines = [
             f"folder        {self.folder}",
             f"units         {self.units:,} ({_count(self.checkpoints, 'checkpoint')} x "
-            f"{_count(self.sentences, 'sentence')})",
-            f"tokens        {self.tokens:,}, longest sentence {self.longest:,}",
+            f"{_count(self.sentences, 'text')})",
+            f"tokens        {self.tokens:,}, longest text {self.longest:,}",
             f"memory        about {megabytes(self.peak_bytes)} at the peak "
             f"({megabytes(self.layer_bytes)} are one layer's attention), {megabytes(self.free_bytes)} free",
             f"time          about {duration(self.seconds + self.drawing)} on this machine",
@@ -88,15 +88,15 @@ def dry_run(
     draw: bool = False,
     started: float = 0.0,
 ) -> Estimate:
-    """Plans a study and measures a few sentences of every model, without writing anything.
+    """Plans a study and measures a few texts of every model, without writing anything.
 
-    The shortest, the median and the longest sentence are run through the first checkpoint of each model; the
+    The shortest, the median and the longest text are run through the first checkpoint of each model; the
     time of the others is interpolated in their length. Of texts of one length a whole unit is run. A stage
     that cannot do without what earlier ones store is named and not measured.
 
     Args:
         say: gets the notes of the plan and what the study expects, before any weight is read.
-        draw: whether the run will draw: then a few figures of what was measured are drawn here.
+        draw: whether the run will draw: then the figures of what was measured are drawn here.
         started: seconds until here that a run needs as well, such as those of imports.
     """
     began = time.perf_counter()
@@ -132,7 +132,7 @@ def dry_run(
         tokens=plan.tokens,
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
-        drawing=_drawing(study, measured) if draw else 0.0,
+        drawing=_drawing(study, plan, measured) if draw else 0.0,
         layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
@@ -141,11 +141,11 @@ def dry_run(
     )
 
 
-def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
-    """Seconds to draw a study: some of its figures are drawn from what was measured, the others cost as much.
+def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) -> float:
+    """Seconds to draw a study: its figures are drawn from what was measured, and not written.
 
-    A figure is drawn once and written as PDF, PNG and for the report; the report's tables and the page of
-    heads cost about as much as two more.
+    Those of tables that the study makes at its end cost as much as the others. The report's tables and the
+    page of heads cost about as much as two more.
     """
     began = time.perf_counter()
     import tempfile
@@ -154,7 +154,7 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
     import pyarrow as pa
 
     from attnscope.engine.results import Results
-    from attnscope.plots import NotDrawable, draw_all, figures, figures_of
+    from attnscope.plots import NotDrawable, draw_all, figures_of
     from attnscope.plots.style import panels, save, settled
 
     tables = {
@@ -163,27 +163,27 @@ def _drawing(study: Study, measured: Sequence[Mapping[str, Any]]) -> float:
     }
     results = Results(tables, study=study.to_dict())
     own = figures_of(results)
-    likely = [name for name, figure in own.items() if set(figure.tables) & {"heads", "graphs", *tables}]
-    ready, spent, drawn = time.perf_counter() - began, 0.0, 0
-    for name in likely:
+    at_its_end = {table for stage in plan.stages.values() for table in stage.writes} - set(tables)
+    late = 0
+    ready, spent = time.perf_counter() - began, []
+    for name in own:
         began = time.perf_counter()
-        with warnings.catch_warnings(), tempfile.TemporaryDirectory() as folder:
+        with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             try:
-                found = draw_all(results, [name], left_out=[])
+                drawn = draw_all(results, [name], left_out=[])
             except NotDrawable:
+                late += bool(set(own[name].tables) & at_its_end)
                 continue
-            figures(results, folder, formats=("pdf", "png", "svg"), left_out=[], drawn=found)
-        spent, drawn = spent + time.perf_counter() - began, drawn + 1
-        if drawn == _DRAWN:
-            break
-    if drawn:
-        return ready + spent / drawn * (len(likely) + 2)
+        if drawn:
+            spent.append(time.perf_counter() - began)
+    if spent:
+        return ready + (1 + _WRITTEN) * sum(spent) * (1 + (late + 2) / len(spent))
     # figures of what a study computes at its end: as many as it has, each like three empty panels
     began = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         save(settled(panels(1, 3, height=2.4)[0]), f"{folder}/panels", ("pdf", "png", "svg"))
-    return ready + (time.perf_counter() - began) * (len(own) + 2)
+    return ready + (time.perf_counter() - began) * (late + 2)
 
 
 def _calibrate(

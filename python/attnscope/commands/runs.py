@@ -29,7 +29,7 @@ def run(
     config: Annotated[
         str,
         typer.Argument(
-            metavar="[CONFIG]", help="A YAML file or the name of a packaged study; the default one."
+            metavar="CONFIG", help="A YAML file or the name of a packaged study; the default one."
         ),
     ] = "",
     model: Annotated[
@@ -201,7 +201,7 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 
 
 def demo(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The run folder.")] = Path("runs/demo"),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The run folder.")] = Path("runs/demo"),
     samples: Annotated[int, typer.Option(min=1, help="Sequences of each kind of input.")] = 12,
     steps_before: Annotated[int, typer.Option(min=0, hidden=True)] = 0,
     quiet: Quiet = False,

@@ -16,6 +16,8 @@ from pydantic_core import PydanticUndefined
 from attnscope.engine.config import Settings
 from attnscope.engine.discovery import default_study, study_class
 
+#: Columns of a comment behind its mark: with the indent of an option a line has 80.
+_WIDTH = 76
 _FIRST = {"models": [{"path": "MODEL_FOLDER_OR_HUB_NAME"}], "texts": [{"path": "sentences.txt"}]}
 
 
@@ -23,7 +25,7 @@ def written(study: str = "") -> str:
     """The settings of a study with their defaults, each under a comment with its type and meaning."""
     name = study or default_study()
     own = study_class(name)
-    lines = [f"# Settings of the study {own.name}; a key that is left out keeps the value shown here."]
+    lines = [f"# Settings of {own.name}; a key left out keeps the value shown."]
     meanings = _meanings(Settings)
     for key, field in Settings.model_fields.items():
         if key == "options":
@@ -42,14 +44,14 @@ def written(study: str = "") -> str:
 
 def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
     """A key with its value, under its meaning and that of every key below it."""
-    about = textwrap.wrap(f"{meanings[key]} ({_type(field)})", 96)
+    about = textwrap.wrap(f"{meanings[key]} ({_type(field)})", _WIDTH)
     for model in _models_in(field.annotation):
         own = _meanings(model)
         about.append(f"Keys of {model.__name__}:")
         for one, inner in model.model_fields.items():
             needed = "needed" if inner.is_required() else f"default {_plain(_default(inner))}"
             line = f"{one}: {own[one]} ({_type(inner)}, {needed})"
-            about += textwrap.wrap(line, 94, initial_indent="    ", subsequent_indent="      ")
+            about += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     text: str = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False)
     return [*(f"# {line}" for line in about), *text.rstrip().splitlines()]
 

@@ -36,9 +36,7 @@ def report(
 
 def figures(
     folder: Folder,
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME]...", help="Only these figures.")
-    ] = None,
+    names: Annotated[list[str] | None, typer.Argument(metavar="NAME", help="Only these figures.")] = None,
     output: Annotated[
         Path | None, typer.Option("--output", "-o", help="Where to write; DIR/figures.")
     ] = None,
@@ -154,7 +152,7 @@ def tables(
 
 def compare(
     first: Annotated[Path, typer.Argument(metavar="A", help="A run folder.")],
-    second: Annotated[Path | None, typer.Argument(metavar="[B]", help="Another run folder.")] = None,
+    second: Annotated[Path | None, typer.Argument(metavar="B", help="Another run folder.")] = None,
     table: Annotated[str, typer.Option(help="Which table.")] = "heads",
     published: Annotated[
         str,

@@ -345,7 +345,13 @@ def _read(
         layer_norm = final is not None and f"{final.removesuffix('weight')}bias" in shapes
     # files are in alphabetical order, modules in that of their code
     entries.sort(
-        key=lambda one: (one.layer < 0, one.layer, _ORDER.get(one.role, 99), one.role, one.expert or 0)
+        key=lambda one: (
+            one.layer < 0,
+            one.layer,
+            _ORDER.get(one.role, len(_ORDER)),
+            one.role,
+            one.expert or 0,
+        )
     )
     for one, other in itertools.pairwise(entries):
         if one.key == other.key:

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,6 +20,11 @@ WIDTHS = {"single": 3.4, "double": WIDTH}
 SMALLEST = 0.6
 #: Inches between a title and what stands beside it.
 _APART = 0.06
+#: Inches of a panel's place that its labels take; the width of a bold letter in sizes of letters; how many
+#: times as wide as its panel a title in one line may be, by that estimate.
+_BESIDE, _LETTER, _WIDER = 0.35, 0.62, 1.25
+_SPACES_IN_MATH = re.compile(r" (?=[^$]*\$(?:[^$]*\$[^$]*\$)*[^$]*$)")
+_MARKS_OF_MATH = re.compile(r"\\[a-z]+(?=[^a-z])\s?|[${}_^]|\\")
 #: Setters and getters of an artist's colours.
 _COLOURS = ("color", "facecolor", "edgecolor", "markerfacecolor", "markeredgecolor")
 
@@ -86,6 +92,24 @@ def adapt(figure: Figure, options: Options) -> None:
                     axis.set_tick_params(labelsize=size * scale)
     if options.letters:
         _letter(figure, options.font_size)
+
+
+def wrap_titles(figure: Figure) -> None:
+    """Puts the words of a title in two lines where one would be far wider than its panel.
+
+    Args:
+        figure: not laid out yet, so that there will be room above.
+    """
+    for ax in figure.axes:
+        place, title = ax.get_subplotspec(), ax._left_title  # type: ignore[attr-defined]
+        words = _SPACES_IN_MATH.sub("\N{NO-BREAK SPACE}", title.get_text())
+        if place is None or " " not in words or "\n" in words:
+            continue
+        room = figure.get_figwidth() * len(place.colspan) / place.get_gridspec().ncols - _BESIDE
+        shown = len(_MARKS_OF_MATH.sub("", words))
+        if shown * _LETTER * float(title.get_fontsize()) / 72 > _WIDER * room:
+            middle = min((abs(at - len(words) / 2), at) for at, one in enumerate(words) if one == " ")[1]
+            title.set_text(f"{words[:middle]}\n{words[middle + 1 :]}")
 
 
 def fit_titles(figure: Figure) -> None:

@@ -20,7 +20,7 @@ from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
 from attnscope.plots.adapted import Options as Options
-from attnscope.plots.adapted import adapt, fit_titles
+from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
 from attnscope.plots.style import MUTED, settled, style
 
 
@@ -85,6 +85,7 @@ class Figure:
             with style(options.font):
                 _without_empty_panels(drawn.figure)
                 adapt(drawn.figure, options)
+                wrap_titles(drawn.figure)
                 settled(drawn.figure)
                 fit_titles(drawn.figure)
                 return drawn

@@ -94,7 +94,7 @@ def _why(maps: Maps) -> str:
         return f"This run kept the matrices of {kept} only (marked in the map). "
     return (
         "This run stored numbers, not attention matrices, which would take n² numbers for each head and "
-        "sentence. To look at those of one sentence, capture it again: attnscope view DIR --sample 0, or "
+        "text. To look at those of one text, capture it again: attnscope view DIR --sample 0, or "
         "attnscope.view(results, sample=0)."
     )
 

@@ -216,9 +216,10 @@ function recall() {
   if (words.has("layer") && data.layers.includes(layer) && data.heads.includes(head)) return [layer, head];
   if (data.open) return data.open;
   const kept = data.maps.filter((map) => map.checkpoint === state.checkpoint && map.input === state.input);
-  const shownHeads = kept.length ? kept : data.maps;  // the strongest head of the metric among those with a matrix
-  const value = (map) => valueOf(state.metric, map.layer, map.head) ?? -Infinity;
-  return shownHeads.length ? shownHeads.map((map) => [map.layer, map.head, value(map)]).reduce((a, b) => (b[2] > a[2] ? b : a)).slice(0, 2) : null;
+  const withMatrix = (kept.length ? kept : data.maps).map((map) => [map.layer, map.head]);
+  const own = withMatrix.length ? withMatrix : data.layers.flatMap((layer) => data.heads.map((head) => [layer, head]));
+  const value = (one) => valueOf(state.metric, ...one) ?? -Infinity;  // the strongest head of the metric
+  return own.length ? own.reduce((a, b) => (value(b) > value(a) ? b : a)) : null;
 }
 function menu(id, names, key, always = false) {
   const select = at(id);

@@ -12,6 +12,7 @@ from matplotlib.text import Text
 
 import figure_tables as made
 from attnscope.plots import Options, draw, figures
+from attnscope.plots.adapted import wrap_titles
 from attnscope.plots.style import (
     PALETTE,
     legend_above,
@@ -127,6 +128,22 @@ def test_titles_stay_off_their_neighbours(results):
     assert all(len(row) > 1 for row in rows.values())
     for row in rows.values():
         assert all(left[1] <= right[0] for left, right in pairwise(sorted(row)))
+
+
+@pytest.mark.parametrize(
+    ("width", "words", "shown"),
+    [
+        (3.2, "Fiedler value of the graph $\\lambda_2$", "Fiedler value of the\ngraph $\\lambda_2$"),
+        (7.0, "Fiedler value of the graph $\\lambda_2$", "Fiedler value of the graph $\\lambda_2$"),
+        (4.2, "turn without, $1 - \\cos(c, c_N)$", "turn without, $1 - \\cos(c, c_N)$"),
+        (2.2, "the turn without, $1 - \\cos(c, c_N)$", "the turn without,\n$1 - \\cos(c, c_N)$"),
+    ],
+)
+def test_long_titles_of_narrow_panels_have_two_lines(width, words, shown):
+    figure, axes = panels(1, 2, height=2.0, width=width, narrowest=1.0)
+    axes[0][0].set_title(words, loc="left", fontsize=8)
+    wrap_titles(figure)
+    assert axes[0][0].get_title(loc="left").replace("\N{NO-BREAK SPACE}", " ") == shown
 
 
 @pytest.mark.parametrize(("width", "rows"), [(3.2, 2), (7.0, 1)])

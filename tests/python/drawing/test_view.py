@@ -18,6 +18,7 @@ import figure_tables as made
 from attnscope.engine.results import Results
 from attnscope.engine.schema import ResultsError
 from browser import CHROMIUM, Document, dom, in_a_browser, looked_at, probe
+from models import tiny
 
 EVIL = "<script>document.title='broken'</script>"
 N, LAYERS, HEADS = 12, 3, 4
@@ -114,6 +115,15 @@ def test_an_address_opens_a_head_and_every_entry_arrives(tmp_path, dtype, causal
     assert np.array_equal(np.array(found.probe[0]).reshape(N, N), maps[2, 1].double().numpy())
     assert found.probe[1] == pytest.approx(float(asc.stable_rank(maps[2, 1])), rel=1e-5)
     assert f"stable rank{found.probe[1]:.3g}" in found.text["numbers"]
+
+
+@in_a_browser
+def test_results_without_matrices_open_on_the_strongest_head(tmp_path):
+    results = asc.analyze(tiny("llama"), [[1, 2, 3, 4, 5]], ["sink_share"])
+    found = looked_at(asc.view(results), tmp_path, "", probe("data.maps.length"))
+    strongest = results["heads"].set_index(["layer", "head"])["sink_share"].idxmax()
+    assert found.pressed == [strongest]
+    assert found.probe == 0
 
 
 @in_a_browser

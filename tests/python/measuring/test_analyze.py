@@ -225,3 +225,10 @@ def test_names_are_checked_before_anything_is_loaded():
 def test_a_layer_that_is_not_there_is_an_argument_out_of_range(llama):
     with pytest.raises(ValueError, match=r"layers of LlamaForCausalLM: \[99\] out of range for"):
         asc.analyze(llama, torch.arange(6)[None], ["fiedler_value"], layers=[99])
+
+
+def test_a_text_longer_than_the_context_is_cut_and_said(llama):
+    longest = llama.config.max_position_embeddings
+    with pytest.warns(RuntimeWarning, match=rf"1 of 2 texts were longer than {longest} tokens and are cut"):
+        found = asc.analyze(llama, [[1, 2, 3], [1] * (longest + 1)], ["sink_share"])
+    assert found["samples"]["truncated"].tolist() == [False, True]

@@ -46,7 +46,9 @@ def test_a_head_of_its_own_is_not_tied_and_nothing_is_tied_to_nothing():
 
 @pytest.mark.parametrize("tie", [True, False])
 def test_a_module_is_tied_where_both_are_one_parameter(tie):
-    assert asc.weight_map(tiny("llama", tie_word_embeddings=tie)).tied == tie
+    found = asc.weight_map(tiny("llama", tie_word_embeddings=tie))
+    assert found.tied == tie
+    assert found[-1, "unembed"].tensor == HEAD
 
 
 def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_come_in():
@@ -59,6 +61,8 @@ def test_order_is_that_of_layers_then_roles_then_experts_whatever_order_tensors_
     assert roles(found) == [*one_layer, *one_layer, ("embed", None), ("unembed", None)]
     assert [one.layer for one in found] == [0] * 12 + [1] * 12 + [-1] * 2
     assert found.layers == 2
+    both = asc.weight_map({f"h.0.mlp.{one}.weight": (4, 4) for one in ("up_proj", "experts.0.up_proj")})
+    assert roles(both) == [("up", None), ("up", 0)]
 
 
 def test_two_tensors_of_one_place_are_both_named():
@@ -137,3 +141,8 @@ def test_a_quantised_module_is_refused_by_its_dtype():
     )
     with pytest.raises(ValueError, match=r"q_proj\.weight is quantised \(int8\)"):
         asc.weight_map(torch.nn.ModuleDict({"layers": torch.nn.ModuleList([block])}))
+
+
+def test_a_block_of_a_convolution_alone_has_no_matrix():
+    found = asc.weight_map({"layers.0.linear_attn.conv1d.weight": (4, 1, 3)})
+    assert (len(found), found.layers) == (0, 0)

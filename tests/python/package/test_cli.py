@@ -171,8 +171,8 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
     arguments += ("--set", "metrics=[fiedler_value]")
     code, out, _ = call(*arguments)
     assert code == 0
-    assert "units         2 (1 checkpoint x 6 sentences)" in out
-    assert "tokens        39, longest sentence 9" in out
+    assert "units         2 (1 checkpoint x 6 texts)" in out
+    assert "tokens        39, longest text 9" in out
     code, out, _ = call(*arguments, "--json")
     plan = json.loads(out)
     assert (plan["units"], plan["tokens"], plan["longest"]) == (2, 39, 9)

@@ -33,6 +33,12 @@ def test_the_study_brings_its_own_figures(results):
     assert set(figures_of(Results({}))) == {"metric_maps", "emergence", "depth", "thresholds", "examples"}
 
 
+@pytest.mark.parametrize(("width", "layers"), [(2.0, 1), (3.2, 2)])
+def test_scalograms_are_of_the_layers_that_fit(results, width, layers):
+    drawn = draw(results, ["scalograms"], width=width)["scalograms"]
+    assert len({ax.get_title(loc="left")[:2] for ax in drawn.axes} - {""}) == layers
+
+
 def test_lines_hold_the_stored_means(results):
     spectra = results.table("spectra")
     last = spectra[spectra["step"] == 4]

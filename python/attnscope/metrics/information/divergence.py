@@ -299,7 +299,7 @@ QUANTITIES = (
     Quantity(
         "head_divergence",
         "head_divergence",
-        "KL from head mean",
+        "KL from head mean (nats)",
         "Mean over queries of KL(head ‖ mean of the heads).",
         Known(math.log(2) / 2, two_heads()),
         low=0,
@@ -307,7 +307,7 @@ QUANTITIES = (
     Quantity(
         "head_divergence",
         "head_divergence",
-        "KL from head mean",
+        "KL from head mean (nats)",
         "Mean over heads and queries of KL(head ‖ mean of the heads).",
         Known(math.log(2) / 2, two_heads()),
         low=0,

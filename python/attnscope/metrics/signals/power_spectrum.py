@@ -174,7 +174,7 @@ QUANTITIES = (
     _of_spectrum(
         "spectral_entropy",
         "entropy",
-        "spectral entropy",
+        "spectral entropy (bits)",
         "Entropy of the spectrum in bits.",
         _ENTROPY,
         symbol="$H_s$",

@@ -138,7 +138,7 @@ QUANTITIES = (
     _of_signal(
         "position_entropy",
         lambda found: found.position_entropy,
-        "position entropy",
+        "position entropy (nats)",
         "−Σ a log a in nats.",
         Known(math.log(32), full(32), entry=(0,)),
         symbol="$H_p$",

@@ -331,7 +331,7 @@ QUANTITIES = (
     _of_transform(
         "wavelet_entropy",
         "scale_entropy",
-        "wavelet entropy",
+        "wavelet entropy (bits)",
         "Entropy in bits of the energies of the scales: 0 where one holds all.",
         0.0,
     ),

@@ -343,7 +343,7 @@ QUANTITIES = (
     declared(
         "head_divergence",
         "head_divergence",
-        "KL from head mean",
+        "KL from head mean (nats)",
         "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
         Known(math.log(2) / 2, two_heads()),
         low=0,
@@ -351,7 +351,7 @@ QUANTITIES = (
     declared(
         "head_divergence",
         "head_divergence",
-        "KL from head mean",
+        "KL from head mean (nats)",
         "Mean over heads and queries of that divergence.",
         Known(math.log(2) / 2, two_heads()),
         low=0,

@@ -130,7 +130,9 @@ SHIFTS = Table(
         Column("real", meaning="Mean of the measure on the real word."),
         Column("log_likelihood_difference", label="change of log-likelihood (nats)"),
         Column("distinct", kind="count", meaning="Distinct first pieces among the replacements."),
-        Column("commonest", kind="ratio", meaning="Share of the commonest first piece.", low=0.0, high=1.0),
+        Column(
+            "commonest", kind="ratio", meaning="Share of the most frequent first piece.", low=0.0, high=1.0
+        ),
         Column("n", kind="count", label="texts"),
     ),
 )

@@ -113,8 +113,8 @@ def _against_nulls(heads: pd.DataFrame, nulls: pd.DataFrame) -> Question:
                     tests.append((f"{series} − {name}", metric, test))
     return Question(
         "Does the model differ from its nulls?",
-        "Mean over heads of each sentence. Shuffled rows are paired with the same sentence, and <i>n</i> is "
-        "of sentences. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
+        "Mean over heads of each text. Shuffled rows are paired with the same text, and <i>n</i> is "
+        "of texts. Of random weights <i>n</i> is of initialisations, which are the unit: with fewer than "
         "eight there is no interval and no <i>p</i>.",
         _answers(tests),
     )
@@ -138,9 +138,9 @@ def _between_series(heads: pd.DataFrame) -> Question:
             else:
                 result = welch_test(x, y)
             tests.append((f"{one} − {other}", metric, result))
-    how = "the same sentences, paired t-tests" if paired else "different sentences, Welch's t-tests"
+    how = "the same texts, paired t-tests" if paired else "different texts, Welch's t-tests"
     return Question(
-        "Do input sets or models differ?", f"Mean over heads of each sentence; {how}.", _answers(tests)
+        "Do input sets or models differ?", f"Mean over heads of each text; {how}.", _answers(tests)
     )
 
 
@@ -191,7 +191,7 @@ def _removal(table: pd.DataFrame) -> Question:
         "Do heads agree more without the strongest keys?",
         "How much the heads' divergence falls without the keys above the 90th percentile of incoming "
         "attention, less how much it falls without as many random visible keys near them, mean of five "
-        "draws. <i>n</i> is of sentences that have such keys. The keys are chosen by the attention that they "
+        "draws. <i>n</i> is of texts that have such keys. The keys are chosen by the attention that they "
         "receive, in an untrained model too.",
         _answers(tests),
     )
@@ -235,10 +235,10 @@ def _layers(table: pd.DataFrame) -> Question | None:
     return Question(
         "Which layers differ?",
         "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count is "
-        "paired by sentence "
+        "paired by text "
         "and corrected over the run's table. The published one is not corrected and treats the same "
-        "sentence in two "
-        "layers as two independent sentences.",
+        "text in two "
+        "layers as two independent texts.",
         tuple(answers),
     )
 

@@ -104,8 +104,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition=(
             "(1/N) Σ<sub>s</sub> ‖∇<sub>θ</sub>L<sub>s</sub>‖², L<sub>s</sub> the loss of a "
-            "sentence, labels as written: the empirical Fisher. Labels drawn once a token from the model "
-            "estimate the trace of the Fisher information itself, one draw a sentence."
+            "text, labels as written: the empirical Fisher. Labels drawn once a token from the model "
+            "estimate the trace of the Fisher information itself, one draw a text."
         ),
         figures=("fisher",),
         table=_table(small_tables.fisher, "Trace of the Fisher information by group of parameters.", 2),
@@ -126,17 +126,17 @@ SECTIONS: tuple[Section, ...] = (
             "heads have a sink there is none."
         ),
         definition=(
-            "Share of the most frequent sink over those heads and sentences in the early, middle and late "
+            "Share of the most frequent sink over those heads and texts in the early, middle and late "
             "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
-            "samples of sentences with the same verdict. Consistent heads have the same sink, by the test, "
-            "in at least 30 % of at least five sentences; they are counted among the heads with a sink in "
+            "samples of texts with the same verdict. Consistent heads have the same sink, by the test, "
+            "in at least 30 % of at least five texts; they are counted among the heads with a sink in "
             "any."
         ),
         figures=("frames",),
         table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),
         published=(
             "The published reading is by token string: a tokenizer that prepends no BOS puts another "
-            "word at the first position of every sentence, so a model whose heads all rest on the "
+            "word at the first position of every text, so a model whose heads all rest on the "
             "first key is called distributed.",
         ),
     ),

@@ -166,9 +166,10 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
 def _points(ax: Axes, rows: pd.DataFrame, column: str, color: str) -> None:
     """Estimates with their intervals over layers, beside 0."""
     middle = rows[column]
+    below, above = (middle - rows["low"]).clip(0), (rows["high"] - middle).clip(0)
     ax.errorbar(
-        rows["layer"], middle, yerr=[middle - rows["low"], rows["high"] - middle], color=color, marker="o",
-        markersize=3.5, linewidth=1.0, capsize=2,
+        rows["layer"], middle, yerr=[below, above], color=color, marker="o", markersize=3.5, linewidth=1.0,
+        capsize=2,
     )  # fmt: skip
     ax.axhline(0, **ZERO)
     layers_below(ax)

@@ -92,7 +92,7 @@ def frames(results: Tables, options: Options) -> Drawn:
     if not cases:
         raise NotDrawable("no verdict on a frame has its evidence stored")
     several = verdicts["model"].nunique() > 1
-    columns = min(len(cases), 4)
+    columns = min(len(cases), 2)
     rows = -(-len(cases) // columns)
     figure_, axes = panels(
         rows, columns, height=2.45 * rows + 0.3, width=min(options.width, 2.6 * columns + 0.6)

@@ -28,6 +28,7 @@ from attnscope.plots.selection import (
 from attnscope.plots.style import (
     INK,
     MUTED,
+    NARROWEST,
     SEQUENTIAL,
     UNTRAINED,
     axes_or_new,
@@ -98,7 +99,8 @@ def scalograms(results: Tables, options: Options) -> Drawn:
     own = own[own["model"] == own["model"].iloc[0]]
     own = own[own["sample"] == own["sample"].min()]
     layers = sorted(own["layer"].unique())
-    layers = layers if len(layers) <= 3 else [layers[0], layers[len(layers) // 2], layers[-1]]
+    across = min(3, len(layers), max(1, int(options.width / NARROWEST)))
+    layers = [layers[round(at)] for at in np.linspace(0, len(layers) - 1, across)]
     chosen = [(layer, *_wide_and_middling(own[own["layer"] == layer])) for layer in layers]
     figure_, axes = panels(
         4, len(layers), height=4.6, width=options.width, height_ratios=[1, 2.2, 1, 2.2], sharex=True
