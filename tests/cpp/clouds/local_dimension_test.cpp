@@ -117,6 +117,34 @@ TEST(LocalDimension, TheNearestAloneSuffice) {
   EXPECT_EQ(all.value, few.value);
   EXPECT_EQ(all.points, few.points);
   EXPECT_EQ(found_in(distances, 12).count, std::vector<Index>(40, 12));
+  EXPECT_EQ(found_in(distances, 0).count, std::vector<Index>(40, 0));
+}
+
+TEST(LocalDimension, NothingIsReadOrWrittenBehindTheLastK) {
+  const Neighbours neighbours = found_in(random_distances(9, 5));
+  const Index k[] = {3, 2};
+  double value[] = {-1.0, -1.0};
+  std::vector<double> points(18, -1.0);
+  std::int64_t used[] = {7, 7};
+  std::int64_t tied[] = {7, 7};
+  std::vector<double> scratch;
+  local_dimension(neighbours, nullptr, k, 1, {value, points.data(), used, tied}, scratch);
+  EXPECT_EQ(used[0], 9);
+  EXPECT_EQ(value[1], -1.0);
+  EXPECT_EQ(used[1], 7);
+  EXPECT_EQ(tied[1], 7);
+}
+
+TEST(TwoNn, OfAlmostEqualDistances) {
+  RowMatrix<double> distances = RowMatrix<double>::Zero(3, 3);
+  distances(0, 1) = distances(1, 0) = 1.0;
+  distances(0, 2) = distances(2, 0) = 1.1;
+  distances(1, 2) = distances(2, 1) = 1.2;
+  const Neighbours neighbours = found_in(distances);
+  std::vector<double> scratch;
+  EXPECT_NEAR(two_nn(neighbours, nullptr, 0.0, scratch), 1.0 / std::log(1.2), 1e-12);
+  // A fraction that rounds to none leaves out the last, whose logarithm is infinite.
+  EXPECT_TRUE(std::isfinite(two_nn(neighbours, nullptr, 1e-17, scratch)));
 }
 
 TEST(LocalDimension, EqualPointsAreNoNeighboursAndAreCounted) {
