@@ -66,7 +66,7 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
 }
 
 // Results of fewer bytes are no question of memory.
-constexpr double kWorthAsking = 1 << 26;
+constexpr double kWorthAsking = 1 << 20;
 
 template <class T>
 constexpr dlpack::DataType type_of() {
