@@ -74,11 +74,11 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
     table, more = first_model(results, "layer_means", "felt", "moved_tv")
     table = table[table["queries"] == "early"]
     control = optional(results, "controls")
-    figure_, axes = panels(1, 2, height=2.7, width=options.width)
+    figure_, axes = panels(1, 2, height=2.7, width=options.width, narrowest=2.0)
     for ax, column, title in zip(
         axes[0],
         ("felt", "moved_tv"),
-        ("felt residual (nats²)", "moved attention (total variation)"),
+        ("felt residual (nats²)", "moved attention\n(total variation)"),
         strict=True,
     ):
         for (arm, kind), (label, color, dash) in ARMS.items():
@@ -112,9 +112,8 @@ def residual_depth(results: Tables, options: Options) -> Drawn:
     figure_.legend(handles, labels, loc="outside upper center", ncols=legend_columns(figure_, labels))
     return captioned(
         figure_,
-        "Early queries, means over heads. Left: unbiased variance of the residual under the mask's attention "
-        "(bands: 95 % intervals; 0 dashed). Right: distance of early body attention to "
-        "what "
+        "Early queries, means over heads. First panel: unbiased variance of the residual under the mask's "
+        "attention (bands: 95 % intervals; 0 dashed). Second panel: distance of early body attention to what "
         "the mask alone makes of late attention; what does not rise above the grey floor is noise.",
         more,
     )
@@ -246,7 +245,7 @@ def encodings(results: Tables, options: Options) -> Drawn:
         if len(values):
             axes[0][2].plot(values.mean(), at, "|", color=PALETTE[at], markersize=12)
     for ax, label in zip(
-        axes[0], ("felt residual (nats²)", "moved attention (total variation)"), strict=False
+        axes[0], ("felt residual (nats²)", "moved attention\n(total variation)"), strict=False
     ):
         ax.axhline(0, color=MUTED, linewidth=0.8, linestyle=(0, (5, 2)))
         ax.set_xlabel("depth (share of the layers)")

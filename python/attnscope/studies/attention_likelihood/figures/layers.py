@@ -153,8 +153,8 @@ def swap_depth(results: Tables, options: Options) -> Drawn:
             words += [f"{model} {number(value)} nats" for value in nats["estimate"].tail(1)]
     return captioned(
         figure_,
-        "Left: two texts exchange words; every token and every text stands once at home and once away, so "
-        "effects of either cancel and what is left is expectation. Right: the whole effect of the least "
+        "First panel: two texts exchange words; every token and text stands once at home and once away, so "
+        "effects of either cancel and what is left is expectation. Second: the whole effect of the least "
         "likely words, that of the token included; the scales differ. 95 % intervals.",
         f"An exchanged word costs {', '.join(words)}; below 2 nats the exchange tests nothing."
         if words
