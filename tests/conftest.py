@@ -27,6 +27,17 @@ TOGETHER = (
     ("tests/python/studies/test_sink_study.py", "tests/python/studies/test_sink_summaries.py"),
     ("tests/python/studies/absolute_position/",),
     ("tests/python/executors/",),
+    # the process that `fresh` forks from
+    (
+        "tests/python/package/test_architecture.py",
+        "tests/python/package/test_cli.py",
+        "tests/python/package/test_interchange.py",
+        "tests/python/package/test_isa.py",
+        "tests/python/measuring/test_allocation.py",
+        "tests/python/measuring/test_checks.py",
+        "tests/python/capture/test_capture_refusals.py",
+        "tests/python/models/test_weight_deltas.py",
+    ),
 )
 
 # Nothing here has to outlast a loss of power, and a run waits for the disk a hundred times.
@@ -68,6 +79,14 @@ def pytest_xdist_make_scheduler(config, log):
 def one_thread():
     """A file begins with one thread: the last bits of a forward pass may depend on how many there are."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="module")
+def unarranged():
+    """Figures whose panels are not arranged, which takes half of their time."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("attnscope.plots.figure.settled", lambda figure: figure.set_layout_engine("none"))
+        yield
 
 
 @pytest.fixture(scope="session")

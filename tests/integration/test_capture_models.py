@@ -14,7 +14,7 @@ TOLERANCE = {"gpt_oss": 5e-6, "t5": 2e-4, "bart": 2e-6}
 EXPECTED_TIER = dict.fromkeys((*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ), INTERFACE) | dict.fromkeys(
     models.LEGACY, HOOKS
 )
-PADDINGS = ("none", "left", "right")
+PADDINGS = (pytest.param("none", marks=pytest.mark.slow), "left", "right")
 
 # That Falcon's eager attention is not its sdpa attention is a warning, which has a test of its own.
 pytestmark = pytest.mark.filterwarnings("ignore:capture. FalconForCausalLM under its own attention")

@@ -144,7 +144,7 @@ def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, peaceful, t
     assert kills >= 20
 
 
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("number", [pytest.param(signal.SIGINT, marks=pytest.mark.slow), signal.SIGTERM])
 def test_a_signal_stores_the_unit_at_work_and_exits_with_its_number(
     launcher, inputs, peaceful, tmp_path, number
 ):
@@ -189,6 +189,7 @@ def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_
     finished_like(peaceful, folder)
 
 
+@pytest.mark.slow
 def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
     process = launcher.start(*command(inputs, tmp_path))

@@ -12,7 +12,7 @@ from collections.abc import Callable
 import numpy as np
 import pandas as pd
 import pytest
-from degenerate_runs import NAMES, RUNS, whole_run
+from degenerate_runs import NAMES, RUNS, declared_tables, whole_run
 
 from attnscope.engine.results import Results
 from attnscope.plots import NotDrawable, figures_of
@@ -23,9 +23,18 @@ from attnscope.report import report
 ROUNDS, GROUPS = 3, 6
 
 
-@pytest.fixture(scope="module", params=NAMES)
+#: Runs take seconds each; without one, the tables are as the study declares them.
+WHOLE = [pytest.param(name, marks=[pytest.mark.slow] if name in RUNS else []) for name in NAMES]
+
+
+@pytest.fixture(scope="module", params=WHOLE)
 def whole(request, tmp_path_factory) -> Results:
     return whole_run(request.param, tmp_path_factory.mktemp(request.param))
+
+
+@pytest.fixture(params=NAMES)
+def declared(request) -> Results:
+    return Results(declared_tables(request.param), study={"study": request.param, "models": [{"path": "m"}]})
 
 
 def with_tables(results: Results, **changed: pd.DataFrame | None) -> Results:
@@ -122,12 +131,7 @@ def unarranged(monkeypatch):
     monkeypatch.setattr(figure_module, "settled", settled)
 
 
-#: Every figure of the other studies is drawn by quick tests of their own, from their own runs.
-DRAWN = [pytest.param(name, marks=[pytest.mark.slow] if name in RUNS else []) for name in NAMES]
-
-
 @pytest.mark.usefixtures("unarranged")
-@pytest.mark.parametrize("whole", DRAWN, indirect=True)
 def test_whole_tables_give_every_figure(whole):
     found = outcomes(whole)
     if whole.study["study"] in RUNS:
@@ -148,10 +152,15 @@ def test_each_table_empty_or_missing(whole):
             outcomes(with_tables(whole, **{name: changed}), seen[name])
 
 
-def test_no_tables_and_no_rows(whole):
-    for empty in (Results({name: whole.table(name).iloc[:0] for name in whole.tables()}, study=whole.study),
-                  Results({}, study=whole.study)):  # fmt: skip
-        assert all(outcomes(empty).values())
+def test_no_tables_and_no_rows(declared):
+    for empty in ({name: declared.table(name).iloc[:0] for name in declared.tables()}, {}):
+        assert all(outcomes(Results(empty, study=declared.study)).values())
+
+
+@pytest.mark.slow
+def test_no_rows_of_a_run(whole):
+    empty = {name: whole.table(name).iloc[:0] for name in whole.tables()}
+    assert all(outcomes(Results(empty, study=whole.study)).values())
 
 
 SUBSETS: dict[str, Callable[[pd.DataFrame], pd.Series]] = {
@@ -180,13 +189,16 @@ def subsets(results: Results, *names: str) -> Results:
     return Results(tables, study=results.study)
 
 
+ONE_OF_EVERYTHING = ["one text", "one layer", "one head", "one step", "exact", "one threshold"]
+
+
 @pytest.mark.usefixtures("unarranged")
 @pytest.mark.parametrize(
     "names",
     [
         *(pytest.param([name], marks=pytest.mark.slow) for name in SUBSETS),
         pytest.param(["one text", "one layer", "one head", "one step"], marks=pytest.mark.slow),
-        ["one text", "one layer", "one head", "one step", "exact", "one threshold"],
+        ONE_OF_EVERYTHING,
     ],
     ids=", ".join,
 )  # fmt: skip
@@ -200,13 +212,25 @@ def test_one_of_a_kind(whole, names):
     [np.nan, *(pytest.param(value, marks=pytest.mark.slow) for value in (np.inf, -np.inf, 0.0, -1.0))],
 )
 def test_tables_without_a_number(whole, value):
-    changed = {}
-    for name in whole.tables():
-        table = whole.table(name)
-        changed[name] = replaced(table, [one for one in measured(whole, name) if one != "n_tokens"], value)
-    found = outcomes(with_tables(whole, **changed))
+    found = outcomes(of_one_value(whole, value))
     if not np.isfinite(value):
         assert all(found.values())
+
+
+def of_one_value(results: Results, value: float) -> Results:
+    """The tables with one value in every measured cell."""
+    changed = {}
+    for name in results.tables():
+        columns = [one for one in measured(results, name) if one != "n_tokens"]
+        changed[name] = replaced(results.table(name), columns, value)
+    return with_tables(results, **changed)
+
+
+@pytest.mark.usefixtures("unarranged")
+@pytest.mark.parametrize("declared", ["attention_likelihood", "wavelet_heads"], indirect=True)
+def test_one_of_everything_and_no_number_of_tables_as_declared(declared):
+    outcomes(subsets(declared, *ONE_OF_EVERYTHING))
+    assert all(outcomes(of_one_value(declared, np.nan)).values())
 
 
 @pytest.mark.slow

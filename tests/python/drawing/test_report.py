@@ -23,6 +23,8 @@ from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
 
+pytestmark = pytest.mark.usefixtures("unarranged")
+
 #: Averages of controls of a run without any.
 NONE = pd.DataFrame()
 EVIL = "<script>alert(1)</script>"

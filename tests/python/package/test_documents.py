@@ -62,6 +62,8 @@ MODULES = [
 @pytest.mark.parametrize("name", MODULES)
 def test_examples(name):
     module = importlib.import_module(name)
+    if ">>>" not in Path(module.__file__).read_text("utf-8"):
+        return
     failed, _ = doctest.testmod(module, optionflags=doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE)
     assert failed == 0
 

@@ -18,7 +18,7 @@ from pathlib import Path
 def package_without(folder, name):
     """A copy of the package made of links, without one study ("": whole); the folder to import it from."""
     copy = Path(folder) / (f"without_{name}" if name else "whole") / "attnscope"
-    (copy / "studies").mkdir(parents=True)
+    (copy / "studies").mkdir(parents=True, exist_ok=True)
     for place in importlib.util.find_spec("attnscope").submodule_search_locations:
         for inside in ("", "studies"):
             for one in (Path(place) / inside).glob("*"):

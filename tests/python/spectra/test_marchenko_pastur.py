@@ -58,7 +58,8 @@ def marchenko_pastur_cdf(x, gamma):
     """By Gauss–Legendre quadrature of the density over the angle."""
     root = math.sqrt(gamma)
     low, high = (1 - root) ** 2, (1 + root) ** 2
-    nodes, weights = np.polynomial.legendre.leggauss(120)
+    # entire in the angle for square matrices; of others the pole comes near where γ is near 1
+    nodes, weights = np.polynomial.legendre.leggauss(24 if gamma == 1 else 120)
     inside = np.clip(np.asarray(x, dtype=float), low, high)
     end = 2 * np.arctan2(np.sqrt(inside - low), np.sqrt(high - inside))
     half = np.sin(end[..., None] * (nodes + 1) / 4) ** 2  # x = low + 4√γ·half

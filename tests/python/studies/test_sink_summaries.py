@@ -169,7 +169,8 @@ def test_every_number_is_held_against_its_nulls(results):
 
 def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
     deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
-    results = run(study(tmp_path, deep, texts, metrics=[], options={}), progress=False)
+    only = {"protocols": ["ruscio2025"], "thresholds": [0.05], "block": 8}
+    results = run(study(tmp_path, deep, texts, metrics=[], options={}, **only), progress=False)
     table = results.table("graph_depth")
     graphs = results.table("head_mean_graphs")
     own = graphs[(graphs["protocol"] == "ruscio2025") & (graphs["threshold"] == 0.05)]

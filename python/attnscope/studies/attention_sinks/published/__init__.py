@@ -121,6 +121,7 @@ class _Run:
         }
         self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
         self._made: dict[Any, tuple[float, float, float, int]] = {}
+        self._values: dict[Any, Matrix | None] = {}
         self._read: dict[tuple[str, str, str], pd.DataFrame] = {}
 
     def names(self, model: str) -> list[str]:
@@ -227,28 +228,40 @@ class _Run:
             if protocol == "exact":
                 return nothing
             return _summary(rows[[source.column]].to_numpy(float), statistic, self.draws, self.seed)
-        rows = rows[[name for name in ("sample", "layer", source.column) if name in rows]]
-        if layer >= 0:
-            rows = rows[rows["layer"] == layer]
         if source.table == "specialization":
-            if layer < 0:
+            rows = rows[["layer", source.column]]
+            if layer >= 0:
+                rows = rows[rows["layer"] == layer]
+            else:
                 rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
             values = rows[source.column].astype(float)
             return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
-        if quantity == "top_token":
-            rows = rows[rows[source.column].notna()]
-            there = {found: float(_is_token(found, token)) for found in rows[source.column].unique()}
-            rows = rows.assign(value=rows[source.column].map(there))
-        elif quantity == "same_key_in_all_heads":
-            rows = rows[rows[source.column].notna()]
-            kinds = rows.groupby(["sample", "layer"])[source.column].nunique()
-            rows = (kinds == 1).astype(float).rename("value").reset_index()
-        else:
-            rows = rows.assign(value=rows[source.column].to_numpy(float, na_value=np.nan))
-        if rows.empty:
-            return nothing
-        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
-        return _summary(np.where(np.isfinite(wide), wide, np.nan), statistic, self.draws, self.seed)
+        key = (protocol, model, quantity, layer, token)
+        if key not in self._values:
+            self._values[key] = _by_text(rows, source.column, quantity, layer, token)
+        values_there = self._values[key]
+        return nothing if values_there is None else _summary(values_there, statistic, self.draws, self.seed)
+
+
+def _by_text(rows: pd.DataFrame, column: str, quantity: str, layer: int, token: str) -> Matrix | None:
+    """A quantity as [sentences, layers], NaN where it has no value; None without rows."""
+    rows = rows[[name for name in ("sample", "layer", column) if name in rows]]
+    if layer >= 0:
+        rows = rows[rows["layer"] == layer]
+    if quantity == "top_token":
+        rows = rows[rows[column].notna()]
+        there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
+        rows = rows.assign(value=rows[column].map(there))
+    elif quantity == "same_key_in_all_heads":
+        rows = rows[rows[column].notna()]
+        kinds = rows.groupby(["sample", "layer"])[column].nunique()
+        rows = (kinds == 1).astype(float).rename("value").reset_index()
+    else:
+        rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
+    if rows.empty:
+        return None
+    wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
+    return np.where(np.isfinite(wide), wide, np.nan)
 
 
 def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[float, float, float, int]:
