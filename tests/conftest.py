@@ -7,8 +7,9 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 
+# Imports and collection make a million objects that stay.
+gc.disable()
 sys.path.insert(0, str(Path(__file__).parent))
 
 #: Seconds after which a slow test hangs, where it says none itself: on a busy machine some take minutes.
@@ -53,9 +54,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 def pytest_collection_finish(session):
     """Imported libraries hold a million objects: garbage is looked for among newer ones, and not often."""
-    gc.collect()
     gc.freeze()
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -78,6 +79,8 @@ def pytest_xdist_make_scheduler(config, log):
 @pytest.fixture(scope="module", autouse=True)
 def one_thread():
     """A file begins with one thread: the last bits of a forward pass may depend on how many there are."""
+    import torch
+
     torch.set_num_threads(1)
 
 

@@ -286,6 +286,7 @@ def test_every_figure_is_drawn_or_says_why(whole):
     assert set(undrawn) <= {"encodings", "removed"}, undrawn
 
 
+@pytest.mark.usefixtures("unarranged")
 def test_the_report_says_what_is_there_and_what_is_not(whole):
     from attnscope.studies.absolute_position.sections import findings
 

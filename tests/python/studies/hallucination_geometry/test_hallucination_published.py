@@ -127,6 +127,7 @@ def test_mistral_is_void_with_the_reason(found):
     assert "states of a padding or BOS token" in said[0]
 
 
+@pytest.mark.slow
 def test_the_command_prints_them(whole):
     found = CliRunner().invoke(app, ["compare", str(whole.path), "--published", "ruscio2026"])
     assert found.exit_code == 0, found.output
