@@ -71,7 +71,7 @@ def test_the_wheel_carries_the_package_and_no_library_of_torch(dist):
     assert "manylinux" in wheel.name
     names = zipfile.ZipFile(wheel).namelist()
     package = dist[0].parent / "python"
-    files = [str(file.relative_to(package)) for file in package.rglob("*") if file.is_file()]
+    files = [str(file.relative_to(package)) for file in (package / "attnscope").rglob("*") if file.is_file()]
     kept = {name for name in files if not name.endswith((".pyc", ".so"))}
     assert "attnscope/studies/hallucination_geometry/prompts/hallucination_geometry.csv" in kept
     assert {"attnscope/_build.py", *kept} <= set(names)
