@@ -130,7 +130,6 @@ def test_killed_at_random_moments(launcher, inputs, peaceful, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_killed_at_random_moments_over_twenty_runs(launcher, inputs, peaceful, tmp_path):
     draw = random.Random()
     print(seed := random.randrange(10**9))

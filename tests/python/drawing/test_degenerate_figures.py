@@ -210,7 +210,6 @@ def test_tables_without_a_number(whole, value):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unarranged")
 def test_a_column_that_every_row_lacks(whole):
     """Columns in groups dealt anew each time, so that each is missing in company that differs."""
