@@ -249,7 +249,7 @@ def test_results_that_exceed_the_machine_are_announced(monkeypatch, name, option
             getattr(asc, name)(maps, **options)
     if name != "power_spectrum":  # whose many results of few maps take no time
         return
-    with pytest.warns(UserWarning) as caught:
+    with pytest.warns(UserWarning, match="results of shape") as caught:
         getattr(asc, name)(maps, **options)
     assert caught[0].filename == __file__
     monkeypatch.setattr(_memory, "free_bytes", lambda: 2**40)
