@@ -65,7 +65,7 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
   return strides;
 }
 
-// Results of fewer bytes are no question of memory, and the question takes as long as ten small maps.
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
 constexpr double kWorthAsking = 1 << 26;
 
 template <class T>

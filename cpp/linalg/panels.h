@@ -72,7 +72,8 @@ template <class Join>
     pairs[k] = join(picked(p[2 * k], p[2 * k + 1], kEven), picked(p[2 * k], p[2 * k + 1], kOdd));
   }
   for (Index k = 0; k < 2; ++k) {
-    fours[k] = join(picked(pairs[2 * k], pairs[2 * k + 1], kLow), picked(pairs[2 * k], pairs[2 * k + 1], kHigh));
+    fours[k] = join(picked(pairs[2 * k], pairs[2 * k + 1], kLow),
+                    picked(pairs[2 * k], pairs[2 * k + 1], kHigh));
   }
   return join(picked(fours[0], fours[1], kFirst), picked(fours[0], fours[1], kLast));
 #elif ATTNSCOPE_PACK_WIDTH == 4

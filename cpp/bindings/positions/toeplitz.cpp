@@ -15,8 +15,8 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
                                   : make_result(batch.sizes, trailing, kNaN);
 }
 
-// Matrices in a block of work: more than elsewhere where the batch is large, because the first of a block is not asked
-// for ahead, and because memory is read in longer runs; a thirty-second of two workers' batch at most.
+// Matrices in a block of work: more than elsewhere where the batch is large, because the first of a block is not
+// asked for ahead and memory is read in longer runs: a sixteenth of a worker's share, within 64 usual blocks.
 Index long_block_size(const Batch& batch) {
   const Index usual = block_size(batch, 1);
   return std::clamp<Index>(batch.count / (16 * worker_count(batch.count)), usual, 64 * usual);

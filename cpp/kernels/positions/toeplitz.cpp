@@ -131,8 +131,8 @@ struct EarlyRows {
 };
 
 // The largest scores of each row of a group and what is summed over its body: everything of a row in its own
-// vector, so that all rows are joined at once. Keys are counted where some may be hidden, the next three where
-// weights are given.
+// vector, so that all rows are joined at once. Keys are counted where some may be hidden; mass, weighted and heavy
+// are set with weights alone.
 struct BodySums {
   Lanes tops[kPackWidth], residuals[kPackWidth];
   Lanes keys[kPackWidth];
