@@ -81,8 +81,8 @@ def announce(function: str, n: int, count: int) -> None:
 
 
 def announce_results(need: float, shape: str) -> None:
-    """Warns before results are made that would exceed what can be had; the core calls it."""
-    if need < _SMALLEST_RESULT or need <= (free := free_bytes()):
+    """Warns before results are made that would exceed what can be had; the core calls it from 64 MiB on."""
+    if need <= (free := free_bytes()):
         return
     frame: FrameType | None = sys._getframe(1)
     function = ""
