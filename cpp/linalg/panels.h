@@ -60,31 +60,35 @@ template <Index kStride>
   }
 }
 
-// The sum of each of kPackWidth vectors, in one.
-inline Lanes row_sums(const Lanes* p) {
+// What each of kPackWidth vectors comes to, in one: its entries joined two by two.
+template <class Join>
+[[gnu::always_inline]] inline Lanes joined_rows(const Lanes* p, Join join) {
 #if ATTNSCOPE_PACK_WIDTH == 8
   constexpr LaneMask kEven = {0, 8, 2, 10, 4, 12, 6, 14}, kOdd = {1, 9, 3, 11, 5, 13, 7, 15};
   constexpr LaneMask kLow = {0, 1, 8, 9, 4, 5, 12, 13}, kHigh = {2, 3, 10, 11, 6, 7, 14, 15};
   constexpr LaneMask kFirst = {0, 1, 2, 3, 8, 9, 10, 11}, kLast = {4, 5, 6, 7, 12, 13, 14, 15};
   Lanes pairs[4], fours[2];
   for (Index k = 0; k < 4; ++k) {
-    pairs[k] = picked(p[2 * k], p[2 * k + 1], kEven) +
-               picked(p[2 * k], p[2 * k + 1], kOdd);
+    pairs[k] = join(picked(p[2 * k], p[2 * k + 1], kEven), picked(p[2 * k], p[2 * k + 1], kOdd));
   }
   for (Index k = 0; k < 2; ++k) {
-    fours[k] = picked(pairs[2 * k], pairs[2 * k + 1], kLow) +
-               picked(pairs[2 * k], pairs[2 * k + 1], kHigh);
+    fours[k] = join(picked(pairs[2 * k], pairs[2 * k + 1], kLow),
+                    picked(pairs[2 * k], pairs[2 * k + 1], kHigh));
   }
-  return picked(fours[0], fours[1], kFirst) + picked(fours[0], fours[1], kLast);
+  return join(picked(fours[0], fours[1], kFirst), picked(fours[0], fours[1], kLast));
 #elif ATTNSCOPE_PACK_WIDTH == 4
   constexpr LaneMask kEven = {0, 4, 2, 6}, kOdd = {1, 5, 3, 7};
   constexpr LaneMask kFirst = {0, 1, 4, 5}, kLast = {2, 3, 6, 7};
-  const Lanes low = picked(p[0], p[1], kEven) + picked(p[0], p[1], kOdd);
-  const Lanes high = picked(p[2], p[3], kEven) + picked(p[2], p[3], kOdd);
-  return picked(low, high, kFirst) + picked(low, high, kLast);
+  const Lanes low = join(picked(p[0], p[1], kEven), picked(p[0], p[1], kOdd));
+  const Lanes high = join(picked(p[2], p[3], kEven), picked(p[2], p[3], kOdd));
+  return join(picked(low, high, kFirst), picked(low, high, kLast));
 #else
-  return Lanes{p[0][0] + p[0][1], p[1][0] + p[1][1]};
+  return join(Lanes{p[0][0], p[1][0]}, Lanes{p[0][1], p[1][1]});
 #endif
 }
+inline Lanes row_sums(const Lanes* p) {
+  return joined_rows(p, [](Lanes a, Lanes b) { return a + b; });
+}
+inline Lanes row_tops(const Lanes* p) { return joined_rows(p, larger); }
 
 }  // namespace attnscope

@@ -81,8 +81,8 @@ def announce(function: str, n: int, count: int) -> None:
 
 
 def announce_results(need: float, shape: str) -> None:
-    """Warns before results are made that would exceed what can be had; the core calls it."""
-    if need < _SMALLEST_RESULT or need <= (free := free_bytes()):
+    """Warns before results are made that would exceed what can be had; the core calls it from 64 MiB on."""
+    if need <= (free := free_bytes()):
         return
     frame: FrameType | None = sys._getframe(1)
     function = ""
@@ -147,3 +147,15 @@ def older_objects_aside() -> Iterator[None]:
     finally:
         if not before:
             gc.unfreeze()
+
+
+@contextmanager
+def memory_errors(function: str) -> Iterator[None]:
+    """Makes Python's own error of torch's where the memory of a metric in torch runs out."""
+    try:
+        yield
+    except RuntimeError as error:
+        text = str(error)
+        if "can't allocate memory" not in text and not isinstance(error, torch.OutOfMemoryError):
+            raise
+        raise MemoryError(f"{function}: {text}") from None

@@ -75,7 +75,6 @@ def site(tmp_path_factory):
     return {path.relative_to(folder): Page(path) for path in sorted(folder.rglob("*.html"))}, folder
 
 
-@pytest.mark.timeout(900)
 def test_every_local_link_leads_to_a_file_and_an_anchor(site):
     pages, folder = site
     assert len(pages) > 12

@@ -146,7 +146,6 @@ def test_links_between_stories_lead_somewhere(path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @every
 def test_a_story_runs(path):
     """Every cell runs, from the notebook's own folder, and figures come out.

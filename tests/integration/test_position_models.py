@@ -41,7 +41,6 @@ MEASURED = {
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.parametrize("name", MEASURED)
 def test_layers_are_as_measured_and_nothing_is_where_nothing_can_be(name, tmp_path):
     if not TEXTS.exists() or not (DATA / name / "hf").exists():
@@ -126,7 +125,6 @@ DEMO = {"windows": [0.0, 0.25, 0.81], "no_bos": [0.0, 0.16, 0.31]}
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_the_demo_model_is_as_measured(tmp_path):
     """Layer 0 and one token repeated are 0; a model before its first step has 1e-4 and cuts log(m/2)."""
     from transformers import AutoModelForCausalLM

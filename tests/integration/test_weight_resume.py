@@ -59,7 +59,6 @@ def peaceful(launcher, inputs, tmp_path_factory):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_killed_in_every_stage(launcher, inputs, peaceful, tmp_path):
     folder, kills = tmp_path / "a", 0
     process = launcher.start(*command(inputs, tmp_path))
@@ -78,7 +77,6 @@ def test_killed_in_every_stage(launcher, inputs, peaceful, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_without_room_for_a_file_everything_before_it_is_intact(launcher, inputs, peaceful, tmp_path):
     sizes = sorted(max(file.stat().st_size for file in unit.iterdir()) for unit in units(peaceful))
     process = launcher.run(*command(inputs, tmp_path), file_size=sizes[-1] - 1)

@@ -176,6 +176,7 @@ ARGUED_KERNELS: dict[str, dict[str, str]] = {
         "wanted <= count": "nothing is set apart behind all of them",
         "for (Index j = 0; j <= count; ++j) {": "behind the last neighbour nothing is read",
         "used[a] >= 0": "nothing over nothing is NaN",
+        "sum >= 0.0": "nothing over nothing is NaN",
         "std::max(n, *std::max_element": "more neighbours than the largest k change no sum",
         "j + 1 <= k; ++j) sum": "the ratio of the farthest to itself has the logarithm 0",
         "j < k; ++j) sum": "the ratio of the farthest to itself has the logarithm 0",

@@ -15,12 +15,19 @@ Result<double> results(const Batch& batch, const std::vector<Index>& trailing) {
                                   : make_result(batch.sizes, trailing, kNaN);
 }
 
+// Matrices in a block of work: more than elsewhere where the batch is large, because the first of a block is not
+// asked for ahead and memory is read in longer runs: a sixteenth of a worker's share, within 64 usual blocks.
+Index long_block_size(const Batch& batch) {
+  const Index usual = block_size(batch, 1);
+  return std::clamp<Index>(batch.count / (16 * worker_count(batch.count)), usual, 64 * usual);
+}
+
 // The matrix that a worker takes after another, as far as it is known: the next of its block, or of all where it
 // works alone.
 class Following {
  public:
   explicit Following(const Batch& batch)
-      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : block_size(batch, 1)) {}
+      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : long_block_size(batch)) {}
   // Its index, or -1. Matrices of different lengths are taken in another order.
   Index operator()(Index index) const {
     const Index next = index + 1;
@@ -49,8 +56,9 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
   const Result<double> residual = results(batch, {m, m});
   const Following following(batch);
-  const Index bad = per_matrix_checked_by_kernel<ToeplitzWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
+  std::vector<ToeplitzWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const Index bad = per_matrix_checked_by_kernel(
+      batch, workers, long_block_size(batch), [&](const auto& view, Index index, auto& workspace) {
         const Index next = following(index);
         ToeplitzAhead ahead{following.of(view, next), {}};
         if (next >= 0) ahead.residual = {residual.data + next * m * m, m * m * static_cast<Index>(sizeof(double))};
@@ -78,8 +86,9 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = results(batch, {count, m});
   const Following following(batch);
-  const Index bad = per_matrix_checked_by_kernel<MaskOnlyWorkspace>(
-      batch, [&](const auto& view, Index index, auto& workspace) {
+  std::vector<MaskOnlyWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
+  const Index bad = per_matrix_checked_by_kernel(
+      batch, workers, long_block_size(batch), [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
         const Index own = split_rows(view.rows(), true);
         const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();

@@ -130,10 +130,12 @@ struct EarlyRows {
   }
 };
 
-// What is summed over the body of each row of a group: everything of a row in its own vector, so that
-// the sums of all rows are taken at once.
+// The largest scores of each row of a group and what is summed over its body: everything of a row in its own
+// vector, so that all rows are joined at once. Keys are counted where some may be hidden; mass, weighted and heavy
+// are set with weights alone.
 struct BodySums {
-  Lanes keys[kPackWidth], residuals[kPackWidth];  // without weights
+  Lanes tops[kPackWidth], residuals[kPackWidth];
+  Lanes keys[kPackWidth];
   Lanes mass[kPackWidth], weighted[kPackWidth], heavy[kPackWidth];
   Lanes squares[kPackWidth], exponentials[kPackWidth];
 };
@@ -146,9 +148,14 @@ enum class Found { numbers, hidden, unreadable };
 template <bool hiding, bool weighing, class Scalar>
 Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index m, Index n, const double* profile,
                  const double* weights, Index weight_ld, const ToeplitzOutputs& out, ToeplitzAhead& ahead) {
-  BodySums sums{};
+  BodySums sums;
+  for (Index r = 0; r < kPackWidth; ++r) {
+    sums.tops[r] = broadcast(-kInfinity);
+    sums.residuals[r] = Lanes{};
+    if constexpr (hiding) sums.keys[r] = Lanes{};
+    if constexpr (weighing) sums.mass[r] = sums.weighted[r] = sums.heavy[r] = Lanes{};
+  }
   LaneMask readable = Lanes{} == 0.0;
-  Lanes tops = broadcast(-kInfinity), sinks{};
   const Index rows = std::min(kPackWidth, m - first);
   EarlyRows<hiding, Wide<Scalar>> early;
   early.rows = rows;
@@ -205,11 +212,14 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
     for (Index j = kPackWidth; j < first; j += kPackWidth) add.template operator()<false>(j);
     add.template operator()<true>(first);
     fill_missing(residual + std::min(m, first + kPackWidth), residual + m);
+    sums.tops[r] = top;
     sums.residuals[r] = total;
-    tops[r] = largest(top);
-    sinks[r] = residual[0];
   }
   if (any(~readable)) return Found::unreadable;
+  Lanes sinks;
+#pragma GCC unroll 8
+  for (Index r = 0; r < kPackWidth; ++r) sinks[r] = out.residual[(first + std::min(r, rows - 1)) * out.ld];
+  const Lanes tops = row_tops(sums.tops);
   const Lanes total = row_sums(sums.residuals);
   Lanes keys = row_sums(sums.keys);
   if constexpr (!hiding) {
@@ -221,7 +231,7 @@ Found split_rows(RowReader<Scalar>& reader, RowScratch& held, Index first, Index
   const Lanes mass = weighing ? row_sums(sums.mass) : keys;
   const Lanes centre = weighing ? row_sums(sums.weighted) / mass : mean;
   const Lanes heavy = weighing ? row_sums(sums.heavy) : keys;
-  for (Index begin = 0; begin < rows; begin += kAbreast) {
+  for (Index begin = 0; begin < kPackWidth; begin += kAbreast) {
     Lanes middle[kAbreast], top[kAbreast], squares[kAbreast]{}, exponentials[kAbreast]{};
 #pragma GCC unroll 4
     for (Index a = 0; a < kAbreast; ++a) {

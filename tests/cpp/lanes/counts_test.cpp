@@ -229,6 +229,7 @@ TEST(Counts, SumsOfEveryVectorStandInItsLane) {
   const Lanes sums = row_sums(rows);
   for (Index r = 0; r < kPackWidth; ++r) {
     EXPECT_EQ(sums[r], static_cast<double>(kPackWidth * r * 100 + kPackWidth * (kPackWidth - 1) / 2));
+    EXPECT_EQ(row_tops(rows)[r], static_cast<double>(r * 100 + kPackWidth - 1));
   }
 }
 

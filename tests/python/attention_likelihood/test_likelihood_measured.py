@@ -63,7 +63,6 @@ def data():
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 @pytest.mark.parametrize("name", sorted(MEASURED))
 def test_numbers_of_two_trained_models(name, tmp_path):
     results = run(settings(name, tmp_path), progress=False)
@@ -96,7 +95,6 @@ def test_numbers_of_two_trained_models(name, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_random_weights_correlate_over_texts_and_exchange_nothing(tmp_path):
     made = settings("stories260K", tmp_path, 40, nulls=["random_weights"], permutations=999)
     controls = run(made, progress=False).table("controls")
@@ -109,7 +107,6 @@ def test_random_weights_correlate_over_texts_and_exchange_nothing(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_ids_are_those_of_loops(tmp_path):
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
@@ -132,7 +129,6 @@ def test_ids_are_those_of_loops(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_blocks_of_8_and_of_64_agree(tmp_path):
     one, two = (run(settings("stories260K", tmp_path, 24, block), progress=False) for block in (8, 64))
     for name, keys, columns in (

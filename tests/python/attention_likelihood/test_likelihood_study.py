@@ -213,7 +213,6 @@ def test_likelihood_from_one_model_serves_a_series(texts, tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_a_trained_series_is_measured_on_the_versions_of_its_last_checkpoint(tmp_path):
     """Attention of the untrained model is nearly uniform; training brings what the words then change."""
     folder = trained_series(tmp_path / "trained")

@@ -115,7 +115,6 @@ def stored(folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 def test_the_study_runs_over_a_few_arms(start, tmp_path):
     arms = ("ce", "dpo", "contrastive_1", "plain", "white_in", "white_out")
     given = {"start": start, "arms": arms, "seeds": 2, "steps": 4, "samples": 3, "progress": False}

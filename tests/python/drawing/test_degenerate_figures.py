@@ -234,7 +234,6 @@ def test_one_of_everything_and_no_number_of_tables_as_declared(declared):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1200)
 @pytest.mark.usefixtures("unarranged")
 def test_a_column_that_every_row_lacks(whole):
     """Columns in groups dealt anew each time, so that each is missing in company that differs."""

@@ -91,3 +91,8 @@ def test_the_view_calls_quantities_by_their_labels():
     shown = {one["name"]: one["label"] for one in contents_of_tensors(maps, None, 10**7)["metrics"]}
     assert len(shown) > 20
     assert shown == {one.name: one.label for one in EXACT if one.name in shown and one.scope == "map"}
+
+
+def test_what_splits_scores_and_states_by_position_is_listed():
+    wanted = {"toeplitz_split", "mask_only", "offset_variance", "offset_fit", "position_share", "rope_bands"}
+    assert wanted <= set(found().names())

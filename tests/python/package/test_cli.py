@@ -178,7 +178,7 @@ def test_dry_run_prints_the_plan_and_writes_nothing(call, inputs, tmp_path):
     code, out, _ = call(*arguments, "--json")
     plan = json.loads(out)
     assert (plan["units"], plan["tokens"], plan["longest"]) == (2, 39, 9)
-    assert 0 < plan["seconds"] < 600
+    assert 0 < plan["seconds"] < 3600
     assert plan["peak_bytes"] > plan["layer_bytes"] > 0
     assert not (tmp_path / "runs").exists()
 

@@ -60,7 +60,6 @@ def answers(isa, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 @pytest.mark.skipif(len(_isa.runnable()) < 2, reason="one build runs here, and has nothing to differ from")
 def test_every_metric_agrees_on_every_build_that_runs_here(tmp_path):
     best, *others = _isa.runnable()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._memory import memory_errors
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of
 
@@ -28,6 +29,7 @@ class OffsetFit(NamedTuple):
     added: Tensor
 
 
+@memory_errors("offset_fit")
 def offset_fit(scores: Tensor, *, lengths: _checks.Lengths = None) -> OffsetFit:
     """R² of the best function of the offset, and ΔR² of the position beside it.
 

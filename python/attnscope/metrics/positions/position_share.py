@@ -180,3 +180,6 @@ def _share(moments: PositionMoments) -> Tensor:
     scale = moments.squares / (texts * places)
     nothing = torch.tensor(torch.nan, dtype=torch.float64)
     return torch.where(total > 1e-13 * scale, between / total, nothing)
+
+
+SOURCES = (position_share,)

@@ -237,3 +237,6 @@ def _rotary_argument(function: str, rotary: Any, d: int) -> int:
     if not 2 <= rotated <= d or rotated % 2:
         raise ValueError(f"{function}: rotary must be even and between 2 and d = {d}, got {rotated}")
     return rotated
+
+
+SOURCES = (rope_bands,)

@@ -346,3 +346,5 @@ QUANTITIES = (
         axes=("query",),
     ),
 )
+
+SOURCES = (offset_variance,)

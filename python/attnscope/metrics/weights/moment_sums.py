@@ -22,7 +22,8 @@ class MomentSums:
 
     Attributes:
         total: Σ x [d].
-        second: Σ x xᵀ [d, d], or that times the sketch's directions [d, p].
+        second: Σ x xᵀ [d, d], of which what is on and above the diagonal counts, or all of it times the
+            sketch's directions [d, p].
         centred: the same of x less the mean of its text.
         counts: tokens, Σ‖x‖², Σ‖x − mean‖², max ‖x‖², [4].
     """
@@ -63,53 +64,52 @@ class MomentBatch:
     """
 
     def __init__(self, x: Tensor, directions: Tensor | None) -> None:
-        d = x.shape[1]
         self._directions = None if directions is None else directions.to(x)
-        self._product = x.new_zeros(d, d if directions is None else directions.shape[1])
-        self._total = torch.zeros(d, dtype=torch.float64, device=x.device)
+        self._panels: list[Tensor] = []
+        self._total = torch.zeros(x.shape[1], dtype=torch.float64, device=x.device)
         self._means: list[Tensor] = []
         self._tokens, self._energy, self._largest = 0, 0.0, 0.0
 
     def takes(self, x: Tensor) -> bool:
         """Whether a further text fits."""
-        return (
-            self._tokens + len(x) <= _TOKENS
-            and x.dtype == self._product.dtype
-            and x.device == self._product.device
-        )
+        panel = self._panels[0]
+        return self._tokens + len(x) <= _TOKENS and x.dtype == panel.dtype and x.device == panel.device
 
     def add(self, x: Tensor) -> None:
         """Adds a text."""
-        if not len(x):
-            return
         squares, total = x.square().sum(1, dtype=torch.float64), x.sum(0, dtype=torch.float64)
         self._tokens += len(x)
         self._energy += float(squares.sum())
-        self._largest = max(self._largest, float(squares.max()))
+        self._largest = max(self._largest, *squares.tolist())
         self._total += total
-        self._means.append(total / math.sqrt(len(x)))
-        if self._directions is not None:
-            self._product.addmm_(x.mT, x @ self._directions)
+        self._means.append(total / math.sqrt(max(1, len(x))))
+        if self._directions is None:
+            factors = [(x[:, :end], x[:, first:end]) for first, end in self._blocks()]
+        else:
+            factors = [(x, x @ self._directions)]
+        if not self._panels:  # nothing is set to zero first: at this size that takes as long as a product
+            self._panels = [left.mT @ right for left, right in factors]
             return
-        # the product is symmetric: of every block of columns the rows down to its end are enough
-        for first, end in self._blocks():
-            self._product[:end, first:end].addmm_(x[:, :end].mT, x[:, first:end])
+        for panel, (left, right) in zip(self._panels, factors, strict=True):
+            panel.addmm_(left.mT, right)
 
     def _blocks(self) -> Iterator[tuple[int, int]]:
-        d = len(self._product)
-        step = max(_COLUMNS, -(-d // 8))
-        for first in range(0, d, step):
-            yield first, min(d, first + step)
+        """Columns of a panel. A whole product is symmetric: its rows down to the last of them are enough."""
+        d = len(self._total)
+        columns, step = d, max(_COLUMNS, -(-d // 8))
+        if self._directions is not None:
+            columns = step = self._directions.shape[1]
+        for first in range(0, columns, step):
+            yield first, min(columns, first + step)
 
     def sums(self) -> MomentSums:
         """The sums, in float64."""
-        if self._directions is None:
-            for first, end in self._blocks():
-                self._product[first:end, :first] = self._product[:first, first:end].mT
-        second = self._product.double().cpu()
-        # about the means of texts: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n of each
-        means = torch.stack(self._means).cpu() if self._means else second.new_zeros(1, len(second))
+        means = torch.stack(self._means).cpu()
         across = means if self._directions is None else means @ self._directions.double().cpu()
+        second = torch.zeros(means.shape[1], across.shape[1], dtype=torch.float64)
+        for panel, (first, end) in zip(self._panels, self._blocks(), strict=True):
+            second[: len(panel), first:end] = panel
+        # about the means of texts: Σ x xᵀ − (Σ x)(Σ x)ᵀ/n of each
         rest = max(0.0, self._energy - float(means.square().sum()))
         counts = torch.tensor([self._tokens, self._energy, rest, self._largest], dtype=torch.float64)
         centred = torch.addmm(second, means.mT, across, alpha=-1)

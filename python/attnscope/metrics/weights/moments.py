@@ -253,7 +253,7 @@ class Moments:
         sums = self.sums(layer, role, side)
         product = (sums.centred if centered else sums.second) / sums.counts[0]
         if self.rank is None:
-            return (product + product.mT) / 2
+            return product.triu() + product.triu(1).mT
         values, vectors = self._nystroem(product)
         return vectors * values @ vectors.mT
 
@@ -304,7 +304,7 @@ class Moments:
         product = (sums.centred if centered else sums.second) / sums.counts[0]
         if self.rank is not None:
             return self._nystroem(product)
-        values, vectors = torch.linalg.eigh((product + product.mT) / 2)
+        values, vectors = torch.linalg.eigh(product, UPLO="U")
         return values.flip(0).clamp_min(0), vectors.flip(1)
 
     def jackknife(

@@ -66,12 +66,12 @@ def _visible(run: StageRun, edits: tuple[Any, ...]) -> list[str]:
     ids = torch.ones(1, n, dtype=torch.long, device=run.model().device)
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     try:
-        if preflight.plan_for(model, inputs).tier != INTERFACE:
-            return []
+        own = preflight.plan_for(model, inputs).tier == INTERFACE
     except RuntimeError:
         return []
-    with forward(model, inputs, Forward(("lse",), edits=edits)) as layers:
-        return list(dict.fromkeys(layer.visibility.name for layer in layers))
+    with forward(model, inputs, Forward(("lse" if own else "attention",), edits=edits)) as layers:
+        names = list(dict.fromkeys(layer.visibility.name for layer in layers))
+    return names if own else []
 
 
 def compare(run: StageRun) -> None:

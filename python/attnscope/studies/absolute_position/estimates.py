@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from attnscope.engine.stage_run import StageRun
 
 Array = np.ndarray[Any, Any]
+#: What log-sums of scores are needed for: null of a model that hands out its maps alone.
+LOG_SUMS = ("lse_gap", "score", "log_z", "covariance")
 #: Offsets at which the variance of log attention is split.
 OFFSETS = (1, 2, 4, 8, 16, 32, 64)
 #: Column of each size by the weights of `residual_size`.
@@ -38,13 +40,29 @@ def tokens_of(run: StageRun) -> int:
     return int(n)
 
 
+def maps_alone(run: StageRun) -> set[str]:
+    """The models of which log A stands for scores, whose log-sums are not known."""
+    checks = run.read("checks")
+    return set(checks[(checks["check"] == "scores") & checks["value"].isna()]["model"])
+
+
+def known(columns: dict[str, Any], scores: bool) -> dict[str, Any]:
+    """The columns, without values that need log-sums where log A stands for scores."""
+    return (
+        columns
+        if scores
+        else columns
+        | {name: np.full(np.shape(columns[name]), np.nan) for name in LOG_SUMS if name in columns}
+    )
+
+
 def position(run: StageRun, options: Any) -> None:
     """The tables of every arm that keeps all sums, on every input."""
-    n = tokens_of(run)
+    n, scores = tokens_of(run), not maps_alone(run)
     for arm, kind in arms_of(run):
         profile = profile_of(run, n, options.groups, variant="", arm=arm, draw=0, input=kind)
         for name, chosen in query_sets(options, profile.m).items():
-            found = estimated(profile, chosen, options, run)
+            found = known(estimated(profile, chosen, options, run), scores)
             keys = {"arm": arm, "input": kind, "queries": name}
             means = over_heads(profile, chosen, found)
             if name == "early" and (arm, kind) == ("base", "shuffled") and 0 in profile.layers:
@@ -55,7 +73,7 @@ def position(run: StageRun, options: Any) -> None:
                 heads = np.arange(len(own["residual"]))
                 run.write("position", layer=layer, head=heads, protocol="exact", **keys, **own)
                 run.write("layer_means", layer=layer, **keys, **{one: means[one][at] for one in means})
-        _offsets(run, profile, arm, kind)
+        _offsets(run, profile, arm, kind, scores)
         if options.keep_sums:
             keep(run, profile, arm, kind)
         if (arm, kind) == ("base", "windows"):
@@ -126,13 +144,14 @@ def over_heads(
     return means
 
 
-def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str) -> None:
+def _offsets(run: StageRun, profile: PositionProfile, arm: str, kind: str, scores: bool) -> None:
     """The variance of log attention along the text at a fixed offset, in both forms."""
     for offset in OFFSETS:
         queries = np.arange(max(offset + 1, 2), profile.m)
         if len(queries) < 3:
             continue
         found, products = _at_offset(profile, queries, offset)
+        found = known(found, scores)
         means: dict[str, Any] = {name: _mean(values) for name, values in found.items()}
         means |= zip(("residual", "residual_low", "residual_high"), _interval(products.mean(1)), strict=True)
         keys: dict[str, Any] = {"arm": arm, "input": kind, "offset": offset}
@@ -248,6 +267,7 @@ def _spread(intervals: dict[str, Any]) -> dict[str, Any]:
 def controls(run: StageRun, options: Any) -> None:
     """The tables `controls` and `control_residuals`: models with random weights, means over heads."""
     drawn = sorted(run.reduced("counts", ("model", "seed", "tokens"), variant="random_weights"))
+    maps = maps_alone(run)
     drawings: dict[str, list[Array]] = {}
     layers: dict[str, Array] = {}
     for model, seed, n in drawn:
@@ -258,7 +278,7 @@ def controls(run: StageRun, options: Any) -> None:
         drawings.setdefault(model, []).append(own)
         layers[model] = np.array(profile.layers)
         for name, chosen in sets.items():
-            found = estimated(profile, chosen, options, run)
+            found = known(estimated(profile, chosen, options, run), model not in maps)
             means = over_heads(profile, chosen, found)
             for at, layer in enumerate(profile.layers):
                 run.write(

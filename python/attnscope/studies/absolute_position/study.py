@@ -69,7 +69,12 @@ class AbsolutePosition(Study):
             raise ConfigError(
                 f"bos: absolute_position has an arm without BOS; leave bos at keep, got {settings.bos!r}"
             )
-
+        first, least = self.options.queries[0], 2 * self.options.queries[0] + 2
+        if settings.max_tokens is not None and settings.max_tokens < least:
+            raise ConfigError(
+                f"max_tokens: early queries from {first} on are in the first half of a window, which needs "
+                f"{least} tokens, got {settings.max_tokens}"
+            )
         if uneven := [n for n in self.options.lengths if settings.max_tokens % n]:
             raise ConfigError(
                 f"options.lengths: each must divide max_tokens, {settings.max_tokens}, so that every length "
@@ -135,7 +140,7 @@ class AbsolutePosition(Study):
         )  # fmt: skip
         every.append(depth)
         if more:
-            there = (*PROFILES, "uniform_cut")
+            there = (*PROFILES, "uniform_cut", "checks")
             written = ("controls", "control_residuals")
             every.append(Stage("controls", units.once(), self.control, reads=there, writes=written))
         return every
@@ -173,7 +178,10 @@ class AbsolutePosition(Study):
     def check(self, unit: Unit, run: StageRun) -> None:
         """Identities of the model, and how it tells positions apart."""
         check_model(run)
-        encodings.record(run, imposed(self.options))
+        try:
+            encodings.record(run, imposed(self.options))
+        except NotImplementedError as error:
+            raise LoadError(str(error)) from None
 
     def measure(self, unit: Unit, run: StageRun) -> None:
         """Every arm that needs no other arm's numbers; a check that fails ends the checkpoint's part."""

@@ -12,6 +12,7 @@ from attnscope.metrics.positions.position_profile import PositionProfile
 SUMS = ("states", "directions", "first_key", "first_key_centre", "uniform_cut")
 
 _RESIDUAL = "Unbiased variance over the body keys of what mean scores owe to neither offset nor row, nats²."
+_OF_MAPS = "null of a model that hands out its maps alone."
 _MOVED = "Unbiased squared distance of body attention to the mask's, summed over keys."
 
 
@@ -42,7 +43,7 @@ ESTIMATES = (
     Column("moved_p_adjusted", kind="ratio"),
     Column("moved_tv", label="moved attention", meaning="Total variation to the mask's attention.", low=0),
     Column("moved_floor", label="its floor", meaning="The same of means with flipped signs.", low=0),
-    Column("lse_gap", label="log Z less the mask's (nats)"),
+    Column("lse_gap", label="log Z less the mask's (nats)", meaning=f"Of scores; {_OF_MAPS}"),
     *_interval("leakage_share", "leakage share", "The residual over the variance of scores along keys."),
     Column("residual_simple", meaning="Root mean square over all keys, profile over all queries."),
     Column("mask_simple", meaning="log Z of the mean profile less its mean."),
@@ -65,9 +66,9 @@ _UNIFORM_CUT = Column(
 OFFSETS = (
     Column("profile", label="profile (nats)"),
     Column("log_attention", label="variance of log attention", low=0),
-    Column("score", low=0, meaning="Variance of the mean score over queries."),
-    Column("log_z", low=0, meaning="Variance of log Z over queries."),
-    Column("covariance", meaning="−2 of their covariance."),
+    Column("score", low=0, meaning=f"Variance of the mean score over queries; {_OF_MAPS}"),
+    Column("log_z", low=0, meaning=f"Variance of log Z over queries; {_OF_MAPS}"),
+    Column("covariance", meaning=f"−2 of their covariance; {_OF_MAPS}"),
     Column("mask", low=0, label="mask (nats²)", meaning="Variance of the mask's log Z."),
     Column("residual", label="residual (nats²)", meaning="Unbiased variance of the residual bracket."),
     Column("residual_low"),

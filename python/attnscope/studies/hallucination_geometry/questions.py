@@ -42,6 +42,8 @@ def worded(
                     f"{NAME}: no prompt of the bucket {bucket!r} in column {options.bucket!r}"
                     f"{nearest(bucket, counts)}; there are {dict(counts)}"
                 )
+        if all(one.samples is None for one in plan.settings.texts):
+            _check_whole_pairs(rows, options)
     else:
         wanted = (options.reference,)
     rows = [one for one in rows if one.extra["bucket"] in wanted]
@@ -132,6 +134,20 @@ def _matched(
             "partners' and are left out (options.match_tokens)"
         )
     return kept
+
+
+def _check_whole_pairs(rows: Sequence[Sentence], options: HallucinationOptions) -> None:
+    """Raises for a value of `pair` that one row of whole files has: a slip of the pen, or a wrong column."""
+    counts = Counter(one.extra["pair"] for one in rows if one.extra["pair"])
+    for one in rows:
+        if counts[one.extra["pair"]] == 1:
+            unpaired = sum(count == 1 for count in counts.values())
+            raise ConfigError(
+                f"options.pair: {unpaired} of {len(counts)} values stand in one row each, first "
+                f"{one.extra['pair']!r} in row {one.source_row} ({one.extra['bucket']}: "
+                f"{str(one.text)[:60]!r}); a pair is of {options.reference!r} and another bucket, and a "
+                "question without one has an empty cell"
+            )
 
 
 def _check_pairs(rows: Sequence[Sentence], model: str, plan: Plan, options: HallucinationOptions) -> None:

@@ -252,23 +252,6 @@ def test_learned_positions_show_in_layer_0(texts, tmp_path):
     assert rows[rows["layer"] == 0]["p_value"].max() < 0.2
 
 
-@pytest.mark.filterwarnings("ignore::UserWarning")
-def test_a_model_that_hands_out_maps_alone(texts, tmp_path):
-    path = model_folder(tmp_path / "bloom", "bloom")
-    results = run(settings(path, texts, tmp_path, arms=["zero", "unread"], nulls=[]), progress=False)
-    rows = early(results)
-    assert rows["residual"].notna().all()
-    assert "unread" not in set(results.table("removed")["arm"])
-    assert results.table("checks").set_index("check").loc["scores", "reason"] != ""
-
-
-def test_a_tokenizer_without_bos_reads_one_that_is_added_or_says_so(texts, tmp_path):
-    path = model_folder(tmp_path / "m", bos=False)
-    results = run(settings(path, texts, tmp_path, arms=["no_bos"], nulls=[]), progress=False)
-    assert set(results.table("position")["arm"]) == {"base"}
-    assert "knows no BOS or EOS token" in " ".join(results.provenance["notes"])
-
-
 def test_every_figure_is_drawn_or_says_why(whole):
     from attnscope.plots.figure import NotDrawable
     from attnscope.studies.absolute_position.figures import FIGURES
@@ -284,6 +267,16 @@ def test_every_figure_is_drawn_or_says_why(whole):
         for ax in drawn.figure.axes:
             assert ax.lines or ax.images or ax.collections, (name, ax.get_title())
     assert set(undrawn) <= {"encodings", "removed"}, undrawn
+
+
+def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(whole):
+    from attnscope.studies.absolute_position.figures import FIGURES
+
+    shown = whole.table("residual_maps").iloc[0]
+    own = early(whole).set_index(["layer", "head"]).loc[(shown["layer"], shown["head"])]
+    noise = (own["plain"] - own["residual"]) ** 0.5
+    bar = FIGURES["score_split"](whole).figure.axes[-1]
+    assert [line.get_ydata()[0] for line in bar.lines] == pytest.approx([-noise, noise])
 
 
 @pytest.mark.usefixtures("unarranged")

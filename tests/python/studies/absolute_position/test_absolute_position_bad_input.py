@@ -47,6 +47,9 @@ def test_encoders_are_refused_by_name(texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         run(settings(path, texts, tmp_path), progress=False)
+    path = model_folder(tmp_path / "t5", "t5")
+    with pytest.raises(LoadError, match=r"T5\w+ has an encoder; a causal map is needed"):
+        run(settings(path, texts, tmp_path), progress=False)
 
 
 def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):
@@ -94,6 +97,37 @@ def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
     results = asc.load(tmp_path / "a")
     assert "the check head_writes does not hold" in str(results.provenance["skipped"])
     assert set(results.table("claims")["model"]) == {folder.name}
+
+
+@pytest.mark.parametrize("n", [5, 4, 1])
+def test_windows_without_two_keys_beside_the_first_are_refused(folder, texts, tmp_path, n):
+    given = settings(folder, texts, tmp_path).to_dict()
+    with pytest.raises(ConfigError, match=rf"early queries from 2 on .* needs 6 tokens, got {n}"):
+        run(asc.Study(**{**given, "max_tokens": n}), progress=False)
+
+
+@pytest.mark.parametrize("n", [6, 9])
+def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
+    """Six tokens have one early query with two keys beside the first; of nine the last is not used."""
+    options = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": [], "leakage": False, "bands": 0}
+    given = settings(folder, texts, tmp_path, **options).to_dict()
+    results = run(asc.Study(**{**given, "max_tokens": n}), progress=False)
+    rows = results.table("position")
+    assert set(rows["queries"]) == ({"early", "2"} if n == 6 else {"early", "2", "3"})
+    assert rows["residual"].notna().all()
+    assert results.report().exists()
+
+
+def test_an_encoding_that_a_model_cannot_take_leaves_it_out_by_name(folder, texts, tmp_path):
+    moving = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
+    path = model_folder(tmp_path / "moving", rope_parameters=moving)
+    given = settings(path, texts, tmp_path, rope=["ntk", 2.0], arms=[], nulls=[], leakage=False).to_dict()
+    results = run(asc.Study(**{**given, "models": [str(path), str(folder)]}), progress=False)
+    assert "makes its 'dynamic' frequencies from the positions" in str(results.provenance["skipped"])
+    assert set(results.table("position")["model"]) == {folder.name}
+    bloom = model_folder(tmp_path / "bloom", "bloom")
+    with pytest.raises(LoadError, match="bloom: LimitWindow: the attention of BloomForCausalLM"):
+        run(settings(bloom, texts, tmp_path, name="b", window=4, arms=[], nulls=[]), progress=False)
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,9 @@
 # SPDX-License-Identifier: MIT
 """The study's identities on models made here: they hold, and each fails where its subject is broken."""
 
+from types import SimpleNamespace
+
+import numpy as np
 import pytest
 import torch
 
@@ -38,6 +41,88 @@ def test_a_state_that_does_not_stay_zero_is_seen():
     assert checks._silent(model, IDS).value > 1e-4
     handle.remove()
     assert checks._silent(model, IDS).value == 0
+
+
+class Trial:
+    """A checkpoint whose checks are kept."""
+
+    encoder = SimpleNamespace(tokenizer=None, bos_id=1)
+
+    def __init__(self, model):
+        self.loaded, self.failed, self.names = SimpleNamespace(model=model, dtype="torch.float32"), set(), []
+
+    def model(self):
+        return self.loaded
+
+    def rng(self, *key):
+        return np.random.default_rng(0)
+
+    def write(self, table, *, check, holds, **columns):
+        self.names.append(check)
+        self.failed |= set() if holds else {check}
+
+
+def failed(model):
+    trial = Trial(model)
+    checks.check_model(trial)
+    assert len(set(trial.names)) == 14
+    return trial.failed
+
+
+def of(module, change):
+    """A change of what a module hands on, or of the first thing that it does."""
+    return module.register_forward_hook(
+        lambda _, args, out: change(out) if torch.is_tensor(out) else (change(out[0]), *out[1:])
+    )
+
+
+@pytest.mark.parametrize(
+    ("broken", "expected"),
+    [
+        (lambda m: of(m.model.rotary_emb, lambda cos: cos.round(decimals=1)), {"shift", "repeated_token"}),
+        (
+            lambda m: of(m.model.layers[0], lambda x: x + 1e-3 * x.mean(1, keepdim=True)),
+            {"first_token", "first_token_across_texts", "earlier_states", "zero_embedding"},
+        ),
+        (lambda m: of(m.model.layers[1].self_attn.o_proj, lambda x: 1.001 * x), {"head_writes"}),
+        (
+            lambda m: of(m.model.embed_tokens, lambda x: x + 1e-3 * x.shape[1]),
+            {"own_embedding", "first_token"},
+        ),
+    ],
+    ids=["rotation", "later tokens", "writes", "embedding"],
+)
+def test_a_broken_model_fails_the_checks_of_what_is_broken_alone(broken, expected):
+    model = tiny("llama")
+    assert failed(model) == set()
+    handle = broken(model)
+    found = failed(model)
+    handle.remove()
+    assert found == expected
+
+
+def test_scores_that_are_not_the_softmaxs_argument_are_seen(monkeypatch):
+    own = checks._maps
+
+    def other(*given, **options):
+        scores, lse, attention = own(*given, **options)
+        return scores, lse, 1.001 * attention
+
+    monkeypatch.setattr(checks, "_maps", other)
+    assert failed(tiny("llama")) == {"scores"}
+
+
+@pytest.mark.parametrize(
+    ("edit", "wrong", "check"),
+    [
+        ("LimitWindow", lambda width: asc.edits.LimitWindow(width - 1), "whole_window"),
+        ("SubtractRead", lambda keys, **_: asc.edits.SubtractRead(keys), "unread_by_none"),
+        ("SetRotary", lambda _: asc.edits.SetRotary(("interpolate", 1.01)), "rotary_factor_1"),
+    ],
+)
+def test_an_edit_that_does_more_than_nothing_is_seen(edit, wrong, check, monkeypatch):
+    monkeypatch.setattr(checks, edit, wrong)
+    assert failed(tiny("llama")) == {check}
 
 
 def test_fingerprints_of_one_first_token():

@@ -44,7 +44,6 @@ def test_another_study_is_refused(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_learned_positions_alone_show_in_layer_0_of_trained_models(tmp_path):
     options = {
         "groups": 8,

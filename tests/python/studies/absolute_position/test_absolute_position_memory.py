@@ -33,7 +33,6 @@ print(json.dumps({"before": before, "peak": held("VmHWM")}))
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(900)
 def test_256_texts_need_at_most_half_as_much_again_as_32(tmp_path):
     folder = model_folder(tmp_path / "m", num_hidden_layers=3)
     texts = sentences(tmp_path / "texts.txt", 1500)

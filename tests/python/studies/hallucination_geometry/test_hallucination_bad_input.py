@@ -42,7 +42,10 @@ def planned(folder, texts, tmp_path, **options):
         ({"nulls": ["covariances"]}, "there is no 'covariances'; did you mean 'covariance'"),
         ({"bucket_by": "outcome", "answers": False}, "bucket_by outcome needs answers"),
         ({"pair": "fold"}, r"options.pair: '0' has"),
-        ({"pair": "candidates"}, r"options.pair: none of 40 values is of 'factual' and another bucket"),
+        (
+            {"pair": "candidates"},
+            r"options.pair: 40 of 40 values stand in one row each, first '.*' in row \d+",
+        ),
         ({"prompt": "{question}"}, None),
         ({"prompt": "Is it so? {question}" + " or not" * 20}, r"has more than 128 tokens and would be cut"),
     ],
@@ -75,21 +78,6 @@ def test_prompts_that_end_in_other_tokens_are_named(folder, tmp_path):
         planned(folder, path, tmp_path, **ends)
     plan = planned(folder, path, tmp_path, **ends, allow_endings=True)
     assert any(unit.inputs for unit in plan.units)
-
-
-def test_neighbours_are_counted_among_whole_pairs(folder, tmp_path):
-    """Forty prompts a bucket, but ten of them paired in all three."""
-
-    def change(row):
-        half = row["bucket"] == "unknown" and int(row["pair"][-2:]) > 0
-        return {**row, "pair": row["pair"] + "x"} if half else row
-
-    path = questions(tmp_path / "q.csv", change=change)
-    with pytest.raises(ConfigError, match=r"each bucket that are compared, 8, got \[5, 10\]"):
-        planned(folder, path, tmp_path)
-    plan = planned(folder, path, tmp_path, dimension_k=[5], primary_k=5)
-    said = "options.pair: 32 of 72 values, 'capital-01x' first, are not of 'factual' and another bucket"
-    assert any(said in note for note in plan.notes)
 
 
 def test_clouds_of_different_sizes_are_refused(monkeypatch):
@@ -130,7 +118,7 @@ def test_models_without_blocks_or_a_cache_of_them(texts, tmp_path):
 def test_equal_prompts_and_empty_questions_are_left_out(folder, tmp_path):
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    again = {**rows[0], "pair": "again", "bucket": "unknown"}
+    again = {**rows[0], "bucket": "unknown"}
     path = written(tmp_path / "q.csv", [*rows, again, {**rows[0], "question": " ", "pair": "empty"}])
     plan = planned(folder, path, tmp_path)
     assert any("1 prompts stand there twice" in note for note in plan.notes)
@@ -246,8 +234,8 @@ def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, 
     """Equal prompts are counted, other last tokens listed; nothing is written."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:
         rows = list(csv.DictReader(file))
-    again = {**rows[0], "pair": "again"}
-    other = {**rows[0], "pair": "other", "question": rows[0]["question"].replace("?", "!")}
+    again = {**rows[0], "pair": ""}
+    other = {**rows[0], "pair": "", "question": rows[0]["question"].replace("?", "!")}
     path = written(tmp_path / "q.csv", [*rows, again, other])
     found = CliRunner().invoke(
         app,

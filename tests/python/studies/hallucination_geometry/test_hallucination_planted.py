@@ -98,7 +98,6 @@ def test_a_planted_direction_is_found_expressed_or_silent(read, tmp_path, monkey
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
     folder = model_folder(tmp_path / "m")
     texts = questions(tmp_path / "q.csv", slots=5)
@@ -120,7 +119,6 @@ def test_a_run_killed_in_each_stage_ends_as_one_that_was_not(tmp_path):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_memory_does_not_grow_with_the_prompts(tmp_path):
     """A model of 260,000 parameters in a process of its own; twice the prompts cost next to nothing."""
     folder = model_folder(
@@ -200,7 +198,6 @@ def p_values(seed, draws, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_levels_hold_where_there_is_nothing():
     """p < .05 in 3 to 7 % of 400 draws, for dimension, fragmentation, detection and sensitivity."""
     found = [p_values(seed, 199) for seed in range(400)]
@@ -230,7 +227,6 @@ def bypass_claim(seed, **how):
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
 def test_the_level_of_bypass_holds_where_there_is_nothing():
     """p < .05 in at most 7 % of 400 draws; fewer than 5 %, as the points of a pair are alike."""
     found = np.array([bypass_claim(seed).p_value for seed in range(400)])
@@ -292,7 +288,6 @@ def known_model(name, tmp_path):
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", [0, 1, 2])
 @pytest.mark.parametrize("name", ["stories260K", "llama2xs", "stories260K random", "llama2xs random", "demo"])
-@pytest.mark.timeout(3600)
 def test_models_that_know_no_facts_show_nothing(name, seed, tmp_path):
     """On the packaged prompts no adjusted p is below .05, and the report says that nothing was found."""
     texts = {"path": "builtin:hallucination_geometry", "column": "question"}

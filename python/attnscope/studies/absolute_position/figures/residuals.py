@@ -200,10 +200,15 @@ def score_split(results: Tables, options: Options) -> Drawn:
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     ax.set_title("residual R (nats)")
-    figure_.colorbar(image, ax=ax, shrink=0.9)
+    bar = figure_.colorbar(image, ax=ax, shrink=0.9)
+    noise = float(max(own["plain"] - own["residual"], 0.0)) ** 0.5
+    for line in (-noise, noise):
+        if abs(line) < largest:
+            bar.ax.axhline(line, color=INK, linewidth=1.2)
     return captioned(
         figure_,
-        f"Mean over texts, row constants removed, key 0 left out. Unbiased variance {own['residual']:.3g} "
+        "Mean over texts, row constants removed, key 0 left out; lines on the bar: the noise of a cell, "
+        f"{noise:.3g}. Unbiased variance {own['residual']:.3g} "
         f"nats² "
         f"[{own['residual_low']:.3g}, {own['residual_high']:.3g}], with its noise {own['plain']:.3g}: what "
         f"of the "

@@ -152,7 +152,8 @@ def betti_curves(results: Tables, options: Options) -> Drawn:
             ax.axvline(PUBLISHED_RADIUS, color=MUTED, linewidth=0.8)
             largest = max(largest, 1.3 * PUBLISHED_RADIUS)
         ax.set_xscale("log")
-        ax.set_xlim(smallest, largest)
+        if smallest < largest:
+            ax.set_xlim(smallest, largest)
         ax.set_title(title)
         ax.set_xlabel("distance")
     where = "grey line" if smallest < PUBLISHED_RADIUS else "below the smallest distance here"
