@@ -15,7 +15,7 @@ import pytest
 from folders import sentences, series
 from launcher import until
 
-CHECKPOINTS, BLOCKS = 2, 4
+CHECKPOINTS, BLOCKS = 3, 4
 #: And two units over the whole run: uniform attention, and summaries.
 UNITS = CHECKPOINTS * BLOCKS + 2
 
@@ -23,7 +23,7 @@ UNITS = CHECKPOINTS * BLOCKS + 2
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    return series(folder / "growing", steps=(0, 2)), sentences(folder / "texts.txt", 4 * BLOCKS)
+    return series(folder / "growing"), sentences(folder / "texts.txt", 4 * BLOCKS)
 
 
 def command(inputs, output, name="a"):
