@@ -16,7 +16,8 @@ class MapCount:
 
         def empty(*size, **options):
             tensor = original(*size, **options)
-            if tensor.ndim == 4:
+            # results of metrics are tensors too, where torch is asked for them in Python
+            if tensor.ndim == 4 and tensor.shape[-2] == tensor.shape[-1]:
                 self.maps.append(weakref.ref(tensor))
                 self.most = max(self.most, sum(ref() is not None for ref in self.maps))
             return tensor

@@ -11,7 +11,7 @@ void sinks(Bytes& bytes) {
   const Map<Scalar> map(bytes, n);
   const Seen seen(bytes, map);
   const Index k = bytes.between(1, n);
-  const Index queries = bytes.between(1, n);
+  const Index asked = bytes.between(1, n);
   SinkRule rule;
   rule.gamma = bytes.byte() / 256.0;
   rule.min_visibility = bytes.byte() / 256.0;
@@ -23,7 +23,7 @@ void sinks(Bytes& bytes) {
   questions.position = true;
   questions.min_visibility = rule.min_visibility;
   questions.first = k;
-  questions.queries = queries;
+  questions.queries = asked;
   questions.top = k;
   Output<double> alpha(n);
   Output<double> again(n);

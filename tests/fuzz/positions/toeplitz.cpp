@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/positions/toeplitz.h"
 
+#include "linalg/mask_only.h"
 #include "reader.h"
 
 namespace attnscope::fuzz {
@@ -51,14 +52,16 @@ void toeplitz(Bytes& bytes) {
   const Index count = static_cast<Index>(queries.size());
   Output<double> mask((3 + count) * half);
   Output<double> other((3 + count) * half);
-  const auto cut = [&](Output<double>& out, ToeplitzWorkspace& workspace) {
+  static MaskOnlyWorkspace mask_reused;
+  MaskOnlyWorkspace mask_fresh;
+  const auto cut = [&](Output<double>& out, MaskOnlyWorkspace& workspace) {
     double* d = out.data();
     return mask_only(map.view(), sink, queries.data(), count, body, d, d + half, d + 2 * half, d + 3 * half, half,
                      workspace);
   };
-  const bool mask_good = cut(mask, fresh);
+  const bool mask_good = cut(mask, mask_fresh);
   LAW(mask_good == readable(2 * half), "mask of %ld says %d", long(n), mask_good);
-  cut(other, reused);
+  cut(other, mask_reused);
   LAW(mask.same_bits(other), "scratch of an earlier matrix changes the mask, n = %ld", long(n));
   for (Index k = 0; k < (3 + count) * half; ++k) {
     LAW(mask_good || std::isnan(mask[k]), "a bad map has %g at %ld", mask[k], long(k));
