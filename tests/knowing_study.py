@@ -5,6 +5,7 @@ import csv
 from pathlib import Path
 
 import attnscope as asc
+from attnscope.engine.plan import make_plan
 from attnscope.studies.hallucination_geometry.prompts import make
 from models import tiny
 
@@ -79,3 +80,8 @@ def settings(folder, texts, output, *, name="a", block=32, seed=0, protocols=("e
         protocols=list(protocols),
         options={**QUICK, **options},
     )
+
+
+def planned(folder, texts, output, **options):
+    """What a small run will do."""
+    return make_plan(settings(folder, texts, output, **options))

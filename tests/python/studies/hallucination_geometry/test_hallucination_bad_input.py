@@ -17,11 +17,7 @@ from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.models import LoadError
 from folders import model_folder as other_folder
-from knowing_study import FAST, letters, model_folder, questions, settings, written
-
-
-def planned(folder, texts, tmp_path, **options):
-    return make_plan(settings(folder, texts, tmp_path, **options))
+from knowing_study import FAST, letters, model_folder, planned, questions, settings, written
 
 
 @pytest.mark.parametrize(

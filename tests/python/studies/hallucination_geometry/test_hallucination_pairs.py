@@ -7,11 +7,7 @@ import pytest
 
 from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
-from knowing_study import questions, settings, written
-
-
-def planned(folder, texts, tmp_path, **options):
-    return make_plan(settings(folder, texts, tmp_path, **options))
+from knowing_study import planned, questions, settings, written
 
 
 def test_an_unpaired_value_is_refused_with_its_row(folder, tmp_path):
