@@ -55,6 +55,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def pytest_collection_finish(session):
     """Imported libraries hold a million objects: garbage is looked for among newer ones, and not often."""
     gc.freeze()
+    # to count them takes as long as a small run, and every run asks whether there are any
+    count = gc.get_freeze_count()
+    gc.get_freeze_count = lambda: count
     gc.set_threshold(100_000, 50, 100)
     gc.enable()
 
