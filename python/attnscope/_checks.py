@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 from attnscope import _core, _device
-from attnscope._memory import announce
+from attnscope._memory import SMALLEST_BATCH, announce
 from attnscope._row_sums import judge_rows
 from attnscope._warn import NonFiniteWarning, warn
 
@@ -51,11 +51,13 @@ def attention_argument(
 ) -> Attention:
     """Checks `attention` [..., n, n] and `lengths`, without a copy; warns where `rows` do not sum to 1."""
     tensor = square_tensor(function, name, attention)
-    *leading, _, n = tensor.shape
-    given = None if lengths is None else lengths_argument(function, lengths, tuple(leading), n)
+    given = None
+    if lengths is not None:
+        given = lengths_argument(function, lengths, tuple(tensor.shape[:-2]), tensor.shape[-1])
     checked = Attention(tensor, given)
-    longest = n if given is None or not given.numel() else int(given.max())
-    announce(function, longest, math.prod(leading))
+    if tensor.numel() >= SMALLEST_BATCH:
+        longest = checked.n if given is None else int(given.max())
+        announce(function, longest, math.prod(checked.leading))
     if flag(function, "validate", validate):
         _validate(function, name, checked)
     if rows and name == "attention":

@@ -25,6 +25,8 @@ WORKSPACE_MATRICES = 3
 _SMALLEST = 2048
 # Nor by results below this.
 _SMALLEST_RESULT = 2**26
+#: Entries of a batch below which `announce` has nothing to say.
+SMALLEST_BATCH = min(_SMALLEST**2, _SMALLEST_RESULT // 8)
 # They read the matrix row by row where it lies.
 _ROW_BY_ROW = frozenset(
     {

@@ -26,8 +26,8 @@ Index long_block_size(const Batch& batch) {
 // works alone.
 class Following {
  public:
-  explicit Following(const Batch& batch)
-      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : long_block_size(batch)) {}
+  Following(const Batch& batch, Index block)
+      : batch_(batch), block_(worker_count(batch.count) == 1 ? batch.count : block) {}
   // Its index, or -1. Matrices of different lengths are taken in another order.
   Index operator()(Index index) const {
     const Index next = index + 1;
@@ -55,10 +55,11 @@ py::tuple split(const py::object& scores, const py::object& lengths, bool late, 
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> profile = vector(), row = vector(), variance = vector(), first = vector(), lse = vector();
   const Result<double> residual = results(batch, {m, m});
-  const Following following(batch);
+  const Index block = long_block_size(batch);
+  const Following following(batch, block);
   std::vector<ToeplitzWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
   const Index bad = per_matrix_checked_by_kernel(
-      batch, workers, long_block_size(batch), [&](const auto& view, Index index, auto& workspace) {
+      batch, workers, block, [&](const auto& view, Index index, auto& workspace) {
         const Index next = following(index);
         ToeplitzAhead ahead{following.of(view, next), {}};
         if (next >= 0) ahead.residual = {residual.data + next * m * m, m * m * static_cast<Index>(sizeof(double))};
@@ -85,10 +86,11 @@ py::tuple cut(const py::object& scores, const py::object& lengths, const py::obj
   const auto vector = [&] { return results(batch, {m}); };
   const Result<double> lse = vector(), cut = vector(), share = vector();
   const Result<double> attention = results(batch, {count, m});
-  const Following following(batch);
+  const Index block = long_block_size(batch);
+  const Following following(batch, block);
   std::vector<MaskOnlyWorkspace> workers(static_cast<std::size_t>(worker_count(batch.count)));
   const Index bad = per_matrix_checked_by_kernel(
-      batch, workers, long_block_size(batch), [&](const auto& view, Index index, auto& workspace) {
+      batch, workers, block, [&](const auto& view, Index index, auto& workspace) {
         // Queries behind a shorter map's own half have no attention.
         const Index own = split_rows(view.rows(), true);
         const Index few = std::lower_bound(queries.begin(), queries.end(), own) - queries.begin();

@@ -116,11 +116,10 @@ def toeplitz_split(
     name = "toeplitz_split"
     late = _checks.choice_argument(name, "estimator", estimator, ("late", "simple")) == "late"
     checked = _scores_argument(name, scores, lengths, validate)
-    m = checked.n // 2 if late else checked.n
-    weighing = None
+    weighing, matrices = None, 0
     if not (isinstance(weights, str) and weights == "uniform"):
-        weighing = _weights_argument(name, weights, checked, m)
-    matrices = 0 if weighing is None else math.prod(weighing.shape[:-2])
+        weighing = _weights_argument(name, weights, checked, checked.n // 2 if late else checked.n)
+        matrices = math.prod(weighing.shape[:-2])
     results, bad = _core.toeplitz_split(checked.tensor, checked.lengths, late, weighing, matrices)
     return _finished(name, checked, ToeplitzSplit(*results), bad)  # type: ignore[no-any-return]
 
