@@ -4,6 +4,7 @@
 import pytest
 
 import attnscope as asc
+from attnscope.commands.dry_run import dry_run
 from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
@@ -65,6 +66,8 @@ def test_encoders_are_refused_by_name(texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         run(settings(path, texts, tmp_path), progress=False)
+    with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
+        dry_run(settings(path, texts, tmp_path))
 
 
 def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, texts, tmp_path):
