@@ -85,6 +85,16 @@ def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Traje
     References:
         Ruscio, Nanni, Silvestri, arXiv 2606.06160, 2026.
     """
+    return trajectory_and_states(model, inputs)[0]
+
+
+def trajectory_and_states(model: nn.Module, inputs: Mapping[str, Any]) -> tuple[Trajectory, list[Tensor]]:
+    """What `first_token_trajectory` gives, and all states that it was taken from, L + 1 of [B, n, D].
+
+    Args:
+        model: as it takes it.
+        inputs: as it takes them.
+    """
     ids, mask = _tokens("first_token_trajectory", inputs)
     require_causal("first_token_trajectory", model, ids)
     rows, first = torch.arange(len(ids), device=ids.device), mask.int().argmax(-1)
@@ -98,7 +108,8 @@ def first_token_trajectory(model: nn.Module, inputs: Mapping[str, Any]) -> Traje
     apart = (path[:, :, None] - path[:, None]).norm(dim=-1).flatten(1).amax(-1)
     gap = ((path - torch.stack(single)).norm(dim=-1) / norm).nan_to_num(0.0).amax(-1)
     mean = norm.mean(-1)
-    return Trajectory(mean.cpu(), cosine.cpu(), gap.cpu(), (apart / mean).nan_to_num(0.0).cpu())
+    across = (apart / mean).nan_to_num(0.0)
+    return Trajectory(mean.cpu(), cosine.cpu(), gap.cpu(), across.cpu()), whole
 
 
 def fingerprint(layer: Layer, projection: Tensor) -> Fingerprint:

@@ -68,6 +68,8 @@ class Study:
     aliases: ClassVar[tuple[str, ...]] = ()
     #: Its own settings.
     Options: ClassVar[type[BaseModel]] = Options
+    #: Whether it needs causal maps; of an encoder-decoder other studies read the encoder.
+    causal: ClassVar[bool] = False
     #: Protocols that it can follow.
     protocols: ClassVar[tuple[str, ...]] = ("exact",)
     #: Its tables.

@@ -13,6 +13,8 @@ import numpy.typing as npt
 
 #: Characters per kept token beyond which a text is cut before it is encoded; tokens that must be left over.
 _FAR, _MARGIN = 64, 64
+#: Characters of a token, at first guess, of a text of which only the first tokens are wanted.
+_USUAL = 8
 
 
 @dataclass(frozen=True)
@@ -105,16 +107,27 @@ class Encoder:
             return ids[1:]
         return [self._ordinary(sample), *ids[1:]] if starts and self.bos == "replace" else ids
 
-    def bare(self, text: str | None, token_ids: Sequence[int] | None = None) -> list[int]:
-        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle."""
+    def bare(
+        self, text: str | None, token_ids: Sequence[int] | None = None, most: int | None = None
+    ) -> list[int]:
+        """A text's own tokens: none that the tokenizer sets before or behind it, nor such in its middle.
+
+        Args:
+            most: first tokens that are wanted; of a long text no more than they need is encoded. None: all.
+        """
         if token_ids is not None:
-            return list(token_ids)
+            return list(token_ids[:most])
         if self.tokenizer is None or text is None:
             raise ValueError("a text needs a tokenizer, and this model has none")
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
         special = {getattr(self.tokenizer, name, None) for name in names}
-        ids = self.tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"]
-        return [one for one in ids if one not in special]
+        size = len(text) if most is None else _USUAL * (most + _MARGIN)
+        while True:
+            ids = self.tokenizer(text[:size], add_special_tokens=False, verbose=False)["input_ids"]
+            own = [one for one in ids if one not in special]
+            if most is None or size >= len(text) or len(own) >= most + _MARGIN:
+                return own[:most]
+            size *= 4
 
     def frame(self) -> tuple[list[int], list[int]]:
         """What the tokenizer sets before a text, and behind it."""

@@ -2,10 +2,12 @@
 """Windows: disjoint pieces of joined texts at a drawn place, the same text with and without BOS."""
 
 import pytest
+from transformers import AutoTokenizer
 
 import attnscope as asc
 from attnscope.engine.config import ConfigError
 from attnscope.engine.plan import make_plan
+from attnscope.models import Encoder
 from folders import id_lines, model_folder, sentences
 
 LENGTH = 8
@@ -36,8 +38,6 @@ def inputs(folder, texts, seed=0, bos="keep", **source):
 
 def whole(folder, texts):
     """All words of the file as ids, by the tokenizer itself, line after line."""
-    from transformers import AutoTokenizer
-
     own = AutoTokenizer.from_pretrained(folder)
     lines = texts.read_text("utf-8").splitlines()
     return [one for line in lines for one in own(line, add_special_tokens=False)["input_ids"]]
@@ -87,6 +87,32 @@ def test_samples_counts_windows_drawn_or_first(folder, texts):
     drawn = [one.sentence.source_row for one in inputs(folder, texts, samples=5, sampling="random")]
     assert drawn == sorted(set(drawn))
     assert drawn != [*range(5)]
+
+
+class Reading:
+    """A tokenizer that counts the characters which it is given."""
+
+    def __init__(self, own):
+        self.own, self.read = own, 0
+
+    def __getattr__(self, name):
+        return getattr(self.own, name)
+
+    def __call__(self, text, **options):
+        self.read += len(text)
+        return self.own(text, **options)
+
+
+@pytest.mark.parametrize("letters", [1, 30, 200])
+def test_of_a_long_text_no_more_is_encoded_than_the_first_tokens_need(folder, letters):
+    """Words shorter and longer than the first guess of what a token takes."""
+    tokenizer = Reading(AutoTokenizer.from_pretrained(folder))
+    text = " ".join("abcdefg"[at % 7] * letters if at % 3 else "cat" for at in range(4000))
+    every = Encoder(tokenizer.own).bare(text)
+    assert len(every) == 4000
+    assert Encoder(tokenizer).bare(text, most=50) == every[:50]
+    assert tokenizer.read < len(text) / 5
+    assert Encoder(tokenizer).bare(text, most=3990) == every[:3990]
 
 
 def test_lists_of_token_ids_are_joined(folder, tmp_path):

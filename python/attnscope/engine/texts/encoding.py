@@ -30,6 +30,11 @@ def encode(
     """The texts of a run as one model reads them; what a person should know of them goes into the plan."""
     settings = plan.settings
     config, tokenizer = _config_and_tokenizer(plan, source, checkpoints)
+    model = checkpoints[0].model
+    if getattr(config, "is_encoder_decoder", False):
+        if study.causal:
+            raise LoadError(f"{config.model_type} has an encoder; {study.name} needs a causal map")
+        plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     context = context_length(config, tokenizer)
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
@@ -38,8 +43,8 @@ def encode(
     windowed = any(one.per == "window" for one in settings.texts)
     sentences: Sequence[Sentence] = plan.sentences
     if windowed:
-        sentences = windows(plan.sentences, settings, encoder, checkpoints[0].model)
-    sentences = study.worded(sentences, encoder, checkpoints[0].model, plan)
+        sentences = windows(plan.sentences, settings, encoder, model, plan.notes)
+    sentences = study.worded(sentences, encoder, model, plan)
     for sentence in sentences:
         try:
             if windowed:
@@ -47,9 +52,7 @@ def encode(
             else:
                 encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
         except ValueError as error:
-            raise ConfigError(
-                f"{checkpoints[0].model}: {sentence.source}, row {sentence.source_row}: {error}"
-            ) from None
+            raise ConfigError(f"{model}: {sentence.source}, row {sentence.source_row}: {error}") from None
         counts["sentences"] += 1
         counts["cut"] += encoded.truncated
         counts["of_one_token"] += len(encoded.ids) == 1
@@ -57,12 +60,9 @@ def encode(
         counts["without_bos"] += not encoded.starts_with_bos
         if len(encoded.ids):
             inputs.append(Input(sentence, encoded))
-    model = checkpoints[0].model
     plan.encoders[position] = encoder
     plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
     plan.counts[model] = counts
-    if getattr(config, "is_encoder_decoder", False):
-        plan.notes.append(f"{model}: an encoder-decoder; its encoder is studied, its decoder is not")
     plan.notes += _notes(model, counts, settings, limit)
     return inputs
 

@@ -21,11 +21,16 @@ from attnscope.engine.texts.sources import Row, Sentence, choose
 from attnscope.models import Encoder
 
 
-def windows(joined: Sequence[Sentence], settings: Settings, encoder: Encoder, model: str) -> list[Sentence]:
+def windows(
+    joined: Sequence[Sentence], settings: Settings, encoder: Encoder, model: str, notes: list[str]
+) -> list[Sentence]:
     """The windows of all sources, numbered from 0; each holds its token ids.
+
+    Where the first ones are wanted, no more of a long text is encoded than they need.
 
     Args:
         settings: seed, and how many windows of each source by which rule.
+        notes: take sources that hold fewer windows than are asked for.
     """
     length = encoder.limit
     if settings.max_tokens is None or length is None:
@@ -33,12 +38,20 @@ def windows(joined: Sequence[Sentence], settings: Settings, encoder: Encoder, mo
     found: list[Sentence] = []
     for position, (whole, source) in enumerate(zip(joined, settings.texts, strict=True)):
         draw = np.random.default_rng([settings.seed, position])
-        ids = encoder.bare(whole.text, whole.token_ids)
+        wanted = source.samples
+        # the first window begins among the first `length` tokens
+        most = (wanted + 1) * length if wanted is not None and source.sampling == "first" else None
+        ids = encoder.bare(whole.text, whole.token_ids, most)
         pieces: list[Row] = [(place, list(one), {}) for place, one in enumerate(cut(ids, length, draw))]
         if not pieces:
             raise ConfigError(
                 f"texts[{position}]: {source.path} has {len(ids)} tokens of {model}, too few for one window "
                 f"of {length}"
+            )
+        if wanted is not None and len(pieces) < wanted:
+            notes.append(
+                f"{model}: {source.path} holds {len(pieces)} windows of {length} tokens, and up to {wanted} "
+                "are wanted"
             )
         for at in choose(pieces, source, draw):
             place, one, _ = pieces[at]

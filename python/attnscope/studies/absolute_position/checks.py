@@ -51,11 +51,7 @@ def check_model(run: StageRun) -> None:
     model = loaded.model
     eps = torch.finfo(torch.float32).eps
     tolerance = TOLERANCES.get(str(loaded.dtype).removeprefix("torch."), 1e-5)
-    ids = _tokens(model, run)
-    try:
-        require_causal("absolute_position", model, ids)
-    except NotImplementedError as error:
-        raise LoadError(str(error)) from None
+    ids = _causal_tokens(model, run)
     try:
         scores, lse, attention = _maps(model, ids)
     except RuntimeError as error:
@@ -94,7 +90,8 @@ def _finish(run: StageRun, found: list[Check]) -> None:
 def require_checks(run: StageRun) -> None:
     """Goes on where every identity holds."""
     if "checks" not in run.stored.tables():
-        return  # a trial of one unit, for a plan
+        _causal_tokens(run.model().model, run)  # a trial of one unit, for a plan
+        return
     found = run.read("checks")
     for one in found[~found["holds"].astype(bool)].itertuples():
         why = f"{one.value:.3g}, where at most {one.tolerance:.3g} is rounding"
@@ -103,14 +100,19 @@ def require_checks(run: StageRun) -> None:
         raise LoadError(f"the check {one.check} does not hold: {why}")
 
 
-def _tokens(model: Any, run: StageRun) -> Tensor:
-    """Texts of ordinary tokens behind one first token."""
+def _causal_tokens(model: Any, run: StageRun) -> Tensor:
+    """Texts of ordinary tokens behind one first token, of which a causal model sees that one alone."""
     special = set(run.encoder.tokenizer.all_special_ids) if run.encoder.tokenizer is not None else set()
     size = model.get_input_embeddings().weight.shape[0]
     ordinary = [one for one in range(size) if one not in special]
     drawn = run.rng("checks").choice(ordinary, (TEXTS, TOKENS))
     drawn[:, 0] = run.encoder.bos_id if run.encoder.bos_id is not None else drawn[0, 0]
-    return torch.tensor(drawn, dtype=torch.long, device=next(model.parameters()).device)
+    ids = torch.tensor(drawn, dtype=torch.long, device=next(model.parameters()).device)
+    try:
+        require_causal("absolute_position", model, ids)
+    except NotImplementedError as error:
+        raise LoadError(str(error)) from None
+    return ids
 
 
 def _inputs(ids: Tensor) -> dict[str, Tensor]:

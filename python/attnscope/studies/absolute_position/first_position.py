@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import torch
 
-from attnscope.capture import Forward, edit, forward
-from attnscope.capture.positions import fingerprint, first_token_trajectory, output_projection
+from attnscope.capture import edit
+from attnscope.capture.positions import fingerprint, output_projection, trajectory_and_states
 from attnscope.metrics.positions.position_share import PositionMoments, position_share
 from attnscope.models.weight_entries import WeightMapError
 from attnscope.studies.absolute_position.arms import Arm, imposed, token_ids
@@ -102,12 +102,7 @@ def trajectories(run: StageRun, batch: Batch, arm: Arm, options: Any) -> None:
     inputs["input_ids"] = token_ids(run, batch, arm)
     edits = imposed(options)
     with edit(model, *edits) if edits else nullcontext():
-        path = first_token_trajectory(model, inputs)
-    states: list[torch.Tensor] = []
-    with forward(model, inputs, Forward(sites=("hidden", "block_output"), edits=edits)) as layers:
-        for layer in layers:
-            states += [layer.hidden] if not states else []
-            states.append(layer.block_output)
+        path, states = trajectory_and_states(model, inputs)
     norms = [state.double().norm(dim=-1).cpu() for state in states]
     others = np.array([np.quantile(one[:, 1:].numpy(), (0.05, 0.5, 0.95)) for one in norms])
     first = [state[:, 0].double().cpu() for state in states]

@@ -50,11 +50,16 @@ if TYPE_CHECKING:
     from attnscope.engine.units import Unit
 
 
+#: Windows of a source where nothing is said of `samples`; null takes all.
+WINDOWS = 256
+
+
 class AbsolutePosition(Study):
     """The stages; what they compute stands in the modules beside this one."""
 
     name = "absolute_position"
     Options = PositionOptions
+    causal = True
     protocols = ("exact", "ruscio2025once")
     tables = TABLES
 
@@ -83,14 +88,15 @@ class AbsolutePosition(Study):
 
     @classmethod
     def settled(cls, values: Mapping[str, Any], known: Container[str]) -> dict[str, Any]:
-        """The texts are windows where nothing else is said of them."""
+        """The texts are windows, the first `WINDOWS` of a source, where nothing else is said of them."""
         found = super().settled(values, known)
         texts = found.get("texts") or []
         sources = [
             {"path": one} if isinstance(one, str) else one
             for one in (texts if isinstance(texts, list) else [texts])
         ]
-        windows = [{"per": "window", **one} if isinstance(one, Mapping) else one for one in sources]
+        usual = {"per": "window", "samples": WINDOWS}
+        windows = [{**usual, **one} if isinstance(one, Mapping) else one for one in sources]
         return {**found, "texts": windows} if windows else found
 
     def stages(self, units: Units) -> list[Stage]:
@@ -166,12 +172,11 @@ class AbsolutePosition(Study):
                 if unit.source == model and unit.stage == "passes" and not unit.variant
             )
             size = 8 * heads * pairs * (passes + 2 * whole) * units
+            name = plan.settings.models[model].label or plan.settings.models[model].path
             lines.append(
-                f"{plan.settings.models[model].label or plan.settings.models[model].path}: {passes} passes "
-                f"over "
-                f"{texts} windows, up to {reads} of them where heads read position 0; about "
-                f"{megabytes(size)} of "
-                "sums on disk for each layer"
+                f"{name}: {passes} passes over {texts} windows, up to {reads} of them where heads read "
+                f"position 0; about {megabytes(size)} of sums on disk for each layer; texts.samples says how "
+                "many windows of a source, null: all"
             )
         return lines
 

@@ -4,9 +4,12 @@
 import pytest
 
 import attnscope as asc
+from attnscope.commands.dry_run import dry_run
 from attnscope.engine.config import ConfigError
+from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.models import LoadError
+from attnscope.studies.absolute_position.study import AbsolutePosition
 from folders import model_folder
 from position_study import settings
 
@@ -40,16 +43,41 @@ def test_sentences_are_refused(folder, texts, tmp_path):
 def test_texts_are_windows_where_nothing_else_is_said(folder, texts):
     for given in (str(texts), {"path": str(texts)}, [{"path": str(texts)}, str(texts)]):
         study = asc.Study(study="absolute_position", models=str(folder), texts=given)
-        assert {one.per for one in study.texts} == {"window"}
+        assert {(one.per, one.samples) for one in study.texts} == {("window", 256)}
+
+
+def test_all_windows_are_read_where_samples_is_null(folder, texts):
+    study = asc.Study(study="absolute_position", models=str(folder), texts=str(texts), max_tokens=16)
+    found = {}
+    for samples in (None, 3, 256):
+        given = study.to_dict()
+        given["texts"][0]["samples"] = samples
+        plan = make_plan(asc.Study(**given))
+        (said,) = AbsolutePosition(plan.settings).expects(plan)
+        found[samples] = len({one.sentence.sample for unit in plan.units for one in unit.inputs})
+        assert f"passes over {found[samples]} windows" in said
+        note = f"m: {texts} holds {found[samples]} windows of 16 tokens, and up to 256 are wanted"
+        assert (note in plan.notes) == (samples == 256)
+    assert 16 < found[None] == found[256] < 256
+    assert found[3] == 3
 
 
 def test_encoders_are_refused_by_name(texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         run(settings(path, texts, tmp_path), progress=False)
+    with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
+        dry_run(settings(path, texts, tmp_path))
+
+
+def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, texts, tmp_path):
     path = model_folder(tmp_path / "t5", "t5")
-    with pytest.raises(LoadError, match=r"T5\w+ has an encoder; a causal map is needed"):
-        run(settings(path, texts, tmp_path), progress=False)
+    with pytest.raises(LoadError, match=r"^t5: t5 has an encoder; absolute_position needs a causal map$"):
+        make_plan(settings(path, texts, tmp_path))
+    both = {**settings(path, texts, tmp_path).to_dict(), "models": [str(path), str(folder)]}
+    plan = make_plan(asc.Study(**both))
+    assert plan.skipped == [("t5", "t5 has an encoder; absolute_position needs a causal map")]
+    assert not any("encoder" in one for one in plan.notes)
 
 
 def test_a_check_that_fails_ends_the_checkpoint_by_name(folder, texts, tmp_path, monkeypatch):

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: MIT
 """The study's identities on models made here: they hold, and each fails where its subject is broken."""
 
+import functools
 from types import SimpleNamespace
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
+from transformers.models.llama.modeling_llama import LlamaModel
 
 import attnscope as asc
 from attnscope.demo.encodings import PositionsRecipe
@@ -118,11 +121,69 @@ def test_scores_that_are_not_the_softmaxs_argument_are_seen(monkeypatch):
         ("LimitWindow", lambda width: asc.edits.LimitWindow(width - 1), "whole_window"),
         ("SubtractRead", lambda keys, **_: asc.edits.SubtractRead(keys), "unread_by_none"),
         ("SetRotary", lambda _: asc.edits.SetRotary(("interpolate", 1.01)), "rotary_factor_1"),
+        ("SetPositionIds", lambda shift: asc.edits.SetPositionIds(shift=shift + 1), "no_shift"),
     ],
 )
 def test_an_edit_that_does_more_than_nothing_is_seen(edit, wrong, check, monkeypatch):
     monkeypatch.setattr(checks, edit, wrong)
     assert failed(tiny("llama")) == {check}
+
+
+def looks_up_again(self, given, ids, rest):
+    """Layer 0 reads the table of embeddings, and what its module gives at position 0 alone."""
+    table = torch.nn.functional.embedding(ids, self.embed_tokens.weight)
+    return {"inputs_embeds": torch.cat([given[:, :1], table[:, 1:]], 1)}
+
+
+def hands_on(self, given, ids, rest):
+    """What an embedding has beyond the table is added to all later positions."""
+    more = given - torch.nn.functional.embedding(ids, self.embed_tokens.weight)
+    return {"inputs_embeds": given + more.cumsum(1) - more}
+
+
+def counts_from_one(self, given, ids, rest):
+    """Texts without padding are numbered from 1 where no positions are given, and others from 0."""
+    places, mask = rest.get("position_ids"), rest.get("attention_mask")
+    if places is None and (mask is None or bool(mask.all())):
+        places = torch.arange(1, ids.shape[1] + 1)[None]
+    return {"inputs_embeds": given, "position_ids": places}
+
+
+@pytest.mark.parametrize(
+    ("flaw", "check"),
+    [
+        (looks_up_again, "replaced_embedding"),
+        (hands_on, "replaced_embedding"),
+        (counts_from_one, "no_shift"),
+    ],
+)
+def test_a_model_that_breaks_an_identity_is_left_with_its_name_before_anything_is_measured(
+    flaw, check, folder, texts, tmp_path, monkeypatch
+):
+    own = LlamaModel.forward
+
+    @functools.wraps(own)
+    def forward(self, input_ids=None, **rest):
+        return own(self, **{**rest, **flaw(self, self.embed_tokens(input_ids), input_ids, rest)})
+
+    monkeypatch.setattr(LlamaModel, "forward", forward)
+    results = run(settings(folder, texts, tmp_path), progress=False)
+    assert f"the check {check} does not hold" in str(results.provenance["skipped"])
+    stored = results.table("checks").set_index("check")
+    assert stored.index[~stored["holds"]].tolist() == [check]
+    assert stored.loc[check, "value"] > stored.loc[check, "tolerance"] == 0
+    assert set(results.tables()) <= {"checks", "encodings", "samples"}
+
+
+@pytest.mark.parametrize(("smallest", "holds"), [(2e-4, False), (3e-4, True)])
+@pytest.mark.parametrize("reason", ["", "positions are learned: they change"])
+def test_a_head_of_layer_0_that_feels_a_shuffled_token_is_seen(smallest, holds, reason):
+    """Holm's least p of four heads is four times the smallest, held against .001."""
+    stored, found = pd.DataFrame({"check": ["shift"], "reason": [reason]}), {}
+    run = SimpleNamespace(read=lambda table: stored, write=lambda table, **row: found.update(row))
+    checks.check_shuffled(run, np.array([0.5, smallest, 0.9, 0.4]))
+    assert found["value"] == pytest.approx(4 * smallest)
+    assert found["holds"] == (holds or bool(reason))
 
 
 def test_fingerprints_of_one_first_token():
