@@ -62,6 +62,11 @@ def _any_non_finite(tensor: torch.Tensor) -> torch.Tensor:
     return (tensor - tensor).sum((-2, -1)).isnan()
 
 
+def plogp(shares: torch.Tensor) -> torch.Tensor:
+    """Each entry p as p log p, 0 for 0 and NaN below; torch.xlogy takes one at a time, log several."""
+    return shares * (shares + torch.finfo(shares.dtype).tiny).log()
+
+
 def percentile_of(mass: torch.Tensor, percentile: float) -> torch.Tensor:
     """NumPy's percentile of each row of [..., n], as [..., 1]; torch's refuses empty and large batches."""
     return torch.from_numpy(np.asarray(np.percentile(mass.numpy(), percentile, axis=-1, keepdims=True)))

@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite, plogp
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -58,7 +58,8 @@ def head_divergence(heads: torch.Tensor) -> torch.Tensor:
     """
     maps, checked = all_heads("head_divergence", heads)
     bad = non_finite(maps).any(-1)
-    result = _divergence(_normalised(maps)).mean(-1)
+    maps = _normalised(maps)
+    result = _divergence(maps, plogp(maps)).mean(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
     return _checks.finished("ruscio2025.head_divergence", layers, result, int(bad.sum()), "layers")  # type: ignore[no-any-return]
@@ -134,12 +135,13 @@ def _removals(
     whole = modes == (True,) and n > SPEED_ROWS
     rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64).long()
     shown = maps[..., rows, :] if whole else maps
-    before = _divergence(shown)
+    negated = plogp(shown)
+    before = _divergence(shown, negated)
     layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
     results: dict[tuple[float, bool], SinkRemoval] = {}
     for percentile in percentiles:
         sinks = sink_tokens(mean, rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
-        after = _divergence(_without(shown, sinks))
+        after = _divergence_without(shown, negated, sinks)
         for speed in modes:
             looked_at = mass[..., :SPEED_HEADS, :] if speed else mass
             on_sinks, total = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum(-1), looked_at.sum(-1)
@@ -158,17 +160,26 @@ def _removals(
     return results
 
 
-def _without(maps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
-    """Rows without the sink columns, rescaled; a row that this empties is uniform over all other keys.
+def _divergence_without(maps: torch.Tensor, negated: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+    """`_divergence` once the sink columns are zeroed and rows rescaled, from the entries p and their p log p.
 
-    Where there is no other key they are NaN, as the notebook's divergence of an empty distribution is.
+    A row that this empties is uniform over all other keys; where there is no other key it is NaN, as the
+    notebook's divergence of an empty distribution is.
     """
-    kept = ~sinks[..., None, None, :]
-    removed = torch.where(kept, maps, 0.0)
-    mass = removed.sum(-1, keepdim=True)
-    left = kept.double()
-    uniform = left / left.sum(-1, keepdim=True)
-    return torch.where(mass > 0, removed / torch.where(mass > 0, mass, 1.0), uniform)
+    kept = (~sinks).double().unsqueeze(-2)
+    left = kept.sum(-1)
+    over_kept = kept.unsqueeze(-3).mT
+    mass = (maps @ over_kept).squeeze(-1)
+    empty = ~(mass > 0)
+    divisor = torch.where(empty, torch.inf, mass)
+    mean = (
+        (maps / divisor.unsqueeze(-1)).mean(-3) + empty.double().mean(-2).unsqueeze(-1) / left.unsqueeze(-1)
+    ) * kept
+    logs = torch.where(mean == 0, 0.0, mean.log())
+    own = (negated @ over_kept).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
+    rescaled = own - (maps * logs.unsqueeze(-3)).sum(-1) / divisor
+    uniform = -left.log() - logs.sum(-1) / left
+    return torch.where(empty, uniform.unsqueeze(-2), rescaled)
 
 
 def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
@@ -193,13 +204,13 @@ def combine_p_values(p_values: Sequence[float] | torch.Tensor) -> float:
     References:
         Fisher, Statistical methods for research workers, 1925, section 21.1.
     """
-    from scipy import stats
+    from scipy import special
 
     values = [float(p) for p in p_values]
     if not values or not all(0.0 <= p <= 1.0 for p in values):
         raise ValueError(f"ruscio2025.combine_p_values: p_values must lie between 0 and 1, got {values!r}")
     statistic = -2.0 * sum(math.log(p + 1e-10) for p in values)
-    return float(stats.chi2.sf(statistic, 2 * len(values)))
+    return float(special.chdtrc(2 * len(values), statistic))
 
 
 def speed_layers(count: int) -> list[int]:
@@ -223,19 +234,21 @@ def speed_layers(count: int) -> list[int]:
 
 def _normalised(maps: torch.Tensor) -> torch.Tensor:
     mass = maps.sum(-1, keepdim=True)
-    return torch.where(mass > 0, maps / torch.where(mass > 0, mass, 1.0), 1.0 / maps.shape[-1])
+    there = mass > 0
+    if bool(there.all()):
+        return maps / mass
+    return torch.where(there, maps / torch.where(there, mass, 1.0), 1.0 / maps.shape[-1])
 
 
-def _divergence(maps: torch.Tensor) -> torch.Tensor:
-    """KL of every row from the mean over heads, [..., h, rows]."""
+def _divergence(maps: torch.Tensor, negated: torch.Tensor) -> torch.Tensor:
+    """KL of every row from the mean over heads, [..., h, rows], from the entries p and their p log p."""
     mean = maps.mean(-3, keepdim=True)
-    logs = torch.xlogy(torch.ones_like(mean), mean)
-    return (torch.xlogy(maps, maps) - torch.where(maps == 0, maps, maps * logs)).sum(-1)
+    return negated.sum(-1) - (maps * torch.where(mean == 0, 0.0, mean.log())).sum(-1)
 
 
 def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     """Two-sided p-values over the last axis; NaN for fewer than two pairs."""
-    from scipy import stats
+    from scipy import special
 
     if before.shape[-1] < 2:
         return torch.full(before.shape[:-1], torch.nan, dtype=torch.float64)
@@ -243,7 +256,7 @@ def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
     error = difference.std(-1, ddof=1) / math.sqrt(difference.shape[-1])
     mean = difference.mean(-1)
     t = torch.as_tensor(mean).abs() / torch.as_tensor(error)
-    return torch.as_tensor(2 * stats.t.sf(t.numpy(), difference.shape[-1] - 1), dtype=torch.float64)
+    return torch.as_tensor(2 * special.stdtr(difference.shape[-1] - 1, -t.numpy()), dtype=torch.float64)
 
 
 #: Percentiles of the published tables.

@@ -10,7 +10,7 @@ import torch
 from attnscope import _checks
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics.quantity import Known
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, plogp
 
 # The value notebook drops entries up to a hundred float32 roundings.
 SMALLEST = 100 * 2.0**-23
@@ -63,7 +63,7 @@ def attention_entropy(attention: torch.Tensor, *, base: float = math.e) -> torch
         kept = torch.where(maps > SMALLEST, maps, 0.0)
         mass = kept.sum(-1, keepdim=True)
         share = kept / torch.where(mass > 0, mass, 1.0)
-        result = -torch.xlogy(share, share).sum(-1)
+        result = -plogp(share).sum(-1)
     result = torch.where(bad.unsqueeze(-1), torch.nan, result)
     return _checks.finished("ruscio2025." + name, checked, result, int(bad.sum()))  # type: ignore[no-any-return]
 

@@ -60,7 +60,7 @@ def matched_keys(
             free = others
             for key in own:
                 near = free[np.argsort(np.abs(free - key), kind="stable")[: max(FEWEST, int(NEAREST * n))]]
-                taken = generator.choice(near)
+                taken = near[generator.integers(len(near))]
                 free = free[free != taken]
                 chosen[draw, text, taken] = True
     return chosen, there
