@@ -9,6 +9,10 @@ to less: `sink_mass` of the layer holds the rest.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import torch
 from torch import Tensor
 
@@ -22,6 +26,20 @@ _LESS = (
     "queries of padding or keys that were cut off (give lengths), or a learned sink, whose rows rightly sum "
     "to less"
 )
+
+
+#: Maps that were found to be attention already, inside `judged_once`.
+_FINE: ContextVar[list[Tensor] | None] = ContextVar("maps found to be attention", default=None)
+
+
+@contextmanager
+def judged_once() -> Iterator[None]:
+    """Inside, maps that several metrics are given, and nobody changes meanwhile, are looked at once."""
+    token = _FINE.set([])
+    try:
+        yield
+    finally:
+        _FINE.reset(token)
 
 
 def last_rows(maps: Tensor, lengths: Tensor | None) -> Tensor:
@@ -48,7 +66,12 @@ def judge_rows(function: str, maps: Tensor, lengths: Tensor | None, *, refuse: b
 
     Rows of zeros (a query that sees nothing) and rows with NaN are passed over.
     """
+    fine = _FINE.get()
+    if fine is not None and any(one is maps for one in fine):
+        return None
     if not maps.numel() or not _is_off(maps, lengths):
+        if fine is not None:
+            fine.append(maps)
         return None
     for axis in range(maps.ndim - 2):
         maps = maps.narrow(axis, 0, min(maps.shape[axis], _MOST))

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from attnscope import _checks
+from attnscope._row_sums import judged_once
 from attnscope.metrics.discovery import found
 from attnscope.metrics.homology.betti import EXACT_IN_BARS, bars_hold, betti_numbers_of
 from attnscope.metrics.information import sinks
@@ -204,10 +205,11 @@ class Execution:
 
     def results(self) -> list[Any]:
         """What every request gets, in their order."""
-        return [
-            self._answer(request, call)
-            for request, call in zip(self._plan.requests, self._plan.calls, strict=True)
-        ]
+        with judged_once():
+            return [
+                self._answer(request, call)
+                for request, call in zip(self._plan.requests, self._plan.calls, strict=True)
+            ]
 
     def _answer(self, request: Request, call: Call) -> Any:
         result = self._result(call)

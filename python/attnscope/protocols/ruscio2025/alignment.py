@@ -15,7 +15,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.states.alignment import pearson
 from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, non_finite
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -112,7 +112,7 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     states = hidden_states(name, hidden, checked)
     bad = non_finite(maps, states)
     count = min(COMPONENTS, checked.n, states.shape[-1])
-    a, b = (_scores(torch.where(non_finite(one)[..., None, None], 0.0, one), count) for one in (maps, states))
+    a, b = (_scores(zeroed(one, non_finite(one)), count) for one in (maps, states))
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)

@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite, plogp
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite, plogp, zeroed
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -127,7 +127,7 @@ def _removals(
 ) -> dict[tuple[float, bool], SinkRemoval]:
     maps, checked = all_heads("sink_removal", heads)
     bad = non_finite(maps).any(-1)
-    maps = torch.where(bad[..., None, None, None], 0.0, maps)
+    maps = zeroed(maps, bad.unsqueeze(-1))
     n, mean = checked.n, maps.mean(-3)
     mass = maps.sum(-2)
     maps = _normalised(maps)

@@ -14,7 +14,14 @@ from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, declared, head_mean, non_finite, type_in_numpy
+from attnscope.protocols.ruscio2025._maps import (
+    PROTOCOL,
+    declared,
+    head_mean,
+    non_finite,
+    type_in_numpy,
+    zeroed,
+)
 
 Variant = Literal["laplacian", "fiedler"]
 # The Laplacian notebook drops isolated nodes from the degrees of graphs with more nodes than this.
@@ -135,7 +142,7 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
     levels = levels.to(type_in_numpy(checked.tensor.dtype)).double()
     n, bad = checked.n, non_finite(maps)
-    maps = torch.where(bad[..., None, None], 0.0, maps).reshape(-1, n, n)
+    maps = zeroed(maps, bad).reshape(-1, n, n)
     counted = []
     for level in levels.tolist():
         edges = maps > level

@@ -12,7 +12,7 @@ import torch
 from attnscope import _blas, _checks, _core
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.spectra import singular_values as exact
-from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, non_finite, percentile_of
+from attnscope.protocols.ruscio2025._maps import PROTOCOL, head_mean, non_finite, percentile_of, zeroed
 
 # The notebook's Marchenko–Pastur density: aspect, eigenvalues kept, bins.
 ASPECT = 0.99
@@ -200,7 +200,7 @@ def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
     """
     maps, checked = head_mean("sink_concentration", attention)
     bad = non_finite(maps)
-    incoming = torch.where(bad[..., None, None], 0.0, maps).sum(-2)
+    incoming = zeroed(maps, bad).sum(-2)
     share = torch.where(incoming >= percentile_of(incoming, 90), incoming, 0.0).sum(-1) / incoming.sum(-1)
     return _finished("sink_concentration", checked, bad, share)
 
@@ -316,7 +316,7 @@ def _eigenvalue_sizes(
     """|λ| descending [..., n], 0 where an entry is not finite, with the argument and where that is."""
     maps, checked = head_mean(function, attention)
     bad = non_finite(maps)
-    maps = torch.where(bad[..., None, None], 0.0, maps)
+    maps = zeroed(maps, bad)
     sizes = maps.diagonal(dim1=-2, dim2=-1).abs().clone()
     general = maps.triu(1).ne(0).any(-1).any(-1)
     if general.any():

@@ -13,7 +13,14 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Site, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, limited, non_finite
+from attnscope.protocols.ruscio2025._maps import (
+    declared,
+    head_mean,
+    hidden_states,
+    limited,
+    non_finite,
+    zeroed,
+)
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 LARGEST_STATE = 1e5
@@ -68,8 +75,8 @@ def reference_influence(attention: torch.Tensor, hidden: torch.Tensor) -> Refere
     maps, checked = head_mean(name, attention)
     states = hidden_states(name, hidden, checked)
     bad = non_finite(maps, states).expand(checked.leading)
-    maps = torch.where(bad[..., None, None], 0.0, maps)
-    states = limited(torch.where(bad[..., None, None], 0.0, states), LARGEST_STATE)
+    maps = zeroed(maps, bad)
+    states = limited(zeroed(states, bad), LARGEST_STATE)
     reference = sink_tokens(maps, rule="reference") & ~bad.unsqueeze(-1)
     mass = maps.sum(-1, keepdim=True)
     mass = torch.where(mass > 0, mass, 1.0)

@@ -14,7 +14,7 @@ from attnscope.metrics._closed_forms import full, identity, ring
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
 from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Shared, field_of
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
 DENSITY_THRESHOLDS = (0.2, 0.4)
@@ -103,7 +103,7 @@ def topology(attention: torch.Tensor, *, barcodes: Barcodes | None = None) -> To
                 max_length[index, dimension] = float(finite.max())
 
     nan = torch.tensor(torch.nan, dtype=torch.float64)
-    clean = torch.where(bad[..., None, None], 0.0, maps)
+    clean = zeroed(maps, bad)
     flat = clean.flatten(-2)
     n = checked.n
     # in float32, where an entry of 1/5 does not exceed 0.2
