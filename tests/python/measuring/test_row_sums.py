@@ -83,3 +83,21 @@ def test_validate_refuses_what_is_not_attention_but_not_a_learned_sinks_rows():
         asc.sink_share(even, validate=True)
     with pytest.warns(NotAttentionWarning, match="learned sink"):
         asc.sink_share(MAPS * 0.5, validate=True)
+
+
+def test_maps_of_several_metrics_are_looked_at_once(monkeypatch):
+    looked = []
+    monkeypatch.setattr("attnscope._row_sums._is_off", lambda maps, lengths: bool(looked.append(maps)))
+    asc.measure(MAPS, ["sink_share", "attention_entropy", "local_global_ratio"])
+    assert len(looked) == 1
+    asc.measure(MAPS, ["sink_share"])
+    assert len(looked) == 2
+    asc.sink_share(MAPS)
+    asc.sink_share(MAPS)
+    assert len(looked) == 4
+
+
+def test_every_metric_says_that_its_maps_are_no_attention():
+    with pytest.warns(NotAttentionWarning) as found:
+        asc.measure(LOGITS, ["sink_share", "attention_entropy"])
+    assert len(found) == 2
