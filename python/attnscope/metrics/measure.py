@@ -14,14 +14,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics.discovery import found
-from attnscope.metrics.plan import (
-    MAPS,
-    Execution,
-    Plan,
-    Request,
-    plan_of,
-    reads_layers,
-)
+from attnscope.metrics.plan import MAPS, Execution, Plan, Request, plan_of, reads_layers
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.requests import requests_of
 

@@ -21,12 +21,7 @@ from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks.columns import levels
-from attnscope.studies.attention_sinks.comparisons import (
-    checkpoints,
-    layer_tests,
-    null_tests,
-    removal_tests,
-)
+from attnscope.studies.attention_sinks.comparisons import checkpoints, layer_tests, null_tests, removal_tests
 from attnscope.studies.attention_sinks.emergence import emergence
 from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
 from attnscope.studies.nulls import by_length

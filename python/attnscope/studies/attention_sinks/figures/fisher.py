@@ -19,11 +19,7 @@ from attnscope.plots.figure import (
     stored,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import estimate, last_step, with_groups
 from attnscope.plots.style import PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import figure
 

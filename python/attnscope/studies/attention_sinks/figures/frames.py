@@ -7,18 +7,9 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    stored,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.maps import printable
-from attnscope.plots.selection import (
-    last_step,
-)
+from attnscope.plots.selection import last_step
 from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 

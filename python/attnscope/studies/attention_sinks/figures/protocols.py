@@ -23,12 +23,7 @@ from attnscope.plots.figure import (
     stored,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    defined,
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import defined, estimate, last_step, with_groups
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
 

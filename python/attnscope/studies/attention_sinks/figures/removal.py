@@ -23,11 +23,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import estimate, last_step, with_groups
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 from attnscope.studies.attention_sinks.matched_keys import RANDOM

@@ -13,18 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from attnscope.plots.axes import layer_colors
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    stored,
-)
-from attnscope.plots.selection import (
-    heads_only,
-    last_step,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.selection import heads_only, last_step
 from attnscope.plots.style import (
     INK,
     MUTED,
