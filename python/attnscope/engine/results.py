@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 def resume_command(folder: str | Path) -> str:
     """What to type to go on with a run.
 
-    Args:
-        folder: of the run.
-
     >>> resume_command("runs/my run")
     "attnscope resume 'runs/my run'"
     """

@@ -30,9 +30,6 @@ class StopSignals:
     """While inside, SIGINT and SIGTERM are noted instead of ending the process.
 
     Python runs signal handlers in the main thread only; in another thread nothing is changed.
-
-    Args:
-        say: called once with what will happen.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:

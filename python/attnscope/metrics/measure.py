@@ -100,11 +100,7 @@ class Measured:
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
-        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined.
-
-        Args:
-            scope: of the quantities.
-        """
+        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
         return {
             one.name: np.ma.MaskedArray(values.flatten().numpy(), ~self.defined[one].flatten().numpy())
             for one, values in self.values.items()

@@ -251,12 +251,24 @@ def _quiet() -> Iterator[None]:
     """Silences the progress bars and warnings of transformers; ours say what matters."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
+    try:
+        with without_progress_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
+        if shown:
             logging.enable_progress_bar()

@@ -26,14 +26,10 @@ KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "tab
 
 
 def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
-    """Every average of a control that has a value, with the table and the column that it is of.
+    """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
 
-    Args:
-        table: only controls of this table; None takes those of all.
-
-    Returns:
-        the columns of `KEYS` and `value`; no rows where no control was asked for. Controls whose rows are
-        kept whole are not averages, and not among them.
+    No rows where no control was asked for. Controls whose rows are kept whole are not averages, and not among
+    them.
     """
     import numpy as np
     import pandas as pd

@@ -21,7 +21,7 @@ from attnscope.metrics.information.sinks import (
     sink_tokens,
     top_mass,
 )
-from attnscope.metrics.quantity import Known, Quantity, as_number, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)
@@ -127,7 +127,7 @@ QUANTITIES = (
         kind="flag",
         low=0,
         high=1,
-        read=as_number,
+        read=torch.Tensor.double,  # a share of heads is the mean of 0 and 1
     ),
     Quantity(
         "sink_position",

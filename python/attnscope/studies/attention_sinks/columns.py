@@ -19,7 +19,7 @@ from attnscope.engine.schema import head_means_of
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
 from attnscope.metrics.measure import Measured
-from attnscope.metrics.plan import reads_layers
+from attnscope.metrics.plan import levels, reads_layers
 from attnscope.metrics.quantity import Quantity, Shared, Site
 
 #: Functions that the study takes, by protocol.
@@ -161,8 +161,6 @@ class Place:
     """Whose numbers they are.
 
     Attributes:
-        protocol: of the quantities.
-        layer: number of the layer.
         heads: numbers of the heads, None for the mean over heads.
         variant: of the maps, "" as the model has them.
         supports: what each text's queries see, in a word.
@@ -184,11 +182,7 @@ class Place:
 
 
 def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) -> None:
-    """Writes what was measured of the maps of a layer.
-
-    Args:
-        measured: of [batch, maps].
-    """
+    """Writes what was measured of the maps [batch, maps] of a layer."""
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
@@ -221,21 +215,6 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         run.write(name, variant=place.variant, **rows, **own)
 
 
-class UnitRows:
-    """What further runs of a model write their rows with.
-
-    Args:
-        run: of the unit.
-    """
-
-    def __init__(self, run: StageRun) -> None:
-        self.run = run
-
-    def add(self, table: str, columns: Mapping[str, Any]) -> None:
-        """Adds rows to a table; single values are repeated."""
-        self.run.write(table, **columns)
-
-
 def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
     """Writes the bars of maps."""
     each = np.diff(barcodes.offsets.numpy())
@@ -248,13 +227,6 @@ def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = 
         dimension=barcodes.dimension.numpy().astype(np.int64),
         birth=barcodes.birth.numpy(),
         death=barcodes.death.numpy(),
-    )
-
-
-def levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
-    """Thresholds as numbers for a map of n tokens."""
-    return np.asarray(
-        [float(one.partition("/")[0]) / n if isinstance(one, str) else one for one in thresholds]
     )
 
 

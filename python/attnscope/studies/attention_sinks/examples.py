@@ -18,12 +18,7 @@ SAMPLE = 0
 
 
 def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
-    """Writes to `examples` the heads of a layer that attend most and least to the first key.
-
-    Args:
-        batch: the sentences; without the one whose maps are kept nothing is written.
-        run: of the unit; the maps are written flattened, in float64.
-    """
+    """Writes to `examples` the heads of a layer that attend most and least to the first key, flattened."""
     if SAMPLE not in batch.samples:
         return
     place = list(batch.samples).index(SAMPLE)

@@ -47,11 +47,7 @@ def kl_by_threshold(
     column: str = "kl_reduction_{}",
     colors: Any = None,
 ) -> Axes:
-    """How much less heads differ once sinks are removed, over the percentile that makes a key a sink.
-
-    Returns:
-        The axes: a line per series, its data percentiles and means over samples and layers.
-    """
+    """How much less heads differ once sinks are removed, over the percentile that makes a key a sink."""
     ax = axes_or_new(ax)
     own = layers[layers["protocol"] == protocol]
     colors = colors or series_colors(list(layers["series"]))

@@ -34,15 +34,7 @@ FEWEST = 16
 
 @styled
 def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 48) -> Axes:
-    """Morlet power of a signal by place and scale, darker where edges of the signal are not yet felt.
-
-    Args:
-        signal: attention of one query along its keys; its mean is taken away.
-        scales: number of scales between 1.4 and a quarter of the length.
-
-    Returns:
-        The axes; the vertical one is the period in tokens, long periods at the top.
-    """
+    """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     from attnscope.metrics.signals.wavelet import morlet_scalogram
 
     ax = axes_or_new(ax)
