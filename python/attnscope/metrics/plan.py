@@ -314,13 +314,8 @@ def layer_lengths(lengths: _checks.Lengths, heads: Tensor, function: str) -> Ten
     if lengths is None:
         return None
     each = _checks.as_tensor(function, "lengths", lengths)
-    try:
-        each = each.expand(heads.shape[:-2])
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: lengths of shape {tuple(each.shape)} do not broadcast to the leading shape "
-            f"{tuple(heads.shape[:-2])}"
-        ) from None
+    words = "do not broadcast to the leading shape"
+    each = _checks.expanded(f"{function}: lengths", each, heads.shape[:-2], words)
     if each.ndim == 0 or not bool((each == each[..., :1]).all()):
         raise ValueError(f"{function}: metrics of a whole layer need one length for all its heads")
     return each[..., 0].contiguous()

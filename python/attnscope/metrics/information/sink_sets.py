@@ -70,10 +70,7 @@ SOURCES = (
     *(incoming_attention, sink_position, sink_rate, sink_share, sink_tokens, top_mass),
     *(_keys_by_percentile, _incoming_mass),
 )
-DERIVED = {
-    "_keys_above": ("_keys_by_percentile", _keys_above),
-    "_mass_on": ("_incoming_mass", _mass_on),
-}
+DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
 
 QUANTITIES = (
     Quantity(

@@ -17,10 +17,6 @@ def states_argument(
 
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
-
-    Raises:
-        ValueError: wrong rank or dtype, another number of tokens, no numbers per token, leading axes that
-            neither broadcast nor group.
     """
     tensor = _device.to_host(_checks.float_tensor(function, name, states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
@@ -47,19 +43,9 @@ def states_argument(
 
 
 def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes.
-
-    Raises:
-        ValueError: not boolean, or another shape.
-    """
+    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes."""
     tensor = _checks.as_tensor(function, name, flags)
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
-    shape = (*attention.leading, attention.n)
-    try:
-        tensor.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: {name} of shape {tuple(tensor.shape)} does not broadcast to {shape}"
-        ) from None
+    _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
     return _device.to_host(tensor)

@@ -28,9 +28,9 @@ from attnscope.studies.attention_sinks.columns import (
     of_means,
     taken,
     write_bars,
+    write_examples,
     write_rows,
 )
-from attnscope.studies.attention_sinks.examples import write_examples
 from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
@@ -134,12 +134,7 @@ class SinkStudy(Study):
             if not quantities or quantities[0].protocol != "exact":
                 sites.pop("head_mean", None)
             measured = measure_quantities(
-                sites,
-                quantities,
-                lengths=states.lengths,
-                heads=heads,
-                whole=bars,
-                held=states.heads.dtype,
+                sites, quantities, lengths=states.lengths, heads=heads, whole=bars, held=states.heads.dtype
             )
             more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
             place = Place(protocol, number, heads, supports=supports, of_layer=more)
