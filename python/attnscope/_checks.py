@@ -348,7 +348,7 @@ def expanded(
 ) -> torch.Tensor:
     """The tensor as a view of that shape; ValueError where it has none, in these words."""
     try:
-        return tensor.expand(*shape)
+        return tensor.expand(tuple(shape))
     except RuntimeError:
         raise ValueError(f"{what} of shape {tuple(tensor.shape)} {words} {tuple(shape)}") from None
 

@@ -199,7 +199,7 @@ def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Seri
     cuts = [stage.units for stage in stages if stage.units.kind == "texts"]
     for one in found:
         try:
-            if any(_takes(cut, one, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
+            if any(_takes(cut, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
                 source = plan.settings.models[one.position]
                 one.inputs = encode(plan, study, one.position, source, one.checkpoints)
         except LoadError as error:
@@ -208,7 +208,7 @@ def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Seri
         yield one
 
 
-def _takes(cut: Cut, series: _Series, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
+def _takes(cut: Cut, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
     """Whether a checkpoint is among those of a stage over texts."""
     if not cut.base:
         return True
@@ -224,7 +224,7 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
         for stage in stages:
             own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
             if stage.units.kind == "texts":
-                if _takes(stage.units, series, checkpoint, every):
+                if _takes(stage.units, checkpoint, every):
                     _add_blocks(plan, stage, series, weights, own)
             elif stage.units.kind == "checkpoints":
                 _add(plan, stage, weights, "", **own)
@@ -235,7 +235,7 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
                     base = whose.weights[whose.checkpoints.index(other)]
                     _add(plan, stage, weights, base, **own, other=other)
     for stage in stages:
-        taken = any(_takes(stage.units, series, one, every) for one in series.checkpoints)
+        taken = any(_takes(stage.units, one, every) for one in series.checkpoints)
         for variant in stage.units.variants if taken else ():
             for seed in range(stage.units.seeds):
                 # one for a whole series, whose checkpoints share their configuration

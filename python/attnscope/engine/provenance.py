@@ -33,9 +33,10 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
 
     import attnscope
 
+    here = machine()
     return {
-        **{name: fact for name, fact in machine().items() if name not in ("host", "torch")},
         "schema_version": SCHEMA_VERSION,
+        "attnscope": here["attnscope"],
         "study": study.study,
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
         "plan": digest,
@@ -44,6 +45,7 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
+        **{name: here[name] for name in ("cpu", "instructions", "threads", "cuda")},
         "blas": _blas(),
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),

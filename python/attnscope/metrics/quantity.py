@@ -235,12 +235,8 @@ def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Qu
         for one in declared:
             if one.protocol == protocol and wanted in (None, one.scope):
                 return one
-    return declared[0] if declared else unmeasured(name, name.replace("_", " "))
-
-
-def unmeasured(
-    name: str, label: str, meaning: str = "", *, symbol: str = "", low: Bound = None, high: Bound = None
-) -> Quantity:
-    """A number that tables hold and no metric gives: its words alone."""
+    if declared:
+        return declared[0]
+    # a number that tables hold and no metric gives
     nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
-    return Quantity(name, "", label, meaning, nothing, symbol=symbol, low=low, high=high)
+    return Quantity(name, "", name.replace("_", " "), "", nothing)

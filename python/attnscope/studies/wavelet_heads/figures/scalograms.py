@@ -33,13 +33,13 @@ FEWEST = 16
 
 
 @styled
-def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 48) -> Axes:
+def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
     """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     from attnscope.metrics.signals.wavelet import morlet_scalogram
 
     ax = axes_or_new(ax)
     x = torch.tensor(list(signal), dtype=torch.float64)
-    sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), scales)
+    sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), 48)
     power = morlet_scalogram(
         x.expand(len(x), len(x)), list(sizes), signal="last", support="full", detrend="mean", min_keys=2
     ).numpy()

@@ -49,7 +49,7 @@ EDGES = (0.25, 0.75)
 
 
 @styled
-def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: bool = True) -> Axes:
+def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
     ax = axes_or_new(ax)
     layers = sorted(spectra["layer"].unique())
@@ -57,7 +57,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: b
     table = estimate(spectra, "power_share", ["layer", "frequency"])
     for layer, color in zip(layers, colors, strict=True):
         rows = table[table["layer"] == layer]
-        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, interval=interval, dash="-")
+        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
     for edge in EDGES:
         ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
     ax.set_yscale("log")
