@@ -297,13 +297,9 @@ def support_argument(function: str, support: Any, attention: Attention) -> Any:
         support = as_tensor(function, "support", support)
     if support.dtype != torch.bool:
         raise ValueError(f"{function}: support must be boolean, got {support.dtype}")
-    try:
-        support.expand(attention.tensor.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: support of shape {tuple(support.shape)} does not broadcast to attention of shape "
-            f"{tuple(attention.tensor.shape)}"
-        ) from None
+    expanded(
+        f"{function}: support", support, attention.tensor.shape, "does not broadcast to attention of shape"
+    )
     return _device.to_host(support)
 
 
@@ -341,18 +337,22 @@ def lengths_argument(
     if values.dtype.is_floating_point or values.dtype.is_complex or values.dtype == torch.bool:
         raise ValueError(f"{function}: lengths must be integers, got {values.dtype}")
     values = values.to(device="cpu", dtype=torch.int64)
-    try:
-        expanded = values.expand(leading)
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: lengths of shape {tuple(values.shape)} do not broadcast to the leading "
-            f"shape {leading}"
-        ) from None
+    each = expanded(f"{function}: lengths", values, leading, "do not broadcast to the leading shape")
     outside = (values < 1) | (values > n)
     if bool(outside.any()):
         first = int(values[outside].flatten()[0])
         raise ValueError(f"{function}: lengths must lie between 1 and n = {n}, got {first}")
-    return expanded.contiguous()
+    return each.contiguous()
+
+
+def expanded(
+    what: str, tensor: torch.Tensor, shape: Sequence[int], words: str = "does not broadcast to"
+) -> torch.Tensor:
+    """The tensor as a view of that shape; ValueError where it has none, in these words."""
+    try:
+        return tensor.expand(tuple(shape))
+    except RuntimeError:
+        raise ValueError(f"{what} of shape {tuple(tensor.shape)} {words} {tuple(shape)}") from None
 
 
 def _validate(function: str, name: str, attention: Attention) -> None:

@@ -20,11 +20,7 @@ inline Symmetrize symmetrize_from(const std::string& name) {
 
 inline GraphOptions graph_options(const std::string& symmetrize, std::optional<double> threshold,
                                   bool normalized) {
-  GraphOptions options;
-  options.symmetrize = symmetrize_from(symmetrize);
-  options.threshold = threshold;
-  options.normalized = normalized;
-  return options;
+  return {symmetrize_from(symmetrize), threshold, normalized};
 }
 
 }  // namespace attnscope

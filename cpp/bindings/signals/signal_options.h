@@ -12,15 +12,11 @@ namespace attnscope {
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,
                                     Index min_keys) {
   using Kind = SignalOptions::Kind;
-  SignalOptions options;
-  options.kind = signal == "last"   ? Kind::last
-                 : signal == "mean" ? Kind::mean
-                 : signal == "rows" ? Kind::rows
-                                    : Kind::offset;
-  options.drop_first = drop_first;
-  options.detrend = detrend;
-  options.min_keys = min_keys;
-  return options;
+  const Kind kind = signal == "last"   ? Kind::last
+                    : signal == "mean" ? Kind::mean
+                    : signal == "rows" ? Kind::rows
+                                       : Kind::offset;
+  return {kind, drop_first, detrend, min_keys};
 }
 
 // The axes of a result behind the batch's: a query axis where each query is a signal, then

@@ -51,26 +51,12 @@ Index per_state(const Batch& batch, const MatrixStatus& status, const StateBatch
       const Index end = std::min(begin + block_rows, longest[g]);
       if (begin >= end) return;
       const Index offset = states.offset((first + g) * shared);
-      const auto widened = [&](const auto* data) {
-        return widen_states(data + offset, states.row_stride, states.column_stride, states.width,
-                            begin, end, unit, wide + g * size);
-      };
-      bool finite = true;
-      switch (states.dtype) {
-        case Dtype::float16:
-          finite = widened(static_cast<const Eigen::half*>(states.data));
-          break;
-        case Dtype::bfloat16:
-          finite = widened(static_cast<const Eigen::bfloat16*>(states.data));
-          break;
-        case Dtype::float32:
-          finite = widened(static_cast<const float*>(states.data));
-          break;
-        case Dtype::float64:
-          finite = widened(static_cast<const double*>(states.data));
-          break;
-      }
-      if (!finite) broken[g].store(true);
+      visit_scalar(states, [&](const auto* data) {
+        if (!widen_states(data + offset, states.row_stride, states.column_stride, states.width, begin,
+                          end, unit, wide + g * size)) {
+          broken[g].store(true);
+        }
+      });
     });
     for (Index g = 0; g < here; ++g) {
       if (!broken[g].load()) continue;

@@ -113,12 +113,7 @@ def attention_function(
     recorder = LIVE.get()
     if recorder is not None and not recorder.owns(module):
         recorder = None
-    special = {
-        "scaling": scaling,
-        "softcap": softcap,
-        "s_aux": s_aux,
-        "position_bias": position_bias,
-    }
+    special = {"scaling": scaling, "softcap": softcap, "s_aux": s_aux, "position_bias": position_bias}
     if recorder is None:
         edits = softmax.active(module)
         if not edits:

@@ -30,10 +30,7 @@ class Recorder:
     """Listens to one forward pass (or to the many of one ``generate``).
 
     Args:
-        model: the model, already unwrapped.
-        sites: which tensors to keep.
         layers: layer numbers to keep, negative ones counted from the end of each stack; None keeps all.
-        heads: head numbers to keep, likewise.
         stacks: number of layers of each stack, from the preflight.
         chunk: heads per tile; None lets the size of the maps decide.
         emit: receives each finished layer; may block, may raise.

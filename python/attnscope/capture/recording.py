@@ -6,7 +6,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -142,9 +141,7 @@ class Recording:
         self._inside = True
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._inside = False
         for run in list(self._open):
             run.close()

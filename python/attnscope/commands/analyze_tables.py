@@ -13,7 +13,7 @@ from attnscope.engine.forward import Batch
 from attnscope.engine.schema import HEAD_KEYS
 from attnscope.engine.tables import Rows, Table
 from attnscope.metrics.measure import Measured
-from attnscope.metrics.plan import THRESHOLDS
+from attnscope.metrics.plan import THRESHOLDS, levels
 from attnscope.metrics.quantity import Quantity
 
 if TYPE_CHECKING:
@@ -36,11 +36,7 @@ class Column(NamedTuple):
 
 
 class Tables:
-    """Rows of the tables of one call; those of head means have tables of their own.
-
-    Args:
-        constants: key columns that are the same in every row.
-    """
+    """Rows of the tables of one call under constant key columns; those of head means have their own."""
 
     def __init__(self, constants: Mapping[str, Any]) -> None:
         self._constants = constants
@@ -112,13 +108,10 @@ def place(
         own = {"sample": list(batch.samples), "layer": number, "protocol": "exact"}
         rows.add("layers", {**own, "n_tokens": list(batch.lengths), **_flat(parts["layers"])})
     if graphs := parts["graphs"]:
-        levels, whole = _side_by_side(graphs)
-        each = [
-            [float(one.partition("/")[0]) / length if isinstance(one, str) else float(one) for one in levels]
-            for length in lengths
-        ]
-        spread = {key: np.repeat(own, len(levels)) for key, own in keys.items()}
-        rows.add("graphs", {**spread, "threshold": np.concatenate(each), **whole})
+        thresholds, whole = _side_by_side(graphs)
+        spread = {key: np.repeat(own, len(thresholds)) for key, own in keys.items()}
+        each = np.concatenate([levels(thresholds, n) for n in lengths])
+        rows.add("graphs", {**spread, "threshold": each, **whole})
     if vectors := parts["vectors"]:
         places, whole = _side_by_side(vectors)
         spread = {key: np.repeat(own, len(places)) for key, own in keys.items()}

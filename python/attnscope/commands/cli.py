@@ -51,8 +51,7 @@ def _options(
 
 def metrics(
     name: Annotated[
-        str,
-        typer.Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed."),
+        str, typer.Argument(metavar="NAME", help="A metric, or a column; without it, all metrics are listed.")
     ] = "",
     as_json: Json = False,
 ) -> None:

@@ -23,6 +23,10 @@ if TYPE_CHECKING:
 Ray = Annotated[
     str, typer.Option(metavar="ADDRESS", help="Do the units on a Ray cluster: auto, local, ray://HOST:PORT.")
 ]
+Assignments = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
+]
 
 
 def run(
@@ -66,10 +70,7 @@ def run(
     ] = None,
     seed: Annotated[int | None, typer.Option(min=0)] = None,
     max_memory: Annotated[str, typer.Option(help="Bound for the attention alive at a time, e.g. 4GB.")] = "",
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
-    ] = None,
+    assignments: Assignments = None,
     plan_only: Annotated[
         bool, typer.Option("--dry-run", help="Print the plan and what it will take.")
     ] = False,
@@ -161,10 +162,7 @@ def slurm(
     config: Annotated[str, typer.Argument(metavar="STUDY", help="A YAML file or a packaged study.")],
     array: Annotated[int, typer.Option(min=1, help="How many shards.")],
     time: Annotated[str, typer.Option(help="Limit of each shard.")] = "24:00:00",
-    assignments: Annotated[
-        list[str] | None,
-        typer.Option("--set", metavar="KEY=VALUE", help="Any key of the study; may be repeated."),
-    ] = None,
+    assignments: Assignments = None,
 ) -> None:
     """Print a Slurm script that does a study in an array of shards.
 

@@ -102,8 +102,7 @@ def tables(
     folder: Folder,
     table: Annotated[str, typer.Option(help="Which table; heads.")] = "",
     by: Annotated[
-        str,
-        typer.Option(help="Key columns that stay apart; model,layer where there are such."),
+        str, typer.Option(help="Key columns that stay apart; model,layer where there are such.")
     ] = "",
     columns: Annotated[
         str, typer.Option(help='These columns, comma separated, or "all"; as many as fit.')

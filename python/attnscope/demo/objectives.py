@@ -23,8 +23,8 @@ from torch.nn import functional
 
 from attnscope.demo.texts import documentation, training_batch
 from attnscope.demo.tokenizer import VOCABULARY_SIZE
-from attnscope.demo.training import without_progress_bars
 from attnscope.metrics.weights.moments import Moments
+from attnscope.models.loading import without_progress_bars
 
 WHITENED = ("plain", "white_in", "white_out", "white_both")
 ARMS = (

@@ -10,7 +10,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from attnscope.demo.texts import documentation
-from attnscope.demo.training import Recipe, checkpoint_steps, train, without_progress_bars
+from attnscope.demo.training import Recipe, checkpoint_steps, train
+from attnscope.models.loading import without_progress_bars
 
 SHORT = Recipe(steps=128)
 """The beginning of the demo's training: half a minute, up to copying and the first sinks."""

@@ -62,7 +62,7 @@ def run_demo(
     say(f"{report_step} figures and report")
     _store_examples(results)
     report = _draw(results, f"{report_step} figures", progress)
-    for line in emergence_lines(results, recipe):
+    for line in emergence_lines(results):
         say(line)
     say(f"report: {report}")
     return results
@@ -80,7 +80,7 @@ def _draw(results: Results, label: str, progress: bool) -> Path:
         return Path(results.report(drawn=drawn, left_out=left_out))
 
 
-def emergence_lines(results: Results, recipe: Recipe) -> list[str]:
+def emergence_lines(results: Results) -> list[str]:
     """What was measured, in words and a small table: attention to BOS by step, and by head at the end."""
     from attnscope.plots.selection import measured_heads
 

@@ -25,6 +25,7 @@ from attnscope.demo.texts import (
 )
 from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
+from attnscope.models.loading import without_progress_bars
 
 _OPTIMIZER = "optimizer.pt"
 _LOSSES_SEED = 10_000
@@ -203,20 +204,6 @@ def one_thread() -> Iterator[None]:
         yield
     finally:
         torch.set_num_threads(threads)
-
-
-@contextmanager
-def without_progress_bars() -> Iterator[None]:
-    """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
-    from transformers.utils import logging
-
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _save(root: Path, model: Any, optimizer: torch.optim.Optimizer, step: int) -> dict[str, float]:

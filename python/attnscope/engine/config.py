@@ -40,12 +40,8 @@ def _as_mapping(value: object) -> object:
     return {"path": str(value)} if isinstance(value, (str, Path)) else value
 
 
-def _as_text(value: object) -> object:
-    return str(value) if isinstance(value, Path) else value
-
-
 #: Where something lies on the disk, or what the hub calls it.
-Place = Annotated[str, BeforeValidator(_as_text)]
+Place = Annotated[str, BeforeValidator(lambda value: str(value) if isinstance(value, Path) else value)]
 
 
 def parse_bytes(value: int | str) -> int:
@@ -83,7 +79,7 @@ class ModelSource(_Strict):
 
     path: Place = Field(min_length=1)
     label: str = ""
-    revisions: Annotated[list[str], BeforeValidator(_as_list)] = []
+    revisions: list[str] = []
     tokenizer: str = ""
     dtype: Literal["auto", "float32", "float16", "bfloat16", "float64"] = "auto"
     device: str = "auto"
@@ -94,12 +90,10 @@ class ModelSource(_Strict):
     @classmethod
     def _revisions(cls, value: object) -> object:
         items = _as_list(value)
+        if not isinstance(items, list):
+            return items
         # YAML reads an unquoted revision such as 1000 as a number
-        return (
-            [str(item) if isinstance(item, int) else item for item in items]
-            if isinstance(items, list)
-            else items
-        )
+        return [str(item) if isinstance(item, int) else item for item in items]
 
 
 class Workers(_Strict):

@@ -82,12 +82,8 @@ def self_attention(
 ) -> Iterator[tuple[int, Layer]]:
     """Streams the self-attention layers of one forward pass with a number that is unique in the model.
 
-    The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder
-    is run.
-
-    Args:
-        extra: captured too where the model lets it; a layer then has them among its `tensors`.
-        outputs: gets what the model returns, when the last layer is through.
+    The vocabulary head is left out: its logits can outweigh all else. Of an encoder-decoder the encoder is
+    run. `extra` sites are captured too where the model lets them; `outputs` gets what the model returns.
     """
     config = model.config
     seq2seq = getattr(config, "is_encoder_decoder", False)

@@ -58,11 +58,6 @@ def _inner(annotation: Any) -> Any:
 def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str, str]]:
     """Where two studies differ, as plain data: the key and what either says, cut to 60 letters.
 
-    Args:
-        there: one.
-        here: the other.
-        key: of what is compared, empty for the whole.
-
     >>> list(differences({"texts": [{"column": "a"}]}, {"texts": [{"column": "b"}]}))
     [('texts[0].column', "'a'", "'b'")]
     """

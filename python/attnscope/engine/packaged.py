@@ -65,9 +65,6 @@ def packaged_text(name: str) -> str:
 def analysis_keys(name: str) -> dict[str, Any]:
     """What an analysis sets: keys as `--set` takes them, with their values.
 
-    Args:
-        name: from `analyses()`.
-
     >>> analysis_keys("topology")["max_tokens"], analysis_keys("random_matrix")["texts.samples"]
     (48, 100)
     """

@@ -85,17 +85,11 @@ class Plan:
 
     def reads(self, unit: Unit) -> list[Unit]:
         """The units whose tables a unit may read, in the order of the plan."""
-        stage = self.stages[unit.stage]
-        if not stage.reads:
-            return []
-        return self._reading(unit, stage)[0]
+        return self.reading(unit)[0] if self.stages[unit.stage].reads else []
 
-    def reads_digest(self, unit: Unit) -> bytes:
-        """Changes with any of the units that a unit may read."""
-        return self._reading(unit, self.stages[unit.stage])[1]
-
-    def _reading(self, unit: Unit, stage: Stage) -> tuple[list[Unit], bytes]:
+    def reading(self, unit: Unit) -> tuple[list[Unit], bytes]:
         """Those units and their digest, made once for all units that read the same ones."""
+        stage = self.stages[unit.stage]
         whole = stage.within == "run" or unit.checkpoint is None
         key = (unit.stage, *(() if whole else (unit.checkpoint, unit.variant, unit.seed)))
         if key not in self._read:
@@ -133,12 +127,7 @@ class _Series:
 
 
 def make_plan(settings: Settings, study: Study | None = None, found: Found | None = None) -> Plan:
-    """Reads the texts, finds the checkpoints, encodes, and cuts every stage into units.
-
-    Args:
-        study: what is to be done; None finds the one that the settings name.
-        found: the checkpoints that another process has found; None looks for them.
-    """
+    """Reads the texts, finds the checkpoints unless another process has, encodes, cuts stages into units."""
     study = study or study_class(settings.study)(settings)
     stages = [*study.stages(Units())]
     first = next((at for at, stage in enumerate(stages) if stage.units.kind == "texts"), None)
@@ -157,12 +146,11 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
         for stage in now:
             if stage.units.kind == "once":
                 _add(plan, stage, "", "")
+    reasons = "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped))
     if not any(unit.checkpoint for unit in plan.units):
-        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
-        raise LoadError("; ".join(reasons) or "no sentence is left to measure")
+        raise LoadError(reasons or "no sentence is left to measure")
     if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
-        reasons = dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped)
-        raise LoadError("; ".join(reasons) or "two checkpoints are needed to be compared, got one")
+        raise LoadError(reasons or "two checkpoints are needed to be compared, got one")
     _check_memory(plan)
     return plan
 
@@ -211,7 +199,7 @@ def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Seri
     cuts = [stage.units for stage in stages if stage.units.kind == "texts"]
     for one in found:
         try:
-            if any(_takes(cut, one, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
+            if any(_takes(cut, checkpoint, found) for cut in cuts for checkpoint in one.checkpoints):
                 source = plan.settings.models[one.position]
                 one.inputs = encode(plan, study, one.position, source, one.checkpoints)
         except LoadError as error:
@@ -220,7 +208,7 @@ def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Seri
         yield one
 
 
-def _takes(cut: Cut, series: _Series, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
+def _takes(cut: Cut, checkpoint: Checkpoint, every: Sequence[_Series]) -> bool:
     """Whether a checkpoint is among those of a stage over texts."""
     if not cut.base:
         return True
@@ -236,7 +224,7 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
         for stage in stages:
             own: dict[str, Any] = {"checkpoint": checkpoint, "source": series.position}
             if stage.units.kind == "texts":
-                if _takes(stage.units, series, checkpoint, every):
+                if _takes(stage.units, checkpoint, every):
                     _add_blocks(plan, stage, series, weights, own)
             elif stage.units.kind == "checkpoints":
                 _add(plan, stage, weights, "", **own)
@@ -247,7 +235,7 @@ def _add_units(plan: Plan, series: _Series, stages: Sequence[Stage], every: Sequ
                     base = whose.weights[whose.checkpoints.index(other)]
                     _add(plan, stage, weights, base, **own, other=other)
     for stage in stages:
-        taken = any(_takes(stage.units, series, one, every) for one in series.checkpoints)
+        taken = any(_takes(stage.units, one, every) for one in series.checkpoints)
         for variant in stage.units.variants if taken else ():
             for seed in range(stage.units.seeds):
                 # one for a whole series, whose checkpoints share their configuration
@@ -295,16 +283,8 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
     from attnscope import __version__
 
     settings = plan.settings
-    head: list[Any] = [
-        __version__,
-        SCHEMA_VERSION,
-        plan.decisive,
-        unit.stage,
-        unit.variant,
-        unit.seed,
-        weights,
-        base,
-    ]
+    head: list[Any] = [__version__, SCHEMA_VERSION, plan.decisive]
+    head += [unit.stage, unit.variant, unit.seed, weights, base]
     for one in (unit.checkpoint, unit.other):
         head += [None] if one is None else [one.model, one.revision, one.step]
     if unit.checkpoint is not None:
@@ -319,7 +299,7 @@ def _hash(plan: Plan, unit: Unit, weights: str, base: str) -> str:
         digest.update(json.dumps(about, sort_keys=True, default=str).encode())
         digest.update(given.encoded.ids.tobytes())
     if plan.stages[unit.stage].reads:
-        digest.update(plan.reads_digest(unit))
+        digest.update(plan.reading(unit)[1])
     return digest.hexdigest()
 
 
@@ -343,10 +323,9 @@ def _check_memory(plan: Plan) -> None:
     bound = plan.settings.max_memory
     if bound is None or not plan.sentences:
         return
-    worst = max(
+    n, unit = max(
         ((one.n_tokens, unit) for unit in plan.units for one in unit.inputs), key=lambda pair: pair[0]
     )
-    n, unit = worst
     # two layers' attention, the head means in float64, and the metrics' own copies
     need = 4 * plan.heads[unit.source] * n * n * 4
     if need > int(bound):

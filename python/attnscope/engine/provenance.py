@@ -32,11 +32,11 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
     import hashlib
 
     import attnscope
-    from attnscope import _isa
 
+    here = machine()
     return {
         "schema_version": SCHEMA_VERSION,
-        "attnscope": attnscope.__version__,
+        "attnscope": here["attnscope"],
         "study": study.study,
         "config_hash": hashlib.sha256(study.to_yaml().encode()).hexdigest()[:16],
         "plan": digest,
@@ -45,10 +45,7 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "packages": {name: _version(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
-        "cpu": cpu_name(),
-        "instructions": {"core": _isa.live(), "torch": torch.backends.cpu.get_cpu_capability()},
-        "threads": torch.get_num_threads(),
-        "cuda": torch.cuda.get_device_name(0) if torch.cuda.is_available() else None,
+        **{name: here[name] for name in ("cpu", "instructions", "threads", "cuda")},
         "blas": _blas(),
         "git": git_state(Path.cwd()),
         "git_attnscope": _own_git_state(Path(attnscope.__file__)),
@@ -72,11 +69,7 @@ def machine() -> dict[str, Any]:
 
 
 def other_numbers(there: Mapping[str, Any], here: Mapping[str, Any]) -> str:
-    """Why numbers of two machines do not go into one table, "" where they do.
-
-    Args:
-        there: a `machine`, or the provenance of a run.
-        here: likewise.
+    """Why numbers of two machines, or runs' provenances, do not go into one table, "" where they do.
 
     >>> other_numbers({"attnscope": "1", "instructions": {"core": "v4"}}, {"attnscope": "2"})
     'attnscope is 1 there, 2 here'
@@ -127,11 +120,7 @@ def write_provenance(
 def units_of_machines(
     folder: Path, known: Mapping[str, Mapping[str, Any]], units: Iterable[Mapping[str, Any]]
 ) -> dict[str, Any]:
-    """How many units each machine did, and what it is; each unit's `unit.json` names its own.
-
-    Args:
-        folder: of the run; its provenance tells of machines that are gone.
-    """
+    """How many units each machine did, and what it is; a run's provenance tells of machines that are gone."""
     about: dict[str, Any] = {**stored(folder).get("machines", {}), **known}
     counts = Counter(str(unit.get("machine", "")) for unit in units)
     return {host: {**about.get(host, {}), "units": count} for host, count in sorted(counts.items())}

@@ -36,9 +36,6 @@ if TYPE_CHECKING:
 def resume_command(folder: str | Path) -> str:
     """What to type to go on with a run.
 
-    Args:
-        folder: of the run.
-
     >>> resume_command("runs/my run")
     "attnscope resume 'runs/my run'"
     """
@@ -187,17 +184,17 @@ class Results:
             MissingError: no such table or column.
             ResultsError: the table has no rows of this protocol, or two rows share one cell.
         """
-        from attnscope.engine.reading.arrays import as_xarray
+        from attnscope.engine.reading.shapes import as_xarray
 
         return as_xarray(self, table, metrics=metrics, protocol=protocol)
 
     def variants(self, table: str | None = None) -> pd.DataFrame:
-        """Averages of controls, a row for each number; see `attnscope.engine.reading.variants`.
+        """Averages of controls, a row for each number; see `attnscope.engine.reading.shapes`.
 
         Args:
             table: only controls of this table; None takes those of all.
         """
-        from attnscope.engine.reading.variants import in_rows
+        from attnscope.engine.reading.shapes import in_rows
 
         return in_rows(self, table)
 

@@ -128,16 +128,12 @@ def resume(
 
 
 class Engine:
-    """One run of one study.
+    """One run of one study, whose settings have resolved paths.
 
     Args:
-        settings: paths resolved.
-        progress: says how far it is.
-        say: called with what a person should know.
         executor: does the units; None is this process, one unit after the other.
         folder: where units are stored; None is the run folder that the settings name.
         beside: folders of the same plan whose units count as stored.
-        label: what the progress counts.
     """
 
     plan: Plan
@@ -176,11 +172,7 @@ class Engine:
         return None if self.settings.max_memory is None else int(self.settings.max_memory) // 4
 
     def prepare(self, found: Found | None = None) -> Plan:
-        """Makes the plan.
-
-        Args:
-            found: the checkpoints that another process has found; None looks for them.
-        """
+        """Makes the plan; checkpoints that another process has found are not looked for again."""
         give_back_large_blocks()
         self.plan = make_plan(self.settings, self.study, found)
         self._extras = own_columns(self.plan.sentences)
@@ -336,11 +328,7 @@ class Engine:
         return tables
 
     def loaded(self, checkpoint: Checkpoint, unit: Unit, *, control: bool) -> LoadedModel:
-        """A checkpoint in memory; the one before is let go.
-
-        Args:
-            control: whether the unit's variant, if it has one, stands in for the checkpoint.
-        """
+        """A checkpoint in memory, or the unit's `control` of it; the one before is let go."""
         seed = unit.seed if control and unit.variant == "random_weights" else None
         source = self.settings.models[unit.source]
         model = self._held.get(checkpoint, source, self.settings.seed, seed)

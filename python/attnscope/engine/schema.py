@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnscope._nearest import nearest
 
@@ -30,6 +30,19 @@ AXES = (
     *("base_revision", "base_step", "sample", "group", "layer", "head", "protocol", "threshold"),
     *VARIANT_KEYS,
 )
+
+
+class Tables(Protocol):
+    """What figures, reports and comparisons need of `Results`."""
+
+    def tables(self) -> list[str]:
+        """Names of the stored tables."""
+
+    def table(self, name: str) -> Any:
+        """One table."""
+
+    def variants(self) -> Any:
+        """Averages of controls, a row for each number."""
 
 
 class ResultsError(ValueError):
@@ -81,11 +94,7 @@ def keys_in(schema: pa.Schema) -> list[str]:
 
 
 def stamped(table: pa.Table, name: str = "", keys: Sequence[str] = ()) -> pa.Table:
-    """The table with the schema version and what it says of itself as its only metadata, byte for byte.
-
-    Args:
-        name: of the table, where its metadata do not say what its keys are.
-    """
+    """The table with the schema version and what it says of itself as its only metadata, byte for byte."""
     own = {key: text for key, text in (table.schema.metadata or {}).items() if key.startswith(b"attnscope_")}
     if keys and b"attnscope_table" not in own:
         own[b"attnscope_table"] = json.dumps({"name": name, "version": 1, "keys": [*keys]}).encode()

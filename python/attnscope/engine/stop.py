@@ -6,7 +6,7 @@ from __future__ import annotations
 import signal
 import threading
 from collections.abc import Callable
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any
 
 from attnscope.engine.results import resume_command
@@ -30,9 +30,6 @@ class StopSignals:
     """While inside, SIGINT and SIGTERM are noted instead of ending the process.
 
     Python runs signal handlers in the main thread only; in another thread nothing is changed.
-
-    Args:
-        say: called once with what will happen.
     """
 
     def __init__(self, say: Callable[[str], None]) -> None:
@@ -46,9 +43,7 @@ class StopSignals:
                 self._before[number] = signal.signal(number, self._note)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

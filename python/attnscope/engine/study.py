@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
 
 from attnscope._nearest import nearest
+from attnscope.engine.config import ConfigError
+from attnscope.engine.mistakes import explain
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage, Units
 
@@ -38,12 +40,8 @@ if TYPE_CHECKING:
     from attnscope.models import Encoder
 
 
-def _as_list(value: object) -> object:
-    return [value] if isinstance(value, str) else value
-
-
 #: A list of names; one name is short for a list of it.
-Names = Annotated[list[str], BeforeValidator(_as_list)]
+Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
 class Options(BaseModel):
@@ -99,8 +97,6 @@ class Study:
         Raises:
             ConfigError: an option or a protocol that the study does not know.
         """
-        from attnscope.engine.config import ConfigError
-
         options = values.get("options") or {}
         if not isinstance(options, Mapping):
             return dict(values)
@@ -122,9 +118,6 @@ class Study:
 
     @classmethod
     def _checked(cls, options: Mapping[str, Any]) -> BaseModel:
-        from attnscope.engine.config import ConfigError
-        from attnscope.engine.mistakes import explain
-
         try:
             return cls.Options(**options)
         except ValidationError as error:
@@ -132,36 +125,20 @@ class Study:
 
     @classmethod
     def table(cls, name: str) -> Table:
-        """One of the study's tables.
-
-        Raises:
-            ValueError: it declares none of this name.
-        """
-        for table in cls.tables:
-            if table.name == name:
-                return table
-        names = [table.name for table in cls.tables]
-        raise ValueError(f"{cls.name} declares no table {name!r}{nearest(name, names)}")
+        """One of the study's tables; ValueError where it declares none of this name."""
+        tables = {table.name: table for table in cls.tables}
+        if name not in tables:
+            raise ValueError(f"{cls.name} declares no table {name!r}{nearest(name, tables)}")
+        return tables[name]
 
     def worded(
         self, sentences: Sequence[Sentence], encoder: Encoder, model: str, plan: Plan
     ) -> Sequence[Sentence]:
-        """The texts as one model is to read them: a question inside a prompt, for example.
-
-        Args:
-            sentences: of all sources.
-            encoder: of the model.
-            model: its label.
-            plan: takes notes.
-        """
+        """The texts as the model of a label is to read them: a question inside a prompt, for example."""
         return sentences
 
     def expects(self, plan: Plan) -> list[str]:
-        """What a dry run says of this study besides: passes, sums on disk.
-
-        Args:
-            plan: of the run.
-        """
+        """What a dry run says of this study besides: passes, sums on disk."""
         return []
 
     def stages(self, units: Units) -> list[Stage]:

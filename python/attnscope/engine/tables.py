@@ -104,14 +104,13 @@ class Table:
             more = VARIANT_KEYS[:2]
             return Table(variants_of(self.name), (*self.keys, *more), self.columns, self.version)
         keys = tuple(key for key in self.keys if key not in ("layer", "head"))
+        numbers = ("", "bool", "float64", "int64")
         columns = tuple(
             Column(
-                one.name,
-                *("float64", one.kind if one.kind == "ratio" else "value", one.label),
-                symbol=one.symbol,
+                one.name, "float64", "ratio" if one.kind == "ratio" else "value", one.label, symbol=one.symbol
             )
             for one in self.columns or ()
-            if str(one.kind) in _AVERAGED and _is_number(one)
+            if str(one.kind) in _AVERAGED and getattr(one, "dtype", "") in numbers
         )
         return Table(variants_of(self.heads or self.name), (*keys, *VARIANT_KEYS), columns, self.version)
 
@@ -133,13 +132,7 @@ class Table:
 
 
 class Rows:
-    """Rows of one table, added as columns of equal length, sorted by their keys at the end.
-
-    Args:
-        table: as it is declared.
-        study: name of the study, for the file's metadata.
-        constants: key columns that are the same in every row.
-    """
+    """Rows of one table of a study, added as columns of equal length, sorted by their keys at the end."""
 
     def __init__(self, table: Table, study: str, constants: Mapping[str, Any] | None = None) -> None:
         self.table = table
@@ -153,26 +146,23 @@ class Rows:
         Args:
             columns: arrays, or tensors on the CPU, of one length; what a row lacks is null.
         """
-        declared = self.table.columns
-        if declared is not None:
-            known = [*self.table.keys, *(column.name for column in declared)]
-            for name in columns:
-                if name not in known:
-                    raise ValueError(
-                        f"table {self.table.name!r} declares no column {name!r}{nearest(name, known)}"
-                    )
-        for key in self.table.keys:
-            if declared is not None and key not in columns and key not in self.constants:
-                raise ValueError(f"table {self.table.name!r}: the key {key!r} is missing")
+        whose = f"table {self.table.name!r}"
+        if self.table.columns is not None:
+            known = [*self.table.keys, *(column.name for column in self.table.columns)]
+            if unknown := [name for name in columns if name not in known]:
+                raise ValueError(f"{whose} declares no column {unknown[0]!r}{nearest(unknown[0], known)}")
+            given = {*columns, *self.constants}
+            if missing := [key for key in self.table.keys if key not in given]:
+                raise ValueError(f"{whose}: the key {missing[0]!r} is missing")
         arrays = {name: _array(values) for name, values in columns.items()}
         lengths = {len(values) for values in arrays.values() if values.ndim}
         if len(lengths) > 1:
             found = {name: values.shape for name, values in arrays.items()}
-            raise ValueError(f"table {self.table.name!r}: columns of different lengths: {found}")
+            raise ValueError(f"{whose}: columns of different lengths: {found}")
         length = lengths.pop() if lengths else 1
         self._parts.append(
             {
-                name: values if values.ndim else np.full(length, values.item(), dtype=_dtype(values))
+                name: values if values.ndim else np.full(length, values.item(), dtype=values.dtype)
                 for name, values in arrays.items()
             }
         )
@@ -223,12 +213,8 @@ class Rows:
 
     def _type(self, name: str) -> Any:
         """The declared Arrow type, None where the values say it."""
-        if name in self.table.keys:
-            return None
-        for column in self.table.columns or ():
-            if column.name == name:
-                return arrow_type(column)
-        return None
+        columns = () if name in self.table.keys else self.table.columns or ()
+        return next((arrow_type(column) for column in columns if column.name == name), None)
 
 
 def arrow_type(column: Any) -> pa.DataType:
@@ -276,11 +262,7 @@ def described(table: pa.Table, declared: Table, study: str) -> pa.Table:
 
 
 def control_rows(tables: Sequence[tuple[Rows, str]], seed: int) -> Rows:
-    """The rows of one table `NAME_variants`.
-
-    Args:
-        tables: rows with the name of their control, of tables whose controls stand together.
-    """
+    """The rows of one table `NAME_variants`, from rows with the name of their control."""
     rows = tables[0][0]
     made = Rows(rows.table.controls(), rows.study)
     for rows, variant in tables:
@@ -302,11 +284,6 @@ def _means(rows: pd.DataFrame, table: Table) -> pd.DataFrame:
     return whole
 
 
-def _is_number(column: Any) -> bool:
-    """Whether a column holds one number per row."""
-    return getattr(column, "dtype", "") in ("", "bool", "float64", "int64")
-
-
 def _array(values: Any) -> np.ndarray[Any, Any]:
     """Values as an array; lists of lists and of texts as objects."""
     if hasattr(values, "to_numpy") and not isinstance(values, np.ndarray):
@@ -317,7 +294,3 @@ def _array(values: Any) -> np.ndarray[Any, Any]:
         return whole
     array = values if isinstance(values, np.ma.MaskedArray) else np.asarray(values)
     return array.astype(object) if array.dtype.kind in "UO" else array
-
-
-def _dtype(value: np.ndarray[Any, Any]) -> Any:
-    return object if value.dtype.kind in "UO" else value.dtype

@@ -6,13 +6,7 @@ is tested. Every draw is seeded. SciPy does the statistics; this package decides
 what is left out and what an undefined result is.
 """
 
-from attnscope.inference.comparisons import (
-    Comparison,
-    benjamini_hochberg,
-    holm,
-    paired_test,
-    welch_test,
-)
+from attnscope.inference.comparisons import Comparison, benjamini_hochberg, holm, paired_test, welch_test
 from attnscope.inference.controls import ControlTest, control_test
 from attnscope.inference.emergence import emergence_splits, emergence_step
 from attnscope.inference.exchange import Exchange, MaxT, exchange_labels, max_t

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from attnscope import _checks
+
 Vector = npt.NDArray[np.float64]
 
 
@@ -34,12 +36,7 @@ def pairs(function: str, a: Any, b: Any) -> tuple[Vector, Vector]:
 
 
 def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[float, int, int]:
-    """The arguments of a bootstrap as numbers.
-
-    Raises:
-        ValueError: confidence outside (0, 1), draws below 1, a negative seed.
-        TypeError: no numbers.
-    """
+    """The arguments of a bootstrap as numbers."""
     whole = []
     for name, value, least in (("draws", draws, 1), ("seed", seed, 0)):
         try:
@@ -53,29 +50,10 @@ def check_draws(function: str, confidence: Any, draws: Any, seed: Any) -> tuple[
     return check_confidence(function, confidence), whole[0], whole[1]
 
 
-def number(function: str, name: str, value: Any) -> float:
-    """`value` as a float.
-
-    Raises:
-        TypeError: it is no number.
-    """
-    if not isinstance(value, (str, bytes)):
-        try:
-            return float(value)
-        except (TypeError, ValueError, RuntimeError, OverflowError):
-            pass
-    raise TypeError(f"{function}: {name} must be a number, got {value!r}")
-
-
 def table_argument(
     function: str, table: Any, needed: Sequence[str], metric: Any, by: Sequence[Any] = ()
 ) -> None:
-    """A table with the columns that a function reads, `metric` of numbers among them.
-
-    Raises:
-        TypeError: no table.
-        ValueError: a missing column, a metric that is not numbers, `by` a single string.
-    """
+    """Refuses what is no table with the columns that a function reads, `metric` of numbers among them."""
     if not hasattr(table, "groupby") or not hasattr(table, "columns"):
         raise TypeError(f"{function}: table must be a pandas DataFrame, got {type(table).__name__}")
     if isinstance(by, str):
@@ -93,7 +71,7 @@ def table_argument(
 
 
 def check_confidence(function: str, confidence: Any, name: str = "confidence") -> float:
-    value = number(function, name, confidence)
+    value = _checks.real(function, name, confidence)
     if not 0.0 < value < 1.0:
         raise ValueError(f"{function}: {name} must lie strictly between 0 and 1, got {confidence!r}")
     return value

@@ -144,7 +144,9 @@ def benjamini_hochberg(p_values: Any) -> Vector:
     References:
         Benjamini and Hochberg, Controlling the false discovery rate, 1995.
     """
-    return _adjusted("benjamini_hochberg", p_values, _by_benjamini_hochberg)
+    from scipy.stats import false_discovery_control
+
+    return _adjusted("benjamini_hochberg", p_values, false_discovery_control)
 
 
 def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) -> Vector:
@@ -161,17 +163,10 @@ def _adjusted(function: str, p_values: Any, adjust: Callable[[Vector], Vector]) 
 
 def _by_holm(p: Vector) -> Vector:
     """(m − k)·p of the k-th smallest, never less than of a smaller one."""
+    # SciPy has no Holm; statsmodels has, and would be a dependency for these four lines.
     order = np.argsort(p)
     result = np.empty(len(p))
     result[order] = np.minimum(1.0, np.maximum.accumulate(p[order] * (len(p) - np.arange(len(p)))))
-    return result
-
-
-def _by_benjamini_hochberg(p: Vector) -> Vector:
-    """p·m/k of the k-th smallest, never more than of a larger one."""
-    order = np.argsort(p)[::-1]
-    result = np.empty(len(p))
-    result[order] = np.minimum.accumulate(p[order] * (len(p) / np.arange(len(p), 0, -1)))
     return result
 
 

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from attnscope._checks import whole_steps
-from attnscope.inference._arguments import check_confidence, check_draws, number, table_argument
+from attnscope._checks import real, whole_steps
+from attnscope.inference._arguments import check_confidence, check_draws, table_argument
 from attnscope.inference.comparisons import holm
 from attnscope.inference.intervals import bootstrap
 
@@ -85,7 +85,7 @@ def emergence_step(
     import pandas as pd
 
     name = "emergence_step"
-    fraction = number(name, "fraction", fraction)
+    fraction = real(name, "fraction", fraction)
     confidence, asked, seed = check_draws(name, confidence, 1 if draws is None else draws, seed)
     level = check_confidence(name, level, "level")
     whole = _checked_steps(table, metric, fraction, by)

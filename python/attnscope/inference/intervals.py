@@ -25,7 +25,6 @@ from attnscope.inference._arguments import (
 if TYPE_CHECKING:
     import pandas as pd
 
-
 #: A percentile interval of fewer samples is too short, and of fewer still there is none.
 SMALL, FEWEST = 30, 5
 

@@ -51,11 +51,7 @@ class Found:
 
 @functools.cache
 def found() -> Found:
-    """Everything that is declared in the packages and in installed packages of others.
-
-    Raises:
-        ValueError: two quantities of one identity.
-    """
+    """Everything that is declared in the packages and in installed packages of others."""
     roots = [*PACKAGES, *(point.value for point in metadata.entry_points(group=GROUP))]
     return declared_in([module for root in dict.fromkeys(roots) for module in modules_of(root)])
 
@@ -81,11 +77,7 @@ def modules_of(root: str) -> Iterator[ModuleType]:
 
 
 def declared_in(modules: list[ModuleType]) -> Found:
-    """What modules declare.
-
-    Raises:
-        ValueError: two quantities of one identity.
-    """
+    """What modules declare; ValueError where two quantities have one identity."""
     quantities: dict[tuple[str, str, str], Quantity] = {}
     functions: dict[tuple[str, str], Callable[..., Any]] = {}
     derived: dict[tuple[str, str], Derivation] = {}

@@ -14,14 +14,7 @@ from torch import Tensor
 
 from attnscope import _checks, _core
 from attnscope.metrics.discovery import found
-from attnscope.metrics.plan import (
-    MAPS,
-    Execution,
-    Plan,
-    Request,
-    plan_of,
-    reads_layers,
-)
+from attnscope.metrics.plan import MAPS, Execution, Plan, Request, plan_of, reads_layers
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.requests import requests_of
 
@@ -107,11 +100,7 @@ class Measured:
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
-        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined.
-
-        Args:
-            scope: of the quantities.
-        """
+        """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
         return {
             one.name: np.ma.MaskedArray(values.flatten().numpy(), ~self.defined[one].flatten().numpy())
             for one, values in self.values.items()

@@ -101,12 +101,7 @@ class Plan:
 
 
 def plan_of(requests: Sequence[Request], n: int) -> Plan:
-    """The calls that answer requests.
-
-    Args:
-        requests: of known metrics.
-        n: tokens of the padded maps.
-    """
+    """The calls that answer requests of known metrics about padded maps of n tokens."""
     calls = [call_of(request, n) for request in requests]
     every = list(dict.fromkeys(one for call in calls for one in (*_inner(call, n), call)))
     groups: dict[tuple[str, str, bool], dict[str, Call]] = {}
@@ -179,14 +174,9 @@ def _in_words(value: Any) -> str:
 
 
 class Execution:
-    """The calls of a plan on one batch of maps, each made once.
+    """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
-    Args:
-        plan: for maps of this size.
-        sites: tensors by site; maps are [..., n, n].
-        lengths: tokens per map, broadcast against the leading axes of maps.
-        function: whose name errors carry.
-        held: the type in which the model holds its maps, for functions that take it.
+    Errors carry the name of `function`; `held` is the type in which the model holds its maps.
     """
 
     def __init__(
@@ -322,26 +312,21 @@ def reads_layers(function: Callable[..., Any]) -> bool:
 
 
 def layer_lengths(lengths: _checks.Lengths, heads: Tensor, function: str) -> Tensor | None:
-    """One length per layer out of lengths that broadcast against [..., h].
-
-    Args:
-        lengths: tokens per map.
-        heads: [..., h, n, n].
-        function: whose name errors carry.
-
-    Raises:
-        ValueError: lengths that do not broadcast, or differ between the heads of a layer.
-    """
+    """One length per layer of heads [..., h, n, n], out of lengths that broadcast against [..., h]."""
     if lengths is None:
         return None
     each = _checks.as_tensor(function, "lengths", lengths)
-    try:
-        each = each.expand(heads.shape[:-2])
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: lengths of shape {tuple(each.shape)} do not broadcast to the leading shape "
-            f"{tuple(heads.shape[:-2])}"
-        ) from None
+    words = "do not broadcast to the leading shape"
+    each = _checks.expanded(f"{function}: lengths", each, heads.shape[:-2], words)
     if each.ndim == 0 or not bool((each == each[..., :1]).all()):
         raise ValueError(f"{function}: metrics of a whole layer need one length for all its heads")
     return each[..., 0].contiguous()
+
+
+def levels(thresholds: Sequence[float | str], n: int) -> list[float]:
+    """Thresholds as numbers for a map of n tokens.
+
+    >>> levels((0.5, "2/n"), 8)
+    [0.5, 0.25]
+    """
+    return [float(one.partition("/")[0]) / n if isinstance(one, str) else float(one) for one in thresholds]

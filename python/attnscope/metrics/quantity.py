@@ -17,6 +17,7 @@ is added; packages of others name theirs in the entry point group `attnscope.met
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -76,11 +77,6 @@ class Known:
     options: Mapping[str, Any] = field(default_factory=dict)
 
 
-def _itself(result: Any) -> Tensor:
-    tensor: Tensor = result
-    return tensor
-
-
 @dataclass(frozen=True, eq=False)
 class Quantity:
     """One column of numbers.
@@ -117,7 +113,7 @@ class Quantity:
     low: Bound = None
     high: Bound = None
     options: Mapping[str, Any] = field(default_factory=dict)
-    read: Callable[[Any], Tensor] = _itself
+    read: Callable[[Any], Tensor] = lambda result: result
     scope: Scope = "map"
     needs: tuple[str, ...] = ("attention",)
     protocol: str = "exact"
@@ -149,7 +145,9 @@ class Quantity:
         >>> QUANTITIES[-1].name, QUANTITIES[-1].at(token=0).name
         ('fiedler_vector', 'fiedler_vector_0')
         """
-        self._has(where)
+        for axis in where:
+            if axis not in self.axes:
+                raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
         index = (..., *(where.get(axis, slice(None)) for axis in self.axes))
         read = self.read
         texts = {}
@@ -214,25 +212,10 @@ class Quantity:
         assert not isinstance(known.expected, Sequence)
         return float(values[entry]), float(known.expected)
 
-    def _has(self, where: Mapping[str, int]) -> None:
-        for axis in where:
-            if axis not in self.axes:
-                raise ValueError(f"{self.name}: no axis {axis!r} in {', '.join(self.axes) or 'none'}")
-
 
 def field_of(name: str) -> Callable[[Any], Tensor]:
     """Reads a field of a named result."""
-
-    def read(result: Any) -> Tensor:
-        tensor: Tensor = getattr(result, name)
-        return tensor
-
-    return read
-
-
-def as_number(flags: Tensor) -> Tensor:
-    """Flags as 0 and 1, which can be averaged."""
-    return flags.double()
+    return operator.attrgetter(name)
 
 
 def how_many(flags: Tensor) -> Tensor:
@@ -243,10 +226,7 @@ def how_many(flags: Tensor) -> Tensor:
 def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Quantity:
     """What is declared under a column's name; an unknown one is known by its name alone.
 
-    Args:
-        name: of the column.
-        protocol: whose; another's is better than none.
-        scope: of the number; where it is not said one of a map comes before any other.
+    Another protocol's is better than none; where no scope is said, one of a map comes before any other.
     """
     from attnscope.metrics.discovery import found
 
@@ -255,21 +235,8 @@ def quantity(name: str, protocol: str = "exact", scope: str | None = None) -> Qu
         for one in declared:
             if one.protocol == protocol and wanted in (None, one.scope):
                 return one
-    return declared[0] if declared else unmeasured(name, name.replace("_", " "))
-
-
-def unmeasured(
-    name: str, label: str, meaning: str = "", *, symbol: str = "", low: Bound = None, high: Bound = None
-) -> Quantity:
-    """A number that tables hold and no metric gives: its words alone.
-
-    Args:
-        name: of the column.
-        label: on an axis.
-        meaning: one sentence.
-        symbol: in formulas.
-        low: the smallest value.
-        high: the largest.
-    """
+    if declared:
+        return declared[0]
+    # a number that tables hold and no metric gives
     nothing = Known(torch.nan, torch.full((1, 1), torch.nan))
-    return Quantity(name, "", label, meaning, nothing, symbol=symbol, low=low, high=high)
+    return Quantity(name, "", name.replace("_", " "), "", nothing)

@@ -25,14 +25,7 @@ def requests_of(
 ) -> list[Request]:
     """What `measure` is asked for, checked: the key, the metric and its options of every result.
 
-    Args:
-        metrics: as `measure` takes them.
-        options: likewise.
-        partial: what a metric needs beside attention comes from elsewhere.
-
-    Raises:
-        ValueError: an unknown metric.
-        TypeError: an option that none of the metrics takes, or something that is no name.
+    With `partial`, what a metric needs beside attention comes from elsewhere.
     """
     if isinstance(metrics, str):
         metrics = [metrics]

@@ -54,7 +54,7 @@ def load_model(
         config = transformers.AutoConfig.from_pretrained(**place)
         named = (getattr(config, "architectures", None) or [""])[0]
         known = getattr(transformers, named, None) if named else None
-        cls = known if known is not None and not trust_remote_code else _auto_class(config, named)
+        cls = known if known is not None and not trust_remote_code else _auto_class(named)
         model, info = cls.from_pretrained(
             **place, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
@@ -95,7 +95,7 @@ def random_weights_model(
             model = cls._from_config(config, dtype=kind)
         else:
             options = {"trust_remote_code": True} if trust_remote_code else {}
-            model = _auto_class(config, named).from_config(config, dtype=kind, **options)
+            model = _auto_class(named).from_config(config, dtype=kind, **options)
         return _placed(model, checkpoint, config, device)
 
 
@@ -197,7 +197,7 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
     return place
 
 
-def _auto_class(config: Any, architecture: str) -> Any:
+def _auto_class(architecture: str) -> Any:
     import transformers
 
     for ending, auto in (
@@ -251,12 +251,24 @@ def _quiet() -> Iterator[None]:
     """Silences the progress bars and warnings of transformers; ours say what matters."""
     from transformers.utils import logging
 
-    level, bars = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    level = logging.get_verbosity()
     logging.set_verbosity_error()
+    try:
+        with without_progress_bars():
+            yield
+    finally:
+        logging.set_verbosity(level)
+
+
+@contextlib.contextmanager
+def without_progress_bars() -> Iterator[None]:
+    """Keeps transformers from drawing a bar for every file it touches, which would tear ours."""
+    from transformers.utils import logging
+
+    shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:
         yield
     finally:
-        logging.set_verbosity(level)
-        if bars:
+        if shown:
             logging.enable_progress_bar()

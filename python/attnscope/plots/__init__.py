@@ -55,8 +55,7 @@ def figures_of(results: Tables) -> Mapping[str, Figure]:
     """The figures of the study that made some results, by name; of no study, those that any run has."""
     study = study_of(results)
     module = study.part("figures") if study else None
-    own: Mapping[str, Figure] = figures_of_any_run() if module is None else module.FIGURES
-    return own
+    return figures_of_any_run() if module is None else module.FIGURES
 
 
 class LeftOut(NamedTuple):

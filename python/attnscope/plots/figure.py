@@ -10,7 +10,7 @@ import re
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import matplotlib.figure as mpl
 import numpy as np
@@ -19,22 +19,10 @@ from matplotlib.axes import Axes
 from matplotlib.patches import Rectangle, StepPatch
 
 from attnscope.engine.discovery import study_class, study_of
+from attnscope.engine.schema import Tables as Tables
 from attnscope.plots.adapted import Options as Options
 from attnscope.plots.adapted import adapt, fit_titles, wrap_titles
 from attnscope.plots.style import MUTED, settled, style
-
-
-class Tables(Protocol):
-    """What a figure needs of `Results`."""
-
-    def tables(self) -> list[str]:
-        """Names of the stored tables."""
-
-    def table(self, name: str) -> Any:
-        """One table."""
-
-    def variants(self) -> Any:
-        """Averages of controls, a row for each number."""
 
 
 class NotDrawable(LookupError):
@@ -161,11 +149,7 @@ def declared_in(figures: dict[str, Figure]) -> Callable[..., Callable[[Draw], Dr
 
 
 def stored(results: Tables, name: str, *columns: str) -> pd.DataFrame:
-    """A table that must be there and have rows, infinite measurements as missing ones.
-
-    Raises:
-        NotDrawable: when it is missing, empty or without one of the columns.
-    """
+    """A table, infinite measurements as missing ones; NotDrawable without it, its rows or a column."""
     table = optional(results, name)
     if table is None:
         raise NotDrawable(
@@ -193,11 +177,7 @@ def optional(results: Tables, name: str) -> pd.DataFrame | None:
 
 
 def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[str]:
-    """Those of some columns that hold at least one value.
-
-    Raises:
-        NotDrawable: when there is none.
-    """
+    """Those of some columns that hold at least one value; NotDrawable where there is none."""
     found = [column for column in wanted if column in table and table[column].notna().any()]
     if not found:
         raise NotDrawable(f"the {name} table has none of {', '.join(wanted)}")
@@ -205,11 +185,7 @@ def with_values(table: pd.DataFrame, name: str, wanted: Sequence[str]) -> list[s
 
 
 def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
-    """Rows of the models that were measured at more than one step.
-
-    Raises:
-        NotDrawable: when there is no such model.
-    """
+    """Rows of the models that were measured at more than one step; NotDrawable where there is none."""
     rows: pd.DataFrame = heads[heads.groupby("model")["step"].transform("nunique") > 1]
     if rows.empty:
         raise NotDrawable("the run has one checkpoint; a course over training needs several")
@@ -217,11 +193,7 @@ def over_steps(heads: pd.DataFrame) -> pd.DataFrame:
 
 
 def over_layers(table: pd.DataFrame) -> None:
-    """Refuses what has no depth.
-
-    Raises:
-        NotDrawable: when all rows are of one layer.
-    """
+    """Raises NotDrawable where all rows are of one layer."""
     if table["layer"].nunique() < 2:
         raise NotDrawable("the run has one layer; a profile over depth needs several")
 

@@ -270,20 +270,7 @@ def draw_curve(
     ax: Axes, x: Any, rows: pd.DataFrame, label: str, color: str,
     *, marker: bool = False, interval: bool = True, width: float = 1.4, alpha: float = 1.0, dash: str = "",
 ) -> None:  # fmt: skip
-    """Draws means as a line and their interval as a band.
-
-    Args:
-        ax: the axes.
-        x: one place per row.
-        rows: from `selection.estimate`, in the order of x.
-        label: of the line.
-        color: of line and band.
-        marker: dots on the line.
-        interval: draw the band.
-        width: of the line.
-        alpha: of the line.
-        dash: line style; empty follows the colour.
-    """
+    """Draws the means of `selection.estimate` over x as a line and their interval as a band."""
     x = np.asarray(x, dtype=float)
     dash = dash or (DASHES[PALETTE.index(color)] if color in PALETTE else "-")
     ax.plot(
@@ -299,16 +286,7 @@ def null_curves(
     ax: Axes, heads: pd.DataFrame, baselines: pd.DataFrame | None, metric: str, along: str,
     threshold: float | None = None,
 ) -> None:  # fmt: skip
-    """Draws the measured nulls that a run holds: over training a line per null, elsewhere its level.
-
-    Args:
-        ax: the axes.
-        heads: the rows drawn.
-        baselines: the `baselines` table.
-        metric: the column.
-        along: "step" for the curves over training; anything else draws one level per null.
-        threshold: of the graph.
-    """
+    """Draws the measured nulls that a run holds: along "step" a line per null, elsewhere its level."""
     for kind, name in NULLS.items():
         if along == "step":
             points = [

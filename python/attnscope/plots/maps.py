@@ -19,18 +19,7 @@ from attnscope.plots.style import INK, SEQUENTIAL, SPARSE, axes_or_new, styled
 
 
 def layer_head_table(heads: pd.DataFrame, metric: str) -> pd.DataFrame:
-    """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out.
-
-    Args:
-        heads: rows of heads, of one protocol.
-        metric: the column.
-
-    Returns:
-        A frame indexed by layer whose columns are heads; cells without a value are NaN.
-
-    Raises:
-        KeyError: when the table lacks the metric.
-    """
+    """A metric's mean over samples, layers down and heads across; the head mean (head −1) is left out."""
     if metric not in heads:
         raise KeyError(
             f"layer_head_map: no column {metric!r}; there are: {', '.join(map(str, heads.columns))}"
@@ -165,11 +154,7 @@ def attention_map(
 
 
 def plain_colorbar(bar: Any) -> None:
-    """A colour scale without a frame, as vectors like the map beside it.
-
-    Args:
-        bar: a matplotlib colorbar.
-    """
+    """A colour scale without a frame, as vectors like the map beside it."""
     bar.outline.set_visible(False)
     # Matplotlib turns scales of many colours into pixels; without an edge their seams would show.
     bar.solids.set(rasterized=False, edgecolor="face", linewidth=0.3)
@@ -177,12 +162,6 @@ def plain_colorbar(bar: Any) -> None:
 
 def printable(token: str) -> str:
     r"""A token as it can be drawn: white space made visible, mathematics switched off, long ones cut.
-
-    Args:
-        token: as the tokenizer gives it; the marks of byte-level and sentence-piece vocabularies are known.
-
-    Returns:
-        Text that no renderer takes for a command.
 
     >>> printable("\u0120the"), printable("a\nb"), printable("$x$")
     ('␣the', 'a↵b', '\\$x\\$')
@@ -195,12 +174,6 @@ def printable(token: str) -> str:
 
 def short(value: float) -> str:
     """A number in the three or four characters that fit a cell; below a millionth it is 0.
-
-    Args:
-        value: to be written.
-
-    Returns:
-        Its decimal text.
 
     >>> short(0.5), short(12.34), short(0.0034), short(0.0)
     ('.50', '12', '.003', '0')
@@ -218,14 +191,7 @@ def short(value: float) -> str:
 
 
 def ink_on(color: Any) -> str:
-    """Black or white, whichever reads better on a colour.
-
-    Args:
-        color: red, green, blue (and opacity) in [0, 1].
-
-    Returns:
-        A colour for text.
-    """
+    """Black or white, whichever reads better on a colour."""
     red, green, blue = color[:3]
     return INK if 0.299 * red + 0.587 * green + 0.114 * blue > 0.55 else "white"
 

@@ -51,16 +51,8 @@ def series_are(frame: pd.DataFrame) -> str:
 def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | None = None) -> pd.DataFrame:
     """Rows of single heads with their series, of whatever a drawing function is given.
 
-    Args:
-        given: results; a table of them or of one's own, in which a missing axis has one place; or numbers
-            [layer, head], [layer, sample, head] or [step, layer, sample, head].
-        metric: the column, and the name of numbers.
-        table: which of some results'.
-        threshold: of the graph, of a quantity of the table `graphs` beside those of heads.
-
-    Raises:
-        ValueError: numbers of another shape.
-        NotDrawable: results without the table.
+    That is results; a table of them or of one's own, in which a missing axis has one place; or numbers
+    [layer, head], [layer, sample, head] or [step, layer, sample, head] that are called `metric`.
     """
     if hasattr(given, "tables"):
         if table == "heads":
@@ -109,11 +101,7 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
 
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
-    """Single heads under the exact protocol with their series, and columns of the graphs that were asked for.
-
-    Raises:
-        NotDrawable: when there is no `heads` table.
-    """
+    """Single exact heads with their series, and columns of the graphs that were asked for."""
     heads = defined(with_groups(heads_only(stored(results, "heads")), optional(results, "samples")))
     graphs = optional(results, "graphs")
     if graphs is None:
@@ -163,21 +151,13 @@ def estimate(
     counted.
 
     Args:
-        frame: a table with `sample` and the metric.
-        metric: the column.
         by: columns whose every combination gets an estimate.
-        confidence: of the interval: studentised below 30 samples.
-        draws: of the bootstrap.
-        seed: of the draws.
         together: whether all intervals are to hold at once, as where the largest of the means is chosen;
             there are none below ten samples, whose spread says too little for that.
 
     Returns:
         One row per combination: the `by` columns, `mean`, `low`, `high` (NaN for fewer than five samples),
         `samples` (used) and `missing`.
-
-    Raises:
-        KeyError: when the table lacks the metric.
 
     >>> table = pd.DataFrame({"sample": [0, 0, 1, 1], "layer": 0, "x": [1.0, 3.0, 4.0, 6.0]})
     >>> estimate(table, "x", ["layer"])[["mean", "low", "high", "samples"]].iloc[0].tolist()
@@ -286,7 +266,5 @@ def _baseline_rows(
         table = table[table["protocol"].isin(["exact", ""])]
     if threshold is None:
         return cast("pd.DataFrame", table[table["threshold"].isna()])
-    return cast(
-        "pd.DataFrame",
-        table[np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)],
-    )
+    at = np.isclose(table["threshold"].astype(float), threshold, rtol=1e-6, atol=0)
+    return cast("pd.DataFrame", table[at])

@@ -68,11 +68,7 @@ def figures_of_any_run() -> dict[str, Figure]:
 
 
 def drawable(heads: pd.DataFrame, quantities: Quantities | None) -> list[tuple[str, float | None]]:
-    """Those quantities that the table holds with at least one value.
-
-    Raises:
-        NotDrawable: when there is none.
-    """
+    """Those quantities that the table holds with at least one value."""
     wanted = [(name, None) for name in measured_columns(heads)] if quantities is None else quantities
     found = [(name, at) for name, at in wanted if name in heads and heads[name].notna().any()]
     if not found:
@@ -172,11 +168,7 @@ def depth(
 ) -> Figure:
     """Quantities over depth at the last checkpoint, mean over heads with its interval over samples.
 
-    Args:
-        quantities: a study's; None takes every measured column.
-        columns: most panels side by side.
-        width: largest width, inches.
-        says: what the caption says of each quantity that is drawn.
+    `says` is what the caption says of each quantity that is drawn.
     """
 
     def draw(results: Tables, options: Options) -> Drawn:
@@ -201,12 +193,9 @@ def thresholds(
     logarithmic: Sequence[str] = (),
     says: Mapping[str, str] | None = None,
 ) -> Figure:
-    """The attention graph over its threshold at the last checkpoint.
+    """Columns of `graphs`, or all, over the threshold at the last checkpoint.
 
-    Args:
-        columns: of the table `graphs`; None takes every measured one.
-        logarithmic: those that the complete graph lifts far above all else.
-        says: what the caption adds for a column that is drawn.
+    `logarithmic` are those that the complete graph lifts far above all else.
     """
 
     def curve(table: pd.DataFrame, metric: str, **rest: Any) -> Axes:
@@ -238,10 +227,7 @@ BARS = ("dimension", "birth", "death")
 def examples(rank: Callable[[Any], float] | None = None, *, most: int = 4) -> Figure:
     """Stored attention maps beside their spectrum, persistence diagram and Betti curve.
 
-    Args:
-        rank: of many maps the highest and the lowest by this number of the matrix are drawn; None takes the
-            first.
-        most: how many maps are drawn before a choice is made.
+    Of more than `most` maps the highest and the lowest by `rank` of the matrix are drawn, or the first.
     """
 
     def draw(results: Tables, options: Options) -> Drawn:

@@ -17,16 +17,7 @@ _MARKS = {0: "o", 1: "^"}
 
 
 def bars_of(bars: Any) -> pd.DataFrame:
-    """Bars as a table, from a table or from the barcodes of one or more maps.
-
-    Args:
-        bars: columns `dimension`, `birth`, `death`, or what `attnscope.persistence` returns.
-
-    Returns:
-        The columns `dimension`, `birth`, `death`.
-
-    Raises:
-        ValueError: a table without these columns.
+    """Bars as a table of `dimension`, `birth` and `death`, from a table or from the barcodes of maps.
 
     >>> import torch, attnscope
     >>> bars_of(attnscope.persistence(torch.eye(2))).to_numpy().tolist()
@@ -80,15 +71,7 @@ def persistence_diagram(bars: Any, *, ax: Axes | None = None) -> Axes:
 
 
 def betti_numbers_of(bars: pd.DataFrame, dimension: int, thresholds: Sequence[float] | Any) -> Any:
-    """How many bars of a dimension are alive at each attention threshold.
-
-    Args:
-        bars: columns `dimension`, `birth`, `death`.
-        dimension: 0 or 1.
-        thresholds: t counts bars with birth <= 1 − t < death.
-
-    Returns:
-        int64 counts, one per threshold.
+    """How many bars of a dimension are alive at each attention threshold t: birth <= 1 − t < death.
 
     >>> square = pd.DataFrame({"dimension": [0, 1], "birth": [0.0, 0.5], "death": [np.inf, 0.9]})
     >>> betti_numbers_of(square, 1, [0.6, 0.5, 0.2, 0.05]).tolist()

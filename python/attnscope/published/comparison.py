@@ -6,24 +6,15 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import pandas as pd
 
 from attnscope._nearest import nearest
 from attnscope.engine.discovery import study_of
 from attnscope.engine.schema import MissingError, ResultsError
+from attnscope.engine.schema import Tables as Tables
 from attnscope.published.numbers import papers, published_numbers, same_model
-
-
-class Tables(Protocol):
-    """What a comparison needs of `Results`."""
-
-    def tables(self) -> list[str]:
-        """Names of the stored tables."""
-
-    def table(self, name: str) -> Any:
-        """One table."""
 
 
 @dataclass(frozen=True)

@@ -63,19 +63,8 @@ def quantities(metrics: Sequence[Metric]) -> list[tuple[str, float | None]]:
     return [(one, None) if isinstance(one, str) else one for one in metrics]
 
 
-def number_rows(
-    heads: pd.DataFrame,
-    baselines: pd.DataFrame | None,
-    metrics: Sequence[Metric],
-) -> list[Row]:
-    """One row per metric and series, averaged over heads at the last checkpoint.
-
-    Args:
-        heads: single heads with `series` (see `plots.selection.measured_heads`).
-
-    Returns:
-        Rows in the order of the metrics, then of the series.
-    """
+def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Sequence[Metric]) -> list[Row]:
+    """One row per metric and series, averaged over heads at the last checkpoint."""
     final, before = last_step(heads), first_step(heads)
     rows = []
     for metric, threshold in quantities(metrics):
@@ -97,7 +86,7 @@ def number_rows(
                     meaning=about.meaning,
                     series=str(series),
                     mean=number(at["mean"]),
-                    interval=_interval(at),
+                    interval=interval_text(at["low"], at["high"]),
                     samples=int(at["samples"]),
                     missing=int(at["missing"]),
                     uniform=number(uniform_value(own, baselines, metric, threshold)),
@@ -118,10 +107,6 @@ def finite(frame: pd.DataFrame, column: str) -> pd.DataFrame:
     good = values >= 0 if values.dtype.kind == "i" else np.isfinite(values.astype(float))
     kept: pd.DataFrame = frame.assign(**{column: values.astype(float).where(good)})
     return kept
-
-
-def _interval(at: Any) -> str:
-    return interval_text(at["low"], at["high"])
 
 
 @dataclass(frozen=True)
@@ -169,7 +154,7 @@ def mean_text(part: pd.DataFrame, column: str) -> tuple[str, str]:
     if part[column].isna().all():
         return "–", ""
     at = estimate(part, column, ["all"]).iloc[0]
-    return number(at["mean"]), _interval(at)
+    return number(at["mean"]), interval_text(at["low"], at["high"])
 
 
 def every_mean(tables: Mapping[str, pd.DataFrame], protocol: str) -> pd.DataFrame:

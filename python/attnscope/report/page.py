@@ -100,10 +100,7 @@ def _words(results: Tables) -> Any:
 
 
 def render(
-    results: Tables,
-    title: str,
-    drawn: Mapping[str, Drawn] | None = None,
-    without: Sequence[LeftOut] = (),
+    results: Tables, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
     """The page as text."""
     from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape

@@ -89,12 +89,7 @@ class Section:
 
 
 class Page:
-    """The results of a run and the blocks that a section has written so far.
-
-    Args:
-        results: the stored tables.
-        drawn: the figures by name.
-    """
+    """The results of a run, its figures by name, and the blocks that a section has written so far."""
 
     def __init__(self, results: Tables, drawn: Mapping[str, Drawn]) -> None:
         self.results, self.drawn = results, drawn
@@ -258,8 +253,7 @@ def analysis(
 ) -> Section:
     """The usual section: words, definition, figures, numbers, both protocols, what to keep in mind.
 
-    Args:
-        published: what the other protocol computes here; shown when the run followed it.
+    `published` says what the other protocol computes here, and is shown when the run followed it.
     """
 
     def write(page: Page) -> None:

@@ -1,19 +1,26 @@
 # SPDX-License-Identifier: MIT
-"""What attention without a model would show: shuffled rows, and controls by the length of their texts."""
+"""What attention without a model would show: shuffled rows, uniform attention, controls by length of text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+import math
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from attnscope.studies.supports import visible_pairs
+from attnscope.metrics.measure import measure_quantities
+from attnscope.metrics.plan import levels
+from attnscope.metrics.quantity import Quantity
+from attnscope.studies.supports import supports_of, uniform_over, visible_pairs
 
 if TYPE_CHECKING:
     import pandas as pd
+
+    from attnscope.engine.stage_run import StageRun
 
 
 def shuffled_rows(
@@ -26,11 +33,8 @@ def shuffled_rows(
 ) -> Tensor:
     """Maps whose rows hold the same entries in another order, each row inside its visible keys.
 
-    A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in.
-
-    Args:
-        maps: [b, m, n, n].
-        support: who sees whom, bool [n, n] or [b, 1, n, n]; None: each text's maps are causal or full.
+    A sentence's draw depends on the seed, its number and the layer, and not on the batch it is in. Of maps
+    [b, m, n, n] the support is bool [n, n] or [b, 1, n, n]; without one each text's maps are causal or full.
     """
     result = torch.zeros(maps.shape, dtype=maps.dtype)
     for place, (length, sample) in enumerate(zip(lengths, samples, strict=True)):
@@ -49,13 +53,39 @@ def shuffled_rows(
     return result
 
 
+def write_baselines(
+    run: StageRun, tables: Sequence[str], chosen: Callable[[str], Mapping[str, Sequence[Quantity]]]
+) -> None:
+    """Writes to `baselines` the numbers of uniform attention of every length and support, and of controls.
+
+    What queries see is read from `tables`; `chosen` gives the quantities of each protocol under a support.
+    """
+    samples = run.read("samples")
+    nobody: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
+    for n, support in supports_of(samples, [run.read(one) for one in tables if one in run.stored.tables()]):
+        seen = visible_pairs(support, n)
+        sites = {"attention": uniform_over(seen)[None, None], "support": seen}
+        about: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
+        for protocol, quantities in chosen(support).items():
+            with warnings.catch_warnings():
+                # what has no value on uniform attention is null in the table, which says enough
+                warnings.simplefilter("ignore", RuntimeWarning)
+                found = measure_quantities(sites, quantities)
+            for one, values in found.values.items():
+                numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
+                at = levels(one.options["thresholds"], n) if one.axes else math.nan
+                keys = {**about, "protocol": protocol, "metric": one.name, "threshold": at}
+                run.write("baselines", **keys, **nobody, value=numbers)
+    controls = run.stored.variants()
+    if len(controls):
+        rows = by_length(controls, samples)
+        run.write("baselines", **{str(name): rows[name] for name in rows})
+
+
 def by_length(controls: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
-    """Rows of `baselines` from averages of controls: mean and deviation over sentences of one length.
+    """Rows of `baselines` from `Results.variants`: mean and deviation over sentences of one length.
 
     A control is read under the visibility of its own maps, and a length has layers of several: no support.
-
-    Args:
-        controls: a row for each number, as `Results.variants` gives them.
     """
     lengths = samples.drop_duplicates(["model", "sample"])[["model", "sample", "n_tokens"]]
     frame = controls.rename(columns={"variant": "kind"}).assign(support="")

@@ -38,10 +38,7 @@ def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
 
 
 class Maps:
-    """Collects matrices until the page is full.
-
-    Args:
-        max_bytes: of the encoded entries.
+    """Collects matrices until their encoded entries fill `max_bytes` of the page.
 
     Attributes:
         laws: null laws by key; heads of one support share theirs.

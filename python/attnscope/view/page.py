@@ -60,14 +60,7 @@ class View:
         return page
 
     def save(self, path: str | os.PathLike[str]) -> Path:
-        """Writes the page.
-
-        Args:
-            path: the file; its folder is made when missing.
-
-        Returns:
-            the file written.
-        """
+        """Writes the page into a file, whose folder is made when missing."""
         target = Path(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         write_bytes(target, self.html().encode())

@@ -36,18 +36,14 @@ def atomic_file(path: Path) -> Iterator[IO[bytes]]:
 
 @contextmanager
 def atomic_folder(path: Path) -> Iterator[Path]:
-    """A folder that appears under its name with all its files complete and on disk, or not at all.
-
-    Args:
-        path: the final name, not yet there; the temporary folder `.NAME.tmp` lies beside it.
-    """
+    """A folder that appears under its name with all files on disk, or not at all; `.NAME.tmp` until then."""
     temporary = path.with_name(f".{path.name}.tmp")
     remove(temporary)
     try:
         temporary.mkdir()
         yield temporary
         for file in temporary.iterdir():
-            _sync(file, os.O_RDONLY)
+            _sync(file)
         sync_folder(temporary)
         os.rename(temporary, path)
     except BaseException as error:
@@ -89,11 +85,11 @@ def disk_error(error: OSError, path: Path) -> OSError:
 
 def sync_folder(folder: Path) -> None:
     """Makes renames and new names in a folder survive a power cut."""
-    _sync(folder, os.O_RDONLY)
+    _sync(folder)
 
 
-def _sync(path: Path, flags: int) -> None:
-    handle = os.open(path, flags)
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:

@@ -18,7 +18,6 @@ import os
 import socket
 import time
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 from filelock import FileLock, Timeout
@@ -86,9 +85,7 @@ class FolderLock:
             about = {"pid": os.getpid(), "host": socket.gethostname(), "beat": round(now)}
             self.owner.write_text(json.dumps(about), "utf-8")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.owner.unlink(missing_ok=True)
         self._lock.release()
 

@@ -52,11 +52,7 @@ class Store:
         self._elsewhere: dict[str, Path] = {}
 
     def open(self, units: Mapping[str, str], say: Callable[[str], None] = print) -> list[str]:
-        """Checks every stored unit, and sets aside what cannot be trusted.
-
-        Args:
-            units: folder name of every unit of the present plan, by unit id.
-        """
+        """Checks the units of a plan (folder names by id), and sets aside what cannot be trusted."""
         self.folder.mkdir(parents=True, exist_ok=True)
         remove_leftovers(self.folder)
         self._names, self._known, self._elsewhere = dict(units), {}, {}
@@ -145,16 +141,7 @@ class Store:
         return pq.read_table(self.files([unit], table)[0])
 
     def gather(self, units: Sequence[str], table: str, path: Path) -> None:
-        """Writes one table over the units that have it, in their order, a few row groups at a time.
-
-        Args:
-            units: ids of stored units.
-            table: its name.
-            path: the Parquet file.
-
-        Raises:
-            DiskFull: no room; a file of that name from before is untouched.
-        """
+        """Writes one table over the stored units that have it, in their order, a few row groups at a time."""
         import pyarrow as pa
         import pyarrow.parquet as pq
 

@@ -113,11 +113,7 @@ def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | 
 
 
 def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:
-    """Sentences of similar length, padded together as far as the memory allows.
-
-    Args:
-        layer_bytes: bound for the attention of one layer; a single sentence may exceed it.
-    """
+    """Sentences of similar length, padded together as far as the attention of a layer has room."""
     bound = layer_bytes or LAYER_BYTES
     groups: list[list[Input]] = []
     for one in sorted(unit.inputs, key=lambda item: (item.n_tokens, item.sentence.sample)):

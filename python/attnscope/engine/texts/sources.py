@@ -4,13 +4,13 @@
 from __future__ import annotations
 
 import csv
-import functools
 import io
 import json
 import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
@@ -60,10 +60,8 @@ def read_sentences(
 ) -> list[Sentence]:
     """Reads every source, applies its sampling rule and numbers the chosen sentences from 0.
 
-    A source that is cut into windows is one text here, all its sentences joined.
-
-    Args:
-        seed: of the sampling rules; each source draws from its own stream.
+    A source that is cut into windows is one text here, all its sentences joined. Each draws from its own
+    stream.
     """
     chosen: list[Sentence] = []
     for position, source in enumerate(sources):
@@ -309,11 +307,7 @@ def _builtin(source: TextSource) -> Iterator[Row]:
         "builtin:pydoc": _read_pydoc,
         "builtin:sample": lambda: _read_csv(SAMPLE, source),
         "builtin:wordnet": wordnet_rows,
-        **{
-            name: functools.partial(_read_csv, file, source)
-            for name, file in prompts.items()
-            if file.is_file()
-        },
+        **{name: partial(_read_csv, file, source) for name, file in prompts.items() if file.is_file()},
     }
     if source.path not in readers:
         raise ConfigError(f"texts: {source.path!r} is not built in{nearest(source.path, readers)}")

@@ -165,11 +165,7 @@ QUANTITIES = (
         "gini", "Gini of degrees", "Inequality of the degrees of the thresholded graph.", 1 / 3, high=1
     ),
     _of_graph(
-        "centralization",
-        "centralisation",
-        "Freeman's degree centralisation; 1 for a star.",
-        1.0,
-        high=1,
+        "centralization", "centralisation", "Freeman's degree centralisation; 1 for a star.", 1.0, high=1
     ),
     _of_graph("degree_variance", "variance of degrees", "Population variance of the degrees.", 20 / 9),
     _of_graph(

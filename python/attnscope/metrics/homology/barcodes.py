@@ -63,10 +63,7 @@ class Barcodes:
         Args:
             index: one integer per leading axis; ``()`` for a single map. Negative ones count from the end.
         """
-        begin, end = self._slice(index)
-        bars = torch.stack([self.birth[begin:end], self.death[begin:end]], dim=1).numpy()
-        dimension = self.dimension[begin:end].numpy()
-        return [bars[dimension == k] for k in range(DIMENSIONS)]
+        return self._by_dimension(index, self.birth, self.death)
 
     def edges(self, index: int | tuple[int, ...]) -> list[np.ndarray[Any, np.dtype[np.int32]]]:
         """Edges of one map's bars by dimension, [k, 2, 2]: birth edge and death edge of each bar.
@@ -77,10 +74,7 @@ class Barcodes:
         Raises:
             IndexError: too many or too few integers, or one out of range.
         """
-        begin, end = self._slice(index)
-        both = torch.stack([self.birth_edge[begin:end], self.death_edge[begin:end]], dim=1).numpy()
-        dimension = self.dimension[begin:end].numpy()
-        return [both[dimension == k] for k in range(DIMENSIONS)]
+        return self._by_dimension(index, self.birth_edge, self.death_edge)
 
     def padded(self, dimension: int, fill: float = math.nan) -> torch.Tensor:
         """Bars of one dimension as one tensor, filled up behind each map's last bar.
@@ -124,6 +118,12 @@ class Barcodes:
     def _valid(self) -> torch.Tensor:
         """Which maps are finite, [count]."""
         return self.offsets.diff() > 0
+
+    def _by_dimension(self, index: int | tuple[int, ...], *pair: torch.Tensor) -> list[np.ndarray[Any, Any]]:
+        begin, end = self._slice(index)
+        both = torch.stack([one[begin:end] for one in pair], dim=1).numpy()
+        dimension = self.dimension[begin:end].numpy()
+        return [both[dimension == k] for k in range(DIMENSIONS)]
 
     def _slice(self, index: int | tuple[int, ...]) -> tuple[int, int]:
         entries = index if isinstance(index, tuple) else (index,)

@@ -208,13 +208,7 @@ def _keys(function: str, keys: Any, checked: _checks.Attention) -> torch.Tensor:
         flags = torch.zeros(n, dtype=torch.bool)
         flags[positions] = True
         return flags
-    shape = (*checked.leading[:-1], n)
-    try:
-        flags.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: keys of shape {tuple(flags.shape)} do not broadcast to {shape}"
-        ) from None
+    _checks.expanded(f"{function}: keys", flags, (*checked.leading[:-1], n), "do not broadcast to")
     return _device.to_host(flags)
 
 

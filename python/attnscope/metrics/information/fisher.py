@@ -106,14 +106,9 @@ def fisher_trace(
                 # of the sum over tokens per token, or of the mean over tokens
                 per = tokens if labels == "sampled" else 1
                 squares = gradient_squares(loss, model, places)
+                keys = {"sample": sample, "tokens": tokens}
                 rows += [
-                    {
-                        "sample": sample,
-                        "tokens": tokens,
-                        "layer": layer,
-                        "group": group,
-                        "trace": square / per,
-                    }
+                    {**keys, "layer": layer, "group": group, "trace": square / per}
                     for (layer, group), square in squares.items()
                 ]
     return trace_table("fisher_trace", rows, model, places, per_sentence, labels)
@@ -158,9 +153,8 @@ def trace_table(
         raise ValueError(f"{function}: texts hold no sentence of two tokens or more")
     sizes: dict[tuple[int, str], int] = {}
     for name, parameter in model.named_parameters():
-        if name not in places:
-            continue
-        sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
+        if name in places:
+            sizes[places[name]] = sizes.get(places[name], 0) + parameter.numel()
     table = pd.DataFrame(rows)
     by = ["layer", "group"]
     if labels == "sampled":
@@ -180,13 +174,7 @@ def trace_table(
 
 
 def group_parameters(model: nn.Module) -> dict[str, tuple[int, str]]:
-    """Parameter name -> (layer, group), by the modules that own it.
-
-    Args:
-        model: any module.
-
-    Returns:
-        Layer −1 stands for what lies outside the layers.
+    """Parameter name -> (layer, group), by the modules that own it; layer −1 lies outside the layers.
 
     Example:
         >>> from attnscope.metrics.information.fisher import group_parameters

@@ -21,7 +21,7 @@ from attnscope.metrics.information.sinks import (
     sink_tokens,
     top_mass,
 )
-from attnscope.metrics.quantity import Known, Quantity, as_number, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
 
 #: Percentiles of incoming attention from which on a key counts as a sink to be removed.
 PERCENTILES = (80, 90, 95)
@@ -70,10 +70,7 @@ SOURCES = (
     *(incoming_attention, sink_position, sink_rate, sink_share, sink_tokens, top_mass),
     *(_keys_by_percentile, _incoming_mass),
 )
-DERIVED = {
-    "_keys_above": ("_keys_by_percentile", _keys_above),
-    "_mass_on": ("_incoming_mass", _mass_on),
-}
+DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
 
 QUANTITIES = (
     Quantity(
@@ -127,7 +124,7 @@ QUANTITIES = (
         kind="flag",
         low=0,
         high=1,
-        read=as_number,
+        read=torch.Tensor.double,  # a share of heads is the mean of 0 and 1
     ),
     Quantity(
         "sink_position",

@@ -25,11 +25,7 @@ class SinkShare(NamedTuple):
 
 
 def incoming_attention(
-    attention: torch.Tensor,
-    *,
-    support: Any = "auto",
-    lengths: _checks.Lengths = None,
-    validate: bool = False,
+    attention: torch.Tensor, *, support: Any = "auto", lengths: _checks.Lengths = None, validate: bool = False
 ) -> torch.Tensor:
     """The mean attention each key receives from the queries that can see it.
 

@@ -52,11 +52,7 @@ def signal_arguments(
     min_keys: int,
     choices: Sequence[str] = SIGNALS,
 ) -> Signals:
-    """Checks the arguments that the functions of signals share.
-
-    Raises:
-        ValueError: as `_checks.attention_argument`, an unknown signal, support or detrend, min_keys below 2.
-    """
+    """Checks the arguments that the functions of signals share."""
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     _checks.choice_argument(function, "signal", signal, choices)
     _checks.choice_argument(function, "detrend", detrend, ("none", "mean"))

@@ -98,13 +98,8 @@ def harmonic_distortion(signal: torch.Tensor, theta: torch.Tensor | float, order
     base = _device.to_host(_checks.as_tensor(name, "theta", theta, given).detach())
     if base.dtype.is_complex or base.dtype == torch.bool:
         raise ValueError(f"{name}: theta must be real, got {base.dtype}")
-    try:
-        base = base.double().expand(values.shape[:-1])
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: theta of shape {tuple(base.shape)} does not broadcast to the leading shape "
-            f"{tuple(values.shape[:-1])}"
-        ) from None
+    words = "does not broadcast to the leading shape"
+    base = _checks.expanded(f"{name}: theta", base.double(), values.shape[:-1], words)
     if not bool((base.abs() * n >= 4 * math.pi).all()):
         slowest = float(base.abs().min())
         raise ValueError(

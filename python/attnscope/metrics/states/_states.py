@@ -10,22 +10,16 @@ import torch
 from attnscope import _checks, _device
 
 
-def states_argument(
-    function: str, states: Any, attention: _checks.Attention, name: str = "states"
-) -> torch.Tensor:
+def states_argument(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
     """`states` [..., n, d] with one entry per matrix of `attention`, shared ones by stride 0, no copy.
 
     Leading axes broadcast against those of attention. Grouped queries: where attention has h heads and
     states have kv of them, kv dividing h, head k belongs to state k // (h // kv), as in the model.
-
-    Raises:
-        ValueError: wrong rank or dtype, another number of tokens, no numbers per token, leading axes that
-            neither broadcast nor group.
     """
-    tensor = _device.to_host(_checks.float_tensor(function, name, states))
+    tensor = _device.to_host(_checks.float_tensor(function, "states", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
-            f"{function}: {name} must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
+            f"{function}: states must have shape [..., n, d] with n = {attention.n} and d >= 1, got "
             f"{tuple(tensor.shape)}"
         )
     leading, own = attention.leading, tuple(tensor.shape[:-2])
@@ -41,25 +35,15 @@ def states_argument(
         except RuntimeError:
             pass
     raise ValueError(
-        f"{function}: {name} of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
+        f"{function}: states of shape {tuple(tensor.shape)} neither broadcast to attention of shape "
         f"{tuple(attention.tensor.shape)} nor divide its heads into groups"
     )
 
 
 def tokens_argument(function: str, name: str, flags: Any, attention: _checks.Attention) -> torch.Tensor:
-    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes.
-
-    Raises:
-        ValueError: not boolean, or another shape.
-    """
+    """`flags`, a boolean tensor [..., n] that broadcasts to attention's leading axes."""
     tensor = _checks.as_tensor(function, name, flags)
     if tensor.dtype != torch.bool:
         raise ValueError(f"{function}: {name} must be boolean, got {tensor.dtype}")
-    shape = (*attention.leading, attention.n)
-    try:
-        tensor.expand(shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{function}: {name} of shape {tuple(tensor.shape)} does not broadcast to {shape}"
-        ) from None
+    _checks.expanded(f"{function}: {name}", tensor, (*attention.leading, attention.n))
     return _device.to_host(tensor)

@@ -311,10 +311,7 @@ QUANTITIES = (
             f"Correlation of attention with the cosine of {said}, over visible pairs.",
             without=without,
         )
-        for site, word, said in (
-            ("value", "values", "value vectors"),
-            ("hidden", "states", "hidden states"),
-        )
+        for site, word, said in (("value", "values", "value vectors"), ("hidden", "states", "hidden states"))
         for without in (False, True)
     ),
     _correlation(

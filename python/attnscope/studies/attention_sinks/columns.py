@@ -13,14 +13,17 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from attnscope.engine.forward import Batch
 from attnscope.engine.schema import head_means_of
 from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.discovery import found
+from attnscope.metrics.homology.persistence import persistence
 from attnscope.metrics.measure import Measured
-from attnscope.metrics.plan import reads_layers
+from attnscope.metrics.plan import levels, reads_layers
 from attnscope.metrics.quantity import Quantity, Shared, Site
+from attnscope.studies.attention_sinks.states import States
 
 #: Functions that the study takes, by protocol.
 METRICS = {
@@ -64,6 +67,9 @@ _SYNONYMS: Mapping[str, Mapping[str, tuple[str, ...]]] = {
         "sink_concentration": ("top_mass",),
     },
 }
+
+#: The sentence whose maps are kept.
+SAMPLE = 0
 
 
 def metric_names() -> list[str]:
@@ -161,8 +167,6 @@ class Place:
     """Whose numbers they are.
 
     Attributes:
-        protocol: of the quantities.
-        layer: number of the layer.
         heads: numbers of the heads, None for the mean over heads.
         variant: of the maps, "" as the model has them.
         supports: what each text's queries see, in a word.
@@ -184,11 +188,7 @@ class Place:
 
 
 def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) -> None:
-    """Writes what was measured of the maps of a layer.
-
-    Args:
-        measured: of [batch, maps].
-    """
+    """Writes what was measured of the maps [batch, maps] of a layer."""
     columns: dict[str, dict[str, Any]] = {"heads": {}, "graphs": {}, "layers": {}}
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
@@ -221,21 +221,6 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         run.write(name, variant=place.variant, **rows, **own)
 
 
-class UnitRows:
-    """What further runs of a model write their rows with.
-
-    Args:
-        run: of the unit.
-    """
-
-    def __init__(self, run: StageRun) -> None:
-        self.run = run
-
-    def add(self, table: str, columns: Mapping[str, Any]) -> None:
-        """Adds rows to a table; single values are repeated."""
-        self.run.write(table, **columns)
-
-
 def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:
     """Writes the bars of maps."""
     each = np.diff(barcodes.offsets.numpy())
@@ -251,13 +236,6 @@ def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = 
     )
 
 
-def levels(thresholds: Sequence[float | str], n: int) -> np.ndarray[Any, Any]:
-    """Thresholds as numbers for a map of n tokens."""
-    return np.asarray(
-        [float(one.partition("/")[0]) / n if isinstance(one, str) else one for one in thresholds]
-    )
-
-
 def _tokens_at(positions: np.ma.MaskedArray[Any, Any], batch: Batch) -> list[str | None]:
     """The token at every map's position, null where there is none."""
     return [
@@ -265,3 +243,26 @@ def _tokens_at(positions: np.ma.MaskedArray[Any, Any], batch: Batch) -> list[str
         for own, row in zip(batch.tokens, positions.filled(-1).tolist(), strict=True)
         for at in row
     ]
+
+
+def write_examples(states: States, number: int, batch: Batch, run: StageRun, *, bars: bool) -> None:
+    """Writes to `examples` the heads of a layer that attend most and least to the first key, flattened."""
+    if SAMPLE not in batch.samples:
+        return
+    place = list(batch.samples).index(SAMPLE)
+    n = batch.lengths[place]
+    maps = states.heads[place, :, :n, :n].double().cpu()
+    if not bool(maps.isfinite().all()):
+        return
+    first = maps[..., 0].mean(-1)
+    chosen = sorted({int(first.argmax()), int(first.argmin())})
+    keys: dict[str, Any] = {
+        "sample": [SAMPLE] * len(chosen),
+        "layer": number,
+        "head": [states.names[head] for head in chosen],
+        "protocol": "exact",
+    }
+    kept = [maps[head].flatten().tolist() for head in chosen]
+    run.write("examples", **keys, n_tokens=[n] * len(chosen), attention=kept)
+    if bars:
+        write_bars(run, persistence(maps[torch.tensor(chosen)]), keys)

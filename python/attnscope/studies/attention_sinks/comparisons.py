@@ -85,9 +85,6 @@ def corrected(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def compared_layers(count: int) -> list[int]:
     """The layers that the topology notebook looks at: 0, the quarters, and the last.
 
-    Args:
-        count: number of layers.
-
     >>> compared_layers(28), compared_layers(2)
     ([0, 7, 14, 21, 27], [0, 1])
     """
@@ -227,23 +224,13 @@ def against_control(kind: str, here: pd.Series[float], control: pd.DataFrame) ->
         seeds, values = control["seed"].to_numpy(), control["value"].to_numpy(float)
         each = [values[seeds == seed] for seed in np.unique(seeds)]
         drawn = control_test(here.to_numpy(float), each)
-        return {
-            "difference": drawn.difference,
-            "low": drawn.low,
-            "high": drawn.high,
-            "p_value": drawn.p_value,
-            "samples": drawn.texts,
-            "controls": drawn.controls,
-            "unit": "initialisation",
-        }
+        found = {"samples": drawn.texts, "controls": drawn.controls, "unit": "initialisation"}
+        return {**difference_of(drawn), **found}
     paired = here.reindex(control["sample"])  # one that is not here is NaN, which leaves its pair out
     test = paired_test(paired.to_numpy(float), control["value"].to_numpy(float))
-    return {
-        "difference": test.difference,
-        "low": test.low,
-        "high": test.high,
-        "p_value": test.p_value,
-        "samples": test.n,
-        "controls": 1,
-        "unit": "text",
-    }
+    return {**difference_of(test), "samples": test.n, "controls": 1, "unit": "text"}
+
+
+def difference_of(test: Any) -> dict[str, float]:
+    """The columns of a test's difference."""
+    return {name: getattr(test, name) for name in ("difference", "low", "high", "p_value")}

@@ -25,12 +25,7 @@ WHOLE = ("heads", "layers")
 
 
 def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
-    """Rows of `emergence`, for models with two checkpoints or more of known step.
-
-    Args:
-        results: the run.
-        seed: of the permutations and of the intervals.
-    """
+    """Rows of `emergence`, for models with two checkpoints or more of known step."""
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group"])
     counted = samples[samples["step"] >= 0].groupby("model")["step"].nunique()
     series = sorted(counted[counted >= 2].index)
@@ -59,7 +54,8 @@ def emergence(results: Results, seed: int) -> list[dict[str, Any]]:
                         if metric in means:
                             published = _published(part, metric, keys["protocol"])
                             rows.append({**keys, "metric": metric, **where, **published})
-                            curves.append(_curve(means[metric]))
+                            each = means[metric].unstack("sample")
+                            curves.append((each.index.to_numpy(np.int64), each.to_numpy(np.float64)))
     family = _family(rows)
     found = emergence_splits([curve for curve, one in zip(curves, family, strict=True) if one], seed=seed)
     judged = iter(found)
@@ -103,11 +99,6 @@ def _parts(
             found.append((part, single, {**whole, "scope": "head", "place": place, **at}))
     each = ["step", "sample"]
     return [(part, part.groupby(each, sort=True)[names].mean(), where) for part, names, where in found]
-
-
-def _curve(means: pd.Series[float]) -> Curve:
-    each = means.unstack("sample")
-    return each.index.to_numpy(np.int64), each.to_numpy(np.float64)
 
 
 def _published(part: pd.DataFrame, metric: str, protocol: str) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from typing import Any
@@ -67,12 +67,7 @@ class Question:
 def questions(
     tables: Mapping[str, pd.DataFrame], heads: pd.DataFrame | None, controls: pd.DataFrame
 ) -> list[Question]:
-    """Every question that the stored tables can answer.
-
-    Args:
-        heads: single heads under the exact protocol with `series`.
-        controls: averages of controls, as `Results.variants` gives them.
-    """
+    """Every question that the stored tables answer: of single exact heads, controls as `Results.variants`."""
     found: list[Question | None] = []
     if heads is not None and not heads.empty:
         heads = last_step(heads)
@@ -214,11 +209,9 @@ def _layers(table: pd.DataFrame) -> Question | None:
             published = rows[(rows["protocol"] == "ruscio2025") & rows["p_value"].notna()]
             if exact.empty and published.empty:
                 continue
-            counts = (
-                [f"{int((exact['p_holm'] < 0.05).sum())} of {len(exact)} (paired, Holm)"]
-                if len(exact)
-                else []
-            )
+            counts = []
+            if len(exact):
+                counts.append(f"{int((exact['p_holm'] < 0.05).sum())} of {len(exact)} (paired, Holm)")
             if len(published):
                 counts.append(
                     f"{int((published['p_value'] < 0.05).sum())} of {len(published)} (Welch, uncorrected)"
@@ -235,10 +228,8 @@ def _layers(table: pd.DataFrame) -> Question | None:
     return Question(
         "Which layers differ?",
         "Pairs among the first, the quarter and the last layers with <i>p</i> &lt; 0.05. The exact count is "
-        "paired by text "
-        "and corrected over the run's table. The published one is not corrected and treats the same "
-        "text in two "
-        "layers as two independent texts.",
+        "paired by text and corrected over the run's table. The published one is not corrected and treats "
+        "the same text in two layers as two independent texts.",
         tuple(answers),
     )
 
@@ -248,7 +239,7 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
     if not tests:
         return ()
     p = np.array([test.p_value for _, _, test in tests])
-    strict, discovered = _corrected(holm, p), _corrected(benjamini_hochberg, p)
+    strict, discovered = holm(p), benjamini_hochberg(p)
     return tuple(
         Answer(
             compared, LABELS.get(metric) or quantity(metric).label, number(test.difference),
@@ -267,23 +258,8 @@ LABELS = {
 }
 
 
-def _corrected(correct: Callable[[Any], Any], p: Any) -> Any:
-    """Corrected p-values of the tests that have one."""
-    there = np.isfinite(p)
-    result = np.full(len(p), np.nan)
-    if there.any():
-        result[there] = correct(p[there])
-    return result
-
-
 def p_text(value: float) -> str:
     """A p-value as it is written.
-
-    Args:
-        value: in [0, 1] or NaN.
-
-    Returns:
-        Text.
 
     >>> p_text(0.2), p_text(0.0123), p_text(1e-9), p_text(float("nan"))
     ('0.20', '0.012', '< 0.001', '–')

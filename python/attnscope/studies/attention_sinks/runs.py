@@ -11,14 +11,13 @@ import torch
 from torch import Tensor
 
 from attnscope.engine.forward import Batch
+from attnscope.engine.stage_run import StageRun
 from attnscope.metrics.information.fisher import fisher_trace
 from attnscope.metrics.information.sinks import sink_tokens
-from attnscope.studies.attention_sinks.columns import UnitRows
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
 
 if TYPE_CHECKING:
-    from attnscope.engine.config import Study
-    from attnscope.models import Encoder, LoadedModel
+    from attnscope.models import LoadedModel
 
 #: Fields of `OutputKl` that are stored.
 MEASURED = ("kl", "loss_before", "loss_after", "loss_change")
@@ -27,12 +26,7 @@ LOGITS_BYTES = 256 * 1024**2
 
 
 class Ablation:
-    """The real ablation of a batch: keys hidden before the softmax in every layer and head.
-
-    Args:
-        batch: the sentences.
-        seed: of the control keys.
-    """
+    """The real ablation of a batch: keys hidden before the softmax in every layer and head."""
 
     def __init__(self, batch: Batch, seed: int) -> None:
         self.batch = batch
@@ -54,19 +48,11 @@ class Ablation:
         first[:, 0] = True
         return {"sinks": sinks, "first": first}
 
-    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], rows: UnitRows) -> str:
-        """Runs the model without each set of keys, and without its controls, and adds rows to `ablation`.
+    def run(self, loaded: LoadedModel, inputs: Mapping[str, Tensor], unit: StageRun) -> str:
+        """Runs the model without each set of keys, and without its controls, and writes to `ablation`.
 
         A control `control_NAME` has exactly the size of its set in each text and is the mean over its draws;
-        it is null where the set is empty.
-
-        Args:
-            loaded: the model.
-            inputs: of the forward pass whose maps were added.
-            rows: takes the results.
-
-        Returns:
-            why there is nothing, "" when there is.
+        it is null where the set is empty. Returned is why there is nothing, "" when there is.
         """
         from attnscope.capture.ablation import output_kl_of_sets
 
@@ -104,29 +90,23 @@ class Ablation:
                 }
                 own = {field: getattr(found[name], field) for field in MEASURED}
                 for kind, numbers in ((name, own), (f"control_{name}", control)):
-                    rows.add(
+                    unit.write(
                         "ablation",
-                        {
-                            "sample": list(self.batch.samples[part]),
-                            "keys": kind,
-                            "n_tokens": list(self.batch.lengths[part]),
-                            "key_count": keys[part].sum(-1).numpy(),
-                            "output_kl": numbers["kl"].numpy(),
-                            **{field: numbers[field].numpy() for field in MEASURED[1:]},
-                        },
+                        sample=list(self.batch.samples[part]),
+                        keys=kind,
+                        n_tokens=list(self.batch.lengths[part]),
+                        key_count=keys[part].sum(-1).numpy(),
+                        output_kl=numbers["kl"].numpy(),
+                        **{field: numbers[field].numpy() for field in MEASURED[1:]},
                     )
         return ""
 
 
-def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Study, rows: UnitRows) -> str:
-    """Adds the Fisher information of every sentence to `fisher`, in the study's protocols.
-
-    Args:
-        encoder: of the model; masked-language models need its mask token.
-    """
+def fisher_rows(loaded: LoadedModel, batch: Batch, run: StageRun) -> str:
+    """Writes the Fisher information of every sentence to `fisher`; returned is why not, "" where it is."""
     from attnscope.protocols import ruscio2025
 
-    model, title = loaded.model, loaded.checkpoint.title
+    model, title, encoder = loaded.model, loaded.checkpoint.title, run.encoder
     if not predicts(model):
         return f"fisher: {title}: {_without_loss(loaded)}, so there is no loss"
     if model.dtype not in (torch.float32, torch.float64):
@@ -136,43 +116,24 @@ def fisher_rows(loaded: LoadedModel, batch: Batch, encoder: Encoder, study: Stud
         return f"fisher: {title}: a masked-language model needs a tokenizer with a mask token"
     for sample, n, ids in zip(batch.samples, batch.lengths, batch.token_ids, strict=True):
         text = [{"input_ids": torch.as_tensor(np.asarray(ids), dtype=torch.long)[None]}]
-        seed = int(np.random.SeedSequence([study.seed, sample]).generate_state(1)[0])
-        if "exact" in study.protocols and (n >= 2 or masked):
-            options: dict[str, Any] = {
-                "tokenizer": encoder.tokenizer,
-                "per_sentence": True,
-                "seed": seed,
-            }
+        seed = int(np.random.SeedSequence([run.settings.seed, sample]).generate_state(1)[0])
+        options: dict[str, Any] = {"tokenizer": encoder.tokenizer, "per_sentence": True, "seed": seed}
+        if "exact" in run.settings.protocols and (n >= 2 or masked):
             table = fisher_trace(model, text, **options)
             drawn = fisher_trace(model, text, labels="sampled", **options)
-            _add(rows, "exact", sample, table, drawn["trace"].to_numpy())
-        if "ruscio2025" in study.protocols and (encoder.longest >= 2 or masked):
-            table = ruscio2025.fisher_trace(
-                model,
-                text,
-                tokenizer=encoder.tokenizer,
-                padded_to=encoder.longest,
-                seed=seed,
-                per_sentence=True,
-            )
-            _add(rows, "ruscio2025", sample, table, np.full(len(table), np.nan))
+            _write(run, "exact", sample, table, drawn["trace"].to_numpy())
+        if "ruscio2025" in run.settings.protocols and (encoder.longest >= 2 or masked):
+            table = ruscio2025.fisher_trace(model, text, padded_to=encoder.longest, **options)
+            _write(run, "ruscio2025", sample, table, np.full(len(table), np.nan))
     return ""
 
 
-def _add(rows: UnitRows, protocol: str, sample: int, table: Any, sampled: Any) -> None:
-    rows.add(
-        "fisher",
-        {
-            "sample": sample,
-            "layer": table["layer"].to_numpy(),
-            "group": table["group"].to_numpy(dtype=object),
-            "protocol": protocol,
-            "parameters": table["parameters"].to_numpy(),
-            "trace": table["trace"].to_numpy(),
-            "trace_per_parameter": table["trace_per_parameter"].to_numpy(),
-            "trace_sampled": sampled,
-        },
-    )
+def _write(run: StageRun, protocol: str, sample: int, table: Any, sampled: Any) -> None:
+    numbers = {
+        name: table[name].to_numpy() for name in ("layer", "parameters", "trace", "trace_per_parameter")
+    }
+    group = table["group"].to_numpy(dtype=object)
+    run.write("fisher", sample=sample, protocol=protocol, group=group, trace_sampled=sampled, **numbers)
 
 
 def predicts(model: Any) -> bool:

@@ -74,11 +74,10 @@ SECTIONS: tuple[Section, ...] = (
             "the whole does, and how far the whole would turn without it."
         ),
         definition=(
-            "<i>c<sub>R</sub></i> = Σ<sub><i>j</i>∈R</sub> <i>A<sub>ij</sub>v<sub>j</sub></i>, "
-            "<i>c</i> the sum over all keys: ‖<i>c<sub>R</sub></i>‖/‖<i>c</i>‖, "
-            "cos(<i>c<sub>R</sub></i>, <i>c</i>), 1 − cos(<i>c</i>, <i>c</i> − "
-            "<i>c<sub>R</sub></i>), for queries outside R, the head's sinks by the test. "
-            "A head without one has no such numbers."
+            "<i>c<sub>R</sub></i> = Σ<sub><i>j</i>∈R</sub> <i>A<sub>ij</sub>v<sub>j</sub></i>, <i>c</i> the "
+            "sum over all keys: ‖<i>c<sub>R</sub></i>‖/‖<i>c</i>‖, cos(<i>c<sub>R</sub></i>, <i>c</i>), 1 − "
+            "cos(<i>c</i>, <i>c</i> − <i>c<sub>R</sub></i>), for queries outside R, the head's sinks by the "
+            "test. A head without one has no such numbers."
         ),
         figures=("reference",),
         metrics=("reference_magnitude", "reference_directional", "reference_information"),
@@ -126,11 +125,10 @@ SECTIONS: tuple[Section, ...] = (
             "heads have a sink there is none."
         ),
         definition=(
-            "Share of the most frequent sink over those heads and texts in the early, middle and late "
-            "third of the layers; centralized from 0.8 in each. Probability: share of bootstrap "
-            "samples of texts with the same verdict. Consistent heads have the same sink, by the test, "
-            "in at least 30 % of at least five texts; they are counted among the heads with a sink in "
-            "any."
+            "Share of the most frequent sink over those heads and texts in the early, middle and late third "
+            "of the layers; centralized from 0.8 in each. Probability: share of bootstrap samples of texts "
+            "with the same verdict. Consistent heads have the same sink, by the test, in at least 30 % of at "
+            "least five texts; they are counted among the heads with a sink in any."
         ),
         figures=("frames",),
         table=_table(small_tables.frames, "Reference frames and consistent heads.", 5),

@@ -25,15 +25,14 @@ SECTIONS: tuple[Section, ...] = (
         definition=(
             "Attention to the first key: the mean over queries <i>i</i> of <i>A</i><sub><i>i</i>0</sub>. "
             "Uniform causal attention gives (1/<i>n</i>) Σ<sub><i>i</i>=1..<i>n</i></sub> 1/<i>i</i> = "
-            "<i>H<sub>n</sub></i>/<i>n</i>, in a window of <i>w</i> tokens "
-            "<i>H<sub>w</sub></i>/<i>n</i>. The usual bound of a sink is that queries which see the first "
-            "key give it more than 0.3 (Gu et al., arXiv 2410.10781); in a window of nine tokens or fewer, "
-            "uniform attention does. Every row has a largest entry, so a key is called a "
-            "sink only when it receives from far queries more than any key would if the far entries of each "
-            "row were exchangeable (chance 0.01 a map, Bernstein's inequality) and more than "
-            "twice what uniform "
-            "attention gives it; texts of fewer than 256 tokens are also judged together. Sink tokens per "
-            "map count by frequency instead: keys that 40 % of the queries attend to strongly."
+            "<i>H<sub>n</sub></i>/<i>n</i>, in a window of <i>w</i> tokens <i>H<sub>w</sub></i>/<i>n</i>. "
+            "The usual bound of a sink is that queries which see the first key give it more than 0.3 (Gu et "
+            "al., arXiv 2410.10781); in a window of nine tokens or fewer, uniform attention does. Every row "
+            "has a largest entry, so a key is called a sink only when it receives from far queries more than "
+            "any key would if the far entries of each row were exchangeable (chance 0.01 a map, Bernstein's "
+            "inequality) and more than twice what uniform attention gives it; texts of fewer than 256 tokens "
+            "are also judged together. Sink tokens per map count by frequency instead: keys that 40 % of the "
+            "queries attend to strongly."
         ),
         figures=("sink_emergence", "sink_maps", "ablation"),
         metrics=(
@@ -120,10 +119,9 @@ SECTIONS: tuple[Section, ...] = (
             "causal graph, no star at all, scores 0.54.",
         ),
         caveats=(
-            "λ₂ of causal maps is capped: λ₂ ≤ <i>n</i>/(<i>n</i>−1) · smallest degree, about 0.5, "
-            "because the last token is seen by no other query. Sink heads and diffuse heads reach the "
-            "same cap, so a λ₂ near 0.5 tells them not apart; the normalised value beside it has no such "
-            "cap.",
+            "λ₂ of causal maps is capped: λ₂ ≤ <i>n</i>/(<i>n</i>−1) · smallest degree, about 0.5, because "
+            "the last token is seen by no other query. Sink heads and diffuse heads reach the same cap, so a "
+            "λ₂ near 0.5 tells them not apart; the normalised value beside it has no such cap.",
             "Uniform attention of a causal model without windows sits at the cap already. A falling λ₂ over "
             "training says that attention becomes selective, not that it becomes disconnected by meaning.",
         ),
@@ -213,12 +211,11 @@ SECTIONS: tuple[Section, ...] = (
             Wanted("head_means", "mean_persistence_1", "mean length of finite H1 bars"),
         ),
         published_causal=(
-            "The published β₀ is min(<i>n</i>, 30) and β₁ is 0 for every causal model whose kept "
-            "tokens give themselves some attention, whatever else it attends to: the distance matrix "
-            "is not symmetrised, its diagonal makes vertex <i>i</i> be born at 1 − A<sub>ii</sub>, "
-            "and only entries above the diagonal, which are 1 − 0, are read as edges. The mean "
-            "length of finite H0 bars is the mean self-attention of the tokens after the first. A "
-            "query that gives itself nothing has no bar.",
+            "The published β₀ is min(<i>n</i>, 30) and β₁ is 0 for every causal model whose kept tokens give "
+            "themselves some attention, whatever else it attends to: the distance matrix is not symmetrised, "
+            "its diagonal makes vertex <i>i</i> be born at 1 − A<sub>ii</sub>, and only entries above the "
+            "diagonal, which are 1 − 0, are read as edges. The mean length of finite H0 bars is the mean "
+            "self-attention of the tokens after the first. A query that gives itself nothing has no bar.",
         ),
         published=(
             "Texts of more than 30 tokens are thinned to 30 rows and columns before the published "

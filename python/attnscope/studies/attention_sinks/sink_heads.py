@@ -31,11 +31,7 @@ _PLACE = 20
 
 
 class SinkSums:
-    """The sums of one unit of texts.
-
-    Args:
-        run: of the unit.
-    """
+    """The sums of one unit of texts."""
 
     def __init__(self, run: StageRun) -> None:
         self.run = run
@@ -103,10 +99,7 @@ class Judged:
     """What the test says of the heads of a checkpoint in the texts of a group.
 
     Attributes:
-        keys: of the checkpoint.
         group: of texts, "all" of all of them.
-        layers: numbers of the layers.
-        heads: numbers of the heads.
         texts: rows of `samples`.
         positions: int64 [texts, layers, heads], -1 without a sink.
         untested: bool, likewise.
@@ -131,11 +124,7 @@ class Judged:
 
 
 def judged(results: Results) -> Iterator[Judged]:
-    """The heads of every checkpoint, in all texts and in each group where there are several.
-
-    Args:
-        results: the run, with `sink_sums` where texts are short enough.
-    """
+    """The heads of every checkpoint, in all texts and in each group where there are several."""
     samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     there = "sink_sums" in results.tables()
     sums = results.table("sink_sums") if there else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])

@@ -24,12 +24,7 @@ EMERGING = (
 
 
 def frames(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The verdict on each model's frame, by position and by token, and its heads' consistency.
-
-
-    Returns:
-        The table; None when frames were not classified.
-    """
+    """The verdict on each model's frame and its heads' consistency; None where frames were not classified."""
     needed = {"model", "step", "group", "protocol", "frame", "token_frame", "probability", "modal_position"}
     if "frames" not in tables or tables["frames"].empty or not needed <= set(tables["frames"]):
         return None
@@ -86,10 +81,7 @@ UNTESTED = (
 def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
     """Whether and when each quantity changes from one level to another, and the head that changes most.
 
-
-    Returns:
-        The table; None when the run is no checkpoint series. One sentence for a run whose steps were stored
-        before any was tested.
+    None when the run is no checkpoint series; one sentence for a run whose steps were stored untested.
     """
     if "emergence" not in tables or tables["emergence"].empty:
         return None
@@ -148,12 +140,7 @@ def emergence(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
 
 
 def fisher(tables: Mapping[str, pd.DataFrame]) -> pd.DataFrame | None:
-    """The trace of each group of parameters, summed over blocks, mean over sentences.
-
-
-    Returns:
-        The table; None when no gradients were taken.
-    """
+    """The trace of each group of parameters, summed over blocks, mean over sentences, None without any."""
     if "fisher" not in tables or tables["fisher"].empty:
         return None
     # One sum per sentence: sentences are the unit of replication.

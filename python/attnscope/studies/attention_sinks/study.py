@@ -8,7 +8,6 @@ sensitivity of its loss; frames, specialisation and emergence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -23,16 +22,15 @@ from attnscope.metrics.quantity import Quantity
 from attnscope.studies.attention_sinks import summaries
 from attnscope.studies.attention_sinks.columns import (
     Place,
-    UnitRows,
     finds_sinks,
     of_attention_alone,
     of_layers,
     of_means,
     taken,
     write_bars,
+    write_examples,
     write_rows,
 )
-from attnscope.studies.attention_sinks.examples import write_examples
 from attnscope.studies.attention_sinks.matched_keys import random_reductions
 from attnscope.studies.attention_sinks.options import SinkOptions
 from attnscope.studies.attention_sinks.runs import Ablation, fisher_rows
@@ -40,7 +38,7 @@ from attnscope.studies.attention_sinks.sampling import by_focus_word
 from attnscope.studies.attention_sinks.sink_heads import SinkSums
 from attnscope.studies.attention_sinks.states import SITES, States
 from attnscope.studies.attention_sinks.tables import CONTROLS, MEASURED, TABLES
-from attnscope.studies.nulls import shuffled_rows
+from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import under
 
 if TYPE_CHECKING:
@@ -84,7 +82,7 @@ class SinkStudy(Study):
 
     def _texts(self, unit: Unit, run: StageRun) -> None:
         loaded, extra = run.model(), self.options.extra
-        last, rows, sums = depth(loaded.model) - 1, UnitRows(run), SinkSums(run)
+        last, sums = depth(loaded.model) - 1, SinkSums(run)
         pooled = "exact" in self._taken and finds_sinks(self.options.metrics) and not unit.variant
         for batch in run.batches():
             outputs: list[object] = []
@@ -115,9 +113,9 @@ class SinkStudy(Study):
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
                 self._measure_whole("ruscio2025", held, last, batch, run)
             if "ablation" in extra and not unit.variant:
-                run.note(ablation.run(loaded, run.inputs(batch), rows))
+                run.note(ablation.run(loaded, run.inputs(batch), run))
             if "fisher" in extra and not unit.variant:
-                run.note(fisher_rows(loaded, batch, run.encoder, self.settings, rows))
+                run.note(fisher_rows(loaded, batch, run))
         sums.write()
 
     def _measure(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
@@ -136,12 +134,7 @@ class SinkStudy(Study):
             if not quantities or quantities[0].protocol != "exact":
                 sites.pop("head_mean", None)
             measured = measure_quantities(
-                sites,
-                quantities,
-                lengths=states.lengths,
-                heads=heads,
-                whole=bars,
-                held=states.heads.dtype,
+                sites, quantities, lengths=states.lengths, heads=heads, whole=bars, held=states.heads.dtype
             )
             more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
             place = Place(protocol, number, heads, supports=supports, of_layer=more)
@@ -208,10 +201,10 @@ class SinkStudy(Study):
                 write_rows(run, measured.part(own), batch, place)
 
     def _baselines(self, unit: Unit, run: StageRun) -> None:
-        chosen: dict[str, Sequence[Quantity]] = {
-            protocol: of_attention_alone(some) for protocol, some in self._taken.items()
-        }
-        summaries.write_baselines(run, chosen, self.options.thresholds)
+        chosen = {protocol: of_attention_alone(some) for protocol, some in self._taken.items()}
+        masked = {**chosen, "exact": under(chosen["exact"], "mask")} if "exact" in chosen else chosen
+        tables = ("heads", "head_means", "graphs", "head_mean_graphs")
+        write_baselines(run, tables, lambda support: chosen if support in ("causal", "full") else masked)
 
     def _summaries(self, unit: Unit, run: StageRun) -> None:
         summaries.write_summaries(run, self.options.metrics, self.settings.seed)

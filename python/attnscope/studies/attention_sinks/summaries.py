@@ -4,9 +4,8 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -18,72 +17,21 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
-from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.quantity import Quantity
-from attnscope.studies.attention_sinks.columns import levels
-from attnscope.studies.attention_sinks.comparisons import (
-    checkpoints,
-    layer_tests,
-    null_tests,
-    removal_tests,
-)
+from attnscope.studies.attention_sinks.comparisons import checkpoints, layer_tests, null_tests, removal_tests
 from attnscope.studies.attention_sinks.emergence import emergence
 from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
-from attnscope.studies.nulls import by_length
-from attnscope.studies.supports import supports_of, under, uniform_over, visible_pairs
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
 
 TABLES = (
-    *(
-        "sink_heads",
-        "frames",
-        "frame_evidence",
-        "specialization",
-        "layer_tests",
-        "removal_tests",
-        "null_tests",
-    ),
-    *("graph_depth", "emergence"),
+    *("sink_heads", "frames", "frame_evidence", "specialization"),
+    *("layer_tests", "removal_tests", "null_tests", "graph_depth", "emergence"),
 )
 
 
-def write_baselines(
-    run: StageRun, chosen: Mapping[str, Sequence[Quantity]], thresholds: Sequence[float | str]
-) -> None:
-    """Writes every number of uniform attention of the lengths in `samples`, and the means of controls."""
-    samples = run.read("samples")
-    whose: dict[str, Any] = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
-    masked = under(chosen.get("exact", ()), "mask")
-    whole = ("heads", "head_means", "graphs", "head_mean_graphs")
-    for n, support in supports_of(samples, [run.read(name) for name in whole if name in run.stored.tables()]):
-        seen = visible_pairs(support, n)
-        sites = {"attention": uniform_over(seen)[None, None], "support": seen}
-        of: dict[str, Any] = {"n_tokens": n, "kind": "uniform", "support": support}
-        for protocol, quantities in chosen.items():
-            own = masked if protocol == "exact" and support not in ("causal", "full") else quantities
-            with warnings.catch_warnings():
-                # what has no value on uniform attention is null in the table, which says enough
-                warnings.simplefilter("ignore", RuntimeWarning)
-                found = measure_quantities(sites, own)
-            for one, values in found.values.items():
-                numbers = np.where(found.defined[one].numpy(), values.double().numpy(), np.nan).ravel()
-                at = levels(thresholds, n) if one.axes else np.full(1, math.nan)
-                keys = {**of, "metric": one.name, "threshold": at, "protocol": protocol}
-                run.write("baselines", **keys, **whose, value=numbers)
-    controls = run.stored.variants()
-    if len(controls):
-        rows: dict[Any, Any] = by_length(controls, samples).to_dict("series")
-        run.write("baselines", **rows)
-
-
 def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
-    """Writes the tables that are made of the others.
-
-    Args:
-        metrics: that were asked for; tables of everything are made where none is named.
-    """
+    """Writes the tables that are made of the others; those of everything where no metric is named."""
     results, whole = run.stored, not metrics
     there = set(results.tables())
     evidence: list[dict[str, Any]] = []
@@ -108,13 +56,7 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
 
 
 def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Rows of `frames`, and of `frame_evidence` into `evidence`: of heads that have a sink, and as published.
-
-    Args:
-        results: the run.
-        seed: of the bootstrap.
-        evidence: gets the rows that the verdicts rest on.
-    """
+    """Rows of `frames`, of heads that have a sink and as published; `evidence` gets those of its table."""
     verdicts: list[dict[str, Any]] = []
 
     def add(
@@ -205,9 +147,6 @@ def specialization(results: Results) -> list[dict[str, Any]]:
     """Rows of `specialization`: does a head keep to one sink, by the test and by position?
 
     Of the texts that could be tested; as published by token string, of any head's strongest key.
-
-    Args:
-        results: the run.
     """
     from attnscope.protocols.ruscio2025 import head_specialization
 

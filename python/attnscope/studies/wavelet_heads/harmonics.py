@@ -59,17 +59,10 @@ def inputs_of(model: Any) -> Iterator[tuple[str, dict[str, Tensor]]]:
 def interference(
     first: Tensor, second: Tensor, theta: Tensor, activation: Callable[[Tensor], Tensor]
 ) -> dict[str, Tensor]:
-    """Two rotations of one frequency added in phase and half a turn apart.
+    """Two rotations of one frequency with amplitudes [...], added in phase and half a turn apart.
 
-    Args:
-        first: amplitudes [...] of the one.
-        second: amplitudes [...] of the other.
-        theta: frequencies, broadcast against them.
-        activation: put on the sum.
-
-    Returns:
-        `norm_aligned`, `norm_shifted`: root mean square over positions behind the activation;
-        `entropy_aligned`, `entropy_shifted`: of attention over positions whose logits are the sum, in nats.
+    `norm_aligned` and `norm_shifted` are root mean squares over positions behind the activation,
+    `entropy_aligned` and `entropy_shifted` of attention over positions whose logits are the sum, in nats.
 
     >>> one = torch.ones(())
     >>> found = interference(one, one, torch.tensor(0.5), torch.relu)
@@ -91,11 +84,7 @@ def interference(
 def harmonics(model: Any) -> dict[str, Any]:
     """Columns of the table `harmonics`: one row per input, layer and resolved frequency, means over heads.
 
-    Args:
-        model: of transformers.
-
-    Returns:
-        No column for a model without RoPE or without an activation, or whose queries do not rotate.
+    None for a model without RoPE or without an activation, or whose queries do not rotate.
     """
     theta, activation = rotary_frequencies(model), own_activation(model)
     if theta is None or activation is None:

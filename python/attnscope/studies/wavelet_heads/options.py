@@ -72,11 +72,7 @@ class WaveletOptions(Options):
 
     def of(self, metric: str) -> dict[str, Any]:
         """Options of the calls of a metric of signals."""
-        signal: dict[str, Any] = {
-            "signal": self.signal,
-            "min_keys": self.min_keys,
-            "drop_first": self.drop_first,
-        }
+        signal: dict[str, Any] = self.model_dump(include={"signal", "min_keys", "drop_first"})
         options: dict[str, dict[str, Any]] = {
             "power_spectrum": {**signal, "detrend": self.detrend, "padding": self.padding, "bands": BANDS},
             "wavelet_transform": {**signal, "detrend": self.detrend, "resample": RESAMPLED},

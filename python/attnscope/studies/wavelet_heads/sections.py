@@ -18,15 +18,13 @@ SECTIONS: tuple[Section, ...] = (
         tables=("heads", "spectra"),
         words=(
             "A query's attention along the keys that it sees is a signal; a learned sink is no key and not "
-            "in it. Its power spectrum says whether attention "
-            "varies "
-            "slowly, as over whole passages, or from key to key."
+            "in it. Its power spectrum says whether attention varies slowly, as over whole passages, or from "
+            "key to key."
         ),
         definition=(
             "<i>P<sub>k</sub></i> = |Σ<sub><i>t</i></sub> <i>w<sub>t</sub>a<sub>t</sub></i> "
             "e<sup>−2πi<i>kt</i>/<i>N</i></sup>|², Hann window, one-sided. Bands: below a quarter of the "
-            "Nyquist "
-            "frequency, up to three quarters, above. Selectivity is the share of the strongest bin."
+            "Nyquist frequency, up to three quarters, above. Selectivity is the share of the strongest bin."
         ),
         figures=("power_spectra", "band_shares"),
         metrics=(
@@ -38,11 +36,9 @@ SECTIONS: tuple[Section, ...] = (
             "spectral_entropy",
         ),
         caveats=(
-            "Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and "
-            "1/3 in "
-            "bin 1, all of it in the low band. A large low band and a large selectivity of an untrained "
-            "model are "
-            "the window's and the mask's, not the model's.",
+            "Uniform attention is a constant: through a Hann window it has 2/3 of its power in bin 0 and 1/3 "
+            "in bin 1, all of it in the low band. A large low band and a large selectivity of an untrained "
+            "model are the window's and the mask's, not the model's.",
             "One-hot attention is white: its bands hold 1/4, 1/2 and 1/4. A sharp head is broadband whatever "
             "it attends to.",
             "A sink column is an impulse at key 0; <code>options.drop_first</code> leaves it out.",
@@ -58,9 +54,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         definition=(
             "db2 (two vanishing moments, four taps), periodised, floor(log₂(<i>n</i><sub>min</sub>/3)) "
-            "levels. "
-            "Energies <i>p<sub>j</sub></i> = <i>E<sub>j</sub></i>/Σ<i>E</i>; wavelet entropy "
-            "−Σ <i>p<sub>j</sub></i> log₂ <i>p<sub>j</sub></i>."
+            "levels. Energies <i>p<sub>j</sub></i> = <i>E<sub>j</sub></i>/Σ<i>E</i>; wavelet entropy −Σ "
+            "<i>p<sub>j</sub></i> log₂ <i>p<sub>j</sub></i>."
         ),
         figures=("scalograms",),
         metrics=(
@@ -78,26 +73,22 @@ SECTIONS: tuple[Section, ...] = (
         "Uncertainty",
         tables=("heads", "uncertainty"),
         words=(
-            "No signal is sharp in position and in frequency at once. The figure shows how near heads "
-            "come to "
-            "the bounds that hold for every signal whatever."
+            "No signal is sharp in position and in frequency at once. The figure shows how near heads come "
+            "to the bounds that hold for every signal whatever."
         ),
         definition=(
-            "<i>ψ</i> = √<i>a</i>. Entropies: <i>H<sub>p</sub></i> + <i>H<sub>f</sub></i> ≥ log <i>m</i> "
-            "for the "
-            "unitary transform (Maassen and Uffink). Variances: σ<sub>t</sub>²σ<sub>ω</sub>² ≥ "
-            "(1 − |<i>ψ̂</i>(π)|²)²/4 for sequences. ρ: Pearson correlation of <i>H<sub>p</sub></i> and "
+            "<i>ψ</i> = √<i>a</i>. Entropies: <i>H<sub>p</sub></i> + <i>H<sub>f</sub></i> ≥ log <i>m</i> for "
+            "the unitary transform (Maassen and Uffink). Variances: σ<sub>t</sub>²σ<sub>ω</sub>² ≥ (1 − "
+            "|<i>ψ̂</i>(π)|²)²/4 for sequences. ρ: Pearson correlation of <i>H<sub>p</sub></i> and "
             "<i>H<sub>s</sub></i> across the heads of a text, then the mean over texts."
         ),
         figures=("uncertainty",),
         metrics=("position_entropy", "fourier_entropy", "uncertainty_product"),
         caveats=(
-            "σ<sub>t</sub>²σ<sub>ω</sub>² ≥ 1/4 belongs to functions on the line. Attention to one key "
-            "has product "
-            "0, so for sequences it is no bound.",
-            "A strong negative ρ is what the bound makes of any heads that differ in sharpness: compare "
-            "it with "
-            "shuffled rows and random weights, in the table <code>uncertainty_variants</code>.",
+            "σ<sub>t</sub>²σ<sub>ω</sub>² ≥ 1/4 belongs to functions on the line. Attention to one key has "
+            "product 0, so for sequences it is no bound.",
+            "A strong negative ρ is what the bound makes of any heads that differ in sharpness: compare it "
+            "with shuffled rows and random weights, in the table <code>uncertainty_variants</code>.",
         ),
     ),
     analysis(
@@ -109,8 +100,7 @@ SECTIONS: tuple[Section, ...] = (
         figures=("scale_sensitivity",),
         caveats=(
             "Under a causal mask the beginning never sees the rest: its map is the leading block of the "
-            "whole "
-            "map, and <i>S</i> compares a map's queries with its own first ones.",
+            "whole map, and <i>S</i> compares a map's queries with its own first ones.",
         ),
     ),
     analysis(
@@ -136,9 +126,8 @@ SECTIONS: tuple[Section, ...] = (
         ),
         figures=("harmonics",),
         caveats=(
-            "SiLU, GELU and ReLU are x/2 plus an even function, so they make even harmonics only: odd "
-            "ones are "
-            "rounding and leakage, in every model.",
+            "SiLU, GELU and ReLU are x/2 plus an even function, so they make even harmonics only: odd ones "
+            "are rounding and leakage, in every model.",
         ),
     ),
 )

@@ -23,7 +23,7 @@ from attnscope.engine.units import Stage, Unit, Units
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
 from attnscope.metrics.signals.wavelet import ENERGY
-from attnscope.studies.nulls import shuffled_rows
+from attnscope.studies.nulls import shuffled_rows, write_baselines
 from attnscope.studies.supports import Seen, under
 from attnscope.studies.wavelet_heads import summaries
 from attnscope.studies.wavelet_heads.harmonics import harmonics
@@ -64,10 +64,7 @@ Entropies = defaultdict[int, list[dict[str, Any]]]
 
 
 class WaveletStudy(Study):
-    """Captures attention; fills `heads`, `spectra`, `signals`, `scale_sensitivity`, `harmonics`, `baselines`.
-
-    `options` are those of `attnscope.studies.wavelet_heads.options.WaveletOptions`.
-    """
+    """Fills `heads`, `spectra`, `signals`, `scale_sensitivity`, `harmonics`, and tables made of them."""
 
     name = "wavelet_heads"
     Options = WaveletOptions
@@ -120,7 +117,10 @@ class WaveletStudy(Study):
                 if not unit.variant:
                     self._write_signals(run, heads, seen, names, number, batch)
                     if "row_permutation" in self.options.nulls:
-                        found = self._write_permuted(run, heads, seen, names, number, batch)
+                        support = seen.rows(mean=False).get("support")
+                        given = (batch.lengths, batch.samples, number, self.settings.seed, support)
+                        maps = shuffled_rows(heads, *given)
+                        found = self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
                         _gather(permuted, found, batch)
                 # while the next layer is computed, this one must be free
                 del heads, layer
@@ -181,14 +181,6 @@ class WaveletStudy(Study):
             self._known[key] = Chosen(heads, power, scales)
         return self._known[key]
 
-    def _write_permuted(
-        self, run: StageRun, heads: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
-    ) -> dict[str, Tensor]:
-        """The same numbers of maps with shuffled rows, as a control."""
-        support = seen.rows(mean=False).get("support")
-        maps = shuffled_rows(heads, batch.lengths, batch.samples, number, self.settings.seed, support)
-        return self._write(run, maps, seen, names, number, batch, {}, "row_permutation")
-
     def _write_signals(
         self, run: StageRun, maps: Tensor, seen: Seen, names: Sequence[int], number: int, batch: Batch
     ) -> None:
@@ -223,7 +215,7 @@ class WaveletStudy(Study):
                     found = measure_quantities(sites, chosen, lengths=lengths)
                     parts = [found.values[one].flatten(2) for one in chosen]
                     energy, coefficients = (
-                        one_minus_cosine(*pair).flatten().numpy()
+                        (1.0 - torch.nn.functional.cosine_similarity(*pair, dim=-1)).flatten().numpy()
                         for pair in zip(whole[number, table], parts, strict=True)
                     )
                     keys = {**_keys(part, number, names), "fraction": fraction}
@@ -232,21 +224,9 @@ class WaveletStudy(Study):
                 del heads, layer, maps, sites
 
     def _summaries(self, unit: Unit, run: StageRun) -> None:
-        summaries.write_baselines(run, self._taken.heads)
+        masked = {"exact": under(self._taken.heads, "mask")} if self._taken.heads else {}
+        write_baselines(run, ("heads", "head_means"), lambda _: masked)
         summaries.write_phases(run)
-
-
-def one_minus_cosine(whole: Tensor, part: Tensor) -> Tensor:
-    """Scale sensitivity of two descriptions along the last axis.
-
-    Args:
-        whole: of the whole texts.
-        part: of their beginnings.
-
-    >>> one_minus_cosine(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])).item()
-    1.0
-    """
-    return 1.0 - torch.nn.functional.cosine_similarity(whole, part, dim=-1)
 
 
 def _gather(entropies: Entropies, values: dict[str, Tensor], batch: Batch) -> None:

@@ -4,18 +4,13 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Container, Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from attnscope.engine.schema import CHECKPOINT_KEYS
 from attnscope.inference import bootstrap
-from attnscope.metrics.measure import measure_quantities
-from attnscope.metrics.quantity import Quantity
-from attnscope.studies.nulls import by_length
-from attnscope.studies.supports import supports_of, under, uniform_over, visible_pairs
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -44,29 +39,6 @@ def correlated(heads: Mapping[str, Any]) -> dict[str, float]:
     return found
 
 
-def write_baselines(run: StageRun, quantities: Sequence[Quantity]) -> None:
-    """Writes the numbers of uniform attention of all lengths and supports, and means of controls."""
-    samples = run.read("samples")
-    whose: dict[str, Any] = {"protocol": "exact", "threshold": math.nan}
-    nobody = {"scope": "any", "model": "", "revision": "", "step": -1, "count": 1}
-    tables = [run.read(name) for name in ("heads", "head_means") if name in run.stored.tables()]
-    chosen = under(quantities, "mask")
-    for n, support in supports_of(samples, tables) if chosen else ():
-        seen = visible_pairs(support, n)
-        with warnings.catch_warnings():
-            # what has no value on uniform attention is null in the table, which says enough
-            warnings.simplefilter("ignore", RuntimeWarning)
-            sites = {"attention": uniform_over(seen)[None, None], "support": seen}
-            found = measure_quantities(sites, chosen).values
-        keys = {"n_tokens": n, "kind": "uniform", "support": support}
-        for one, value in found.items():
-            run.write("baselines", **keys, metric=one.name, value=value.item(), **whose, **nobody)
-    controls = run.stored.variants()
-    if len(controls):
-        rows = by_length(controls, samples)
-        run.write("baselines", **{str(name): rows[name] for name in rows})
-
-
 def write_phases(run: StageRun) -> None:
     """Writes `phases`: every number of every checkpoint; and `published`, the paper's beside them."""
     table = phases(run.stored)
@@ -76,14 +48,7 @@ def write_phases(run: StageRun) -> None:
 
 
 def phases(results: Results) -> pd.DataFrame:
-    """Every number of every checkpoint, mean over heads, then over sentences.
-
-    Args:
-        results: with the table `heads`, and `uncertainty` and `scale_sensitivity` where there are such.
-
-    Returns:
-        model, revision, step, metric, mean, low, high (95 % bootstrap over sentences), samples.
-    """
+    """Every number of every checkpoint: mean over heads, then over sentences, with its interval."""
     import pandas as pd
 
     rows: list[dict[str, Any]] = []
@@ -108,9 +73,8 @@ def phases(results: Results) -> pd.DataFrame:
                 interval = bootstrap(good)
                 low, high = interval.low, interval.high
             mean = float(good.mean())
-            rows.append({**keys, "metric": metric, "mean": mean, "low": low, "high": high} | {
-                "samples": len(good)
-            })  # fmt: skip
+            numbers = {"mean": mean, "low": low, "high": high, "samples": len(good)}
+            rows.append({**keys, "metric": metric, **numbers})
     table: pd.DataFrame = pd.DataFrame(rows, columns=columns)
     return table
 
@@ -134,12 +98,7 @@ def _by_sentence(own: Mapping[str, pd.DataFrame], known: Container[str]) -> Iter
 
 
 def published(table: pd.DataFrame) -> pd.DataFrame:
-    """The table `published`: the paper's values for models of this run, beside the run's own.
-
-    Returns:
-        model, step, metric, published with its interval, here, low, high, samples; no rows where the paper
-            has no such model.
-    """
+    """The table `published`: the paper's values for models of this run, beside the run's own."""
     import pandas as pd
 
     from attnscope.published import published_numbers

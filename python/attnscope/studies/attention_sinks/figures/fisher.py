@@ -19,11 +19,7 @@ from attnscope.plots.figure import (
     stored,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import estimate, last_step, with_groups
 from attnscope.plots.style import PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import figure
 
@@ -33,11 +29,7 @@ GROUP_NAMES = {"mlp": "MLP"}
 
 @styled
 def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | None = None) -> Axes:
-    """The trace of the Fisher information over depth, one line per group of parameters.
-
-    Returns:
-        The axes: a line per group of the blocks (means over samples), and a level for what lies outside.
-    """
+    """The trace of the Fisher information over depth: a line per group of blocks, a level outside."""
     ax = axes_or_new(ax)
     groups = [name for name in GROUPS if (fisher["group"] == name).any()]
     for place, name in enumerate(groups):
@@ -53,13 +45,9 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
             value = float(estimate(outside, column, ["group"])["mean"].iloc[0])
             if np.isfinite(value):
                 ax.axhline(
-                    value,
-                    color=color,
-                    linestyle=(0, (5, 2)),
-                    linewidth=1.0,
-                    label=GROUP_NAMES.get(name, name),
-                    gid=f"outside:{name}",
-                )
+                    value, color=color, linestyle=(0, (5, 2)), linewidth=1.0,
+                    label=GROUP_NAMES.get(name, name), gid=f"outside:{name}",
+                )  # fmt: skip
     ax.set_yscale("log")
     low, high = ax.get_ylim()
     wide = high > 300 * low
@@ -74,12 +62,6 @@ def fisher_profile(fisher: pd.DataFrame, *, column: str = "trace", ax: Axes | No
 
 def power(value: float) -> str:
     """A tick of a logarithmic axis: plain where that is short, a power of ten elsewhere.
-
-    Args:
-        value: positive.
-
-    Returns:
-        Text.
 
     >>> power(0.5), power(200.0), power(2e-6), power(1e7)
     ('0.5', '200', '2e−6', '1e7')

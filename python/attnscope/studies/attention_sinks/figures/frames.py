@@ -7,32 +7,16 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    stored,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
 from attnscope.plots.maps import printable
-from attnscope.plots.selection import (
-    last_step,
-)
+from attnscope.plots.selection import last_step
 from attnscope.plots.style import DASHES, MUTED, PALETTE, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 
 
 @styled
 def frame_shares(evidence: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
-    """The share of the most frequent sink in each third of the layers, by position and by token.
-
-    Args:
-        evidence: rows of `frame_evidence` of one model, step and protocol.
-
-    Returns:
-        The axes: a line by position and one by token, and the threshold of a centralized frame.
-    """
+    """The share of the most frequent sink in each third of the layers, by position and by token."""
     ax = axes_or_new(ax)
     thirds = [third for third in ("early", "middle", "late") if (evidence["third"] == third).any()] or ["all"]
     shares = evidence.pivot_table(index="third", columns="kind", values="top_1", dropna=False).reindex(thirds)

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import pandas as pd
@@ -23,12 +23,7 @@ from attnscope.plots.figure import (
     stored,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    defined,
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import defined, estimate, last_step, with_groups
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
 
@@ -59,14 +54,7 @@ PAIRS: tuple[Pair, ...] = (
 def protocol_profile(
     table: pd.DataFrame, column: str, *, ax: Axes | None = None, series: str | None = None
 ) -> Axes:
-    """A column of the head mean over depth under both protocols, with 95 % intervals over samples.
-
-    Args:
-        table: rows of the head mean (or of a table without heads) with `protocol`, `series` and `layer`.
-
-    Returns:
-        The axes: a line per protocol, labelled `exact` and `as published`.
-    """
+    """A column of the head mean over depth, a line per protocol with 95 % intervals over samples."""
     ax = axes_or_new(ax)
     series = series if series is not None else str(table["series"].iloc[0])
     own = table[table["series"] == series]
@@ -81,21 +69,6 @@ def protocol_profile(
     return ax
 
 
-def published_bound(samples_n: Any) -> float:
-    """The β0 that the published computation gives for causal maps: the mean of min(n, 30).
-
-    Args:
-        samples_n: tokens of each sample.
-
-    Returns:
-        The mean.
-
-    >>> published_bound([20, 40])
-    25.0
-    """
-    return float(np.minimum(np.asarray(samples_n, dtype=float), 30).mean())
-
-
 @figure("head_means")
 def protocols(results: Tables, options: Options) -> Drawn:
     """Each published quantity over depth beside the exact one, on the head mean, one row per model."""
@@ -105,7 +78,12 @@ def protocols(results: Tables, options: Options) -> Drawn:
     heads = defined(last_step(with_groups(heads, optional(results, "samples"))))
     names = list(dict.fromkeys(heads["series"]))[:3]
     heads = heads[heads["series"].isin(names)]
-    there = [pair for pair in PAIRS if _has_both(heads, pair)]
+    both = [heads[heads["protocol"] == protocol] for protocol in ("exact", "ruscio2025")]
+    there = [
+        pair
+        for pair in PAIRS
+        if pair.column in heads and all(rows[pair.column].notna().any() for rows in both)
+    ]
     if not there:
         raise NotDrawable("no quantity was measured under both protocols")
     columns = 4
@@ -141,13 +119,6 @@ def protocols(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _has_both(heads: pd.DataFrame, pair: Pair) -> bool:
-    return pair.column in heads and bool(
-        heads[heads["protocol"] == "ruscio2025"][pair.column].notna().any()
-        and heads[heads["protocol"] == "exact"][pair.column].notna().any()
-    )
-
-
 def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
     """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
     bottom, top = drawn_range(ax)
@@ -163,8 +134,9 @@ def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     causal = "causal" not in own or bool(own["causal"].astype(bool).all())
     if pair.bound and causal and "n_tokens" in own:
-        lengths = own.drop_duplicates("sample")["n_tokens"]
+        # the β0 that the published computation gives for causal maps
+        bound = own.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
         ax.axhline(
-            published_bound(lengths), color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
+            bound, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
             label=pair.bound, gid="bound",
         )  # fmt: skip

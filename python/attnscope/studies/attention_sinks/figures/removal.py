@@ -23,11 +23,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import draw_curve
-from attnscope.plots.selection import (
-    estimate,
-    last_step,
-    with_groups,
-)
+from attnscope.plots.selection import estimate, last_step, with_groups
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_NAMES, figure
 from attnscope.studies.attention_sinks.matched_keys import RANDOM
@@ -48,24 +44,20 @@ def kl_by_threshold(
     *,
     ax: Axes | None = None,
     protocol: str = "exact",
-    column: str = "kl_reduction_{}",
     colors: Any = None,
 ) -> Axes:
-    """How much less heads differ once sinks are removed, over the percentile that makes a key a sink.
-
-    Returns:
-        The axes: a line per series, its data percentiles and means over samples and layers.
-    """
+    """How much less heads differ once sinks are removed, over the percentile that makes a key a sink."""
     ax = axes_or_new(ax)
     own = layers[layers["protocol"] == protocol]
     colors = colors or series_colors(list(layers["series"]))
-    there = [at for at in PERCENTILES if column.format(at) in own and own[column.format(at)].notna().any()]
+    named = {at: f"kl_reduction_{at}" for at in PERCENTILES}
+    there = [at for at, column in named.items() if column in own and own[column].notna().any()]
     if not there:
-        raise NotDrawable(f"the layers table has no {', '.join(column.format(at) for at in PERCENTILES)}")
+        raise NotDrawable(f"the layers table has no {', '.join(named.values())}")
     for name in dict.fromkeys(own["series"]):
         rows = own[own["series"] == name]
         means = pd.concat(
-            [estimate(rows, column.format(at), ["series"]).assign(at=at) for at in there], ignore_index=True
+            [estimate(rows, named[at], ["series"]).assign(at=at) for at in there], ignore_index=True
         )
         if means["mean"].notna().any():
             draw_curve(ax, means["at"], means, str(name), colors[name], marker=True)

@@ -20,12 +20,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile
-from attnscope.plots.selection import (
-    is_series,
-    last_step,
-    measured_heads,
-    with_groups,
-)
+from attnscope.plots.selection import is_series, last_step, measured_heads, with_groups
 from attnscope.plots.style import MUTED, legend_row, panels
 from attnscope.studies.attention_sinks.figures.declared import figure
 

@@ -13,18 +13,8 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator, NullFormatter
 
 from attnscope.plots.axes import layer_colors
-from attnscope.plots.figure import (
-    Drawn,
-    NotDrawable,
-    Options,
-    Tables,
-    captioned,
-    stored,
-)
-from attnscope.plots.selection import (
-    heads_only,
-    last_step,
-)
+from attnscope.plots.figure import Drawn, NotDrawable, Options, Tables, captioned, stored
+from attnscope.plots.selection import heads_only, last_step
 from attnscope.plots.style import (
     INK,
     MUTED,
@@ -43,21 +33,13 @@ FEWEST = 16
 
 
 @styled
-def scalogram(signal: Sequence[float], *, ax: Axes | None = None, scales: int = 48) -> Axes:
-    """Morlet power of a signal by place and scale, darker where edges of the signal are not yet felt.
-
-    Args:
-        signal: attention of one query along its keys; its mean is taken away.
-        scales: number of scales between 1.4 and a quarter of the length.
-
-    Returns:
-        The axes; the vertical one is the period in tokens, long periods at the top.
-    """
+def scalogram(signal: Sequence[float], *, ax: Axes | None = None) -> Axes:
+    """Morlet power of a query's attention by key and period, darker where its ends are not yet felt."""
     from attnscope.metrics.signals.wavelet import morlet_scalogram
 
     ax = axes_or_new(ax)
     x = torch.tensor(list(signal), dtype=torch.float64)
-    sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), scales)
+    sizes = np.geomspace(2.0, max(len(x) / 4, 4.0), 48)
     power = morlet_scalogram(
         x.expand(len(x), len(x)), list(sizes), signal="last", support="full", detrend="mean", min_keys=2
     ).numpy()

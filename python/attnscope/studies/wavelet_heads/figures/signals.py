@@ -49,7 +49,7 @@ EDGES = (0.25, 0.75)
 
 
 @styled
-def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: bool = True) -> Axes:
+def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None) -> Axes:
     """Share of power over frequency, one line per layer, mean over heads with its interval over samples."""
     ax = axes_or_new(ax)
     layers = sorted(spectra["layer"].unique())
@@ -57,7 +57,7 @@ def power_by_layer(spectra: pd.DataFrame, *, ax: Axes | None = None, interval: b
     table = estimate(spectra, "power_share", ["layer", "frequency"])
     for layer, color in zip(layers, colors, strict=True):
         rows = table[table["layer"] == layer]
-        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, interval=interval, dash="-")
+        draw_curve(ax, rows["frequency"], rows, f"layer {layer}", color, dash="-")
     for edge in EDGES:
         ax.axvline(edge, color=MUTED, linewidth=0.7, linestyle=(0, (1, 2)), zorder=0.5)
     ax.set_yscale("log")
@@ -80,13 +80,8 @@ def power_spectra(results: Tables, options: Options) -> Drawn:
     names = list(dict.fromkeys(final["series"]))
     columns = min(3, len(names))
     rows = -(-len(names) // columns)
-    figure_, axes = panels(
-        rows,
-        columns,
-        height=2.35 * rows + 0.35,
-        width=min(options.width, 3.6 * columns + 0.6),
-        sharey=True,
-    )
+    width = min(options.width, 3.6 * columns + 0.6)
+    figure_, axes = panels(rows, columns, height=2.35 * rows + 0.35, width=width, sharey=True)
     flat = [ax for row in axes for ax in row]
     floor = float(final["power_share"].min())
     for ax, name in zip(flat, names, strict=False):
@@ -157,27 +152,16 @@ def uncertainty(results: Tables, options: Options) -> Drawn:
     final, before = last_step(heads), first_step(heads)
     layers = sorted(final["layer"].unique())
     colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
-    figure_, axes = panels(
-        1,
-        len(there),
-        height=2.9,
-        width=min(options.width, 3.3 * len(there) + 0.4),
-    )
+    figure_, axes = panels(1, len(there), height=2.9, width=min(options.width, 3.3 * len(there) + 0.4))
     keys = ["series", "layer", "head"]
     for ax, (title, needed) in zip(axes[0], there.items(), strict=True):
         x, y = needed[:2]
         if before is not None:
             old = before.groupby(keys)[needed].mean().dropna()
             ax.scatter(
-                old[x],
-                old[y],
-                s=13,
-                marker="x",
-                color=MUTED,
-                linewidth=0.8,
-                label="before training",
-                zorder=2,
-            )
+                old[x], old[y], s=13, marker="x", color=MUTED, linewidth=0.8,
+                label="before training", zorder=2,
+            )  # fmt: skip
         points = final.groupby(keys)[needed].mean().dropna().reset_index()
         for layer, own in points.groupby("layer"):
             ax.scatter(
@@ -230,12 +214,7 @@ def scale_sensitivity(results: Tables, options: Options) -> Drawn:
     there = [name for name in titles if name in table and table[name].notna().any()]
     if not there:
         raise NotDrawable("no beginning of a text is long enough for a signal")
-    figure_, axes = panels(
-        1,
-        len(there),
-        height=2.4,
-        width=min(options.width, 3.3 * len(there) + 0.4),
-    )
+    figure_, axes = panels(1, len(there), height=2.4, width=min(options.width, 3.3 * len(there) + 0.4))
     names = list(dict.fromkeys(table["series"]))
     colors = series_colors(names)
     fractions = sorted(table["fraction"].unique(), reverse=True)

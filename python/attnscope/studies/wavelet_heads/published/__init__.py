@@ -30,10 +30,6 @@ _ABOUT = {
 def step_belongs(place: str, step: int) -> bool:
     """Whether a number of "steps 512 to 1000", or else of the trained model, belongs to a checkpoint.
 
-    Args:
-        place: as the stored numbers say it.
-        step: of the checkpoint; −1 for a model that is no series.
-
     >>> step_belongs("steps 512 to 1000", 512), step_belongs("trained model", 512)
     (True, False)
     """

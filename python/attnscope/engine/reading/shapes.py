@@ -1,17 +1,37 @@
 # SPDX-License-Identifier: MIT
-"""The numbers of a table as arrays with named axes."""
+"""Stored tables in other shapes: numbers as arrays with named axes, averages of controls as a row for each.
+
+Example:
+    >>> import pandas as pd
+    >>> from attnscope.engine.results import Results
+    >>> control = pd.DataFrame({"sample": [0], "variant": ["row_permutation"], "seed": [0],
+    ...                         "scope": ["heads"], "entropy": [1.5]})
+    >>> Results({"heads_variants": control}).variants()[["variant", "metric", "value"]].values.tolist()
+    [['row_permutation', 'entropy', 1.5]]
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from attnscope.engine.schema import SCHEMA_VERSION, ResultsError, check_columns
+from attnscope.engine.schema import (
+    CHECKPOINT_KEYS,
+    SCHEMA_VERSION,
+    VARIANT_KEYS,
+    ResultsError,
+    check_columns,
+    variants_of,
+)
 
 if TYPE_CHECKING:
+    import pandas as pd
     import xarray as xr
 
     from attnscope.engine.results import Results
+
+#: Keys of a row, in order; tables that lack one have null there, a threshold NaN.
+KEYS = (*CHECKPOINT_KEYS, "sample", "protocol", *VARIANT_KEYS, "threshold", "table", "metric")
 
 
 def as_xarray(
@@ -62,3 +82,31 @@ def as_xarray(
         data[name] = (tuple(axes), cube.reshape(shape))
     dataset = xr.Dataset(data, coords=coords, attrs={"protocol": protocol, "schema_version": SCHEMA_VERSION})
     return dataset.set_xindex("step") if "step" in coords else dataset
+
+
+def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
+    """Every average of a control, of one table or of all, as the columns of `KEYS` and `value`.
+
+    No rows where no control was asked for. Controls whose rows are kept whole are not averages, and not among
+    them.
+    """
+    import numpy as np
+    import pandas as pd
+
+    parts = []
+    suffix = variants_of("")
+    for name in results.tables():
+        whose = name.removesuffix(suffix)
+        if whose == name or table not in (None, whose):
+            continue
+        frame = results.table(name)
+        if not set(VARIANT_KEYS) <= set(frame):
+            continue
+        keys = [key for key in KEYS if key in frame]
+        tall = frame.melt(keys, var_name="metric", value_name="value").assign(table=whose)
+        parts.append(tall.dropna(subset="value").reindex(columns=[*KEYS, "value"]))
+    if not parts:
+        parts = [pd.DataFrame(columns=[*KEYS, "value"])]
+    rows: pd.DataFrame = pd.concat(parts, ignore_index=True)
+    rows = rows.astype({"threshold": np.float64, "value": np.float64})
+    return rows
