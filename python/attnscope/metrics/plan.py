@@ -190,12 +190,12 @@ class Execution:
         self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
         self._held = held
         self._results: dict[Call, Any] = {}
-        for group in plan.groups:
-            self._read_once(group)
 
     def results(self) -> list[Any]:
         """What every request gets, in their order."""
         with judged_once():
+            for group in self._plan.groups:
+                self._read_once(group)
             return [
                 self._answer(request, call)
                 for request, call in zip(self._plan.requests, self._plan.calls, strict=True)

@@ -95,9 +95,3 @@ def test_maps_of_several_metrics_are_looked_at_once(monkeypatch):
     asc.sink_share(MAPS)
     asc.sink_share(MAPS)
     assert len(looked) == 4
-
-
-def test_every_metric_says_that_its_maps_are_no_attention():
-    with pytest.warns(NotAttentionWarning) as found:
-        asc.measure(LOGITS, ["sink_share", "attention_entropy"])
-    assert len(found) == 2
