@@ -15,7 +15,7 @@ from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
 from attnscope.engine.results import Results
 
-pytestmark = pytest.mark.usefixtures("unarranged")
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 TINY = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
 

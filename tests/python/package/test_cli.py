@@ -16,7 +16,7 @@ from attnscope.commands import cli
 from attnscope.metrics.discovery import found
 from folders import model_folder, sentences, series
 
-pytestmark = pytest.mark.usefixtures("unarranged")
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
 
