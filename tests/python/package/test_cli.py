@@ -53,7 +53,11 @@ def test_help_names_the_exit_codes(call):
     assert "--install-completion" in out
 
 
-def test_a_run_its_tables_and_json(call, inputs, tmp_path):
+def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
+    from attnscope.studies.attention_sinks import figures
+
+    few = {name: figures.FIGURES[name] for name in ("depth", "emergence")}
+    monkeypatch.setattr(figures, "FIGURES", few)
     model, texts = inputs
     arguments = ("--model", model, "--texts", texts, "--samples", 3, "--block", 2, "--output", tmp_path)
     code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "--json")
