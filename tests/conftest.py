@@ -2,6 +2,7 @@
 """Builders, one thread, processes to fork from, the time of slow tests, the order of files."""
 
 import gc
+import importlib
 import os
 import sys
 from pathlib import Path
@@ -92,6 +93,15 @@ def unarranged():
     """Figures whose panels are not arranged, which takes half of their time."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnscope.plots.figure.settled", lambda figure: figure.set_layout_engine("none"))
+        yield
+
+
+@pytest.fixture(scope="module")
+def unpictured():
+    """Reports without the pictures of their figures, which take longer than all the rest."""
+    page = importlib.import_module("attnscope.report.page")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(page, "_data_uri", lambda figure: "data:image/svg+xml;base64,")
         yield
 
 

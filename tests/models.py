@@ -7,6 +7,7 @@ Query and key weights are enlarged, so that maps are sharp: near-uniform attenti
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
@@ -248,6 +249,12 @@ def tiny(
     model = build(config, **keywords).eval()
     sharpen(model, sharpness)
     return model
+
+
+@cache
+def kept(name: str, implementation: str | None = None) -> Any:
+    """The same random model for all tests of a process, which leave it as it was."""
+    return tiny(name, implementation=implementation)
 
 
 def sharpen(model: nn.Module, factor: float = SHARPEN) -> None:

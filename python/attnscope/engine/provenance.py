@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -170,6 +171,7 @@ def _own_git_state(file: Path) -> dict[str, Any] | None:
     return git_state(file.parent)
 
 
+@cache
 def _version(name: str) -> str | None:
     try:
         return metadata.version(name)

@@ -10,6 +10,8 @@ from attnscope.engine.run import run
 from attnscope.published import compare_published
 from likelihood_study import encoder_folder, settings, texts_of
 
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
+
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):

@@ -287,7 +287,7 @@ def test_every_figure_is_drawn_or_says_why(whole):
     assert undrawn == {"copy_or_context": "no encoder with a vocabulary head was measured"}
 
 
-@pytest.mark.usefixtures("unarranged")
+@pytest.mark.usefixtures("unarranged", "unpictured")
 def test_the_report_says_what_is_there_and_what_is_not(whole):
     from attnscope.studies.attention_likelihood.sections import findings
 

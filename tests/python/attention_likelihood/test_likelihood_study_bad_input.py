@@ -162,7 +162,7 @@ def test_the_published_protocol_refuses_causal_models_in_words(folder, texts, tm
         run(settings(folder, texts, tmp_path, protocols="both"), progress=False)
 
 
-@pytest.mark.usefixtures("unarranged")
+@pytest.mark.usefixtures("unarranged", "unpictured")
 @pytest.mark.parametrize("dtype", [pytest.param("bfloat16", marks=pytest.mark.slow), "float16"])
 def test_half_precision_is_measured_and_named_in_the_report(folder, texts, tmp_path, dtype):
     models = {"path": str(folder), "dtype": dtype}

@@ -34,7 +34,7 @@ def agrees(layer):
 def test_the_exponential_of_scores_less_their_log_sum_is_the_attention(name, padding):
     if name == "t5":
         models.needs_attention_interface(name)
-    model = models.tiny(name)
+    model = models.kept(name)
     inputs = models.text(model, padding=padding)
     for layer in run(model, WANTED, inputs):
         seen = agrees(layer)
@@ -104,7 +104,7 @@ def test_scores_of_some_heads(chunk):
 @pytest.mark.parametrize("site", ["scores", "lse"])
 @pytest.mark.filterwarnings("ignore::UserWarning")
 def test_models_without_an_attention_function_refuse_by_name(name, site):
-    model = models.tiny(name)
+    model = models.kept(name)
     with pytest.raises(RuntimeError, match=rf"{type(model).__name__} does not let \['{site}'\] be captured"):
         capture(model, sites=("attention", site)).__enter__()
 

@@ -6,7 +6,7 @@ import torch
 
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
-from editing import INTERFACE, changed, layers_of, made, out
+from editing import INTERFACE, changed, kept, layers_of, out
 
 
 @pytest.mark.parametrize(
@@ -14,7 +14,7 @@ from editing import INTERFACE, changed, layers_of, made, out
 )
 @pytest.mark.parametrize("name", INTERFACE)
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
-    model, inputs = made(name, padding)
+    model, inputs = kept(name, padding)
     base = out(model, inputs)
     for one in (HideKeys([]), HideKeys([0], heads=()), LimitWindow(64), LimitWindow(37, keep_first=3)):
         assert torch.equal(changed(model, inputs, one), base)
@@ -29,7 +29,7 @@ def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
 @pytest.mark.parametrize("padding", [pytest.param("none", marks=pytest.mark.slow), "left", "right"])
 @pytest.mark.parametrize("name", INTERFACE)
 def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
-    model, inputs = made(name, padding)
+    model, inputs = kept(name, padding)
     sites = ("attention", "scores")
     base = layers_of(model, inputs, sites, HideKeys([]))
     for layer, usual in zip(layers_of(model, inputs, sites, HideKeys([3])), base, strict=True):
@@ -49,7 +49,7 @@ def test_a_hidden_key_is_seen_by_no_query_that_sees_another(name, padding):
 
 
 def test_hidden_keys_are_united_and_leave_every_query_one():
-    model, inputs = made("llama", "none")
+    model, inputs = kept("llama", "none")
     both = layers_of(model, inputs, ("attention",), HideKeys([0]), HideKeys([1, 2]))
     with edit(model, HideKeys([0])), edit(model, HideKeys([1])):
         nested = layers_of(model, inputs, ("attention",), HideKeys([2]))
@@ -62,7 +62,7 @@ def test_hidden_keys_are_united_and_leave_every_query_one():
 
 
 def test_hidden_keys_of_some_heads_layers_and_queries():
-    model, inputs = made("llama", "left")
+    model, inputs = kept("llama", "left")
     base = layers_of(model, inputs, ("attention",), HideKeys([]))
     some = layers_of(model, inputs, ("attention",), HideKeys([1], heads=[(0, 2), (0, -4)], skip_queries=[5]))
     one, usual = some[0].attention, base[0].attention
@@ -84,7 +84,7 @@ def test_hidden_keys_of_some_heads_layers_and_queries():
 
 @pytest.mark.parametrize("name", ["llama", "mistral", "gpt2", "bert", "gpt_oss", "t5"])
 def test_a_window_is_what_a_mask_by_hand_is(name):
-    model, inputs = made(name, "left")
+    model, inputs = kept(name, "left")
     layers = layers_of(model, inputs, ("scores",), LimitWindow(4, keep_first=2))
     base = layers_of(model, inputs, ("scores",), LimitWindow(64))
     query, key = torch.arange(37)[:, None], torch.arange(37)[None]
@@ -99,14 +99,14 @@ def test_a_window_is_what_a_mask_by_hand_is(name):
 
 def test_a_window_of_one_and_a_hidden_key():
     """The query sees itself alone, so that hiding itself must leave it that."""
-    model, inputs = made("llama", "none")
+    model, inputs = kept("llama", "none")
     for layer in layers_of(model, inputs, ("attention",), LimitWindow(1), HideKeys([5])):
         assert torch.equal(layer.attention, torch.eye(37).expand_as(layer.attention))
 
 
 @pytest.mark.parametrize("name", ["llama", "gpt2", "bert", "gpt_oss", "gemma2", "t5"])
 def test_a_read_is_taken_from_what_the_heads_hand_on(name):
-    model, inputs = made(name, "left")
+    model, inputs = kept(name, "left")
     sites = ("attention", "value", "head_output")
     heads = [1, 3]
     edited = layers_of(model, inputs, sites, SubtractRead([2], heads=heads, skip_queries=[2]))

@@ -15,7 +15,7 @@ from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import Recipe, build_model, checkpoint_steps, train
 from attnscope.engine.results import Results
 
-pytestmark = pytest.mark.usefixtures("unarranged")
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 TINY = Recipe(steps=6, layers=1, heads=2, width=16, inner_width=24, batch=4, seed=3)
 
@@ -178,14 +178,16 @@ ONE_STEP = Recipe(steps=1, layers=1, heads=2, width=16, inner_width=24, batch=4)
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, list[str]]:
-    """The run of the whole demo with two of its figures, and what it said."""
+    """The run of the whole demo with two of its figures and a section of its report, and what it said."""
     from attnscope.demo import run_demo
     from attnscope.studies.attention_sinks.figures import FIGURES
+    from attnscope.studies.attention_sinks.sections import SECTIONS
 
     few = {name: FIGURES[name] for name in ("sink_maps", "examples")}
     said: list[str] = []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", few)
+        patch.setattr("attnscope.studies.attention_sinks.sections.SECTIONS", SECTIONS[-1:])
         root = tmp_path_factory.mktemp("runs") / "demo"
         return run_demo(root, samples=2, recipe=ONE_STEP, progress=False, say=said.append), said
 
@@ -231,6 +233,7 @@ def test_a_finished_demo_keeps_its_tables(
 
     root = demo[0].path
     monkeypatch.setattr("attnscope.studies.attention_sinks.figures.FIGURES", {})
+    monkeypatch.setattr("attnscope.studies.attention_sinks.sections.SECTIONS", ())
     tables = {file.name: file.read_bytes() for file in (root / "tables").iterdir()}
     run_demo(root, samples=2, recipe=ONE_STEP, progress=False)
     assert {file.name: file.read_bytes() for file in (root / "tables").iterdir()} == tables

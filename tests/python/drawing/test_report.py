@@ -23,7 +23,7 @@ from attnscope.studies.attention_sinks.questions import questions
 from attnscope.studies.attention_sinks.sections import SECTIONS
 from attnscope.studies.attention_sinks.small_tables import emergence, fisher, frames
 
-pytestmark = pytest.mark.usefixtures("unarranged")
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 #: Averages of controls of a run without any.
 NONE = pd.DataFrame()

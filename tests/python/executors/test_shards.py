@@ -33,16 +33,36 @@ def done(made, of, numbers=None, **options):
     for _ in range(rounds(plan)):
         for number in numbers or range(of, 0, -1):
             last = run_shard(made, Shard(number, of), progress=False, say=lambda text: None, **options)
+    assert numbers is not None or last.left == 0
     return last
 
 
-@pytest.mark.parametrize("of", [1, 2, 3, 5, 40])
+@pytest.fixture(scope="module")
+def finished(inputs, tmp_path_factory):
+    """Finished shards of the study, done once for each number of them."""
+    made = {}
+
+    def of(number):
+        if number not in made:
+            made[number] = done(settings(STUDY, inputs, tmp_path_factory.mktemp("runs")), number).run
+        return made[number]
+
+    return of
+
+
+@pytest.fixture
+def copied(finished, tmp_path):
+    """A copy of finished shards, in the folder `runs/a`."""
+    return lambda number: shutil.copytree(finished(number), tmp_path / "runs/a")
+
+
 @pytest.mark.parametrize("name", NAMES)
-def test_every_unit_is_in_one_share(inputs, tmp_path, name, of):
+def test_every_unit_is_in_one_share(inputs, tmp_path, name):
     plan = make_plan(settings(name, inputs, tmp_path))
-    found = shares(plan, of)
-    assert len(found) == of
-    assert sorted(unit for one in found for unit in one) == sorted(unit.id for unit in plan.units)
+    for of in (1, 2, 3, 5, 40):
+        found = shares(plan, of)
+        assert len(found) == of
+        assert sorted(unit for one in found for unit in one) == sorted(unit.id for unit in plan.units), of
 
 
 def test_a_share_holds_whole_checkpoints_where_it_can_and_divides_long_ones(inputs, tmp_path):
@@ -69,19 +89,17 @@ def test_units_that_read_each_other_stay_together(inputs, tmp_path):
             assert {one.id for one in plan.reads(unit)} <= share
 
 
-def test_shards_gather_into_the_tables_of_one_process(inputs, whole, tmp_path):
-    made = settings(STUDY, inputs, tmp_path / "runs")
-    last = done(made, 3)
-    assert last.left == 0
-    assert [part.name for part in parts_of([last.run])] == ["1-of-3", "2-of-3", "3-of-3"]
-    results = gather([last.run], progress=False)
+def test_shards_gather_into_the_tables_of_one_process(copied, whole):
+    run_folder = copied(3)
+    assert [part.name for part in parts_of([run_folder])] == ["1-of-3", "2-of-3", "3-of-3"]
+    results = gather([run_folder], progress=False)
     assert table_bytes(results.path) == table_bytes(whole(STUDY))
     facts = results.provenance
     assert facts["state"] == "finished"
     assert facts["machines"][socket.gethostname()]["units"] == facts["units"]["planned"]
     for unit in (results.path / "units").glob("0*"):
         assert json.loads((unit / "unit.json").read_text("utf-8"))["machine"] == socket.gethostname()
-    again = gather([last.run], progress=False)
+    again = gather([run_folder], progress=False)
     assert again.provenance["units"]["done_by_this_process"] == 0
 
 
@@ -131,9 +149,10 @@ def test_a_shard_that_is_none(text):
         Shard.parse(text)
 
 
-def test_missing_units_are_named_and_those_there_are_kept(inputs, whole, tmp_path):
+def test_missing_units_are_named_and_those_there_are_kept(inputs, copied, whole, tmp_path):
     made = settings(STUDY, inputs, tmp_path / "runs")
-    done(made, 3, numbers=[1, 3])
+    copied(3)
+    shutil.rmtree(tmp_path / "runs/a/parts/2-of-3")
     with pytest.raises(
         ResultsError, match=r"5 of 19 units are in no shard: 000008-.* \(growing step10\);.*attnscope resume "
     ):
@@ -153,13 +172,13 @@ def test_a_damaged_unit_of_a_shard_counts_as_missing(inputs, tmp_path, said):
     assert any("is damaged: its unit counts as missing" in one for one in said)
 
 
-def test_a_unit_in_two_shards_is_refused(inputs, tmp_path):
-    last = done(settings(STUDY, inputs, tmp_path / "runs"), 2)
-    first, second = parts_of([last.run])
+def test_a_unit_in_two_shards_is_refused(copied):
+    run_folder = copied(2)
+    first, second = parts_of([run_folder])
     unit = sorted((first / "units").iterdir())[0]
     shutil.copytree(unit, second / "units" / unit.name)
     with pytest.raises(ConfigError, match=rf"unit {unit.name} \(growing step0\) is in two shards"):
-        gather([last.run], progress=False)
+        gather([run_folder], progress=False)
 
 
 @pytest.mark.slow
@@ -190,14 +209,14 @@ def test_shards_of_different_studies_and_plans_are_refused(inputs, tmp_path):
     ],
 )
 def test_a_shard_of_another_version_or_instruction_set_is_refused_by_name(
-    inputs, tmp_path, key, value, words
+    inputs, copied, tmp_path, key, value, words
 ):
-    last = done(settings(STUDY, inputs, tmp_path / "runs"), 1)
-    file = last.folder / "provenance.json"
+    run_folder = copied(1)
+    file = run_folder / "parts/1-of-1/provenance.json"
     facts = json.loads(file.read_text("utf-8"))
     file.write_text(json.dumps({**facts, key: value}), "utf-8")
     with pytest.raises(ConfigError, match=rf"1-of-1: {words}.*numbers of both"):
-        gather([last.run], progress=False)
+        gather([run_folder], progress=False)
     with pytest.raises(ConfigError, match=words):
         run_shard(settings(STUDY, inputs, tmp_path / "runs"), "1/1", progress=False)
 
@@ -232,17 +251,18 @@ def test_the_bar_of_a_shard_counts_what_all_have_stored(inputs, tmp_path):
     assert [pair for pair in seen if pair[1] == 9] == [(4, 9), (5, 9), (6, 9)]
 
 
-def test_one_writer_for_a_shard_and_none_while_it_is_gathered(inputs, tmp_path):
+def test_one_writer_for_a_shard_and_none_while_it_is_gathered(inputs, copied, tmp_path):
     made = settings(STUDY, inputs, tmp_path / "runs")
-    last = done(made, 1)
+    run_folder = copied(1)
+    part = run_folder / "parts/1-of-1"
     by = f"in use by process {os.getpid()} on {socket.gethostname()}"
-    with FolderLock(last.folder):
+    with FolderLock(part):
         with pytest.raises(FolderLocked, match=by):
             run_shard(made, "1/1", progress=False)
         with pytest.raises(FolderLocked, match=by):
-            gather([last.run], progress=False)
-    with FolderLock(last.run), pytest.raises(FolderLocked, match=by):
-        gather([last.run], progress=False)
+            gather([run_folder], progress=False)
+    with FolderLock(run_folder), pytest.raises(FolderLocked, match=by):
+        gather([run_folder], progress=False)
 
 
 def test_a_disk_without_locks_is_refused(tmp_path, monkeypatch):

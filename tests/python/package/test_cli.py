@@ -16,7 +16,7 @@ from attnscope.commands import cli
 from attnscope.metrics.discovery import found
 from folders import model_folder, sentences, series
 
-pytestmark = pytest.mark.usefixtures("unarranged")
+pytestmark = pytest.mark.usefixtures("unarranged", "unpictured")
 
 COMMANDS = [command.name or command.callback.__name__ for command in cli.app.registered_commands]
 
@@ -53,7 +53,11 @@ def test_help_names_the_exit_codes(call):
     assert "--install-completion" in out
 
 
-def test_a_run_its_tables_and_json(call, inputs, tmp_path):
+def test_a_run_its_tables_and_json(call, inputs, tmp_path, monkeypatch):
+    from attnscope.studies.attention_sinks import figures
+
+    few = {name: figures.FIGURES[name] for name in ("depth", "emergence")}
+    monkeypatch.setattr(figures, "FIGURES", few)
     model, texts = inputs
     arguments = ("--model", model, "--texts", texts, "--samples", 3, "--block", 2, "--output", tmp_path)
     code, out, err = call("run", *arguments, "--set", "metrics=[fiedler_value]", "--json")

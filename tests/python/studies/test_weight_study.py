@@ -20,6 +20,8 @@ from attnscope.studies.pretraining_writes.figures import FIGURES
 from attnscope.studies.pretraining_writes.sections import SECTIONS, findings
 from weight_models import tiny
 
+pytestmark = pytest.mark.usefixtures("unarranged")
+
 FAST = {"random_weights": 2, "rank_one": {"texts": 3, "directions": 2}}
 #: The fewest things that a pair is measured by.
 BARE = {"nulls": [], "rank_one": False, "gradients": False, "curve": 0}
@@ -192,8 +194,9 @@ def test_the_report_says_the_claims_first(made, drawn):
 def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
     from attnscope.engine.disk import store
 
-    settings = study(home, tmp_path / "killed", "base", "tuned", options=BARE)
-    made = run(study(home, tmp_path / "whole", "base", "tuned", options=BARE), say=lambda text: None)
+    options = {**BARE, "roles": ["q", "down"]}
+    settings = study(home, tmp_path / "killed", "base", "tuned", options=options)
+    made = run(study(home, tmp_path / "whole", "base", "tuned", options=options), say=lambda text: None)
     written = store.Store.write
     done = []
 
@@ -220,23 +223,19 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
     for step in (2, 10):
         trained(tmp_path / "growing" / f"step{step}", rows, step)
     shutil.copy(home / "texts.jsonl", tmp_path)
-    options = {"nulls": [], "rank_one": False, "gradients": False}
+    options = {**BARE, "roles": ["o", "down"]}
     found = run(study(tmp_path, tmp_path / "r", "growing", options=options), say=lambda text: None)
     deltas = found.table("deltas")
-    assert sorted(set(zip(deltas["step"], deltas["reference"], strict=True))) == [
-        (2, "growing step0"),
-        (10, "growing step0"),
-    ]
+    references = set(zip(deltas["step"], deltas["reference"], strict=True))
+    assert references == {(2, "growing step0"), (10, "growing step0")}
     assert FIGURES["trajectory"](found).caption
     claims = found.table("claims").set_index(["step", "claim"])
     assert claims.loc[(10, "C7"), "verdict"] in ("supported", "contradicted")
-    options |= {"base": "previous", "roles": ["q"], "curve": 0}
+    options |= {"base": "previous"}
     other = study(tmp_path, tmp_path / "p", "growing", options=options)
     found = run(other, say=lambda text: None).table("deltas")
-    assert set(zip(found["step"], found["reference"], strict=True)) == {
-        (2, "growing step0"),
-        (10, "growing step2"),
-    }
+    references = set(zip(found["step"], found["reference"], strict=True))
+    assert references == {(2, "growing step0"), (10, "growing step2")}
 
 
 def test_an_adapter_is_compared_without_its_product(home, tmp_path):
@@ -268,7 +267,7 @@ def test_a_pair_below_the_rounding_floor_enters_no_claim(home, tmp_path):
     shutil.copy(home / "texts.jsonl", tmp_path)
     tiny("llama", num_hidden_layers=3).to(torch.bfloat16).save_pretrained(tmp_path / "base")
     trained(tmp_path / "tuned", rows, 1, 1e-3, torch.bfloat16)
-    options = {"nulls": [], "rank_one": False}
+    options = {"nulls": [], "rank_one": False, "curve": 0}
     said = []
     made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
     assert made.table("deltas")["below_floor"].any()
@@ -288,8 +287,8 @@ def test_arms_are_compared_over_training_runs(home, tmp_path):
             names.append(f"{arm}-{seed}")
             trained(tmp_path / names[-1], rows[seed:], 2, rate)
             arms[names[-1]] = arm
-    options = {"nulls": [], "rank_one": False, "gradients": False, "arms": arms, "curve": 0}
-    made = run(study(tmp_path, tmp_path / "r", "base", *names, options=options), say=lambda text: None)
+    own = study(tmp_path, tmp_path / "r", "base", *names, layers=[0], options={**BARE, "arms": arms})
+    made = run(own, say=lambda text: None)
     claims = of(made, "claims", "all arms").set_index("claim")
     for claim in ("C1b", "C2b", "C4", "C5"):
         assert claims.loc[claim, "verdict"] in ("supported", "contradicted", "undecided"), claim
@@ -316,7 +315,8 @@ def test_one_matrix_that_is_not_finite_is_named_and_the_others_go_on(home, tmp_p
 
     broken(home, tmp_path, change)
     said = []
-    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=BARE), say=said.append)
+    options = {**BARE, "roles": ["q", "up"]}
+    made = run(study(tmp_path, tmp_path / "r", "base", "odd", options=options), say=said.append)
     assert any("layer 1 up" in note for note in said)
     row = of(made, "deltas", "odd", layer=1, role="up").iloc[0]
     assert math.isnan(row["delta_energy"])
