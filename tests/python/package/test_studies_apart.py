@@ -17,9 +17,6 @@ PACKAGE = Path(__file__).resolve().parents[3] / "python" / "attnscope"
 STUDIES = sorted(one.parent.name for one in (PACKAGE / "studies").glob("*/study.py"))
 #: What is run where the study of the name is absent: a study that is there.
 RUN, INSTEAD = "wavelet_heads", "attention_sinks"
-#: The study that is taken away among the quick tests too; the others are taken away among the slow ones.
-QUICK = "pretraining_writes"
-TAKEN_AWAY = [name if name == QUICK else pytest.param(name, marks=pytest.mark.slow) for name in STUDIES]
 #: A demo stands above the studies and is of one; the package of studies says which is meant without a name.
 ABOVE = {"demo", "studies/__init__.py"}
 
@@ -61,7 +58,8 @@ def study_of(configs, config):
     return keys["study"] if "study" in keys else study_of(configs, keys["extends"])
 
 
-@pytest.mark.parametrize("name", TAKEN_AWAY)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", STUDIES)
 def test_without_a_study_everything_else_is_as_it_was(name, ask, whole):
     run = INSTEAD if name == RUN else RUN
     found = ask(name, [run])

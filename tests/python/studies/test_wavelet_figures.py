@@ -27,6 +27,7 @@ def results(tmp_path_factory):
     return run(study, say=lambda text: None)
 
 
+@pytest.mark.usefixtures("unarranged")
 def test_the_study_brings_its_own_figures(results):
     assert set(figures_of(results)) == set(figures.FIGURES)
     assert set(draw(results)) == set(figures.FIGURES)

@@ -171,6 +171,7 @@ def test_entropies_over_temperatures_are_those_of_a_slow_loop(results, model):
     np.testing.assert_allclose(own[columns].to_numpy(dtype=float), np.mean(found, axis=0), rtol=1e-5)
 
 
+@pytest.mark.usefixtures("unarranged", "unpictured")
 def test_the_q_sentence_stands_beside_the_numbers(results):
     text = results.report().read_text("utf-8")
     assert text.index("cannot be q-values") < text.index("T_precursor-leakage")
