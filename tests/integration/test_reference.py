@@ -37,6 +37,8 @@ TESTS = ("layer_tests", "null_tests")
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
 #: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
 OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
+#: How columns begin that the published protocol makes of logarithms, which are taken several at a time.
+OF_LOGARITHMS = ("head_divergence", "entropy", "kl_reduction")
 #: Columns of the exact protocol whose rule is another one: the sinks that are counted, taken out or taken as
 #: reference are those of the test, because by frequency sharp heads have sinks that receive nothing.
 BY_TEST = (
@@ -167,14 +169,18 @@ def test_every_stored_number_is_there(both):
                 np.testing.assert_allclose(
                     numbers(a), numbers(b), atol=DRAWN[column], err_msg=f"{name}.{column}"
                 )
-            elif name in TESTS:
-                np.testing.assert_allclose(numbers(a), numbers(b), rtol=1e-6, atol=1e-9)
-            elif same_machine and name in MEASURED and column not in OF_LAPACK:
-                np.testing.assert_array_equal(numbers(a), numbers(b), err_msg=f"{name}.{column}")
             else:
-                np.testing.assert_allclose(
-                    numbers(a), numbers(b), rtol=1e-12, atol=1e-12, err_msg=f"{name}.{column}"
-                )
+                x, y, where = numbers(a), numbers(b), f"{name}.{column}"
+                metrics = here.get("metric", pd.Series("", index=here.index)).astype(str)
+                protocols = here.get("protocol", pd.Series("", index=here.index))
+                # p-values of differences that nearly vanish
+                tests = (metrics + column).str.contains("p_value").to_numpy() | (name in TESTS)
+                bits = ~tests & (same_machine and name in MEASURED and column not in OF_LAPACK)
+                bits &= ~((protocols == "ruscio2025") & column.startswith(OF_LOGARITHMS)).to_numpy(dtype=bool)
+                near = ~tests & ~bits
+                np.testing.assert_allclose(x[tests], y[tests], rtol=1e-6, atol=1e-9, err_msg=where)
+                np.testing.assert_array_equal(x[bits], y[bits], err_msg=where)
+                np.testing.assert_allclose(x[near], y[near], rtol=1e-12, atol=1e-12, err_msg=where)
 
 
 def test_no_row_of_a_head_mean_or_a_control_stands_among_the_heads(both):
