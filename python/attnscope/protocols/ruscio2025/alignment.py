@@ -110,9 +110,10 @@ def pca_correlation(attention: torch.Tensor, hidden: torch.Tensor) -> PcaCorrela
     maps, checked = head_mean(name, attention)
     # Not expanded to the maps: heads share their layer's states, whose components are found once.
     states = hidden_states(name, hidden, checked)
-    bad = non_finite(maps, states)
+    wrong = [non_finite(one) for one in (maps, states)]
+    bad = wrong[0] | wrong[1]
     count = min(COMPONENTS, checked.n, states.shape[-1])
-    a, b = (_scores(zeroed(one, non_finite(one)), count) for one in (maps, states))
+    a, b = (_scores(zeroed(*one), count) for one in zip((maps, states), wrong, strict=True))
     used = (a.std(-2, correction=0) > 1e-8) & (b.std(-2, correction=0) > 1e-8)
     norms = a.norm(dim=-2) * b.norm(dim=-2)
     r = torch.where(used, (a * b).sum(-2) / torch.where(used, norms, 1.0), 0.0)

@@ -135,13 +135,13 @@ def _removals(
     whole = modes == (True,) and n > SPEED_ROWS
     rows = torch.linspace(0, n - 1, min(n, SPEED_ROWS), dtype=torch.float64).long()
     shown = maps[..., rows, :] if whole else maps
-    negated = plogp(shown)
-    before = _divergence(shown, negated)
+    plogps = plogp(shown)
+    before = _divergence(shown, plogps)
     layers = _checks.Attention(checked.tensor[..., 0, :, :], None)
     results: dict[tuple[float, bool], SinkRemoval] = {}
     for percentile in percentiles:
         sinks = sink_tokens(mean, rule="kl", percentile=percentile) & ~bad.unsqueeze(-1)
-        after = _divergence_without(shown, negated, sinks)
+        after = _divergence_without(shown, plogps, sinks)
         for speed in modes:
             looked_at = mass[..., :SPEED_HEADS, :] if speed else mass
             on_sinks, total = torch.where(sinks.unsqueeze(-2), looked_at, 0.0).sum(-1), looked_at.sum(-1)
@@ -160,7 +160,7 @@ def _removals(
     return results
 
 
-def _divergence_without(maps: torch.Tensor, negated: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
+def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.Tensor) -> torch.Tensor:
     """`_divergence` once the sink columns are zeroed and rows rescaled, from the entries p and their p log p.
 
     A row that this empties is uniform over all other keys; where there is no other key it is NaN, as the
@@ -176,7 +176,7 @@ def _divergence_without(maps: torch.Tensor, negated: torch.Tensor, sinks: torch.
         (maps / divisor.unsqueeze(-1)).mean(-3) + empty.double().mean(-2).unsqueeze(-1) / left.unsqueeze(-1)
     ) * kept
     logs = torch.where(mean == 0, 0.0, mean.log())
-    own = (negated @ over_kept).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
+    own = (plogps @ over_kept).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
     rescaled = own - (maps * logs.unsqueeze(-3)).sum(-1) / divisor
     uniform = -left.log() - logs.sum(-1) / left
     return torch.where(empty, uniform.unsqueeze(-2), rescaled)
@@ -240,10 +240,10 @@ def _normalised(maps: torch.Tensor) -> torch.Tensor:
     return torch.where(there, maps / torch.where(there, mass, 1.0), 1.0 / maps.shape[-1])
 
 
-def _divergence(maps: torch.Tensor, negated: torch.Tensor) -> torch.Tensor:
+def _divergence(maps: torch.Tensor, plogps: torch.Tensor) -> torch.Tensor:
     """KL of every row from the mean over heads, [..., h, rows], from the entries p and their p log p."""
     mean = maps.mean(-3, keepdim=True)
-    return negated.sum(-1) - (maps * torch.where(mean == 0, 0.0, mean.log())).sum(-1)
+    return plogps.sum(-1) - (maps * torch.where(mean == 0, 0.0, mean.log())).sum(-1)
 
 
 def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:

@@ -77,9 +77,11 @@ def random_reduction(
     """
     controls, there = matched_keys(keys.cpu(), lengths, seeds)
     sizes = torch.as_tensor(list(lengths))
-    each = heads.expand(len(controls), *heads.shape)
-    found = sink_removal(each, controls, keep_attention=False, lengths=sizes, **options).kl_reduction
-    return torch.where(there, found.mean(0), torch.nan).numpy()
+    found = [
+        sink_removal(heads, control, keep_attention=False, lengths=sizes, **options).kl_reduction
+        for control in controls
+    ]
+    return torch.where(there, torch.stack(found).mean(0), torch.nan).numpy()
 
 
 def random_reductions(

@@ -279,7 +279,6 @@ def test_the_noise_of_a_cell_stands_on_the_bar_of_the_split(whole):
     assert [line.get_ydata()[0] for line in bar.lines] == pytest.approx([-noise, noise])
 
 
-@pytest.mark.usefixtures("unarranged")
 @pytest.mark.usefixtures("unarranged", "unpictured")
 def test_the_report_says_what_is_there_and_what_is_not(whole):
     from attnscope.studies.absolute_position.sections import findings
