@@ -135,7 +135,7 @@ def test_windows_without_two_keys_beside_the_first_are_refused(folder, texts, tm
 
 
 @pytest.mark.usefixtures("unarranged", "unpictured")
-@pytest.mark.parametrize("n", [6, 9])
+@pytest.mark.parametrize("n", [6, pytest.param(9, marks=pytest.mark.slow)])
 def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
     """Six tokens have one early query with two keys beside the first; of nine the last is not used."""
     options = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": [], "leakage": False, "bands": 0}

@@ -80,7 +80,7 @@ def test_a_tokenizer_that_sets_no_bos_reads_one_that_is_added(texts, tmp_path):
     assert prints["bos_added"].min() > 1 - 1e-9 > prints["base"].max()
 
 
-@pytest.mark.parametrize("bad", [np.nan, np.inf])
+@pytest.mark.parametrize("bad", [np.nan, pytest.param(np.inf, marks=pytest.mark.slow)])
 def test_a_map_that_is_not_finite_is_left_out_and_counted(folder, texts, tmp_path, monkeypatch, bad):
     """One head of one text; the others are as they were."""
     from attnscope.studies.absolute_position import study, sums
