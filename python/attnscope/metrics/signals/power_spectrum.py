@@ -11,7 +11,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 _FIELDS = 7
@@ -128,22 +128,10 @@ def power_spectrum(
 _ENTROPY = math.log2(3) - 2 / 3
 
 
-def _of_spectrum(
-    name: str, field: str, label: str, meaning: str, expected: float, *, symbol: str = "", high: Bound = 1
-) -> Quantity:
-    return Quantity(
-        name,
-        "power_spectrum",
-        label,
-        meaning,
-        Known(expected, full(32), entry=(0,)),
-        symbol=symbol,
-        low=0,
-        high=high,
-        read=field_of(field),
-        axes=("query",),
-        axis_when=BY_ROW,
-    )
+def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    more = {"low": 0, "high": 1, "read": field_of(field), "axes": ("query",), "axis_when": BY_ROW, **more}
+    known = Known(expected, full(32), entry=(0,) * len(more["axes"]))
+    return Quantity(name, "power_spectrum", label, meaning, known, **more)
 
 
 QUANTITIES = (
@@ -180,16 +168,12 @@ QUANTITIES = (
         symbol="$H_s$",
         high=None,
     ),
-    Quantity(
+    _of_spectrum(
         "power_share",
-        "power_spectrum",
+        "bands",
         "share of power",
         "Share of the power in a band of frequencies.",
-        Known(2 / 3, full(32), entry=(0, 0)),
-        low=0,
-        high=1,
-        read=field_of("bands"),
+        2 / 3,
         axes=("query", "frequency"),
-        axis_when=BY_ROW,
     ),
 )

@@ -13,7 +13,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
@@ -113,23 +113,10 @@ def _of_signal(
     label: str,
     meaning: str,
     known: Known,
-    *,
-    symbol: str = "",
-    high: Bound = None,
+    **more: Any,
 ) -> Quantity:
-    return Quantity(
-        name,
-        "spectral_uncertainty",
-        label,
-        meaning,
-        known,
-        symbol=symbol,
-        low=0,
-        high=high,
-        read=read,
-        axes=("query",),
-        axis_when=BY_ROW,
-    )
+    more |= {"low": 0, "read": read, "axes": ("query",), "axis_when": BY_ROW}
+    return Quantity(name, "spectral_uncertainty", label, meaning, known, **more)
 
 
 _ONE_KEY = Known(0.0, identity(32), entry=(0,), options={"support": "full"})

@@ -13,7 +13,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import detail, full, star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
@@ -279,23 +279,12 @@ def _of_transform(
     label: str,
     meaning: str,
     expected: float | tuple[float, ...],
-    *,
-    high: Bound = None,
-    scales: bool = False,
+    **more: Any,
 ) -> Quantity:
     """A field, with its value for a constant signal, all of whose energy is in the approximation."""
-    return Quantity(
-        name,
-        "wavelet_transform",
-        label,
-        meaning,
-        Known(expected, full(32), entry=(0,)),
-        low=0,
-        high=high,
-        read=field_of(field),
-        axes=("query", "scale") if scales else ("query",),
-        axis_when=BY_ROW,
-    )
+    axes = ("query", "scale") if isinstance(expected, tuple) else ("query",)
+    more |= {"low": 0, "read": field_of(field), "axes": axes, "axis_when": BY_ROW}
+    return Quantity(name, "wavelet_transform", label, meaning, Known(expected, full(32), entry=(0,)), **more)
 
 
 ENERGY = _of_transform(
@@ -305,7 +294,6 @@ ENERGY = _of_transform(
     "Share of the energy at scale {scale}.",
     (1.0, 0.0, 0.0, 0.0),
     high=1,
-    scales=True,
 )
 # four equal coefficients of the approximation: 2 bits
 POSITION_ENTROPY = _of_transform(
@@ -314,7 +302,6 @@ POSITION_ENTROPY = _of_transform(
     "entropy within scale {scale}",
     "Entropy in bits of the coefficients' energies at scale {scale}.",
     (2.0, 0.0, 0.0, 0.0),
-    scales=True,
 )
 
 QUANTITIES = (

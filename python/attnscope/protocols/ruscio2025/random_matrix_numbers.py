@@ -7,26 +7,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from attnscope.metrics._closed_forms import causal, identity, star
 from attnscope.metrics.quantity import Known, field_of
 from attnscope.protocols.ruscio2025._maps import declared
 from attnscope.protocols.ruscio2025.random_matrix import (
     ASPECT,
     BINS,
-    Bulk,
     sink_concentration,
     spectral_numbers,
 )
 
 
-def _reading(name: str) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+def _reading(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda numbers: numbers[name]
-
-
-def _bulk_among(numbers: dict[str, torch.Tensor]) -> Bulk:
-    return Bulk(*(numbers[f"bulk_{field}"] for field in Bulk._fields))
 
 
 SOURCES = (spectral_numbers, sink_concentration)
@@ -38,9 +31,9 @@ DERIVED: dict[str, tuple[str, Callable[..., Any]]] = {
         "spectral_ratio",
         "spectral_norm",
         "marchenko_pastur_deviation",
+        "bulk",
     )
 }
-DERIVED["bulk"] = ("spectral_numbers", _bulk_among)
 
 
 def _harmonic(n: int, power: int) -> float:
