@@ -105,7 +105,7 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
     )  # fmt: skip
@@ -116,10 +116,8 @@ def power_spectrum(
     bands = _checks.whole(name, "bands", bands)
     if bands < 0:
         raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
-    result, non_finite = _core.power_spectrum(
-        **given.arguments, hann=window == "hann", padding=padding, bands=bands
-    )
-    result = _checks.finished(name, given.checked, result, non_finite)
+    result, non_finite = _core.power_spectrum(**given, hann=window == "hann", padding=padding, bands=bands)
+    result = _checks.finished(name, checked, result, non_finite)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
 

@@ -96,14 +96,14 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend="none", min_keys=min_keys,
     )  # fmt: skip
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
-    arguments = {key: value for key, value in given.arguments.items() if key != "detrend"}
-    result, non_finite = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
-    result = _checks.finished(name, given.checked, result, non_finite)
+    del given["detrend"]  # which amplitudes do not have
+    result, non_finite = _core.spectral_uncertainty(**given, root=amplitude == "root")
+    result = _checks.finished(name, checked, result, non_finite)
     return SpectralUncertainty(*result.unbind(-1))
 
 

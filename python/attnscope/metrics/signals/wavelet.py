@@ -98,25 +98,26 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
     )  # fmt: skip
-    most = int(_core.wavelet_levels(given.min_keys))
+    shortest = given["min_keys"]
+    most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
-        raise ValueError(f"{name}: signals of min_keys = {given.min_keys} carry no level; 6 is the least")
+        raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
     levels = None if levels is None else _checks.whole(name, "levels", levels)
     if levels is not None and not 1 <= levels <= most:
         raise ValueError(
-            f"{name}: levels must lie between 1 and {most}, which min_keys = {given.min_keys} allows, "
+            f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, "
             f"got {levels!r}"
         )
     resample = _checks.whole(name, "resample", resample)
     if resample < 0:
         raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
     depth = most if levels is None else levels
-    result, profile, non_finite = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
-    result = _checks.finished(name, given.checked, result, non_finite)
+    result, profile, non_finite = _core.wavelet_transform(**given, levels=depth, resample=resample)
+    result = _checks.finished(name, checked, result, non_finite)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
@@ -246,21 +247,21 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
         choices=("last", "mean", "offset"),
     )  # fmt: skip
     if scales is None:
-        scales = 2.0 * (max(given.checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
+        scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
     omega = _checks.real(name, "omega", omega)
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, non_finite = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
-    return _checks.finished(name, given.checked, result, non_finite)  # type: ignore[no-any-return]
+    result, non_finite = _core.morlet_scalogram(**given, scales=wanted, omega=omega)
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 #: What the scales are called that signals of 32 keys have.

@@ -218,13 +218,8 @@ def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> t
         entropy: of every query.
         magnitude: of every token.
     """
-    try:
-        magnitude = magnitude.expand(entropy.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"ruscio2025.entropy_magnitude_correlation: states of shape {tuple(magnitude.shape)} + [d] "
-            f"do not broadcast to {tuple(entropy.shape)}"
-        ) from None
+    what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(what, magnitude, entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
