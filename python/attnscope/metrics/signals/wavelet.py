@@ -336,8 +336,7 @@ QUANTITIES = (
         "evidence.",
         0.0,
     ),
-    Quantity(
-        "scale_sensitivity",
+    Quantity.of(
         "scale_sensitivity",
         "scale sensitivity",
         "1 − cosine between the wavelet energies of a text and of its beginning.",
@@ -347,8 +346,7 @@ QUANTITIES = (
         options={"prefix": Site("prefix")},
         needs=("attention", "prefix"),
     ),
-    Quantity(
-        "morlet_scalogram",
+    Quantity.of(
         "morlet_scalogram",
         "Morlet power",
         "Power of attention along the keys at a scale and place.",

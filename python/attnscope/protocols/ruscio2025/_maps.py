@@ -16,6 +16,8 @@ PROTOCOL = "ruscio2025."
 
 #: A quantity of the protocol.
 declared = functools.partial(Quantity, protocol="ruscio2025")
+#: One that is called like its metric.
+named = functools.partial(Quantity.of, protocol="ruscio2025")
 
 
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:

@@ -15,7 +15,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.states.alignment import pearson
 from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, non_finite, zeroed
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, named, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -321,8 +321,7 @@ QUANTITIES = (
             ("pca_correlation_absolute", "PCA correlation, size", "absolute", 0),
         )
     ),
-    declared(
-        "entropy_magnitude_correlation",
+    named(
         "entropy_magnitude_correlation",
         "entropy with change",
         "Correlation over tokens of a row's entropy with how far the block moves the token.",

@@ -13,7 +13,7 @@ from attnscope import _checks
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite, plogp, zeroed
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, named, non_finite, plogp, zeroed
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -310,16 +310,14 @@ def _sinks_from(percentile: int) -> Iterator[Quantity]:
 
 
 QUANTITIES = (
-    declared(
-        "head_divergence",
+    named(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
         Known(math.log(2) / 2, two_heads()),
         low=0,
     ),
-    declared(
-        "head_divergence",
+    named(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over heads and queries of that divergence.",

@@ -9,7 +9,7 @@ from typing import Any
 
 from attnscope.metrics._closed_forms import causal, identity, star
 from attnscope.metrics.quantity import Known, field_of
-from attnscope.protocols.ruscio2025._maps import declared
+from attnscope.protocols.ruscio2025._maps import declared, named
 from attnscope.protocols.ruscio2025.random_matrix import (
     ASPECT,
     BINS,
@@ -53,8 +53,7 @@ _BELOW = (1 / 2, 1 / 3, 1 / 4)
 _MEAN = sum(_BELOW) / 3
 
 QUANTITIES = (
-    declared(
-        "participation_ratio",
+    named(
         "participation_ratio",
         "participation ratio",
         "(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
@@ -63,8 +62,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    declared(
-        "stable_rank",
+    named(
         "stable_rank",
         "stable rank",
         "Squared Frobenius norm over squared spectral norm.",
@@ -72,8 +70,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    declared(
-        "spectral_ratio",
+    named(
         "spectral_ratio",
         "eigenvalue ratio",
         "First over second |eigenvalue|.",
@@ -81,8 +78,7 @@ QUANTITIES = (
         kind="ratio",
         low=1,
     ),
-    declared(
-        "spectral_norm",
+    named(
         "spectral_norm",
         "spectral norm",
         "Largest singular value.",
@@ -90,8 +86,7 @@ QUANTITIES = (
         symbol=r"$\sigma_1$",
         low=0,
     ),
-    declared(
-        "marchenko_pastur_deviation",
+    named(
         "marchenko_pastur_deviation",
         "KL from Marchenko-Pastur",
         "KL of the histogram of the ten largest |eigenvalues| from a Marchenko-Pastur density.",
@@ -125,8 +120,7 @@ QUANTITIES = (
         low=0,
         read=field_of("std"),
     ),
-    declared(
-        "sink_concentration",
+    named(
         "sink_concentration",
         "mass of the top columns",
         "Share of mass on columns whose sum reaches the 90th percentile of column sums.",
