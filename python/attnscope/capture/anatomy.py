@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -138,15 +138,11 @@ class Trace:
         def leave(name: str, *_: Any) -> None:
             self.events.append(("exit", name))
 
-        handles: list[Any] = []
-        try:
+        with ExitStack() as hooks:
             for name, module in modules.items():
-                handles.append(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
-                handles.append(module.register_forward_hook(partial(leave, name), prepend=True))
+                hooks.enter_context(module.register_forward_pre_hook(partial(enter, name), with_kwargs=True))
+                hooks.enter_context(module.register_forward_hook(partial(leave, name), prepend=True))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def softmaxes(self) -> TorchDispatchMode:
         """A mode that logs every softmax, for models whose attention does not say when it runs."""

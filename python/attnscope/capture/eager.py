@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
@@ -25,7 +25,6 @@ def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = Fals
     With ``discover`` every module with children is watched and ``weights`` is filled; the innermost module
     that returns weights is the attention. Without it, only the modules in ``weights`` are.
     """
-    handles = []
 
     def hook(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], output: Any) -> Any:
         if LIVE.get() is not recorder or not isinstance(output, tuple | list):
@@ -47,16 +46,13 @@ def taking(recorder: Recorder, weights: dict[str, int], *, discover: bool = Fals
         if LIVE.get() is recorder:
             recorder.pulse()
 
-    try:
+    with ExitStack() as hooks:
         for name, module in recorder.modules.items():
             if name in weights and not discover:
-                handles.append(module.register_forward_pre_hook(ahead))
+                hooks.enter_context(module.register_forward_pre_hook(ahead))
             if name in weights or (discover and name and any(True for _ in module.children())):
-                handles.append(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
+                hooks.enter_context(module.register_forward_hook(hook, with_kwargs=True, prepend=True))
         yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def _mask_argument(module: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Tensor | None:

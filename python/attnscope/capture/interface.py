@@ -7,8 +7,8 @@ own code works in float32; computed tile by tile straight into the captured laye
 
 from __future__ import annotations
 
+import functools
 import sys
-import threading
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
@@ -53,25 +53,19 @@ INERT = frozenset(
     }
 )
 TILE_ELEMENTS = 1 << 22
-_registration = threading.Lock()
-_registered = False
 
 
+@functools.cache
 def register() -> None:
     """Enters both functions in transformers' tables, once per process.
 
     They stay there: a deep copy of a model taken during a run keeps the name, and an unknown name is an
     error. The mask function matters most: under a name without one, transformers passes no mask at all.
     """
-    global _registered
-    with _registration:
-        if _registered:
-            return
-        from transformers import AttentionInterface, AttentionMaskInterface
+    from transformers import AttentionInterface, AttentionMaskInterface
 
-        AttentionInterface.register(NAME, attention_function)
-        AttentionMaskInterface.register(NAME, mask_function)
-        _registered = True
+    AttentionInterface.register(NAME, attention_function)
+    AttentionMaskInterface.register(NAME, mask_function)
 
 
 def mask_function(*args: Any, **kwargs: Any) -> Tensor | None:

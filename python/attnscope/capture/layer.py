@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any
 
 import torch
@@ -25,6 +26,7 @@ class End:
     """Goes when its layer goes."""
 
 
+@dataclass(eq=False, repr=False)
 class Layer:
     """What one attention module did in one forward pass.
 
@@ -59,43 +61,33 @@ class Layer:
         key_offset: position of key 0 in the sequence; greater than 0 for a sliding cache that has moved on.
         sink_logits: ``[h]``, the learned logit that takes part in each head's softmax without a key; None
             where the model has none, or where the attention does not come from our own function.
+        mask: that the model computed with; None where maps came without one.
         gradients: tensors by site, filled by a forward pass with a gradient.
     """
 
-    def __init__(
-        self,
-        index: int,
-        stack: str,
-        call: int,
-        *,
-        step: int,
-        cross: bool,
-        heads: Sequence[int],
-        kv_heads: Sequence[int],
-        valid: Tensor,
-        key_offset: int,
-        tensors: Mapping[str, Tensor],
-        sink_logits: Tensor | None = None,
-        mask: Tensor | None = None,
-    ) -> None:
-        self.index = index
-        self.stack = stack
-        self.call = call
-        self.step = step
-        self.cross = cross
-        self.heads = tuple(heads)
-        self.kv_heads = tuple(kv_heads)
-        self.valid = valid
-        self.key_offset = key_offset
-        self.tensors = dict(tensors)
-        self.sink_logits = sink_logits
-        self.gradients: dict[str, Tensor] = {}
-        self._mask = mask
-        self._visibility: Visibility | None = None
-        self._spans: list[Tensor] | None = None
-        # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A
-        # weak reference to the layer itself calls back before its tensors are freed.)
-        self.end = End()
+    index: int
+    stack: str
+    call: int
+    _: KW_ONLY
+    step: int
+    cross: bool
+    heads: Sequence[int]
+    kv_heads: Sequence[int]
+    valid: Tensor
+    key_offset: int
+    tensors: Mapping[str, Tensor]
+    sink_logits: Tensor | None = None
+    mask: Tensor | None = None
+    gradients: dict[str, Tensor] = field(default_factory=dict, init=False)
+    _visibility: Visibility | None = field(default=None, init=False)
+    _spans: list[Tensor] | None = field(default=None, init=False)
+    # Last, because attributes go in the order they came: when this one is gone, so are the tensors. (A weak
+    # reference to the layer itself calls back before its tensors are freed.)
+    end: End = field(default_factory=End, init=False)
+
+    def __post_init__(self) -> None:
+        self.heads, self.kv_heads = tuple(self.heads), tuple(self.kv_heads)
+        self.tensors = dict(self.tensors)
 
     def _site(self, name: str) -> Tensor:
         try:
@@ -183,7 +175,7 @@ class Layer:
         if self._visibility is None:
             queries, keys = self._size()
             square = queries == keys and not self.cross
-            self._visibility = visibility_of(self._mask, self._real()) if square else UNKNOWN
+            self._visibility = visibility_of(self.mask, self._real()) if square else UNKNOWN
         return self._visibility
 
     # Padding -------------------------------------------------------------------------------------------

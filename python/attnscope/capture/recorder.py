@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from functools import partial
 from typing import Any
@@ -278,21 +278,21 @@ class Recorder:
         """Installs the hooks that the asked sites need, and removes them."""
         from transformers import PreTrainedModel
 
-        handles: list[Any] = []
+        hooks = ExitStack()
 
         def before(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 new = act(entering(args, kwargs)) if LIVE.get() is self else None
                 return None if new is None else with_entering(args, kwargs, new)
 
-            handles.append(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True))
+            hooks.enter_context(self.modules[name].register_forward_pre_hook(hook, with_kwargs=True))
 
         def after(name: str, act: Callable[[Tensor], Tensor | None]) -> None:
             def hook(_: nn.Module, args: Any, output: Any) -> Any:
                 new = act(leaving(output)) if LIVE.get() is self else None
                 return None if new is None else with_leaving(output, new)
 
-            handles.append(self.modules[name].register_forward_hook(hook))
+            hooks.enter_context(self.modules[name].register_forward_hook(hook))
 
         def starting(name: str) -> Callable[..., None]:
             def hook(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -301,10 +301,10 @@ class Recorder:
 
             return hook
 
-        try:
+        with hooks:
             for name, module in self.modules.items():
                 if isinstance(module, PreTrainedModel) or not name:
-                    handles.append(module.register_forward_pre_hook(starting(name), with_kwargs=True))
+                    hooks.enter_context(module.register_forward_pre_hook(starting(name), with_kwargs=True))
             blocks: dict[str, None] = {}
             for core, parts in self.parts.items():
                 for site in self.hooked:
@@ -318,9 +318,6 @@ class Recorder:
             for block in blocks:
                 after(block, partial(self._leave_block, block))
             yield
-        finally:
-            for handle in handles:
-                handle.remove()
 
     def _keep(self, place: str, site: str, tensor: Tensor) -> Tensor | None:
         self.kept[place, site] = tensor.detach().clone()

@@ -16,11 +16,11 @@ from attnscope import _checks
 if TYPE_CHECKING:
     import pandas as pd
 
-FRAMES = ("centralized", "bidirectional", "distributed")
 THIRDS = ("early", "middle", "late")
 DRAWS = 1000
 
 Counts = npt.NDArray[np.float64]
+Numbers = npt.NDArray[np.int64]
 
 
 class Frames(NamedTuple):
@@ -103,7 +103,8 @@ def classify_frames(
         What are you sinking? A geometric approach on attention sink, arXiv 2508.02546, 2025.
     """
     name = "classify_frames"
-    thresholds = _thresholds(dominant, half, minor)
+    given = {"dominant": dominant, "half": half, "minor": minor}
+    thresholds = _Thresholds(*(_checks.fraction_argument(name, key, value) for key, value in given.items()))
     causal = _checks.flag(name, "causal", causal)
     seed = _checks.whole(name, "seed", seed)
     if seed < 0:
@@ -116,10 +117,8 @@ def classify_frames(
     labels = np.where(
         (found == anchors[:, 1, None, None]) & (anchors[:, 1] > anchors[:, 0])[:, None, None], n, found
     )
-    by_position = _count(labels, found >= 0, groups, n + 1)
-    first = np.where(found == anchors[:, 0, None, None], 1, 0)
-    last = np.where(labels == n, 1, 0)
-    at_anchors = np.stack([_count(side, found >= 0, groups, 2)[..., 1] for side in (first, last)], -1)
+    ends = np.stack([anchors[:, 0], np.full(len(found), n)], -1)
+    by_position, at_anchors = _counts(labels, ends, found >= 0, groups, n + 1)
     if by_position.sum() == 0:
         raise ValueError("classify_frames: positions hold no sink at all, only -1")
     frame, margin = _verdict(by_position.sum(0), at_anchors.sum(0), causal, thresholds)
@@ -168,11 +167,11 @@ def _verdict(counts: Counts, at_anchors: Counts, causal: bool, thresholds: _Thre
 
 
 def _by_token(
-    found: npt.NDArray[np.int64],
+    found: Numbers,
     tokens: Sequence[Sequence[Any]],
-    sizes: npt.NDArray[np.int64],
-    anchors: npt.NDArray[np.int64],
-    groups: npt.NDArray[np.int64],
+    sizes: Numbers,
+    anchors: Numbers,
+    groups: Numbers,
     causal: bool,
     thresholds: _Thresholds,
 ) -> tuple[str, list[dict[str, Any]]]:
@@ -196,12 +195,7 @@ def _by_token(
         own = np.array([names.setdefault(token, len(names)) for token in sample], dtype=np.int64)
         identities[index] = own[found[index].clip(min=0)]
         ends[index] = own[anchors[index]]
-    counts = _count(identities, found >= 0, groups, len(names)).sum(0)
-    sides = [
-        _count((identities == ends[:, side, None, None]).astype(np.int64), found >= 0, groups, 2)[..., 1]
-        for side in (0, 1)
-    ]
-    at_anchors = np.stack(sides, -1).sum(0)
+    counts, at_anchors = (one.sum(0) for one in _counts(identities, ends, found >= 0, groups, len(names)))
     frame, _ = _verdict(counts, at_anchors, causal, thresholds)
     rows = _evidence("token", counts, at_anchors, math.log(len(names)) if len(names) > 1 else 1.0)
     by_number = {number: name for name, number in names.items()}
@@ -235,19 +229,19 @@ def _evidence(kind: str, counts: Counts, at_anchors: Counts, scale: float) -> li
     return rows
 
 
-def _count(
-    labels: npt.NDArray[np.int64], valid: npt.NDArray[np.bool_], groups: npt.NDArray[np.int64], size: int
-) -> Counts:
-    """How often each label occurs, [samples, thirds, labels]."""
-    samples = len(labels)
-    third = np.broadcast_to(groups[None, :, None], labels.shape)
-    sample = np.broadcast_to(np.arange(samples)[:, None, None], labels.shape)
-    counts = np.zeros((samples, int(groups.max()) + 1, size))
+def _counts(
+    labels: Numbers, ends: Numbers, valid: npt.NDArray[np.bool_], groups: Numbers, size: int
+) -> tuple[Counts, Counts]:
+    """How often each label occurs, [samples, thirds, labels], and the two ends of each sample."""
+    sample, third = (
+        np.broadcast_to(one, labels.shape) for one in (np.arange(len(labels))[:, None, None], groups[:, None])
+    )
+    counts = np.zeros((len(labels), int(groups.max()) + 1, size))
     np.add.at(counts, (sample[valid], third[valid], labels[valid]), 1.0)
-    return counts
+    return counts, np.take_along_axis(counts, ends[:, None], 2)
 
 
-def _thirds(layers: int) -> npt.NDArray[np.int64]:
+def _thirds(layers: int) -> Numbers:
     """The third of every layer, cut at L//3 and 2L//3; one group for fewer than three layers."""
     index = np.arange(layers)
     if layers < 3:
@@ -255,7 +249,7 @@ def _thirds(layers: int) -> npt.NDArray[np.int64]:
     return (index >= layers // 3).astype(np.int64) + (index >= 2 * layers // 3)
 
 
-def _anchors(special: torch.Tensor | None, sizes: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+def _anchors(special: torch.Tensor | None, sizes: Numbers) -> Numbers:
     """First and last anchor of every sample, [samples, 2]."""
     ends = np.stack([np.zeros_like(sizes), sizes - 1], -1)
     if special is None:
@@ -273,7 +267,7 @@ def _anchors(special: torch.Tensor | None, sizes: npt.NDArray[np.int64]) -> npt.
     return ends
 
 
-def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+def _arguments(positions: Any, lengths: Any) -> tuple[Numbers, Numbers]:
     name = "classify_frames"
     tensor = _checks.as_tensor(name, "positions", positions)
     if tensor.is_floating_point() or tensor.is_complex() or tensor.dtype == torch.bool:
@@ -300,12 +294,3 @@ def _arguments(positions: Any, lengths: Any) -> tuple[npt.NDArray[np.int64], npt
             f"{found[outside][0]}"
         )
     return found, sizes
-
-
-def _thresholds(dominant: float, half: float, minor: float) -> _Thresholds:
-    values = []
-    for name, value in (("dominant", dominant), ("half", half), ("minor", minor)):
-        values.append(_checks.real("classify_frames", name, value))
-        if not 0.0 < values[-1] < 1.0:
-            raise ValueError(f"classify_frames: {name} must lie strictly between 0 and 1, got {value!r}")
-    return _Thresholds(*values)

@@ -121,6 +121,11 @@ class Quantity:
     axis_when: Mapping[str, tuple[str, Any]] = field(default_factory=dict)
     also: tuple[str, ...] = ()
 
+    @classmethod
+    def of(cls, metric: str, *about: Any, **more: Any) -> Quantity:
+        """A quantity that is called like its metric."""
+        return cls(metric, metric, *about, **more)
+
     @property
     def identity(self) -> tuple[str, str, str]:
         """What no two quantities share: protocol, scope and name."""

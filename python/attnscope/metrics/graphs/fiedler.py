@@ -124,8 +124,7 @@ def fiedler_vector(
 
 QUANTITIES = (
     # the star under the mean has weights 1/2: its Laplacian has 0, 1/2 (n - 2 times) and n/2
-    Quantity(
-        "fiedler_value",
+    Quantity.of(
         "fiedler_value",
         "Fiedler value",
         "Second smallest eigenvalue of the Laplacian of the graph with weights (A + Aᵀ)/2: how hard the "
@@ -144,8 +143,7 @@ QUANTITIES = (
         low=0,
         options={"normalized": True},
     ),
-    Quantity(
-        "fiedler_vector",
+    Quantity.of(
         "fiedler_vector",
         "Fiedler vector",
         "Unit eigenvector of the second smallest eigenvalue: which tokens the weakest cut parts.",

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
@@ -12,7 +12,7 @@ from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.graphs.laplacian import Symmetrize
-from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of
+from attnscope.metrics.quantity import Bound, Known, Quantity, field_of
 
 
 @shown_by_shape
@@ -112,10 +112,8 @@ def _of_graph(
     expected: float,
     *,
     column: str = "",
-    symbol: str = "",
-    kind: Kind = "value",
     low: Bound = 0,
-    high: Bound = None,
+    **more: Any,
 ) -> Quantity:
     """A field, with its value on the simple star of six nodes."""
     return Quantity(
@@ -124,12 +122,10 @@ def _of_graph(
         label,
         meaning,
         Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
-        symbol=symbol,
-        kind=kind,
         low=low,
-        high=high,
         read=field_of(name),
         axes=("threshold",),
+        **more,
     )
 
 

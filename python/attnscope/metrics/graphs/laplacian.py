@@ -133,8 +133,7 @@ def gap_of(eigenvalues: torch.Tensor) -> torch.Tensor:
 DERIVED = {"laplacian_gap": ("laplacian_eigenvalues", gap_of)}
 
 QUANTITIES = (
-    Quantity(
-        "laplacian_gap",
+    Quantity.of(
         "laplacian_gap",
         "Laplacian gap",
         "Distance from the second to the third eigenvalue of the Laplacian.",
@@ -142,8 +141,7 @@ QUANTITIES = (
         symbol=r"$\lambda_3-\lambda_2$",
         low=0,
     ),
-    Quantity(
-        "laplacian_eigenvalues",
+    Quantity.of(
         "laplacian_eigenvalues",
         "Laplacian eigenvalue",
         "Eigenvalues of the Laplacian, ascending.",

@@ -7,7 +7,7 @@ import math
 import operator
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,6 +15,8 @@ import torch
 from attnscope import _checks
 
 DIMENSIONS = 2
+
+Array = np.ndarray[Any, np.dtype[Any]]
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -138,13 +140,6 @@ class Barcodes:
         return int(self.offsets[flat]), int(self.offsets[flat + 1])
 
 
-class _FiniteBars(NamedTuple):
-    """Finite bars of a batch: the place [map, dimension] each belongs to, flattened, and its length."""
-
-    place: np.ndarray[Any, np.dtype[np.int64]]
-    length: np.ndarray[Any, np.dtype[np.float64]]
-
-
 def betti_curve(barcodes: Barcodes, scales: torch.Tensor | Sequence[float] | float) -> torch.Tensor:
     """Number of bars alive at each scale: β(s) = #{bars: birth <= s < death}.
 
@@ -239,8 +234,7 @@ def total_persistence(barcodes: Barcodes) -> torch.Tensor:
         Cohen-Steiner et al., Lipschitz functions have Lp-stable persistence, 2010.
     """
     _check("total_persistence", barcodes)
-    bars = _finite(barcodes)
-    return _shaped(barcodes, _sums(barcodes, bars, bars.length), math.nan)
+    return _shaped(barcodes, _sums(barcodes, *_finite(barcodes)), math.nan)
 
 
 def max_persistence(barcodes: Barcodes) -> torch.Tensor:
@@ -265,9 +259,9 @@ def max_persistence(barcodes: Barcodes) -> torch.Tensor:
         Edelsbrunner, Harer, Computational Topology, 2010, chapter VII.
     """
     _check("max_persistence", barcodes)
-    bars = _finite(barcodes)
+    place, length = _finite(barcodes)
     longest = np.zeros(barcodes._count() * DIMENSIONS)
-    np.maximum.at(longest, bars.place, bars.length)
+    np.maximum.at(longest, place, length)
     return _shaped(barcodes, longest, math.nan)
 
 
@@ -295,11 +289,11 @@ def persistent_entropy(barcodes: Barcodes) -> torch.Tensor:
         Chintakunta et al., An entropy-based persistence barcode, 2015.
     """
     _check("persistent_entropy", barcodes)
-    bars = _finite(barcodes)
-    share = bars.length / _sums(barcodes, bars, bars.length)[bars.place]
+    place, length = _finite(barcodes)
+    share = length / _sums(barcodes, place, length)[place]
     # Lengths far below the sum can underflow to a share of 0, whose term is 0.
     terms = np.where(share > 0.0, -share * np.log(np.where(share > 0.0, share, 1.0)), 0.0)
-    return _shaped(barcodes, np.maximum(_sums(barcodes, bars, terms), 0.0), math.nan)
+    return _shaped(barcodes, np.maximum(_sums(barcodes, place, terms), 0.0), math.nan)
 
 
 def _check(function: str, barcodes: Any) -> None:
@@ -310,25 +304,24 @@ def _check(function: str, barcodes: Any) -> None:
         )
 
 
-def _places(barcodes: Barcodes) -> np.ndarray[Any, np.dtype[np.int64]]:
-    place = barcodes._owner() * DIMENSIONS + barcodes.dimension
-    return np.asarray(place.numpy(), dtype=np.int64)
+def _places(barcodes: Barcodes) -> Array:
+    """The place [map, dimension] that each bar belongs to, flattened."""
+    return (barcodes._owner() * DIMENSIONS + barcodes.dimension).numpy()
 
 
-def _finite(barcodes: Barcodes) -> _FiniteBars:
+def _finite(barcodes: Barcodes) -> tuple[Array, Array]:
+    """Places and lengths of the finite bars."""
     length = (barcodes.death - barcodes.birth).numpy()
     finite = np.isfinite(length)
-    return _FiniteBars(_places(barcodes)[finite], length[finite])
+    return _places(barcodes)[finite], length[finite]
 
 
-def _sums(
-    barcodes: Barcodes, bars: _FiniteBars, terms: np.ndarray[Any, np.dtype[np.float64]]
-) -> np.ndarray[Any, np.dtype[np.float64]]:
-    sums = np.bincount(bars.place, weights=terms, minlength=barcodes._count() * DIMENSIONS)
-    return np.asarray(sums, dtype=np.float64)
+def _sums(barcodes: Barcodes, place: Array, terms: Array) -> Array:
+    sums = np.bincount(place, weights=terms, minlength=barcodes._count() * DIMENSIONS)
+    return sums.astype(np.float64)  # without a bar they are whole numbers
 
 
-def _shaped(barcodes: Barcodes, values: np.ndarray[Any, Any], non_finite: float) -> torch.Tensor:
+def _shaped(barcodes: Barcodes, values: Array, non_finite: float) -> torch.Tensor:
     result = torch.from_numpy(np.ascontiguousarray(values)).reshape(-1, DIMENSIONS)
     result[~barcodes._valid()] = non_finite
     return result.reshape(*barcodes.shape, DIMENSIONS)

@@ -127,8 +127,7 @@ DERIVED = {
 
 # In the ring of four, tokens are at distance 1/2 from their neighbours and 1 from the token across: three
 # bars of length 1/2 in dimension 0 and one loop from 1/2 to 1.
-_BAR_COUNT = Quantity(
-    "bar_count",
+_BAR_COUNT = Quantity.of(
     "bar_count",
     "H{dimension} bars",
     "Number of loops that appear anywhere in the filtration.",
@@ -139,13 +138,15 @@ _BAR_COUNT = Quantity(
 )
 
 
-def _of_bars(name: str, metric: str, label: str, meaning: str, expected: tuple[float, float]) -> Quantity:
-    return Quantity(name, metric, label, meaning, Known(expected, ring()), low=0, axes=("dimension",))
+def _of_bars(
+    name: str, label: str, meaning: str, expected: tuple[float, float], *, metric: str = ""
+) -> Quantity:
+    known = Known(expected, ring())
+    return Quantity(name, metric or name, label, meaning, known, low=0, axes=("dimension",))
 
 
 _LENGTHS = (
     _of_bars(
-        "total_persistence",
         "total_persistence",
         "total H{dimension} persistence",
         "Sum of the lengths of finite bars in dimension {dimension}.",
@@ -153,13 +154,11 @@ _LENGTHS = (
     ),
     _of_bars(
         "max_persistence",
-        "max_persistence",
         "longest H{dimension} bar",
         "Length of the longest finite bar in dimension {dimension}.",
         (0.5, 0.5),
     ),
     _of_bars(
-        "persistent_entropy",
         "persistent_entropy",
         "persistent entropy H{dimension}",
         "Entropy of the lengths of finite bars in dimension {dimension}.",
@@ -167,10 +166,10 @@ _LENGTHS = (
     ),
     _of_bars(
         "mean_persistence",
-        "_mean_persistence",
         "mean H{dimension} bar",
         "Mean length of finite bars in dimension {dimension}.",
         (0.5, 0.5),
+        metric="_mean_persistence",
     ),
 )
 
@@ -178,8 +177,7 @@ QUANTITIES = (
     replace(_BAR_COUNT.at(dimension=0), meaning="Number of bars in dimension 0, the infinite one included."),
     _BAR_COUNT.at(dimension=1),
     *(one.at(dimension=dimension) for one in _LENGTHS for dimension in range(DIMENSIONS)),
-    Quantity(
-        "betti_curve",
+    Quantity.of(
         "betti_curve",
         "bars alive",
         "Number of bars alive at a scale, which is 1 minus a threshold of attention.",

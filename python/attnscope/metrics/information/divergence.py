@@ -234,72 +234,71 @@ def _without(suffix: str, said: str, keys: Shared) -> tuple[Quantity, ...]:
     """What removing a set of sink keys from a layer does; the keys are found on the head mean."""
     options = {"keys": keys, "keep_attention": False}
     chosen = suffix.replace("_", ", ") + "th percentile" if suffix else ""
-    both = ("attention", "head_mean")
+    both, mean = ("attention", "head_mean"), ("head_mean",)
+
+    def one(name: str, metric: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+        known = Known(expected, uneven_heads())
+        return Quantity(name + suffix, metric, label + chosen, meaning, known, scope="layer", **more)
+
     return (
-        Quantity(
-            f"kl_reduction{suffix}",
+        one(
+            "kl_reduction",
             "sink_removal",
-            f"KL without sinks{chosen}",
+            "KL without sinks",
             f"How much the heads' mean divergence falls without {said}, nats.",
-            Known(_ALL_OF_IT, uneven_heads()),
+            _ALL_OF_IT,
             options=options,
             read=field_of("kl_reduction"),
-            scope="layer",
             needs=both,
         ),
-        Quantity(
-            f"sink_concentration{suffix}",
+        one(
+            "sink_concentration",
             "_mass_on",
-            f"mass on sinks{chosen}",
+            "mass on sinks",
             f"Share of the head mean's mass on {said}.",
-            Known(0.375, uneven_heads()),
+            0.375,
             low=0,
             high=1,
             options={"keys": keys},
-            scope="layer",
-            needs=("head_mean",),
+            needs=mean,
         ),
-        Quantity(
-            f"sink_count{suffix}",
+        one(
+            "sink_count",
             keys.metric,
-            f"sink tokens per layer{chosen}",
+            "sink tokens per layer",
             f"Number of {said}.",
-            Known(1, uneven_heads()),
+            1,
             kind="count",
             low=0,
             high=float,
             options=dict(keys.options),
             read=how_many,
-            scope="layer",
-            needs=("head_mean",),
+            needs=mean,
         ),
-        Quantity(
-            f"excluded_rows{suffix}",
+        one(
+            "excluded_rows",
             "sink_removal",
-            f"emptied rows{chosen}",
+            "emptied rows",
             f"Rows of all heads with nothing left without {said}.",
-            Known(0, uneven_heads()),
+            0,
             kind="count",
             low=0,
             options=options,
             read=lambda found: how_many(found.excluded),
-            scope="layer",
             needs=both,
         ),
     )
 
 
 QUANTITIES = (
-    Quantity(
-        "head_divergence",
+    Quantity.of(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over queries of KL(head ‖ mean of the heads).",
         Known(math.log(2) / 2, two_heads()),
         low=0,
     ),
-    Quantity(
-        "head_divergence",
+    Quantity.of(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over heads and queries of KL(head ‖ mean of the heads).",

@@ -72,121 +72,97 @@ SOURCES = (
 )
 DERIVED = {"_keys_above": ("_keys_by_percentile", _keys_above), "_mass_on": ("_incoming_mass", _mass_on)}
 
+
+def _of_star(metric: str, label: str, meaning: str, expected: float = 1, **more: Any) -> Quantity:
+    """A number with its value where every query attends to key 0 alone; a share where no more is said."""
+    more = {"name": metric, "low": 0, "high": 1, "known": Known(expected, star(6)), **more}
+    return Quantity(metric=metric, label=label, meaning=meaning, **more)
+
+
+def _count(name: str, label: str, meaning: str) -> Quantity:
+    number: dict[str, Any] = {"kind": "count", "high": float, "read": how_many}
+    return _of_star("sink_tokens", label, meaning, name=name, **number)
+
+
 QUANTITIES = (
-    Quantity(
-        "sink_share",
+    _of_star(
         "sink_share",
         "attention to first key",
         "Mean over queries of the attention given to the first key.",
-        Known(1.0, star(6)),
-        low=0,
-        high=1,
         read=field_of("share"),
     ),
-    Quantity(
-        "sink_share_uniform",
+    _of_star(
         "sink_share",
         "uniform attention to first key",
         "What uniform attention among the visible keys gives the first key.",
-        Known(25 / 48, causal(4)),
+        name="sink_share_uniform",
+        known=Known(25 / 48, causal(4)),
         kind="constant",
-        low=0,
-        high=1,
         read=field_of("uniform"),
     ),
-    Quantity(
-        "sink_boost",
+    _of_star(
         "sink_share",
         "sink share / uniform",
         "Attention to the first key over what uniform attention gives it.",
-        Known(1.0, causal(4)),
+        name="sink_boost",
+        known=Known(1.0, causal(4)),
         kind="ratio",
-        low=0,
+        high=None,
         read=field_of("boost"),
     ),
-    Quantity(
-        "learned_sink_mass",
+    _of_star(
         "sink_share",
         "attention to learned sink",
         "Mean over queries of what a learned sink takes.",
-        Known(0.0, star(6)),
-        low=0,
-        high=1,
+        0.0,
+        name="learned_sink_mass",
         read=field_of("learned"),
     ),
-    Quantity(
-        "sink_rate",
+    _of_star(
         "sink_rate",
         "heads whose first key gets > 0.3",
         "1 where the queries that see the first key give it more than 0.3 on average, which uniform "
         "attention in a short window does too; its mean is the share of heads.",
-        Known(1, star(6)),
         kind="flag",
-        low=0,
-        high=1,
         read=torch.Tensor.double,  # a share of heads is the mean of 0 and 1
     ),
-    Quantity(
-        "sink_position",
+    _of_star(
         "sink_position",
         "strongest sink",
         "The key that receives most attention, of those that enough queries see.",
-        Known(0, star(6)),
+        0,
         kind="position",
-        low=0,
         high=lambda n: n - 1,
     ),
-    Quantity(
+    _count(
         "sink_count",
-        "sink_tokens",
         "sink tokens per map",
         "Keys that at least 40 % of the queries which see them attend to strongly.",
-        Known(1, star(6)),
-        kind="count",
-        low=0,
-        high=float,
-        read=how_many,
     ),
-    Quantity(
+    _count(
         "reference_count",
-        "sink_tokens",
         "reference tokens per map",
         "Number of the head's sink tokens, which are its reference.",
-        Known(1, star(6)),
-        kind="count",
-        low=0,
-        high=float,
-        read=how_many,
     ),
-    Quantity(
-        "sink_tokens",
+    _of_star(
         "sink_tokens",
         "is a sink",
         "Whether a key is a sink of the head.",
-        Known(1, star(6), entry=(0,)),
+        known=Known(1, star(6), entry=(0,)),
         kind="flag",
-        low=0,
-        high=1,
         axes=("key",),
     ),
-    Quantity(
-        "top_mass",
+    _of_star(
         "top_mass",
         "mass of the top key",
         "Share of all attention held by the strongest key.",
-        Known(1.0, star(6)),
-        low=0,
-        high=1,
         options={"k": 1},
     ),
-    Quantity(
-        "incoming_attention",
+    _of_star(
         "incoming_attention",
         "incoming attention",
         "Mean attention that a key receives from the queries that see it.",
-        Known(25 / 48, causal(4), entry=(0,)),
-        low=0,
-        high=1,
+        known=Known(25 / 48, causal(4), entry=(0,)),
         axes=("key",),
     ),
 )

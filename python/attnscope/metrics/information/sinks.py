@@ -59,8 +59,7 @@ def incoming_attention(
         Gu et al., When attention sink emerges in language models, arXiv 2410.10781, 2024, section 3.
     """
     name = "incoming_attention"
-    found = _from_one_read(name, attention, {name: {}}, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, {name: {}}, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
 
 
 def sink_rate(
@@ -102,8 +101,7 @@ def sink_rate(
     """
     name = "sink_rate"
     asked = {name: {"epsilon": epsilon, "position": position}}
-    found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
 
 
 def sink_tokens(
@@ -208,8 +206,7 @@ def sink_position(
     """
     name = "sink_position"
     asked = {name: {"min_visibility": min_visibility}}
-    found = _from_one_read(name, attention, asked, support, lengths, validate)
-    return _checks.finished(name, found.checked, found.results[name], found.non_finite)  # type: ignore[no-any-return]
+    return _from_one_read(name, attention, asked, support, lengths, validate)[1][name]  # type: ignore[no-any-return]
 
 
 def sink_share(
@@ -256,13 +253,13 @@ def sink_share(
     """
     name = "sink_share"
     asked = {name: {"first": first, "queries": queries}}
-    found = _from_one_read(name, attention, asked, support, lengths, validate)
-    result: SinkShare = found.results[name]
-    if sink_mass is not None:
-        seen = _checks.support_argument(name, support, found.checked)
-        learned = learned_share(name, found.checked, seen, sink_mass, queries)
-        result = result._replace(learned=torch.where(result.share.isnan(), torch.nan, learned))
-    return _checks.finished(name, found.checked, result, found.non_finite)  # type: ignore[no-any-return]
+    checked, found = _from_one_read(name, attention, asked, support, lengths, validate)
+    result: SinkShare = found[name]
+    if sink_mass is None:
+        return result
+    seen = _checks.support_argument(name, support, checked)
+    learned = learned_share(name, checked, seen, sink_mass, queries)
+    return result._replace(learned=torch.where(result.share.isnan(), torch.nan, learned))
 
 
 def top_mass(
@@ -300,12 +297,11 @@ def top_mass(
         Ruscio et al., What are you sinking? A geometric approach on attention sink, 2025.
     """
     name = "top_mass"
-    found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
-    result = found.results[name]
-    if sink_mass is not None:
-        seen = _checks.support_argument(name, support, found.checked)
-        result = top_mass_with(name, found.checked, seen, sink_mass, int(k))
-    return _checks.finished(name, found.checked, result, found.non_finite)  # type: ignore[no-any-return]
+    checked, found = _from_one_read(name, attention, {name: {"k": k}}, support, lengths, validate)
+    if sink_mass is None:
+        return found[name]  # type: ignore[no-any-return]
+    seen = _checks.support_argument(name, support, checked)
+    return top_mass_with(name, checked, seen, sink_mass, int(k))
 
 
 # What one read of the maps answers together, where support and lengths are the same.
@@ -323,14 +319,7 @@ def from_one_read(
     validate: bool,
 ) -> dict[str, Any]:
     """Several functions named in FROM_ONE_READ, each with all its own options, from one read of the maps."""
-    found = _from_one_read("measure", attention, asked, support, lengths, validate)
-    return _checks.finished("measure", found.checked, found.results, found.non_finite)  # type: ignore[no-any-return]
-
-
-class _Read(NamedTuple):
-    checked: _checks.Attention
-    results: dict[str, Any]
-    non_finite: int
+    return _from_one_read("measure", attention, asked, support, lengths, validate)[1]
 
 
 def _from_one_read(
@@ -340,7 +329,7 @@ def _from_one_read(
     support: Any,
     lengths: _checks.Lengths,
     validate: bool,
-) -> _Read:
+) -> tuple[_checks.Attention, dict[str, Any]]:
     checked = _checks.attention_argument(function, attention, lengths, validate=validate)
     n = checked.n
     rate = asked.get("sink_rate")
@@ -384,7 +373,8 @@ def _from_one_read(
         results["sink_rate"] = seen > epsilon
     if first_and_queries is not None:
         results["sink_share"] = SinkShare(shares, uniform, shares / uniform, shares * 0.0)
-    return _Read(checked, {name: results[name] for name in asked}, non_finite)
+    asked_for = {name: results[name] for name in asked}
+    return checked, _checks.finished(function, checked, asked_for, non_finite)
 
 
 def _visibility(function: str, value: float) -> float:

@@ -80,8 +80,7 @@ def _share(ratio: torch.Tensor) -> torch.Tensor:
 
 QUANTITIES = (
     # of four keys the last query gives 2/4 to those two or more away, the one before it 1/3
-    Quantity(
-        "local_global_ratio",
+    Quantity.of(
         "local_global_ratio",
         "local / global",
         "Attention to keys at most 8 tokens away over attention to all others.",

@@ -11,7 +11,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 _FIELDS = 7
@@ -105,7 +105,7 @@ def power_spectrum(
         Beyond position: the emergence of wavelet-like properties in transformers, arXiv 2410.18067, 2024.
     """
     name = "power_spectrum"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
     )  # fmt: skip
@@ -116,10 +116,8 @@ def power_spectrum(
     bands = _checks.whole(name, "bands", bands)
     if bands < 0:
         raise ValueError(f"{name}: bands must be a whole number of at least 0, got {bands!r}")
-    result, non_finite = _core.power_spectrum(
-        **given.arguments, hann=window == "hann", padding=padding, bands=bands
-    )
-    result = _checks.finished(name, given.checked, result, non_finite)
+    result, non_finite = _core.power_spectrum(**given, hann=window == "hann", padding=padding, bands=bands)
+    result = _checks.finished(name, checked, result, non_finite)
     low, mid, high, selectivity, peak, flatness, entropy = result[..., :_FIELDS].unbind(-1)
     return PowerSpectrum(low, mid, high, selectivity, peak, flatness, entropy, result[..., _FIELDS:])
 
@@ -128,22 +126,10 @@ def power_spectrum(
 _ENTROPY = math.log2(3) - 2 / 3
 
 
-def _of_spectrum(
-    name: str, field: str, label: str, meaning: str, expected: float, *, symbol: str = "", high: Bound = 1
-) -> Quantity:
-    return Quantity(
-        name,
-        "power_spectrum",
-        label,
-        meaning,
-        Known(expected, full(32), entry=(0,)),
-        symbol=symbol,
-        low=0,
-        high=high,
-        read=field_of(field),
-        axes=("query",),
-        axis_when=BY_ROW,
-    )
+def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    more = {"low": 0, "high": 1, "read": field_of(field), "axes": ("query",), "axis_when": BY_ROW, **more}
+    known = Known(expected, full(32), entry=(0,) * len(more["axes"]))
+    return Quantity(name, "power_spectrum", label, meaning, known, **more)
 
 
 QUANTITIES = (
@@ -180,16 +166,12 @@ QUANTITIES = (
         symbol="$H_s$",
         high=None,
     ),
-    Quantity(
+    _of_spectrum(
         "power_share",
-        "power_spectrum",
+        "bands",
         "share of power",
         "Share of the power in a band of frequencies.",
-        Known(2 / 3, full(32), entry=(0, 0)),
-        low=0,
-        high=1,
-        read=field_of("bands"),
+        2 / 3,
         axes=("query", "frequency"),
-        axis_when=BY_ROW,
     ),
 )

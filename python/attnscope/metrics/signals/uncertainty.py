@@ -13,7 +13,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import full, identity
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity
+from attnscope.metrics.quantity import Known, Quantity
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
@@ -96,14 +96,14 @@ def spectral_uncertainty(
         systems and filter banks, 1993 (variances of sequences). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "spectral_uncertainty"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend="none", min_keys=min_keys,
     )  # fmt: skip
     _checks.choice_argument(name, "amplitude", amplitude, ("root", "signal"))
-    arguments = {key: value for key, value in given.arguments.items() if key != "detrend"}
-    result, non_finite = _core.spectral_uncertainty(**arguments, root=amplitude == "root")
-    result = _checks.finished(name, given.checked, result, non_finite)
+    del given["detrend"]  # which amplitudes do not have
+    result, non_finite = _core.spectral_uncertainty(**given, root=amplitude == "root")
+    result = _checks.finished(name, checked, result, non_finite)
     return SpectralUncertainty(*result.unbind(-1))
 
 
@@ -113,23 +113,10 @@ def _of_signal(
     label: str,
     meaning: str,
     known: Known,
-    *,
-    symbol: str = "",
-    high: Bound = None,
+    **more: Any,
 ) -> Quantity:
-    return Quantity(
-        name,
-        "spectral_uncertainty",
-        label,
-        meaning,
-        known,
-        symbol=symbol,
-        low=0,
-        high=high,
-        read=read,
-        axes=("query",),
-        axis_when=BY_ROW,
-    )
+    more |= {"low": 0, "read": read, "axes": ("query",), "axis_when": BY_ROW}
+    return Quantity(name, "spectral_uncertainty", label, meaning, known, **more)
 
 
 _ONE_KEY = Known(0.0, identity(32), entry=(0,), options={"support": "full"})

@@ -13,7 +13,7 @@ import torch
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import detail, full, star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Known, Quantity, Site, field_of
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.signals._signals import BY_ROW, signal_arguments
 
 
@@ -98,25 +98,26 @@ def wavelet_transform(
         analysis of electroencephalogram series III, 1998 (entropies). Ruscio et al., arXiv 2410.18067, 2024.
     """
     name = "wavelet_transform"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
     )  # fmt: skip
-    most = int(_core.wavelet_levels(given.min_keys))
+    shortest = given["min_keys"]
+    most = int(_core.wavelet_levels(shortest))
     if levels is None and most < 1:
-        raise ValueError(f"{name}: signals of min_keys = {given.min_keys} carry no level; 6 is the least")
+        raise ValueError(f"{name}: signals of min_keys = {shortest} carry no level; 6 is the least")
     levels = None if levels is None else _checks.whole(name, "levels", levels)
     if levels is not None and not 1 <= levels <= most:
         raise ValueError(
-            f"{name}: levels must lie between 1 and {most}, which min_keys = {given.min_keys} allows, "
+            f"{name}: levels must lie between 1 and {most}, which min_keys = {shortest} allows, "
             f"got {levels!r}"
         )
     resample = _checks.whole(name, "resample", resample)
     if resample < 0:
         raise ValueError(f"{name}: resample must be a whole number of at least 0, got {resample!r}")
     depth = most if levels is None else levels
-    result, profile, non_finite = _core.wavelet_transform(**given.arguments, levels=depth, resample=resample)
-    result = _checks.finished(name, given.checked, result, non_finite)
+    result, profile, non_finite = _core.wavelet_transform(**given, levels=depth, resample=resample)
+    result = _checks.finished(name, checked, result, non_finite)
     scales = depth + 1
     return WaveletTransform(
         energy=result[..., :scales],
@@ -246,21 +247,21 @@ def morlet_scalogram(
         Torrence and Compo, A practical guide to wavelet analysis, 1998. Ruscio et al., arXiv 2410.18067.
     """
     name = "morlet_scalogram"
-    given = signal_arguments(
+    checked, given = signal_arguments(
         name, attention, lengths, support, validate,
         signal=signal, drop_first=drop_first, detrend=detrend, min_keys=min_keys,
         choices=("last", "mean", "offset"),
     )  # fmt: skip
     if scales is None:
-        scales = 2.0 * (max(given.checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
+        scales = 2.0 * (max(checked.n, 16) / 8.0) ** (torch.arange(24, dtype=torch.float64) / 23)
     wanted = _checks.as_tensor(name, "scales", scales, torch.float64).detach().flatten().contiguous()
     if not len(wanted) or not bool(((wanted > 0) & wanted.isfinite()).all()):
         raise ValueError(f"{name}: scales must be positive numbers of tokens, got {wanted.tolist()}")
     omega = _checks.real(name, "omega", omega)
     if not 5.0 <= omega <= 100.0:
         raise ValueError(f"{name}: omega must lie between 5 and 100, got {omega!r}")
-    result, non_finite = _core.morlet_scalogram(**given.arguments, scales=wanted, omega=omega)
-    return _checks.finished(name, given.checked, result, non_finite)  # type: ignore[no-any-return]
+    result, non_finite = _core.morlet_scalogram(**given, scales=wanted, omega=omega)
+    return _checks.finished(name, checked, result, non_finite)  # type: ignore[no-any-return]
 
 
 #: What the scales are called that signals of 32 keys have.
@@ -279,23 +280,12 @@ def _of_transform(
     label: str,
     meaning: str,
     expected: float | tuple[float, ...],
-    *,
-    high: Bound = None,
-    scales: bool = False,
+    **more: Any,
 ) -> Quantity:
     """A field, with its value for a constant signal, all of whose energy is in the approximation."""
-    return Quantity(
-        name,
-        "wavelet_transform",
-        label,
-        meaning,
-        Known(expected, full(32), entry=(0,)),
-        low=0,
-        high=high,
-        read=field_of(field),
-        axes=("query", "scale") if scales else ("query",),
-        axis_when=BY_ROW,
-    )
+    axes = ("query", "scale") if isinstance(expected, tuple) else ("query",)
+    more |= {"low": 0, "read": field_of(field), "axes": axes, "axis_when": BY_ROW}
+    return Quantity(name, "wavelet_transform", label, meaning, Known(expected, full(32), entry=(0,)), **more)
 
 
 ENERGY = _of_transform(
@@ -305,7 +295,6 @@ ENERGY = _of_transform(
     "Share of the energy at scale {scale}.",
     (1.0, 0.0, 0.0, 0.0),
     high=1,
-    scales=True,
 )
 # four equal coefficients of the approximation: 2 bits
 POSITION_ENTROPY = _of_transform(
@@ -314,7 +303,6 @@ POSITION_ENTROPY = _of_transform(
     "entropy within scale {scale}",
     "Entropy in bits of the coefficients' energies at scale {scale}.",
     (2.0, 0.0, 0.0, 0.0),
-    scales=True,
 )
 
 QUANTITIES = (
@@ -348,8 +336,7 @@ QUANTITIES = (
         "evidence.",
         0.0,
     ),
-    Quantity(
-        "scale_sensitivity",
+    Quantity.of(
         "scale_sensitivity",
         "scale sensitivity",
         "1 − cosine between the wavelet energies of a text and of its beginning.",
@@ -359,8 +346,7 @@ QUANTITIES = (
         options={"prefix": Site("prefix")},
         needs=("attention", "prefix"),
     ),
-    Quantity(
-        "morlet_scalogram",
+    Quantity.of(
         "morlet_scalogram",
         "Morlet power",
         "Power of attention along the keys at a scale and place.",

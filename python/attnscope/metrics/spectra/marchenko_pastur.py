@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import torch
 
@@ -135,11 +135,6 @@ def marchenko_pastur_deviation(
     ).ks
 
 
-def deviation_of(result: MarchenkoPastur) -> torch.Tensor:
-    """`marchenko_pastur_deviation` read off a `MarchenkoPastur`: its ks, [...]."""
-    return result.ks
-
-
 def _compared(
     name: str,
     attention: torch.Tensor,
@@ -173,73 +168,62 @@ def _compared(
     return _checks.finished(name, checked, MarchenkoPastur(*fields), non_finite)  # type: ignore[no-any-return]
 
 
-DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", deviation_of)}
+DERIVED = {"marchenko_pastur_deviation": ("marchenko_pastur", lambda found: found.ks)}
 
 # All seven eigenvalues of the Hadamard map are 1. The distances are those of 1 from the law of aspect 7/8:
 # the larger of F(1) and 1 − F(1), and the integral of |x − 1| over the law.
-_KS, _WASSERSTEIN = 0.6015919507048966, 0.7762012825143158
+_KS, _WASSERSTEIN, _EDGE = 0.6015919507048966, 0.7762012825143158, (1 + math.sqrt(7 / 8)) ** 2
+
+
+def _of_spectrum(name: str, field: str, label: str, meaning: str, expected: float, **more: Any) -> Quantity:
+    known = Known(expected, hadamard())
+    return Quantity(name, "marchenko_pastur", label, meaning, known, low=0, read=field_of(field), **more)
+
 
 QUANTITIES = (
-    Quantity(
+    _of_spectrum(
         "mp_ks",
-        "marchenko_pastur",
+        "ks",
         "KS from random law",
         "Kolmogorov-Smirnov distance between the spectrum of the row-standardised map and the law of random "
         "entries on the same support.",
-        Known(_KS, hadamard()),
-        low=0,
+        _KS,
         high=1,
-        read=field_of("ks"),
         also=("marchenko_pastur_deviation",),
     ),
-    Quantity(
+    _of_spectrum(
         "mp_wasserstein",
-        "marchenko_pastur",
+        "wasserstein",
         "distance from random law",
         "Wasserstein distance from the law of random entries.",
-        Known(_WASSERSTEIN, hadamard()),
+        _WASSERSTEIN,
         symbol=r"$W_1$",
-        low=0,
-        read=field_of("wasserstein"),
     ),
-    Quantity(
+    _of_spectrum(
         "mp_outliers",
-        "marchenko_pastur",
+        "outliers",
         "outliers",
         "Eigenvalues above the edge of the random law.",
-        Known(0, hadamard()),
+        0,
         kind="count",
-        low=0,
         high=float,
-        read=field_of("outliers"),
     ),
-    Quantity(
+    _of_spectrum(
         "mp_outlier_energy",
-        "marchenko_pastur",
+        "outlier_energy",
         "energy of outliers",
         "Share of the spectrum's sum held by outliers.",
-        Known(0.0, hadamard()),
-        low=0,
+        0.0,
         high=1,
-        read=field_of("outlier_energy"),
     ),
-    Quantity(
+    _of_spectrum(
         "mp_largest",
-        "marchenko_pastur",
+        "largest",
         "largest eigenvalue",
         "Largest eigenvalue of the row-standardised map's Gram matrix over n.",
-        Known(1.0, hadamard()),
-        low=0,
-        read=field_of("largest"),
+        1.0,
     ),
-    Quantity(
-        "mp_edge",
-        "marchenko_pastur",
-        "edge of the law",
-        "Upper edge of the random law.",
-        Known((1 + math.sqrt(7 / 8)) ** 2, hadamard()),
-        kind="constant",
-        low=0,
-        read=field_of("edge"),
+    _of_spectrum(
+        "mp_edge", "edge", "edge of the law", "Upper edge of the random law.", _EDGE, kind="constant"
     ),
 )

@@ -63,8 +63,7 @@ def participation_ratio(
 
 
 QUANTITIES = (
-    Quantity(
-        "participation_ratio",
+    Quantity.of(
         "participation_ratio",
         "participation ratio",
         "(Σe)²/Σe² over the squared singular values e of A: how many directions carry the map.",

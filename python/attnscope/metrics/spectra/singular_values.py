@@ -198,8 +198,7 @@ DERIVED = {
 }
 
 QUANTITIES = (
-    Quantity(
-        "stable_rank",
+    Quantity.of(
         "stable_rank",
         "stable rank",
         "Squared Frobenius norm over squared spectral norm.",
@@ -207,8 +206,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    Quantity(
-        "effective_rank",
+    Quantity.of(
         "effective_rank",
         "effective rank",
         "Exponential of the entropy of the normalised singular values.",
@@ -216,8 +214,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    Quantity(
-        "spectral_gap",
+    Quantity.of(
         "spectral_gap",
         "spectral gap",
         "First minus second singular value.",
@@ -225,8 +222,7 @@ QUANTITIES = (
         symbol=r"$\sigma_1-\sigma_2$",
         low=0,
     ),
-    Quantity(
-        "spectral_ratio",
+    Quantity.of(
         "spectral_ratio",
         "spectral ratio",
         "First over second singular value.",
@@ -235,8 +231,7 @@ QUANTITIES = (
         kind="ratio",
         low=1,
     ),
-    Quantity(
-        "singular_values",
+    Quantity.of(
         "singular_values",
         "singular value",
         "Singular values of the map, descending.",

@@ -205,13 +205,8 @@ def _correlation_of(
     """`entropy_magnitude_correlation` from the entropies [..., n]."""
     name = "entropy_magnitude_correlation"
     magnitude = _distances(before, after)
-    try:
-        magnitude = magnitude.expand(entropy.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"{name}: states of shape {tuple(magnitude.shape)} + [d] do not broadcast to "
-            f"{tuple(entropy.shape)}"
-        ) from None
+    words = "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(f"{name}: states", magnitude, entropy.shape, words)
     inside = _inside(name, lengths, entropy)
     _warn_of(magnitude, inside)
     return pearson(entropy, magnitude, inside)

@@ -16,6 +16,8 @@ PROTOCOL = "ruscio2025."
 
 #: A quantity of the protocol.
 declared = functools.partial(Quantity, protocol="ruscio2025")
+#: One that is called like its metric.
+named = functools.partial(Quantity.of, protocol="ruscio2025")
 
 
 def head_mean(function: str, attention: Any) -> tuple[torch.Tensor, _checks.Attention]:
@@ -30,21 +32,19 @@ def all_heads(function: str, heads: Any) -> tuple[torch.Tensor, _checks.Attentio
     return checked.tensor.double(), checked
 
 
-def hidden_states(
-    function: str, states: Any, attention: _checks.Attention, name: str = "hidden"
-) -> torch.Tensor:
+def hidden_states(function: str, states: Any, attention: _checks.Attention) -> torch.Tensor:
     """`states` [..., n, d] in float64, with a row for every token of `attention`."""
-    tensor = _device.to_host(_checks.float_tensor(PROTOCOL + function, name, states))
+    tensor = _device.to_host(_checks.float_tensor(PROTOCOL + function, "hidden", states))
     if tensor.ndim < 2 or tensor.shape[-2] != attention.n or tensor.shape[-1] == 0:
         raise ValueError(
-            f"{PROTOCOL}{function}: {name} must have shape [..., n, d] with n = {attention.n} and d >= 1, "
+            f"{PROTOCOL}{function}: hidden must have shape [..., n, d] with n = {attention.n} and d >= 1, "
             f"got {tuple(tensor.shape)}"
         )
     try:
         torch.empty(tensor.shape[:-2], device="meta").expand(attention.leading)
     except RuntimeError:
         raise ValueError(
-            f"{PROTOCOL}{function}: {name} of shape {tuple(tensor.shape)} does not broadcast to attention of "
+            f"{PROTOCOL}{function}: hidden of shape {tuple(tensor.shape)} does not broadcast to attention of "
             f"shape {tuple(attention.tensor.shape)}"
         ) from None
     return tensor.double()

@@ -15,7 +15,7 @@ from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.quantity import Known, Quantity, Site, field_of
 from attnscope.metrics.states.alignment import pearson
 from attnscope.metrics.states.alignment import transformation_magnitude as exact_magnitude
-from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, non_finite, zeroed
+from attnscope.protocols.ruscio2025._maps import declared, head_mean, hidden_states, named, non_finite, zeroed
 from attnscope.protocols.ruscio2025.entropy import attention_entropy
 
 LARGEST_STATE = 1e3
@@ -218,13 +218,8 @@ def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> t
         entropy: of every query.
         magnitude: of every token.
     """
-    try:
-        magnitude = magnitude.expand(entropy.shape)
-    except RuntimeError:
-        raise ValueError(
-            f"ruscio2025.entropy_magnitude_correlation: states of shape {tuple(magnitude.shape)} + [d] "
-            f"do not broadcast to {tuple(entropy.shape)}"
-        ) from None
+    what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
+    magnitude = _checks.expanded(what, magnitude, entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)
     bad = entropy.isnan().any(-1) | magnitude.isnan().any(-1)
     return torch.where(bad, torch.nan, pearson(entropy, magnitude, inside).nan_to_num(nan=0.0))
@@ -326,8 +321,7 @@ QUANTITIES = (
             ("pca_correlation_absolute", "PCA correlation, size", "absolute", 0),
         )
     ),
-    declared(
-        "entropy_magnitude_correlation",
+    named(
         "entropy_magnitude_correlation",
         "entropy with change",
         "Correlation over tokens of a row's entropy with how far the block moves the token.",

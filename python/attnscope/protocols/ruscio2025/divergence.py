@@ -4,16 +4,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._closed_forms import two_heads, uneven_heads
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of, how_many
-from attnscope.protocols.ruscio2025._maps import all_heads, declared, non_finite, plogp, zeroed
+from attnscope.metrics.quantity import Known, Quantity, field_of, how_many
+from attnscope.protocols.ruscio2025._maps import all_heads, declared, named, non_finite, plogp, zeroed
 from attnscope.protocols.ruscio2025.sinks import sink_tokens
 
 # Speed mode looks at so many query rows and, for the concentration, heads.
@@ -112,19 +112,10 @@ def sink_removal(heads: torch.Tensor, *, percentile: float = 90, speed: bool = F
     return _removals(heads, (percentile,), (speed,))[percentile, speed]
 
 
-def sink_removals(heads: torch.Tensor, percentiles: Sequence[float]) -> dict[tuple[float, bool], SinkRemoval]:
-    """`sink_removal` at several percentiles, full (False) and in speed mode (True); shared work is done once.
-
-    Args:
-        heads: all heads of a layer [..., h, n, n].
-        percentiles: each in 0..100.
-    """
-    return _removals(heads, percentiles, (False, True))
-
-
 def _removals(
     heads: torch.Tensor, percentiles: Sequence[float], modes: Sequence[bool]
 ) -> dict[tuple[float, bool], SinkRemoval]:
+    """`sink_removal` by percentile and mode, full (False) and speed (True); shared work is done once."""
     maps, checked = all_heads("sink_removal", heads)
     bad = non_finite(maps).any(-1)
     maps = zeroed(maps, bad.unsqueeze(-1))
@@ -175,7 +166,7 @@ def _divergence_without(maps: torch.Tensor, plogps: torch.Tensor, sinks: torch.T
     mean = (
         (maps / divisor.unsqueeze(-1)).mean(-3) + empty.double().mean(-2).unsqueeze(-1) / left.unsqueeze(-1)
     ) * kept
-    logs = torch.where(mean == 0, 0.0, mean.log())
+    logs = _logs(mean)
     own = (plogps @ over_kept).squeeze(-1) / divisor - torch.where(empty, 1.0, mass).log()
     rescaled = own - (maps * logs.unsqueeze(-3)).sum(-1) / divisor
     uniform = -left.log() - logs.sum(-1) / left
@@ -243,7 +234,12 @@ def _normalised(maps: torch.Tensor) -> torch.Tensor:
 def _divergence(maps: torch.Tensor, plogps: torch.Tensor) -> torch.Tensor:
     """KL of every row from the mean over heads, [..., h, rows], from the entries p and their p log p."""
     mean = maps.mean(-3, keepdim=True)
-    return plogps.sum(-1) - (maps * torch.where(mean == 0, 0.0, mean.log())).sum(-1)
+    return plogps.sum(-1) - (maps * _logs(mean)).sum(-1)
+
+
+def _logs(mean: torch.Tensor) -> torch.Tensor:
+    """The logarithm of each entry, 0 of 0."""
+    return torch.where(mean == 0, 0.0, mean.log())
 
 
 def _paired_t_test(before: torch.Tensor, after: torch.Tensor) -> torch.Tensor:
@@ -264,7 +260,7 @@ PERCENTILES = (80, 90, 95)
 
 
 def _every_removal(heads: torch.Tensor) -> dict[tuple[float, bool], SinkRemoval]:
-    return sink_removals(heads, PERCENTILES)
+    return _removals(heads, PERCENTILES, (False, True))
 
 
 def _one_removal(
@@ -285,84 +281,43 @@ _GONE = [
 _P_VALUE = 1 - 2 / math.pi * math.atan(sum(_GONE) / abs(_GONE[0] - _GONE[1]))
 
 
-def _sinks_from(percentile: int) -> tuple[Quantity, ...]:
+def _sinks_from(percentile: int) -> Iterator[Quantity]:
     """What both modes of the notebook say of the keys from one percentile of incoming mass on."""
     keys = f"the keys from the {percentile}th percentile of incoming mass on"
 
-    def one(
-        name: str,
-        label: str,
-        meaning: str,
-        expected: float,
-        field: str,
-        *,
-        speed: bool = False,
-        kind: Kind = "value",
-        low: Bound = 0,
-        high: Bound = None,
-    ) -> Quantity:
+    def one(name: str, label: str, meaning: str, expected: float, speed: bool, **more: Any) -> Quantity:
         return declared(
             f"{name}_speed_{percentile}" if speed else f"{name}_{percentile}",
             "sink_removal",
             f"{label}, {percentile}th percentile" + (", speed mode" if speed else ""),
             meaning,
             Known(expected, uneven_heads()),
-            kind=kind,
-            low=low,
-            high=high,
             options={"percentile": percentile, "speed": speed},
-            read=(lambda found: how_many(found.sinks)) if field == "sinks" else field_of(field),
             scope="layer",
+            **{"low": 0, "read": field_of(name), **more},
         )
 
-    parts: list[Quantity] = []
     for speed in (False, True):
         said = f"{keys}, in the notebook's speed mode" if speed else keys
-        parts += [
-            one(
-                "kl_reduction",
-                "KL without sinks",
-                f"How much the heads' mean divergence falls without {said}, nats.",
-                sum(_GONE) / 2,
-                "kl_reduction",
-                speed=speed,
-                low=None,
-            ),
-            one(
-                "sink_concentration",
-                "mass on sinks",
-                f"Share of mass on {said}.",
-                0.375,
-                "sink_concentration",
-                speed=speed,
-                high=1,
-            ),
-        ]
-    counted = one(
-        "sink_count", "sink tokens per layer", f"Number of {keys}.", 1, "sinks", kind="count", high=float
-    )
-    tested = one(
-        "p_value",
-        "p without sinks",
-        f"Paired t-test over heads of the divergence with and without {keys}.",
-        _P_VALUE,
-        "p_value",
-        high=1,
-    )
-    return (*parts[:2], counted, tested, *parts[2:])
+        falls = f"How much the heads' mean divergence falls without {said}, nats."
+        yield one("kl_reduction", "KL without sinks", falls, sum(_GONE) / 2, speed, low=None)
+        yield one("sink_concentration", "mass on sinks", f"Share of mass on {said}.", 0.375, speed, high=1)
+        if not speed:
+            count = {"kind": "count", "high": float, "read": lambda found: how_many(found.sinks)}
+            yield one("sink_count", "sink tokens per layer", f"Number of {keys}.", 1, speed, **count)
+            paired = f"Paired t-test over heads of the divergence with and without {keys}."
+            yield one("p_value", "p without sinks", paired, _P_VALUE, speed, high=1)
 
 
 QUANTITIES = (
-    declared(
-        "head_divergence",
+    named(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over queries of KL(head ‖ mean of the heads), rows made to sum to 1 first.",
         Known(math.log(2) / 2, two_heads()),
         low=0,
     ),
-    declared(
-        "head_divergence",
+    named(
         "head_divergence",
         "KL from head mean (nats)",
         "Mean over heads and queries of that divergence.",

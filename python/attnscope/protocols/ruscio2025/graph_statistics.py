@@ -13,7 +13,7 @@ from torch import Tensor
 from attnscope import _checks, _core
 from attnscope.metrics._closed_forms import star
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, field_of
+from attnscope.metrics.quantity import Known, Quantity, field_of
 from attnscope.protocols.ruscio2025._maps import (
     PROTOCOL,
     declared,
@@ -151,25 +151,19 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
+    spectra = {**_spectra(maps, levels), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
-    numbers = {**_spectra(maps, levels), "density": density}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
-    shared = {
-        **{name: torch.where(degenerate, math.nan, values) for name, values in missing.items()},
-        **{name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()},
-    }
-    shared = {name: torch.where(whole, values, math.nan) for name, values in shared.items()}
-    shared |= {name: values & whole for name, values in flags.items()}
     result = []
     for variant in variants:
-        own = {
-            field: torch.where(whole, torch.where(degenerate, 0.0, values), math.nan)
-            for field, values in _degrees(incoming, outgoing, variant).items()
-        }
+        numbers = spectra | _degrees(incoming, outgoing, variant)
+        fields = {name: torch.where(degenerate, 0.0, values) for name, values in numbers.items()}
+        fields |= {name: torch.where(degenerate, math.nan, values) for name, values in missing.items()}
+        fields = {name: torch.where(whole, values, math.nan) for name, values in fields.items()}
+        fields |= {name: values & whole for name, values in flags.items()}
         shape = (*checked.leading, len(levels))
-        fields = {field: values.reshape(shape) for field, values in {**shared, **own}.items()}
-        result.append(GraphStatistics(**fields))
+        result.append(GraphStatistics(**{name: values.reshape(shape) for name, values in fields.items()}))
     _checks.finished(PROTOCOL + name, checked, result[0], int(bad.sum()))
     return result
 
@@ -271,9 +265,8 @@ def _of_graph(
     expected: float,
     *,
     column: str = "",
-    kind: Kind = "value",
-    high: Bound = None,
     variant: Variant = "laplacian",
+    **more: Any,
 ) -> Quantity:
     """A field, with its value on the star of six tokens with its self-loop."""
     return declared(
@@ -282,12 +275,11 @@ def _of_graph(
         label,
         meaning,
         Known(expected, star(6), entry=(0,), options={"thresholds": (0.1,)}),
-        kind=kind,
         low=0,
-        high=high,
         options={"variant": variant},
         read=field_of(field),
         axes=("threshold",),
+        **more,
     )
 
 

@@ -169,8 +169,7 @@ def bulk(attention: torch.Tensor) -> Bulk:
         Ruscio et al., What are you sinking?, arXiv 2508.02546, random-matrix notebook.
     """
     sizes, checked, bad = _eigenvalue_sizes("bulk", attention)
-    fields = [torch.where(bad, torch.nan, field) for field in _bulk_of(sizes, checked.n)]
-    return _checks.finished(PROTOCOL + "bulk", checked, Bulk(*fields), int(bad.sum()))  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + "bulk", checked, _bulk_of(sizes, bad), int(bad.sum()))  # type: ignore[no-any-return]
 
 
 def sink_concentration(attention: torch.Tensor) -> torch.Tensor:
@@ -239,30 +238,26 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     return _finished(name, checked, bad, _deviation_of(sizes))
 
 
-def spectral_numbers(attention: torch.Tensor) -> dict[str, torch.Tensor]:
+def spectral_numbers(attention: torch.Tensor) -> dict[str, Any]:
     """Every number of the random-matrix notebook that is made of spectra, each decomposition done once.
 
     Args:
         attention: head mean [..., n, n].
 
     Returns:
-        spectral_ratio, participation_ratio, stable_rank, spectral_norm, bulk_edge, bulk_mean, bulk_std and
-        marchenko_pastur_deviation, each as the function of that name gives it.
+        What the functions of those names give.
     """
-    sizes, checked, bad = _eigenvalue_sizes("spectral_numbers", attention)
+    sizes, _, bad = _eigenvalue_sizes("spectral_numbers", attention)
     singular = _singular_values("spectral_numbers", attention)
-    own = _bulk_of(sizes, checked.n)
     found = {
         "spectral_ratio": _ratio_of(sizes),
         "participation_ratio": participation_ratio(attention),
         "stable_rank": exact.stable_rank_of(singular),
         "spectral_norm": singular[..., 0],
-        "bulk_edge": own.edge,
-        "bulk_mean": own.mean,
-        "bulk_std": own.std,
         "marchenko_pastur_deviation": _deviation_of(sizes),
     }
-    return {name: torch.where(bad, torch.nan, values) for name, values in found.items()}
+    numbers: dict[str, Any] = {name: torch.where(bad, torch.nan, values) for name, values in found.items()}
+    return {**numbers, "bulk": _bulk_of(sizes, bad)}
 
 
 def _ratio_of(sizes: torch.Tensor) -> torch.Tensor:
@@ -277,8 +272,8 @@ def _deviation_of(sizes: torch.Tensor) -> torch.Tensor:
     return torch.from_numpy(values).reshape(sizes.shape[:-1])
 
 
-def _bulk_of(sizes: torch.Tensor, n: int) -> Bulk:
-    if n <= 2:
+def _bulk_of(sizes: torch.Tensor, bad: torch.Tensor) -> Bulk:
+    if sizes.shape[-1] <= 2:
         edge = sizes[..., -1]
     else:
         gap = (sizes[..., :-1] - sizes[..., 1:]).argmax(-1, keepdim=True)
@@ -288,7 +283,7 @@ def _bulk_of(sizes: torch.Tensor, n: int) -> Bulk:
     count = below.sum(-1)
     mean = torch.where(below, sizes, 0.0).sum(-1) / count
     variance = torch.where(below, (sizes - mean.unsqueeze(-1)).square(), 0.0).sum(-1) / count
-    return Bulk(edge, mean, variance.sqrt())
+    return Bulk(*(torch.where(bad, torch.nan, field) for field in (edge, mean, variance.sqrt())))
 
 
 def _divergence_from_law(sizes: np.ndarray[Any, Any]) -> float:

@@ -7,26 +7,19 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-import torch
-
 from attnscope.metrics._closed_forms import causal, identity, star
 from attnscope.metrics.quantity import Known, field_of
-from attnscope.protocols.ruscio2025._maps import declared
+from attnscope.protocols.ruscio2025._maps import declared, named
 from attnscope.protocols.ruscio2025.random_matrix import (
     ASPECT,
     BINS,
-    Bulk,
     sink_concentration,
     spectral_numbers,
 )
 
 
-def _reading(name: str) -> Callable[[dict[str, torch.Tensor]], torch.Tensor]:
+def _reading(name: str) -> Callable[[dict[str, Any]], Any]:
     return lambda numbers: numbers[name]
-
-
-def _bulk_among(numbers: dict[str, torch.Tensor]) -> Bulk:
-    return Bulk(*(numbers[f"bulk_{field}"] for field in Bulk._fields))
 
 
 SOURCES = (spectral_numbers, sink_concentration)
@@ -38,9 +31,9 @@ DERIVED: dict[str, tuple[str, Callable[..., Any]]] = {
         "spectral_ratio",
         "spectral_norm",
         "marchenko_pastur_deviation",
+        "bulk",
     )
 }
-DERIVED["bulk"] = ("spectral_numbers", _bulk_among)
 
 
 def _harmonic(n: int, power: int) -> float:
@@ -60,8 +53,7 @@ _BELOW = (1 / 2, 1 / 3, 1 / 4)
 _MEAN = sum(_BELOW) / 3
 
 QUANTITIES = (
-    declared(
-        "participation_ratio",
+    named(
         "participation_ratio",
         "participation ratio",
         "(Σ|λ|)²/Σ|λ|² over the eigenvalues of the map: of a causal one, its diagonal.",
@@ -70,8 +62,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    declared(
-        "stable_rank",
+    named(
         "stable_rank",
         "stable rank",
         "Squared Frobenius norm over squared spectral norm.",
@@ -79,8 +70,7 @@ QUANTITIES = (
         low=1,
         high=float,
     ),
-    declared(
-        "spectral_ratio",
+    named(
         "spectral_ratio",
         "eigenvalue ratio",
         "First over second |eigenvalue|.",
@@ -88,8 +78,7 @@ QUANTITIES = (
         kind="ratio",
         low=1,
     ),
-    declared(
-        "spectral_norm",
+    named(
         "spectral_norm",
         "spectral norm",
         "Largest singular value.",
@@ -97,8 +86,7 @@ QUANTITIES = (
         symbol=r"$\sigma_1$",
         low=0,
     ),
-    declared(
-        "marchenko_pastur_deviation",
+    named(
         "marchenko_pastur_deviation",
         "KL from Marchenko-Pastur",
         "KL of the histogram of the ten largest |eigenvalues| from a Marchenko-Pastur density.",
@@ -132,8 +120,7 @@ QUANTITIES = (
         low=0,
         read=field_of("std"),
     ),
-    declared(
-        "sink_concentration",
+    named(
         "sink_concentration",
         "mass of the top columns",
         "Share of mass on columns whose sum reaches the 90th percentile of column sums.",

@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 
 from attnscope import _checks
 from attnscope.metrics._closed_forms import full
 from attnscope.metrics._named import shown_by_shape
-from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Site, field_of, how_many
+from attnscope.metrics.quantity import Known, Quantity, Site, field_of, how_many
 from attnscope.protocols.ruscio2025._maps import (
     declared,
     head_mean,
@@ -114,9 +114,8 @@ def _of_sinks(
     meaning: str,
     expected: float,
     *,
-    kind: Kind = "value",
-    high: Bound = None,
     axes: tuple[str, ...] = ("query",),
+    **more: Any,
 ) -> Quantity:
     return declared(
         name,
@@ -124,13 +123,12 @@ def _of_sinks(
         label,
         meaning,
         Known(expected, full(2), _STATES, (1,) if axes else ()),
-        kind=kind,
         low=0,
-        high=high,
         options={"hidden": Site("hidden")},
         read=read,
         needs=("attention", "hidden"),
         axes=axes,
+        **more,
     )
 
 

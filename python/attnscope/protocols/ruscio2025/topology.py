@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -13,7 +13,7 @@ import torch
 from attnscope.metrics._closed_forms import full, identity, ring
 from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.homology.barcodes import Barcodes
-from attnscope.metrics.quantity import Bound, Kind, Known, Quantity, Shared, field_of
+from attnscope.metrics.quantity import Known, Quantity, Shared, field_of
 from attnscope.protocols.ruscio2025._maps import declared, head_mean, non_finite, zeroed
 from attnscope.protocols.ruscio2025.persistence import bars_of
 
@@ -138,23 +138,12 @@ def _of_topology(
     meaning: str,
     expected: float | tuple[float, ...],
     maps: torch.Tensor,
-    *,
-    kind: Kind = "value",
-    high: Bound = None,
-    axes: tuple[str, ...] = (),
+    **more: Any,
 ) -> Quantity:
+    shared = {"barcodes": Shared("persistence")}
+    known = Known(expected, maps)
     return declared(
-        name,
-        "topology",
-        label,
-        meaning,
-        Known(expected, maps),
-        kind=kind,
-        low=0,
-        high=high,
-        options={"barcodes": Shared("persistence")},
-        read=field_of(field),
-        axes=axes,
+        name, "topology", label, meaning, known, low=0, options=shared, read=field_of(field), **more
     )
 
 

@@ -46,13 +46,8 @@ def numbers_of(results: Results, table: str) -> list[str]:
 
 def tested_numbers(results: Results, table: str) -> list[str]:
     """The measured columns of a table that a model can change: no constants of the design or of the null."""
-    schema = results.schema(table)
-    constant = b"constant"
-    return [
-        name
-        for name in numbers_of(results, table)
-        if (schema.field(name).metadata or {}).get(b"kind") != constant
-    ]
+    about = {field.name: field.metadata or {} for field in results.schema(table)}
+    return [name for name in numbers_of(results, table) if about[name].get(b"kind") != b"constant"]
 
 
 def measured(results: Results, table: str) -> pd.DataFrame:
@@ -168,9 +163,7 @@ def removal_tests(results: Results) -> list[dict[str, Any]]:
                         "kl_random": float(random[both].mean())
                         if both.any() and protocol == "exact"
                         else math.nan,
-                        "difference": test.difference,
-                        "low": test.low,
-                        "high": test.high,
+                        **difference_of(test),
                         "p_value": p_value,
                         "samples": test.n,
                     }

@@ -31,12 +31,12 @@ class Answer:
     compared: str
     quantity: str
     difference: str
-    interval: str
     sentences: int
-    p: str
-    holm: str
-    bh: str
-    certain: bool
+    interval: str = ""
+    p: str = ""
+    holm: str = ""
+    bh: str = ""
+    certain: bool = False
 
 
 @dataclass(frozen=True)
@@ -217,12 +217,8 @@ def _layers(table: pd.DataFrame) -> Question | None:
                     f"{int((published['p_value'] < 0.05).sum())} of {len(published)} (Welch, uncorrected)"
                 )
             rows_there = exact if len(exact) else published
-            answers.append(
-                Answer(
-                    str(model), quantity(metric).label, "; ".join(counts), "",
-                    int(rows_there["samples"].max()), "", "", "", False,
-                )
-            )  # fmt: skip
+            texts = int(rows_there["samples"].max())
+            answers.append(Answer(str(model), quantity(metric).label, "; ".join(counts), texts))
     if not answers:
         return None
     return Question(
@@ -242,8 +238,8 @@ def _answers(tests: Sequence[tuple[str, str, Comparison]]) -> tuple[Answer, ...]
     strict, discovered = holm(p), benjamini_hochberg(p)
     return tuple(
         Answer(
-            compared, LABELS.get(metric) or quantity(metric).label, number(test.difference),
-            interval_text(test.low, test.high), test.n, p_text(test.p_value), p_text(strict[place]),
+            compared, LABELS.get(metric) or quantity(metric).label, number(test.difference), test.n,
+            interval_text(test.low, test.high), p_text(test.p_value), p_text(strict[place]),
             p_text(discovered[place]), bool(strict[place] < 0.05),
         )
         for place, (compared, metric, test) in enumerate(tests)

@@ -20,6 +20,7 @@ from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.sink_heads import heads_with_sinks
 from attnscope.metrics.information.sink_test import TIMES_UNIFORM, pooled_sinks, sink_sums, sink_test
+from attnscope.studies.attention_sinks.comparisons import checkpoints
 from attnscope.studies.attention_sinks.states import States
 
 #: Longer texts are judged by themselves alone: their sums would outgrow the other tables.
@@ -123,45 +124,48 @@ class Judged:
         }
 
 
+def by_group(
+    results: Results, protocol: str, numbers: Sequence[str]
+) -> Iterator[tuple[dict[str, Any], str, pd.DataFrame, pd.DataFrame]]:
+    """Keys of every checkpoint, "all" texts and each group where there are several, and what belongs to them.
+
+    That are their rows of `samples`, and their numbers, a column for each number, layer and head.
+    """
+    samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
+    every = results.table("heads", [*HEAD_KEYS, *numbers])
+    for keys, own in checkpoints(every[every["protocol"] == protocol]):
+        here = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index("sample")
+        groups = sorted(here["group"].unique())
+        for group in ["all", *(groups if len(groups) > 1 else [])]:
+            texts = here if group == "all" else here[here["group"] == group]
+            rows = own[own["sample"].isin(texts.index)]
+            wide = rows.pivot(index="sample", columns=["layer", "head"], values=list(numbers))
+            wide = wide.sort_index(axis=0).sort_index(axis=1)
+            yield keys, group, texts.loc[wide.index], wide
+
+
 def judged(results: Results) -> Iterator[Judged]:
     """The heads of every checkpoint, in all texts and in each group where there are several."""
-    samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
     there = "sink_sums" in results.tables()
     sums = results.table("sink_sums") if there else pd.DataFrame(columns=[*CHECKPOINT_KEYS, "group"])
     numbers = ["sink_position_test", "sink_count_test"]
-    every = results.table("heads", [*HEAD_KEYS, *numbers])
-    every = every[every["protocol"] == "exact"]
-    for values, own in every.groupby([*CHECKPOINT_KEYS], sort=False):
-        keys = dict(zip(CHECKPOINT_KEYS, values, strict=True))
-        here, ours = (
-            table[(table[[*keys]] == list(values)).all(axis=1)] if len(table) else table
-            for table in (samples, sums)
+    for keys, group, texts, wide in by_group(results, "exact", numbers):
+        ours = sums[(sums[list(keys)] == list(keys.values())).all(axis=1)] if len(sums) else sums
+        ours = ours if group == "all" else ours[ours["group"] == group]
+        places, counts = (wide[name] for name in numbers)
+        layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
+        shape = (len(wide), len(layers), len(heads))
+        short = int((texts["n_tokens"] < POOLED_BELOW).sum())
+        yield Judged(
+            keys,
+            group,
+            layers,
+            heads,
+            texts,
+            places.fillna(-1).to_numpy(np.int64).reshape(shape),
+            counts.isna().to_numpy().reshape(shape),
+            _strongest(ours, short, layers, heads),
         )
-        groups = sorted(here["group"].unique())
-        for group in ["all", *(groups if len(groups) > 1 else [])]:
-            texts = (
-                (here if group == "all" else here[here["group"] == group]).set_index("sample").sort_index()
-            )
-            wide = own[own["sample"].isin(texts.index)].pivot(
-                index="sample", columns=["layer", "head"], values=numbers
-            )
-            wide = wide.sort_index(axis=0).sort_index(axis=1)
-            texts = texts.loc[wide.index]
-            places, counts = (wide[name] for name in numbers)
-            layers, heads = (sorted(places.columns.unique(level=name)) for name in ("layer", "head"))
-            shape = (len(wide), len(layers), len(heads))
-            chosen = ours if group == "all" else ours[ours["group"] == group]
-            short = int((texts["n_tokens"] < POOLED_BELOW).sum())
-            yield Judged(
-                keys,
-                group,
-                layers,
-                heads,
-                texts,
-                places.fillna(-1).to_numpy(np.int64).reshape(shape),
-                counts.isna().to_numpy().reshape(shape),
-                _strongest(chosen, short, layers, heads),
-            )
 
 
 def _strongest(

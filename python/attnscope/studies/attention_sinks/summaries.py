@@ -19,7 +19,7 @@ from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks.comparisons import checkpoints, layer_tests, null_tests, removal_tests
 from attnscope.studies.attention_sinks.emergence import emergence
-from attnscope.studies.attention_sinks.sink_heads import judged, sink_heads
+from attnscope.studies.attention_sinks.sink_heads import by_group, judged, sink_heads
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
@@ -109,22 +109,10 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
             own["frame"] = "untested"
         keys = {**one.keys, "group": one.group, "protocol": "exact"}
         add(keys, one.texts, sinks.positions, sinks.frames, **own, share_with_sink=sinks.share)
-    samples = results.table("samples", [*CHECKPOINT_KEYS, "sample", "group", "tokens", "n_tokens", "causal"])
-    heads = results.table("heads", [*HEAD_KEYS, "sink_position"])
-    for keys, rows in checkpoints(heads[heads["protocol"] == "ruscio2025"]):
-        here = samples[(samples[list(keys)] == list(keys.values())).all(axis=1)].set_index("sample")
-        groups = sorted(here["group"].unique())
-        for group in ["all", *(groups if len(groups) > 1 else [])]:
-            chosen = here if group == "all" else here[here["group"] == group]
-            wide = rows[rows["sample"].isin(chosen.index)].pivot(
-                index="sample", columns=["layer", "head"], values="sink_position"
-            )
-            wide = wide.sort_index(axis=0).sort_index(axis=1)
-            layers = wide.columns.get_level_values("layer").nunique()
-            positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
-            if (positions < 0).all():
-                continue
-            texts = chosen.loc[wide.index]
+    for keys, group, texts, wide in by_group(results, "ruscio2025", ["sink_position"]):
+        layers = wide.columns.get_level_values("layer").nunique()
+        positions = wide.fillna(-1).to_numpy(np.int64).reshape(len(wide), layers, -1)
+        if (positions >= 0).any():
             found = classify_frames(
                 torch.tensor(positions),
                 lengths=texts["n_tokens"].tolist(),

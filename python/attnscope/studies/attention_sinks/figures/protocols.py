@@ -3,8 +3,6 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
@@ -27,27 +25,17 @@ from attnscope.plots.selection import defined, estimate, last_step, with_groups
 from attnscope.plots.style import MUTED, axes_or_new, legend_row, panels, styled
 from attnscope.studies.attention_sinks.figures.declared import PROTOCOL_COLORS, PROTOCOL_NAMES, figure
 
-
-class Pair(NamedTuple):
-    """A panel: a column under both protocols, and a level that the published one cannot leave."""
-
-    title: str
-    column: str
-    #: What the published number equals, from the table's rows, and in words.
-    bound: str = ""
-
-
-#: Quantities whose published computation differs from what its name promises.
-PAIRS: tuple[Pair, ...] = (
-    Pair(r"H0 bars ($\beta_0$)", "bar_count_0", bound="min(n, 30)"),
-    Pair(r"H1 bars ($\beta_1$)", "bar_count_1"),
-    Pair("mean H0 bar", "mean_persistence_0"),
-    Pair("first / second value", "spectral_ratio"),
-    Pair("participation ratio", "participation_ratio"),
-    Pair("alignment with states", "alignment_hidden"),
-    Pair("entropy (nats)", "entropy"),
-    Pair("reference, direction", "reference_directional"),
-)
+#: Quantities whose published computation differs from what its name promises, by the title of their panel.
+PAIRS = {
+    r"H0 bars ($\beta_0$)": "bar_count_0",
+    r"H1 bars ($\beta_1$)": "bar_count_1",
+    "mean H0 bar": "mean_persistence_0",
+    "first / second value": "spectral_ratio",
+    "participation ratio": "participation_ratio",
+    "alignment with states": "alignment_hidden",
+    "entropy (nats)": "entropy",
+    "reference, direction": "reference_directional",
+}
 
 
 @styled
@@ -80,9 +68,9 @@ def protocols(results: Tables, options: Options) -> Drawn:
     heads = heads[heads["series"].isin(names)]
     both = [heads[heads["protocol"] == protocol] for protocol in ("exact", "ruscio2025")]
     there = [
-        pair
-        for pair in PAIRS
-        if pair.column in heads and all(rows[pair.column].notna().any() for rows in both)
+        (title, column)
+        for title, column in PAIRS.items()
+        if column in heads and all(rows[column].notna().any() for rows in both)
     ]
     if not there:
         raise NotDrawable("no quantity was measured under both protocols")
@@ -94,11 +82,11 @@ def protocols(results: Tables, options: Options) -> Drawn:
     for number, series in enumerate(names):
         flat = [ax for row in axes[number * each : (number + 1) * each] for ax in row]
         own = heads[heads["series"] == series]
-        for ax, pair in zip(flat, there, strict=False):
-            protocol_profile(own, pair.column, ax=ax, series=series)
-            ax.set_title(pair.title)
+        for ax, (title, column) in zip(flat, there, strict=False):
+            protocol_profile(own, column, ax=ax, series=series)
+            ax.set_title(title)
             ax.set_ylabel("")
-            _readable(ax, pair, own)
+            _readable(ax, column, own)
         for ax in flat[len(there) :]:
             ax.set_axis_off()
         for ax in flat[: max(0, len(there) - columns)]:
@@ -119,13 +107,13 @@ def protocols(results: Tables, options: Options) -> Drawn:
     )
 
 
-def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
+def _readable(ax: Axes, column: str, own: pd.DataFrame) -> None:
     """Zero in sight where it means something, whole numbers for counts, the bound as a dotted line."""
     bottom, top = drawn_range(ax)
     if not np.isfinite(top):
         ax.set_axis_off()
         return
-    if pair.column.startswith("bar_count"):
+    if column.startswith("bar_count"):
         ax.set_ylim(-0.04 * max(top, 1), 1.12 * max(top, 1))
         ax.yaxis.set_major_locator(MaxNLocator(4, integer=True))
     elif bottom >= 0:
@@ -133,10 +121,10 @@ def _readable(ax: Axes, pair: Pair, own: pd.DataFrame) -> None:
     else:
         ax.axhline(0, color=MUTED, linewidth=0.6, zorder=1)
     causal = "causal" not in own or bool(own["causal"].astype(bool).all())
-    if pair.bound and causal and "n_tokens" in own:
+    if column == "bar_count_0" and causal and "n_tokens" in own:
         # the β0 that the published computation gives for causal maps
         bound = own.drop_duplicates("sample")["n_tokens"].astype(float).clip(upper=30).mean()
         ax.axhline(
             bound, color=MUTED, linestyle=(0, (1, 1.5)), linewidth=1.0, zorder=1.5,
-            label=pair.bound, gid="bound",
+            label="min(n, 30)", gid="bound",
         )  # fmt: skip

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
@@ -120,9 +121,10 @@ class _Run:
             if name in results.tables()
         }
         self.models = list(dict.fromkeys(self.tables["heads"]["model"]))
-        self._made: dict[Any, tuple[float, float, float, int]] = {}
-        self._values: dict[Any, Matrix | None] = {}
-        self._read: dict[tuple[str, str, str], pd.DataFrame] = {}
+        # several published models ask for the same numbers, and several statistics for the same rows
+        self._number = functools.cache(self._compute)
+        self._rows = functools.cache(self._rows_of)
+        self._matrix = functools.cache(self._by_text)
 
     def names(self, model: str) -> list[str]:
         """The model's label and, where the study has one entry for it, its path."""
@@ -176,7 +178,7 @@ class _Run:
         """One published number with the run's own."""
         layer = self._place(model, int(number["layer"]), layers)
         source = SOURCES[number["quantity"]]
-        ask = (model, source, number["quantity"], layer, number["token"], number["statistic"])
+        ask = (model, number["quantity"], layer, number["token"], number["statistic"])
         measured, low, high, sentences = self._number("ruscio2025", *ask)
         exact, exact_low, exact_high, there = self._number("exact", *ask)
         return beside(
@@ -194,26 +196,15 @@ class _Run:
         theirs = _quarters(max(published) + 1)
         return _quarters(depth)[theirs.index(layer)] if layer in theirs else -1
 
-    def _rows(self, table: str, model: str, protocol: str) -> pd.DataFrame:
-        key = (table, model, protocol)
-        if key not in self._read:
-            rows: pd.DataFrame = self.tables[table]
-            rows = rows[rows["model"] == model]
-            self._read[key] = rows[rows["protocol"] == protocol] if "protocol" in rows else rows
-        return self._read[key]
-
-    def _number(
-        self, protocol: str, model: str, source: Source, quantity: str, layer: int, token: str, statistic: str
-    ) -> tuple[float, float, float, int]:
-        key = (protocol, model, quantity, layer, token, statistic)
-        if key not in self._made:
-            self._made[key] = self._compute(protocol, model, source, quantity, layer, token, statistic)
-        return self._made[key]
+    def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
+        rows: pd.DataFrame = self.tables[table]
+        rows = rows[rows["model"] == model]
+        return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
 
     def _compute(
-        self, protocol: str, model: str, source: Source, quantity: str, layer: int, token: str, statistic: str
+        self, protocol: str, model: str, quantity: str, layer: int, token: str, statistic: str
     ) -> tuple[float, float, float, int]:
-        nothing = (math.nan, math.nan, math.nan, 0)
+        source, nothing = SOURCES[quantity], (math.nan, math.nan, math.nan, 0)
         if source.table not in self.tables:
             return nothing
         rows = self._rows(source.table, model, protocol)
@@ -236,32 +227,30 @@ class _Run:
                 rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
             values = rows[source.column].astype(float)
             return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
-        key = (protocol, model, quantity, layer, token)
-        if key not in self._values:
-            self._values[key] = _by_text(rows, source.column, quantity, layer, token)
-        values_there = self._values[key]
+        values_there = self._matrix(protocol, model, quantity, layer, token)
         return nothing if values_there is None else _summary(values_there, statistic, self.draws, self.seed)
 
-
-def _by_text(rows: pd.DataFrame, column: str, quantity: str, layer: int, token: str) -> Matrix | None:
-    """A quantity as [sentences, layers], NaN where it has no value; None without rows."""
-    rows = rows[[name for name in ("sample", "layer", column) if name in rows]]
-    if layer >= 0:
-        rows = rows[rows["layer"] == layer]
-    if quantity == "top_token":
-        rows = rows[rows[column].notna()]
-        there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
-        rows = rows.assign(value=rows[column].map(there))
-    elif quantity == "same_key_in_all_heads":
-        rows = rows[rows[column].notna()]
-        kinds = rows.groupby(["sample", "layer"])[column].nunique()
-        rows = (kinds == 1).astype(float).rename("value").reset_index()
-    else:
-        rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
-    if rows.empty:
-        return None
-    wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
-    return np.where(np.isfinite(wide), wide, np.nan)
+    def _by_text(self, protocol: str, model: str, quantity: str, layer: int, token: str) -> Matrix | None:
+        """A quantity as [sentences, layers], NaN where it has no value; None without rows."""
+        table, column, _ = SOURCES[quantity]
+        rows = self._rows(table, model, protocol)
+        rows = rows[[name for name in ("sample", "layer", column) if name in rows]]
+        if layer >= 0:
+            rows = rows[rows["layer"] == layer]
+        if quantity == "top_token":
+            rows = rows[rows[column].notna()]
+            there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
+            rows = rows.assign(value=rows[column].map(there))
+        elif quantity == "same_key_in_all_heads":
+            rows = rows[rows[column].notna()]
+            kinds = rows.groupby(["sample", "layer"])[column].nunique()
+            rows = (kinds == 1).astype(float).rename("value").reset_index()
+        else:
+            rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
+        if rows.empty:
+            return None
+        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
+        return np.where(np.isfinite(wide), wide, np.nan)
 
 
 def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[float, float, float, int]:

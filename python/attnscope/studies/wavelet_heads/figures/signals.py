@@ -99,12 +99,7 @@ def power_spectra(results: Tables, options: Options) -> Drawn:
         ax.set_ylim(bottom=max(floor * 0.6, 1e-7))
     for ax in flat[len(names) :]:
         ax.set_axis_off()
-    lines = {str(line.get_label()): line for ax in flat for line in ax.get_lines()}
-    layers = sorted((label for label in lines if label.startswith("layer")), key=lambda label: int(label[6:]))
-    shown = layers if len(layers) <= 5 else [layers[0], layers[len(layers) // 2], layers[-1]]
-    shown += [label for label in ("before training",) if label in lines]
-    columns = legend_columns(figure_, shown)
-    figure_.legend([lines[label] for label in shown], shown, loc="outside upper center", ncols=columns)
+    _layer_legend(figure_, flat, sorted(final["layer"].unique()))
     return captioned(figure_, "Mean over heads; dotted verticals bound the bands.", compared_with(figure_))
 
 
