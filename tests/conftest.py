@@ -121,3 +121,17 @@ def fresh(tmp_path_factory):
 
     with Launcher(tmp_path_factory.mktemp("logs"), imports="") as made:
         yield made.script
+
+
+@pytest.fixture
+def call(capsys):
+    """The command line, as somebody calls it: its exit status, what it prints, what it complains of."""
+    from attnscope.commands import cli
+
+    def made(*arguments):
+        with pytest.raises(SystemExit) as end:
+            cli.main([str(one) for one in arguments])
+        out, err = capsys.readouterr()
+        return end.value.code or 0, out, err
+
+    return made

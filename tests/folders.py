@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: MIT
-"""Folders as a study reads them: tiny random weights, a tokenizer, checkpoint series; and a small run."""
+"""Folders as a study reads them: tiny random weights, a tokenizer, checkpoint series; and small runs."""
 
 import json
 import signal
@@ -15,6 +15,8 @@ WORDS = [
     *("saw", "how", "it", "went", "home", "again", "before", "night", "came", "down", "with", "wind", "from"),
     *("sea", "then", "all", "was", "still"),
 ]
+#: Of the small runs of the sink study.
+THRESHOLDS = [0.05, "2/n"]
 
 
 def tokenizer(bos=True):
@@ -73,6 +75,22 @@ def study(tmp_path, model, texts, **options):
     metrics = ["fiedler_value", "laplacian_gap", "graph_statistics"]
     options = {"metrics": metrics, "thresholds": [0.05, "2/n"], "block": 3, **options}
     return Study(models=model, texts=texts, output=str(tmp_path / "runs"), name="a", **options)
+
+
+def sink_study(output, model, texts, **options):
+    """Settings of a small run of the sink study, under both protocols."""
+    from attnscope.engine.config import Study
+
+    options = {"thresholds": THRESHOLDS, "block": 4, "protocols": "both", **options}
+    return Study(models=str(model), texts=str(texts), output=str(output), name="a", **options)
+
+
+def with_means(results, table="heads"):
+    """The rows of single heads, and behind them those of each layer's head mean as head −1."""
+    import pandas as pd
+
+    means = "head_means" if table == "heads" else f"head_mean_{table}"
+    return pd.concat([results.table(means).assign(head=-1), results.table(table)], ignore_index=True)
 
 
 def killed(study, least=3):

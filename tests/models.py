@@ -2,10 +2,12 @@
 """Tiny random models of many architectures, built from their configurations with a fixed seed.
 
 Query and key weights are enlarged, so that maps are sharp: near-uniform attention would hide a lost mask.
+`MapCount` counts the maps that are alive while one is captured.
 """
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable
 from functools import cache
 from typing import Any
@@ -305,3 +307,26 @@ def tiny_llama() -> nn.Module:
     shape = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 16}
     model: nn.Module = LlamaForCausalLM(LlamaConfig(**shape, vocab_size=40)).eval()
     return model
+
+
+class MapCount:
+    """Counts the maps that are alive whenever one is allocated."""
+
+    def __init__(self, monkeypatch):
+        self.maps: list[weakref.ref[torch.Tensor]] = []
+        self.most = 0
+        original = torch.empty
+
+        def empty(*size, **options):
+            tensor = original(*size, **options)
+            # results of metrics are tensors too, where torch is asked for them in Python
+            if tensor.ndim == 4 and tensor.shape[-2] == tensor.shape[-1]:
+                self.maps.append(weakref.ref(tensor))
+                self.most = max(self.most, sum(ref() is not None for ref in self.maps))
+            return tensor
+
+        monkeypatch.setattr(torch, "empty", empty)
+
+    @property
+    def born(self):
+        return len(self.maps)

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "bindings/dlpack.h"
-#include "simd/index.h"
+#include "simd/memory.h"
 
 // Arrays in and tensors out through DLPack, so that one build serves every torch. Nothing here or above includes
 // a header of torch.

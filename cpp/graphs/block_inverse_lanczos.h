@@ -4,7 +4,7 @@
 #include <vector>
 
 #include "graphs/threshold_levels.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

@@ -4,7 +4,7 @@
 #include <optional>
 #include <vector>
 
-#include "simd/index.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

@@ -6,7 +6,7 @@
 
 #include "graphs/block_inverse_lanczos.h"
 #include "graphs/threshold_levels.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

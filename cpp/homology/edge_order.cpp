@@ -3,12 +3,12 @@
 
 #include <algorithm>
 #include <bit>
+#include <cmath>
 #include <limits>
 #include <numeric>
 #include <type_traits>
 #include <utility>
 
-#include "homology/hellinger.h"
 #include "matrix/radix_sort.h"
 
 namespace attnscope {
@@ -150,6 +150,24 @@ void EdgeOrder::fill(S& sorter, const MatrixView<Scalar>& attention, KeyOf key_o
       take_row(sorter, i, row);
     }
   }
+}
+
+template <class Scalar>
+void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots) {
+  const Index n = attention.rows();
+  roots.resize(static_cast<std::size_t>(n * n));
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      const double entry = static_cast<double>(attention(i, j));
+      roots[i * n + j] = entry > 0.0 ? std::sqrt(entry) : 0.0;
+    }
+  }
+}
+
+double hellinger_distance(const std::vector<double>& roots, Index n, Index i, Index j) {
+  const Eigen::Map<const Eigen::ArrayXd> a(roots.data() + i * n, n);
+  const Eigen::Map<const Eigen::ArrayXd> b(roots.data() + j * n, n);
+  return std::sqrt(0.5 * (a - b).square().sum());
 }
 
 template <class Scalar>
@@ -334,7 +352,8 @@ double EdgeOrder::dissimilarity(std::uint32_t index) const {
   return weights ? 1.0 - weight_of_key(key) : std::bit_cast<double>(key);
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar) \
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
+  template void take_roots<Scalar>(const MatrixView<Scalar>&, std::vector<double>&);         \
   template void EdgeOrder::assign<Scalar>(const MatrixView<Scalar>&, Symmetrize, Metric);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE

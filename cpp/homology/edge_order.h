@@ -6,11 +6,19 @@
 #include <vector>
 
 #include "graphs/graph_options.h"
-#include "homology/edge.h"
 #include "matrix/matrix_view.h"
 
 // The edges of a dense weighted graph in the order in which a Rips filtration takes them in.
 namespace attnscope {
+
+// An edge is written as two vertices, the row above the column: row << 16 | column, row > column.
+using Edge = std::uint32_t;
+inline constexpr Index kMaxVertices = 65535;
+inline std::uint32_t edge_row(Edge edge) { return edge >> 16; }
+inline std::uint32_t edge_column(Edge edge) { return edge & 0xffffu; }
+inline Edge make_edge(std::uint32_t a, std::uint32_t b) {
+  return a > b ? a << 16 | b : b << 16 | a;
+}
 
 // What makes two tokens close. `attention`: 1 − w, w_ij = max, mean or min of A_ij and A_ji, never above
 // 1; `hellinger`: ‖√a_i − √a_j‖/√2 between rows, negative entries counting as 0; `distance`: w itself, the
@@ -105,5 +113,12 @@ class EdgeOrder {
   std::vector<Edge> edges_;
   std::uint32_t radius_begin_ = 0;
 };
+
+// √ of every entry, row by row; negative entries count as 0.
+template <class Scalar>
+void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots);
+
+// The Hellinger distance between rows i and j of a matrix of n rows whose roots these are. Hellinger 1909.
+double hellinger_distance(const std::vector<double>& roots, Index n, Index i, Index j);
 
 }  // namespace attnscope

@@ -8,7 +8,7 @@
 #include <numeric>
 #include <type_traits>
 
-#include "homology/hellinger.h"
+#include "homology/edge_order.h"
 #include "matrix/radix_sort.h"
 #include "simd/number_lanes.h"
 #include "simd/transpose_tile.h"

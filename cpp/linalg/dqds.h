@@ -5,7 +5,7 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

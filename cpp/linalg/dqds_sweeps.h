@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "simd/index.h"
 #include "simd/lanes.h"
+#include "simd/memory.h"
 
 namespace attnscope::dqds {
 

@@ -4,9 +4,7 @@
 #include <cstdint>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
-#include "simd/ahead.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

@@ -6,7 +6,7 @@
 
 #include "linalg/panels.h"
 #include "matrix/padded_vectors.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 // One symmetric matrix in panels made tridiagonal.
 namespace attnscope {

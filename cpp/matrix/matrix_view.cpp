@@ -6,7 +6,6 @@
 #include <limits>
 #include <type_traits>
 
-#include "matrix/matrix_reading.h"
 
 namespace attnscope {
 namespace {

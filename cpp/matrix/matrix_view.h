@@ -2,8 +2,10 @@
 #pragma once
 
 #include <Eigen/Core>
+#include <type_traits>
+#include <vector>
 
-#include "simd/index.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 
@@ -32,6 +34,47 @@ bool any_nonzero(const Scalar* run, Index n, Index stride);
 // True when every entry above the diagonal is exactly 0 and n >= 2.
 template <class Scalar>
 bool is_causal(const MatrixView<Scalar>& matrix);
+
+// What `all_finite` and `is_causal` say, in one read; a matrix that is not finite is not causal either.
+struct MatrixReading {
+  bool finite;
+  bool causal;
+};
+
+template <class Scalar>
+MatrixReading read_once(const MatrixView<Scalar>& matrix);
+
+// The same of some lines, for who uses each while it lies in the cache: of rows, or of columns where these are
+// the contiguous ones. `reading` holds what the lines before say and gets what these add; { true, false } asks
+// for entries that are not finite alone.
+template <class Scalar>
+void read_lines(const MatrixView<Scalar>& matrix, Index begin, Index end, MatrixReading& reading);
+
+// Whether the lines of `read_lines` are rows.
+template <class Scalar>
+bool lines_are_rows(const MatrixView<Scalar>& matrix) {
+  return matrix.innerStride() <= matrix.outerStride();
+}
+
+// The type a kernel computes with after reading a Scalar: exact for all four element types.
+template <class Scalar>
+using Wide = std::conditional_t<std::is_same_v<Scalar, double>, double, float>;
+
+// Scratch of what reads a matrix row by row: at most 16 rows of it, never the matrix.
+struct RowScratch {
+  std::vector<float> floats;
+  std::vector<double> doubles;
+  std::vector<double> sums;  // of columns
+
+  template <class T>
+  std::vector<T>& of() {
+    if constexpr (std::is_same_v<T, double>) {
+      return doubles;
+    } else {
+      return floats;
+    }
+  }
+};
 
 }  // namespace attnscope
 

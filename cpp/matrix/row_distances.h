@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "simd/index.h"
+#include "simd/memory.h"
 
 // Distances between the points of a cloud.
 namespace attnscope {

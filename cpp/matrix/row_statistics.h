@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
-#include "matrix/row_scratch.h"
+#include "matrix/matrix_view.h"
 #include "matrix/support.h"
 
 namespace attnscope {

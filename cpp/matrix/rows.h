@@ -11,7 +11,7 @@
 #include <cstring>
 #include <limits>
 
-#include "matrix/row_scratch.h"
+#include "matrix/matrix_view.h"
 #include "matrix/support.h"
 #include "simd/lanes.h"
 

@@ -6,9 +6,47 @@
 #include <cstring>
 #include <limits>
 
-#include "simd/lanes.h"
+#include "matrix/rows.h"
 
 namespace attnscope {
+namespace {
+
+// Rows of sums of squares in this range are scaled as they are: neither they nor their entries have
+// lost digits to over- or underflow.
+constexpr double kSmallest = 1e-200;
+constexpr double kLargest = 1e200;
+
+template <class Scalar>
+void widen_row(const Scalar* from, Index column_stride, Index width, double* row) {
+  Index k = 0;
+  if constexpr (std::is_same_v<Scalar, Wide<Scalar>>) {
+    if (column_stride == 1) {
+      for (; k + kPackWidth <= width; k += kPackWidth) store(row + k, load(from + k));
+    }
+  }
+  for (; k < width; ++k) row[k] = static_cast<double>(from[k * column_stride]);
+}
+
+// Σ x²; NaN or infinite where an entry is.
+double squares_of(const double* row, Index width) {
+  Lanes even{}, odd{};
+  Index k = 0;
+  for (; k + 2 * kPackWidth <= width; k += 2 * kPackWidth) {
+    const Lanes a = load(row + k);
+    const Lanes b = load(row + k + kPackWidth);
+    even += a * a;
+    odd += b * b;
+  }
+  double squares = sum(even + odd);
+  for (; k < width; ++k) squares += row[k] * row[k];
+  return squares;
+}
+
+void scale(double* row, Index width, double factor) {
+  for (Index k = 0; k < width; ++k) row[k] *= factor;
+}
+
+}  // namespace
 
 double largest_magnitude(const double* values, Index count) {
   Lanes even{}, odd{};
@@ -67,9 +105,36 @@ double widen(const MatrixView<Scalar>& matrix, double* out, Index ld) {
   return scale;
 }
 
-#define ATTNSCOPE_INSTANTIATE(Scalar)                                         \
-  template void widen_row<Scalar>(const MatrixView<Scalar>&, Index, double*); \
-  template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);
+template <class Scalar>
+bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
+                  Index begin, Index end, bool unit, double* out) {
+  bool finite = true;
+  for (Index i = begin; i < end; ++i) {
+    double* row = out + i * width;
+    widen_row(states + i * row_stride, column_stride, width, row);
+    const double squares = squares_of(row, width);
+    if (squares > kSmallest && squares < kLargest) {
+      if (unit) scale(row, width, 1.0 / std::sqrt(squares));
+      continue;
+    }
+    const auto inside = [](double x) { return std::isfinite(x); };
+    finite = finite && std::all_of(row, row + width, inside);
+    if (!unit) continue;
+    // Scaled by the largest entry first, so that no square over- or underflows.
+    double largest = 0.0;
+    for (Index k = 0; k < width; ++k) largest = std::max(largest, std::abs(row[k]));
+    if (!(largest > 0.0)) continue;
+    for (Index k = 0; k < width; ++k) row[k] /= largest;
+    scale(row, width, 1.0 / std::sqrt(squares_of(row, width)));
+  }
+  return finite;
+}
+
+#define ATTNSCOPE_INSTANTIATE(Scalar)                                                        \
+  template void widen_row<Scalar>(const MatrixView<Scalar>&, Index, double*);                \
+  template double widen<Scalar>(const MatrixView<Scalar>&, double*, Index);                  \
+  template bool widen_states<Scalar>(const Scalar*, Index, Index, Index, Index, Index, bool, \
+                                     double*);
 ATTNSCOPE_FOR_EACH_SCALAR(ATTNSCOPE_INSTANTIATE)
 #undef ATTNSCOPE_INSTANTIATE
 

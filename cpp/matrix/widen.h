@@ -21,4 +21,11 @@ double largest_magnitude(const double* values, Index count);
 // The power of two that `widen` would multiply by, for a matrix of this largest magnitude.
 double safe_scale(double largest);
 
+// Rows [begin, end) of token states of `width` numbers each, widened to float64, to out[i·width +
+// k]; `unit` scales every row to norm 1, a row of zeros staying 0. Returns whether all entries are
+// finite.
+template <class Scalar>
+bool widen_states(const Scalar* states, Index row_stride, Index column_stride, Index width,
+                  Index begin, Index end, bool unit, double* out);
+
 }  // namespace attnscope

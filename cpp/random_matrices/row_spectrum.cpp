@@ -3,8 +3,7 @@
 
 #include <cstring>
 
-#include "linalg/packed_gram.h"
-#include "linalg/panel_gram.h"
+#include "linalg/gram.h"
 #include "linalg/panel_tridiagonal.h"
 #include "random_matrices/standard_rows.h"
 

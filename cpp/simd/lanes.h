@@ -4,7 +4,7 @@
 #include <cassert>
 #include <cmath>
 
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 // Packs: equal-sized matrices interleaved entry by entry, one matrix a lane, so that one vector
 // instruction does the same step of kPackWidth matrices and no lane ever sees another.

@@ -40,8 +40,10 @@ def on_page_markdown(markdown: str, page: Any, **rest: Any) -> str:
 
 
 def pages() -> dict[str, str]:
-    """Pages that are made of the package, by address."""
-    return {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
+    """Pages that are made of the package and of the repository's own pages, by address."""
+    own = {"contributing.md": "CONTRIBUTING.md", "changelog.md": "CHANGELOG.md"}
+    made = {"commands.md": commands(), "settings.md": settings(), "glossary.md": glossary()}
+    return made | {address: (ROOT / name).read_text("utf-8") for address, name in own.items()}
 
 
 def commands() -> str:

@@ -9,7 +9,7 @@
 #include "matrix/matrix_view.h"
 #include "matrix/support.h"
 
-// Small matrices with known answers, and seeded random attention maps, for the kernel tests.
+// Small matrices with known answers, seeded random attention maps, and oracles, for the kernel tests.
 namespace attnscope::testing {
 
 template <class Scalar>
@@ -71,5 +71,16 @@ inline RowMatrix<double> uniform_causal(Index n) {
   for (Index i = 0; i < n; ++i) a.row(i).head(i + 1).setConstant(1.0 / static_cast<double>(i + 1));
   return a;
 }
+
+// What Eigen's dense solvers say; compiled in one file, because each takes seconds wherever it is instantiated.
+
+// The eigenvalues of a symmetric matrix, ascending.
+Eigen::VectorXd eigenvalues(const Eigen::MatrixXd& matrix);
+
+// Those of a symmetric tridiagonal matrix.
+Eigen::VectorXd tridiagonal_eigenvalues(const Eigen::VectorXd& diagonal, const Eigen::VectorXd& beside);
+
+// The singular values of any matrix, descending.
+Eigen::VectorXd singular_values(const Eigen::MatrixXd& matrix);
 
 }  // namespace attnscope::testing

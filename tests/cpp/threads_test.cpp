@@ -28,7 +28,7 @@
 #include "kernels/states/alignment.h"
 #include "kernels/states/reference_influence.h"
 #include "matrices.h"
-#include "matrix/states.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {

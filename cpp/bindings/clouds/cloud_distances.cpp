@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "bindings/batched.h"
 #include "matrix/row_distances.h"
-#include "matrix/states.h"
-#include "simd/aligned_buffer.h"
+#include "matrix/widen.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 namespace {

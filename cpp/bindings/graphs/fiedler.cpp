@@ -2,7 +2,7 @@
 #include "kernels/graphs/fiedler.h"
 
 #include "bindings/batched.h"
-#include "bindings/graphs/graph_options.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {

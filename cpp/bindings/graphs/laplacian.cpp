@@ -2,7 +2,7 @@
 #include "kernels/graphs/laplacian.h"
 
 #include "bindings/batched.h"
-#include "bindings/graphs/graph_options.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {

@@ -2,7 +2,7 @@
 #include "kernels/signals/uncertainty.h"
 
 #include "bindings/batched.h"
-#include "bindings/signals/signal_options.h"
+#include "bindings/options.h"
 
 namespace attnscope {
 namespace {

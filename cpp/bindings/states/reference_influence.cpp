@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/states/reference_influence.h"
 
-#include "bindings/states/states.h"
+#include "bindings/layers.h"
 
 namespace attnscope {
 namespace {

@@ -4,7 +4,7 @@
 #include <span>
 
 #include "kernels/graphs/laplacian.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

@@ -6,7 +6,7 @@
 
 #include "homology/edge_order.h"
 #include "homology/flag_homology.h"
-#include "matrix/row_scratch.h"
+#include "matrix/matrix_view.h"
 
 namespace attnscope {
 

@@ -5,9 +5,8 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
 #include "matrix/support.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 // How far the heads of one layer are from their mean. Rows are independent, so a layer can be
 // worked off in blocks of rows [begin, end); nothing here holds more than a few rows a head.

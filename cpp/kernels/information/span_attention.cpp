@@ -4,7 +4,7 @@
 #include <algorithm>
 #include <limits>
 
-#include "matrix/matrix_reading.h"
+#include "matrix/matrix_view.h"
 #include "matrix/rows.h"
 
 namespace attnscope {

@@ -5,9 +5,7 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
-#include "simd/ahead.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

@@ -7,7 +7,7 @@
 #include <stdexcept>
 
 #include "linalg/eigenvalues.h"
-#include "linalg/panel_gram.h"
+#include "linalg/gram.h"
 #include "matrix/padded_vectors.h"
 #include "matrix/widen.h"
 

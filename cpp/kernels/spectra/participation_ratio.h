@@ -2,7 +2,7 @@
 #pragma once
 
 #include "matrix/matrix_view.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 

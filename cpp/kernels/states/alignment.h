@@ -5,9 +5,8 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
 #include "matrix/support.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 // Does attention follow the geometry of the states? Pearson correlation between A_ij and the cosine
 // of tokens i and j, over visible pairs i ≠ j.

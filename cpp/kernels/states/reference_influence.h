@@ -4,9 +4,8 @@
 #include <vector>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
 #include "matrix/support.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 // How much of what a head writes comes from a set of reference tokens.
 namespace attnscope {

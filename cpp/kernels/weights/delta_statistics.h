@@ -4,7 +4,6 @@
 #include <type_traits>
 
 #include "matrix/matrix_view.h"
-#include "matrix/row_scratch.h"
 
 // What changed between two weight matrices, and how much of it is rounding.
 namespace attnscope {

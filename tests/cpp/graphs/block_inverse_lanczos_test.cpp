@@ -12,7 +12,7 @@
 #include <utility>
 #include <vector>
 
-#include "eigen_oracles.h"
+#include "matrices.h"
 
 namespace attnscope {
 namespace {

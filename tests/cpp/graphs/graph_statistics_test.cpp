@@ -6,7 +6,6 @@
 #include <memory>
 #include <random>
 
-#include "eigen_oracles.h"
 #include "matrices.h"
 
 namespace attnscope {

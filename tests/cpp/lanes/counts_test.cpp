@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "graphs/graph_rows.h"
+#include "linalg/gram.h"
 #include "linalg/packed_tridiagonal.h"
-#include "linalg/panel_gram.h"
 #include "linalg/panel_tridiagonal.h"
 #include "linalg/shifted_lanczos.h"
 #include "linalg/sturm_bisection.h"

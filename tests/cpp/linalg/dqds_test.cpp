@@ -6,7 +6,7 @@
 #include <cmath>
 #include <random>
 
-#include "eigen_oracles.h"
+#include "matrices.h"
 
 namespace attnscope {
 namespace {

@@ -7,7 +7,6 @@
 #include <vector>
 
 #include "matrices.h"
-#include "matrix/matrix_reading.h"
 #include "matrix/support.h"
 
 namespace attnscope {

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "matrices.h"
-#include "simd/aligned_buffer.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 namespace {

@@ -4,7 +4,6 @@
 #include <gtest/gtest.h>
 
 
-#include "eigen_oracles.h"
 #include "matrices.h"
 
 namespace attnscope {

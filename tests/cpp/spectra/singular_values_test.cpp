@@ -5,7 +5,6 @@
 
 #include <numbers>
 
-#include "eigen_oracles.h"
 #include "matrices.h"
 
 namespace attnscope {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "matrices.h"
-#include "matrix/states.h"
+#include "matrix/widen.h"
 
 namespace attnscope {
 namespace {

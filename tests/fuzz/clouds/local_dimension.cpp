@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/clouds/local_dimension.h"
 
-#include "distances.h"
+#include "inputs.h"
 
 namespace attnscope::fuzz {
 

@@ -3,7 +3,8 @@
 
 #include <utility>
 
-#include "graph.h"
+#include "kernels/graphs/laplacian.h"
+#include "oracles.h"
 
 namespace attnscope::fuzz {
 

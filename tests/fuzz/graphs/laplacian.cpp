@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/graphs/laplacian.h"
 
-#include "graph.h"
+#include "inputs.h"
+#include "oracles.h"
 
 namespace attnscope::fuzz {
 

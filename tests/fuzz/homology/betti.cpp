@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/homology/betti.h"
 
-#include "bars.h"
 #include "kernels/homology/persistence.h"
+#include "oracles.h"
 
 namespace attnscope::fuzz {
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/homology/persistence.h"
 
-#include "bars.h"
-#include "distances.h"
+#include "inputs.h"
+#include "oracles.h"
 
 namespace attnscope::fuzz {
 

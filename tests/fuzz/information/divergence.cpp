@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/information/divergence.h"
 
-#include "layer.h"
+#include "inputs.h"
 
 namespace attnscope::fuzz {
 

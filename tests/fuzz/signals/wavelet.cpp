@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/signals/wavelet.h"
 
-#include "signals.h"
+#include "inputs.h"
 
 namespace attnscope::fuzz {
 

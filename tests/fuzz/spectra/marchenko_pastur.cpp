@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/spectra/marchenko_pastur.h"
 
-#include "layer.h"
+#include "inputs.h"
 
 namespace attnscope::fuzz {
 

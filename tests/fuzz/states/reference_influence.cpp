@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: MIT
 #include "kernels/states/reference_influence.h"
 
-#include "layer.h"
-#include "matrix/states.h"
+#include "inputs.h"
+#include "matrix/widen.h"
 
 namespace attnscope::fuzz {
 

@@ -13,7 +13,7 @@ import models
 from attnscope.capture import Layer, capture
 from attnscope.capture import recording as recording_module
 from attnscope.capture.implementation import configs
-from map_count import MapCount
+from models import MapCount
 
 LAYERS = 6
 

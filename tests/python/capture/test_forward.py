@@ -13,7 +13,7 @@ from attnscope.capture import Forward, forward
 from attnscope.capture.edits import AddDirection, HideKeys, SetEmbedding
 from attnscope.capture.implementation import configs
 from attnscope.capture.sites import MODEL_SITES, SITES, TABLE
-from map_count import MapCount
+from models import MapCount
 
 ALL = (*models.CAUSAL, *models.ENCODERS, *models.SEQ2SEQ, *models.LEGACY, "jamba")
 HOOKED = tuple(site for site in SITES if not TABLE[site].of_attention)

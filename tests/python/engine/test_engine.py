@@ -15,7 +15,7 @@ from attnscope.engine.plan import make_plan
 from attnscope.engine.run import run
 from attnscope.engine.texts.encoding import batches
 from folders import id_lines, model_folder, sentences, study
-from map_count import MapCount
+from models import MapCount
 
 
 def test_a_run_measures_what_direct_calls_measure(tmp_path, llama, texts, said):

@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: MIT
-"""One name for one quantity: functions, columns, labels, tables of studies, metric pages and the view."""
+"""One name for one quantity: functions, columns, labels, tables of studies, metric pages and the view.
+
+Named results print dtype and shape of every field, and what is no tensor as it is.
+"""
 
 from collections import Counter
 from functools import cache
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -12,6 +16,7 @@ from attnscope.commands.analyze import _Chosen
 from attnscope.commands.analyze_tables import table_of
 from attnscope.commands.catalogue import describe
 from attnscope.engine.discovery import studies, study_class
+from attnscope.metrics._named import shown_by_shape
 from attnscope.metrics.discovery import columns_of, found, metric_of
 from attnscope.view.measured import contents_of_tensors
 
@@ -98,3 +103,16 @@ def test_the_view_calls_quantities_by_their_labels():
 def test_what_splits_scores_and_states_by_position_is_listed():
     wanted = {"toeplitz_split", "mask_only", "offset_variance", "offset_fit", "position_share", "rope_bands"}
     assert wanted <= set(found().names())
+
+
+def test_a_result_names_its_fields_with_dtype_and_shape():
+    class Pair(NamedTuple):
+        value: torch.Tensor
+        count: torch.Tensor
+        kept: Any
+
+    shown = shown_by_shape(Pair)
+    assert shown is Pair
+    pair = shown(torch.zeros(2, 3), torch.zeros((), dtype=torch.int64), [1, 2])
+    assert repr(pair) == "Pair(value=float32[2, 3], count=0, kept=[1, 2])"
+    assert f"{[pair]}" == "[Pair(value=float32[2, 3], count=0, kept=[1, 2])]"

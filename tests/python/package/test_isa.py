@@ -1,19 +1,86 @@
 # SPDX-License-Identifier: MIT
-"""Which build of the core is loaded, and what is said when none can be."""
+"""Which build of the core is loaded, and what is said when none can be.
 
+Under each instruction set `python test_isa.py FILE.npz` runs and writes every metric of maps of many sizes,
+full and causal, of four dtypes and ragged lengths, to one file.
+"""
+
+import dataclasses
 import hashlib
 import os
 import subprocess
 import sys
 from pathlib import Path
 
-import isa_answers
 import numpy as np
 import pytest
 import torch
 
+import attnscope as asc
 from attnscope import _build, _isa
 from attnscope.metrics.requests import metric_names
+
+SIZES = (*range(1, 41), 64, 100, 257)
+DTYPES = (torch.float64, torch.float32, torch.bfloat16, torch.float16)
+OPTIONS = {
+    "graph_statistics": {"thresholds": [0.02, 0.05, 0.1]},
+    "betti_numbers": {"thresholds": [0.02, 0.05, 0.1]},
+    "betti_curve": {"scales": [0.5, 0.9, 0.95, 1.0]},
+    "top_mass": {"k": 1},
+    "sink_removal": {"keys": [0]},
+    "morlet_scalogram": {"scales": [2.0, 5.0]},
+}
+
+
+def maps(n, causal, dtype):
+    """Two samples of three heads, the first a token or more longer than the second."""
+    generator = torch.Generator().manual_seed(1000 * n + causal)
+    logits = 2 * torch.randn(2, 3, n, n, generator=generator, dtype=torch.float64)
+    lengths = torch.tensor([[n], [max(1, n - 1 - n // 7)]])
+    token = torch.arange(n)
+    hidden = (token >= lengths[:, :, None, None]).expand(2, 3, n, n)
+    if causal:
+        hidden = hidden | (token[None, :] > token[:, None])
+    states = torch.randn(2, n, 5, generator=generator, dtype=torch.float64)
+    return torch.softmax(logits.masked_fill(hidden, -1e300), -1).to(dtype), lengths, states
+
+
+def parts(result):
+    """The arrays of a result, by name."""
+    if isinstance(result, torch.Tensor):
+        return {"": result.numpy()}
+    if hasattr(result, "_asdict"):
+        named = result._asdict()
+    elif dataclasses.is_dataclass(result):
+        named = {field.name: getattr(result, field.name) for field in dataclasses.fields(result)}
+    else:
+        named = {name: getattr(result, name) for name in ("birth", "death", "dimension", "offsets")}
+    return {
+        f".{name}{below}": array
+        for name, value in named.items()
+        if isinstance(value, torch.Tensor) or hasattr(value, "_asdict")
+        for below, array in parts(value).items()
+    }
+
+
+def answers(n, causal, dtype):
+    """The arrays of every metric of the maps of one size, by metric and part."""
+    attention, lengths, states = maps(n, causal, dtype)
+    head = -(-n // 2)
+    shared = states[:, None]
+    more = {
+        "span_attention": {"spans": torch.tensor([0, 1])},
+        "geometric_semantic_alignment": {"states": shared},
+        "reference_influence": {"states": shared, "reference": torch.arange(n) % 3 == 0},
+        "entropy_magnitude_correlation": {"before": shared, "after": shared.flip(-1)},
+        "scale_sensitivity": {
+            "prefix": attention[..., :head, :head],
+            "prefix_lengths": lengths.clamp(max=head),
+        },
+    }
+    asked = {name: {**OPTIONS, **more}.get(name, {}) for name in metric_names()}
+    found = asc.measure(attention, asked, lengths=lengths)
+    return {f"{name}{part}": array for name, one in found.items() for part, array in parts(one).items()}
 
 
 def test_the_best_build_that_runs_is_live():
@@ -41,15 +108,14 @@ def test_every_build_that_runs_here_gives_the_same_answers(fresh, isa):
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_every_metric_is_asked_for():
-    found = {name.partition(".")[0] for name in isa_answers.answers(5, True, torch.float64)}
+    found = {name.partition(".")[0] for name in answers(5, True, torch.float64)}
     assert found == set(metric_names())
 
 
-def answers(isa, folder):
+def stored_answers(isa, folder):
     path = folder / f"{isa}.npz"
-    script = Path(__file__).with_name("isa_answers.py")
     done = subprocess.run(
-        [sys.executable, script, path],
+        [sys.executable, __file__, path],
         capture_output=True,
         text=True,
         check=False,
@@ -63,10 +129,10 @@ def answers(isa, folder):
 @pytest.mark.skipif(len(_isa.runnable()) < 2, reason="one build runs here, and has nothing to differ from")
 def test_every_metric_agrees_on_every_build_that_runs_here(tmp_path):
     best, *others = _isa.runnable()
-    expected = answers(best, tmp_path)
+    expected = stored_answers(best, tmp_path)
     assert len(expected.files) > 10_000
     for isa in others:
-        found = answers(isa, tmp_path)
+        found = stored_answers(isa, tmp_path)
         assert found.files == expected.files
         apart = [name for name in expected.files if not agree(name, found[name], expected[name])]
         assert not apart, f"{isa} is not {best} in {len(apart)} of {len(found.files)}, e.g. {apart[:20]}"
@@ -110,3 +176,17 @@ def test_a_core_of_other_sources_is_refused_in_words(fresh):
 def test_the_core_here_was_built_from_this_stub():
     stub = Path(_isa.__file__).with_name("_core.pyi")
     assert hashlib.sha256(stub.read_bytes()).hexdigest() == _build.STUB
+
+
+def main(path):
+    found = {}
+    for n in SIZES:
+        for causal in (False, True):
+            for dtype in DTYPES:
+                kind = f"{'causal' if causal else 'full'} {str(dtype).removeprefix('torch.')}"
+                found |= {f"{name} {n} {kind}": array for name, array in answers(n, causal, dtype).items()}
+    np.savez(path, **found)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])

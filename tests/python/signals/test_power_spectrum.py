@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from scipy.signal import periodogram, welch
 
 import attnscope as asc
-from signal_maps import of_signal, signals
-from strategies import attention_batch, attention_map
+from strategies import attention_batch, attention_map, of_signal, signals
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 FIELDS = ("low", "mid", "high", "selectivity", "peak", "flatness", "entropy")

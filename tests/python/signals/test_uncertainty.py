@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import attnscope as asc
-from signal_maps import of_signal, signals
-from strategies import attention_batch, attention_map
+from strategies import attention_batch, attention_map, of_signal, signals
 
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 

@@ -2,10 +2,9 @@
 """One run of the whole sink study, shared by the tests of its tables."""
 
 import pytest
-from sink_runs import study
 
 from attnscope.engine.run import run
-from folders import model_folder, sentences
+from folders import model_folder, sentences, sink_study
 
 
 @pytest.fixture(scope="session")
@@ -20,4 +19,6 @@ def texts(tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def results(tmp_path_factory, llama, texts):
-    return run(study(tmp_path_factory.mktemp("runs"), llama, texts, options={"extra": "all"}), progress=False)
+    return run(
+        sink_study(tmp_path_factory.mktemp("runs"), llama, texts, options={"extra": "all"}), progress=False
+    )

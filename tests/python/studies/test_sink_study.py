@@ -4,14 +4,13 @@
 import numpy as np
 import pytest
 import torch
-from sink_runs import THRESHOLDS, study, with_means
 
 import attnscope as asc
 from attnscope.engine.config import Study
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 from attnscope.studies.attention_sinks.matched_keys import matched_keys
-from folders import model_folder, tokenizer
+from folders import THRESHOLDS, model_folder, sink_study, tokenizer, with_means
 
 #: What needs a head that predicts tokens, beside one metric.
 QUICK = {"extra": ["fisher", "ablation"]}
@@ -299,7 +298,8 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
         BertForMaskedLM(AutoConfig.from_pretrained(folder)).save_pretrained(folder)
     said = []
     results = run(
-        study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK), say=said.append
+        sink_study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK),
+        say=said.append,
     )
     assert not results.table("samples")["causal"].any()
     assert set(results.table("baselines")["support"]) == {"full"}
@@ -314,11 +314,11 @@ def test_an_encoder_with_and_without_a_language_model_head(tmp_path, texts, name
 
 
 def test_one_protocol_alone_and_chosen_metrics(tmp_path, llama, texts):
-    published = run(study(tmp_path, llama, texts, protocols="ruscio2025"), progress=False)
+    published = run(sink_study(tmp_path, llama, texts, protocols="ruscio2025"), progress=False)
     assert set(published.table("heads")["protocol"]) == {"ruscio2025"}
     assert published.table("heads")["fiedler_value_normalized"].isna().all()
     assert set(published.table("baselines")["protocol"]) == {"ruscio2025"}
-    some = run(study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
+    some = run(sink_study(tmp_path, llama, texts, metrics=["sink_removal"]), name="b", progress=False)
     assert some.tables() == ["samples", "layers", "removal_tests"]
     assert set(some.table("layers")["protocol"]) == {"exact", "ruscio2025"}
 
@@ -350,7 +350,8 @@ def test_of_an_encoder_decoder_the_encoder_is_studied_and_that_is_said(tmp_path,
     said = []
     folder = model_folder(tmp_path / "both", "t5")
     results = run(
-        study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK), say=said.append
+        sink_study(tmp_path, folder, texts, block=8, metrics=["fiedler_value"], options=QUICK),
+        say=said.append,
     )
     assert "both: an encoder-decoder; its encoder is studied, its decoder is not" in said
     assert not results.table("samples")["causal"].any()

@@ -10,11 +10,10 @@ import textwrap
 
 import numpy as np
 import pytest
-from sink_runs import with_means
 
 from attnscope.engine.config import Study
 from attnscope.engine.run import run
-from folders import WORDS, model_folder, sentences, series
+from folders import WORDS, model_folder, sentences, series, with_means
 
 
 def study(tmp_path, model, texts, **options):

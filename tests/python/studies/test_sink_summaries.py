@@ -6,12 +6,11 @@ import shutil
 import numpy as np
 import pytest
 import torch
-from sink_runs import study
 
 import attnscope as asc
 from attnscope.engine.run import resume, run
 from attnscope.protocols import ruscio2025
-from folders import model_folder, series
+from folders import model_folder, series, sink_study
 
 
 def test_nulls_are_averaged_into_baselines(results):
@@ -170,7 +169,7 @@ def test_every_number_is_held_against_its_nulls(results):
 def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
     deep = model_folder(tmp_path / "deep", num_hidden_layers=6)
     only = {"protocols": ["ruscio2025"], "thresholds": [0.05], "block": 8}
-    results = run(study(tmp_path, deep, texts, metrics=[], options={}, **only), progress=False)
+    results = run(sink_study(tmp_path, deep, texts, metrics=[], options={}, **only), progress=False)
     table = results.table("graph_depth")
     graphs = results.table("head_mean_graphs")
     own = graphs[(graphs["protocol"] == "ruscio2025") & (graphs["threshold"] == 0.05)]
@@ -191,7 +190,7 @@ def test_graphs_by_depth_are_the_notebooks_reading(tmp_path, texts):
 def test_a_series_has_its_controls_once_and_its_emergence_in_integer_order(tmp_path, texts):
     growing = series(tmp_path / "growing", steps=(0, 4, 10, 2))
     results = run(
-        study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"], "controls": 2}),
+        sink_study(tmp_path, growing, texts, block=8, options={"extra": ["random_weights"], "controls": 2}),
         progress=False,
     )
     nulls = results.variants()

@@ -20,7 +20,7 @@ from attnscope.studies.supports import visible_pairs
 from attnscope.studies.wavelet_heads.options import WaveletOptions
 from attnscope.studies.wavelet_heads.summaries import correlated, published
 from folders import model_folder, sentences, series, tokenizer
-from map_count import MapCount
+from models import MapCount
 
 KEYS = ["model", "revision", "step", "sample", "layer", "head", "protocol"]
 

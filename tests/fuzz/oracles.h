@@ -5,11 +5,68 @@
 #include <utility>
 #include <vector>
 
-#include "kernels/graphs/laplacian.h"
+#include "graphs/graph_options.h"
 #include "reader.h"
 
-// Persistent homology the slow way.
+// The graph of a head and its persistent homology, formed the slow way.
 namespace attnscope::fuzz {
+
+template <class Scalar>
+Eigen::MatrixXd weights_of(const Map<Scalar>& map, const GraphOptions& options) {
+  const Index n = map.size();
+  Eigen::MatrixXd weights = Eigen::MatrixXd::Zero(n, n);
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      if (i == j) continue;
+      const double a = map(i, j);
+      const double b = map(j, i);
+      if (options.threshold) {
+        weights(i, j) = std::max(a, b) >= *options.threshold ? 1.0 : 0.0;
+      } else if (options.symmetrize == Symmetrize::mean) {
+        weights(i, j) = (a + b) / 2.0;
+      } else {
+        weights(i, j) = options.symmetrize == Symmetrize::max ? std::max(a, b) : std::min(a, b);
+      }
+    }
+  }
+  return weights;
+}
+
+inline Eigen::MatrixXd laplacian_of(const Eigen::MatrixXd& weights, bool normalized) {
+  const Index n = weights.rows();
+  const Eigen::VectorXd degree = weights.rowwise().sum();
+  Eigen::MatrixXd laplacian = -weights;
+  if (!normalized) {
+    laplacian.diagonal() = degree;
+    return laplacian;
+  }
+  for (Index i = 0; i < n; ++i) {
+    for (Index j = 0; j < n; ++j) {
+      if (weights(i, j) != 0.0)
+        laplacian(i, j) = -weights(i, j) / std::sqrt(degree(i)) / std::sqrt(degree(j));
+    }
+    laplacian(i, i) = degree(i) > 0.0 ? 1.0 : 0.0;
+  }
+  return laplacian;
+}
+
+inline Index components_of(const Eigen::MatrixXd& weights) {
+  std::vector<Index> parent(static_cast<std::size_t>(weights.rows()));
+  std::iota(parent.begin(), parent.end(), Index{0});
+  const auto root = [&](Index v) {
+    while (parent[v] != v) v = parent[v];
+    return v;
+  };
+  Index count = weights.rows();
+  for (Index i = 0; i < weights.rows(); ++i) {
+    for (Index j = 0; j < i; ++j) {
+      if (!(weights(i, j) > 0.0) || root(i) == root(j)) continue;
+      parent[root(i)] = root(j);
+      --count;
+    }
+  }
+  return count;
+}
 
 // A weight as the filtration sees it: float32 inputs compare in float32, means in float64; 1 at
 // most.

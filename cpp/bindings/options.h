@@ -1,12 +1,30 @@
 // SPDX-License-Identifier: MIT
 #pragma once
 
+#include <pybind11/stl.h>
+
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "bindings/tensors.h"
+#include "graphs/graph_options.h"
 #include "signals/signal.h"
 
+// Options of graphs and signals from what Python calls them.
 namespace attnscope {
+
+inline Symmetrize symmetrize_from(const std::string& name) {
+  if (name == "mean") return Symmetrize::mean;
+  if (name == "max") return Symmetrize::max;
+  if (name == "min") return Symmetrize::min;
+  throw py::value_error("symmetrize must be 'mean', 'max' or 'min', got '" + name + "'");
+}
+
+inline GraphOptions graph_options(const std::string& symmetrize, std::optional<double> threshold,
+                                  bool normalized) {
+  return {symmetrize_from(symmetrize), threshold, normalized};
+}
 
 // `signal`: "rows", "last", "mean" or "offset"; attnscope.metrics.signals._signals sees to it.
 inline SignalOptions signal_options(const std::string& signal, bool drop_first, bool detrend,

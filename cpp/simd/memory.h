@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: MIT
+#pragma once
+
+#include <cassert>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <new>
+
+// How entries of memory are counted, scratch, and memory that is asked for before it is needed.
+namespace attnscope {
+
+using Index = std::int64_t;
+
+// Scratch of float64 numbers on a cache line's boundary, which grows and is reused over a batch. What
+// `resize` returns is not initialised and does not keep what was there.
+class AlignedBuffer {
+ public:
+  double* resize(Index size) {
+    assert(size >= 0);
+    if (size > capacity_) {
+      data_.reset(static_cast<double*>(
+          ::operator new(static_cast<std::size_t>(size) * sizeof(double), std::align_val_t{64})));
+      capacity_ = size;
+    }
+    return data_.get();
+  }
+
+ private:
+  struct Free {
+    void operator()(double* data) const { ::operator delete(data, std::align_val_t{64}); }
+  };
+  std::unique_ptr<double, Free> data_;
+  Index capacity_ = 0;
+};
+
+// Memory that a later call reads or writes, asked for in portions while this one computes, which takes about as long.
+// Portions follow each other, because a processor goes on by itself where they do, and come into its second cache,
+// the first one being this call's.
+class Ahead {
+ public:
+  static constexpr Index kLine = 64;  // bytes
+
+  Ahead() = default;
+  Ahead(const void* from, Index bytes) : at_(static_cast<const char*>(from)), end_(at_ + bytes) {}
+
+  void ask(Index lines) {
+    if (end_ - at_ < lines * kLine) return;
+    for (Index line = 0; line < lines; ++line) __builtin_prefetch(at_ + line * kLine, 0, 2);
+    at_ += lines * kLine;
+  }
+
+ private:
+  const char* at_ = nullptr;
+  const char* end_ = nullptr;
+};
+
+}  // namespace attnscope
