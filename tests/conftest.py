@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 # Imports and collection make a million objects that stay.
 gc.disable()
@@ -42,6 +43,9 @@ TOGETHER = (
     ),
 )
 
+# How long an example takes says how busy the machine is.
+settings.register_profile("any time", deadline=None)
+settings.load_profile("any time")
 # Nothing here has to outlast a loss of power, and a run waits for the disk a hundred times.
 os.fsync = lambda handle: None
 

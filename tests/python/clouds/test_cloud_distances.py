@@ -65,7 +65,7 @@ def test_every_dtype_is_read_exactly_and_whatever_its_strides(dtype, metric):
 
 
 @pytest.mark.parametrize("metric", METRICS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 70), st.integers(1, 40), st.integers(0, 1000))
 def test_a_part_of_a_cloud_has_the_same_numbers(metric, n, d, seed):
     points = cloud("gaussian", n, d, seed)
@@ -87,7 +87,7 @@ def test_threads_do_not_change_a_bit():
         torch.set_num_threads(before)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(st.integers(2, 12), st.integers(1, 6), st.integers(0, 1000), st.floats(1e-3, 1e3))
 def test_offsets_and_scales(n, d, seed, scale):
     points = cloud("gaussian", n, d, seed)

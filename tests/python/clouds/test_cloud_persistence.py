@@ -64,7 +64,7 @@ def test_bars_equal_ripser_in_float32(kind):
     assert_bars_equal(ours, [lexicographic(bars) for bars in theirs])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 16), st.sampled_from(CLOUDS), st.integers(0, 10_000))
 def test_the_order_of_points_an_offset_and_the_length_of_vectors_do_not_matter(n, kind, seed):
     points = cloud(kind, n, 3, seed)

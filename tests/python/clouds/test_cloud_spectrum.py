@@ -49,7 +49,7 @@ def test_plus_and_minus_a_frame_has_all_its_directions(d):
     assert found.pca_dimension.item() == d
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(2, 12), st.integers(2, 6), st.integers(0, 1000), st.floats(1e-2, 1e2))
 def test_offset_scale_rotation_and_order_do_not_matter(n, d, seed, scale):
     points = cloud("gaussian", n, d, seed)

@@ -125,7 +125,7 @@ def test_components_are_those_of_scipy(kind, metric, n):
         assert found.largest[s] == sizes.max() / n
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 30), st.sampled_from(CLOUDS), st.integers(0, 1000))
 def test_components_are_the_first_betti_numbers(n, kind, seed):
     points = cloud(kind, n, 4, seed)

@@ -107,7 +107,7 @@ def test_a_regular_line_is_not_poisson():
     assert 1.2 < asc.local_dimension(lattice, k=10).value.item() < 1.4
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.integers(8, 40), st.sampled_from(CLOUDS), st.integers(0, 1000), st.floats(1e-3, 1e3))
 def test_scale_rotation_offset_and_order_do_not_matter(n, kind, seed, scale):
     if kind == "tied":

@@ -36,7 +36,7 @@ def test_what_was_not_tested_has_no_adjusted_p(secondary):
     assert adjusted([], secondary)[1] == []
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     primary=st.lists(st.floats(0, 1), max_size=8),
     rest=st.lists(st.floats(0, 1), min_size=1, max_size=8),

@@ -132,7 +132,7 @@ def test_threads_do_not_change_a_bit(n):
     assert torch.equal(one, two)
 
 
-@settings(deadline=None, max_examples=80)
+@settings(max_examples=80)
 @given(attention_maps(smallest=2, largest=45), st.integers(0, 2**31), st.floats(1e-6, 1e6))
 def test_laws(a, seed, factor):
     n = len(a)
@@ -241,7 +241,7 @@ def test_negative_weights_are_not_hidden():
             asc.fiedler_value(torch.tensor(a), validate=True)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(attention_maps(smallest=2, largest=30), st.booleans(), st.sampled_from(["mean", "max"]))
 def test_the_vector_satisfies_its_equation(a, normalized, symmetrize):
     vector = asc.fiedler_vector(torch.tensor(a), normalized=normalized, symmetrize=symmetrize).numpy()

@@ -223,7 +223,7 @@ def test_threads_do_not_change_a_bit():
         assert torch.equal(x, y)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(attention_maps(largest=20), st.integers(0, 2**31), st.floats(0.001, 0.9))
 def test_laws(a, seed, threshold):
     n = len(a)

@@ -68,7 +68,7 @@ def test_closed_forms():
     np.testing.assert_allclose(cycle, np.sort(2 - 2 * np.cos(2 * np.pi * k / n)), atol=1e-12)
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(attention_maps(largest=16), st.floats(0.01, 0.9), st.booleans())
 def test_zeros_count_components(a, threshold, normalized):
     values = asc.laplacian_eigenvalues(torch.tensor(a), threshold=threshold, normalized=normalized)
@@ -77,7 +77,7 @@ def test_zeros_count_components(a, threshold, normalized):
     assert (values >= 0).all()
 
 
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=60)
 @given(
     attention_maps(smallest=2, largest=16),
     st.integers(0, 2**31),

@@ -47,7 +47,7 @@ def test_loops_equal_gudhi_on_the_thresholded_graph(kind):
         assert found[k].tolist() == alive
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(1, 25),
     st.sampled_from(KINDS),
@@ -63,7 +63,7 @@ def test_order_of_thresholds_and_tokens_is_free(n, kind, seed, order):
     assert torch.equal(asc.betti_numbers(torch.from_numpy(a[tokens][:, tokens]), THRESHOLDS), plain)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(1, 25), st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_pieces_only_split_as_the_threshold_rises(n, kind, seed):
     pieces = asc.betti_numbers(torch.from_numpy(attention_map(kind, n, seed)), THRESHOLDS)[:, 0]

@@ -131,7 +131,7 @@ def test_bars_are_sorted_by_dimension_birth_death_and_birth_edge():
     assert keys == sorted(keys)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     st.integers(2, 14),
     st.sampled_from(KINDS),
@@ -145,14 +145,14 @@ def test_relabelling_tokens_leaves_bars_unchanged(n, kind, seed, symmetrize):
     assert_bars_equal(asc.persistence(torch.from_numpy(a[order][:, order]), symmetrize=symmetrize)[()], ours)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(1, 16), st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_bars_equal_gudhi_on_random_maps(n, kind, seed):
     a = attention_map(kind, n, seed)
     assert_bars_equal(asc.persistence(torch.from_numpy(a))[()], gudhi_bars(dissimilarity(a)))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 24), st.integers(0, 10_000))
 def test_mean_symmetrised_causal_bars_are_halfway_to_one(n, seed):
     a = torch.from_numpy(attention_map("causal", n, seed))
@@ -163,7 +163,7 @@ def test_mean_symmetrised_causal_bars_are_halfway_to_one(n, seed):
     np.testing.assert_allclose(mean[1], halfway[1], rtol=0, atol=1e-15)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(st.integers(2, 20), st.sampled_from(KINDS), st.integers(0, 10_000))
 def test_the_euler_characteristic_counts_bars(n, kind, seed):
     # Every edge of the full filtration joins two components, opens a loop, or fills a triangle; at a scale

@@ -212,7 +212,7 @@ def test_holm_and_benjamini_hochberg_by_hand():
     assert len(inference.holm([])) == len(inference.benjamini_hochberg([])) == 0
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(p=st.lists(st.floats(0, 1), min_size=1, max_size=12), seed=st.integers(0, 1000))
 def test_corrections_are_ordered_and_follow_their_p_values(p, seed):
     holm, bh = inference.holm(p), inference.benjamini_hochberg(p)

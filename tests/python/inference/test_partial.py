@@ -32,7 +32,7 @@ def inverse_form(x, y, z, ranked=True):
 @pytest.mark.parametrize("ties", [False, True])
 @pytest.mark.parametrize("method", ["spearman", "pearson"])
 @given(st.integers(0, 10**6), st.integers(1, 4))
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=15)
 def test_it_is_the_inverse_matrix_form_and_the_form_of_residuals(method, ties, seed, c):
     x, y, z = drawn(seed, c=c, ties=ties)
     found = inference.partial_correlation(x, y, z, method=method, draws=1)

@@ -147,7 +147,7 @@ def test_ragged_lengths_non_finite_layers_and_strides():
         asc.head_divergence(non_finite, validate=True)
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(n=st.integers(1, 20), h=st.integers(1, 6), seed=st.integers(0, 10**6), sharpness=st.floats(0, 30))
 def test_laws(n, h, seed, sharpness):
     heads = maps(h, n, n, seed=seed, sharpness=sharpness)

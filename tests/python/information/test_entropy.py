@@ -117,7 +117,7 @@ def test_the_input_is_neither_touched_nor_moved():
     assert torch.equal(attention, before)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(1, 24), seed=st.integers(0, 10**6), sharpness=st.floats(0, 40), causal=st.booleans())
 def test_bounds_and_relabelling(n, seed, sharpness, causal):
     attention = maps(n, n, causal=causal, seed=seed, sharpness=sharpness)

@@ -220,7 +220,7 @@ def test_a_non_finite_map_leaves_its_neighbours_alone():
         asc.sink_share(attention, validate=True)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(1, 40),
     seed=st.integers(0, 10**6),

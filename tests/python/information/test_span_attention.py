@@ -117,7 +117,7 @@ def test_every_field_is_that_of_a_loop(causal, dtype, span):
 
 
 @given(st.integers(0, 10**6), st.integers(1, 17), st.booleans(), st.data())
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 def test_laws(seed, n, causal, data):
     """The parts are the row sum; what is special leaves the share alone; n·inner is the boost."""
     attention = maps(n, n, causal=causal, seed=seed)

@@ -30,7 +30,6 @@ METRICS = sorted(
 )
 quick = settings(
     max_examples=int(os.environ.get("ATTNSCOPE_EXAMPLES", "5")),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 

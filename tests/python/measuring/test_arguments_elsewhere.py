@@ -20,7 +20,6 @@ from attnscope.metrics.requests import metric_names
 
 quick = settings(
     max_examples=int(os.environ.get("ATTNSCOPE_EXAMPLES", "4")),
-    deadline=None,
     suppress_health_check=list(HealthCheck),
 )
 TABLE = pd.DataFrame(

@@ -332,7 +332,7 @@ def test_an_odd_last_query_is_not_used():
             np.testing.assert_array_equal(one, two)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(2, 40), seed=st.integers(0, 10**6), scale=st.floats(0.1, 20), shift=st.floats(-50, 50))
 def test_laws_of_constants_and_scale(n, seed, scale, shift):
     s = scores(n, n, seed=seed)

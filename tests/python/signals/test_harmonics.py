@@ -20,7 +20,7 @@ def test_softmax_harmonics_are_bessel_functions(strength):
     np.testing.assert_allclose(found, expected, rtol=1e-11, atol=1e-15)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(strength=st.floats(0, 12))
 def test_they_are_the_transform_of_a_softmax_over_one_turn(strength):
     """exp(r cos x) = Σ I_n(r) e^{inx}: the Fourier coefficients of attention over a full turn."""

@@ -47,7 +47,7 @@ def test_closed_forms():
     assert by_fraction.item() == asc.local_global_ratio(uniform, window=3).item()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(attention=attention_maps(2, 30), window=st.integers(0, 12))
 def test_a_wider_window_holds_more(attention, window):
     a = torch.tensor(attention)

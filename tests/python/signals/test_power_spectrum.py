@@ -146,7 +146,7 @@ def test_the_mean_of_scipys_segments_is_welchs_method():
     assert low == pytest.approx(p[f < 0.125].sum() / p.sum(), abs=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     n=st.integers(6, 80), seed=st.integers(0, 10**6), bands=st.integers(1, 50),
     signal=st.sampled_from(["rows", "last", "mean", "offset"]), scale=st.floats(1e-3, 1e3),

@@ -74,7 +74,7 @@ def test_the_variance_of_frequency_is_the_integral_over_the_circle():
     assert found.frequency_variance.item() == pytest.approx((omega**2 * power).mean(), rel=1e-6)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(
     n=st.integers(2, 70), seed=st.integers(0, 10**6), amplitude=st.sampled_from(["root", "signal"]),
     kind=st.sampled_from(["causal", "full", "sink", "local", "tied"]), drop_first=st.booleans(),

@@ -81,7 +81,7 @@ def test_rows_average_their_profiles():
     np.testing.assert_allclose(found.profile, np.mean(each, 0), rtol=0, atol=1e-12)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(6, 90), seed=st.integers(0, 10**6), kind=st.sampled_from(["causal", "full", "sink"]))
 def test_reconstruction_is_rounding_on_every_signal(n, seed, kind):
     """The published 1e-7 is float32's rounding: random rows give the same error as any others."""

@@ -127,7 +127,7 @@ def test_ragged_non_finite_threads(n, spectrum):
         torch.set_num_threads(threads)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(n=st.integers(2, 40), seed=st.integers(0, 10_000), sharpness=st.floats(0.01, 20))
 def test_laws(n, seed, sharpness):
     matrix = attention(n, 1, causal=seed % 2 == 0, sharpness=sharpness, seed=seed)[0]

@@ -171,7 +171,7 @@ def test_magnitudes_far_from_one(scale):
     torch.testing.assert_close(asc.stable_rank(maps * scale), asc.stable_rank(maps), rtol=1e-9, atol=0)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(1, 40), seed=st.integers(0, 10_000), sharpness=st.floats(0.01, 20))
 def test_laws(n, seed, sharpness):
     matrix = attention(n, 1, causal=seed % 2 == 0, sharpness=sharpness, seed=seed)[0]

@@ -128,7 +128,7 @@ def test_ragged_lengths_strides_and_non_finite_neighbours():
     assert found[1] == clean[1]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(3, 24), d=st.integers(1, 9), seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3))
 def test_laws(n, d, seed, scale):
     attention, states = maps(n, n, seed=seed, causal=False), normal(n, d, seed=seed)

@@ -128,7 +128,7 @@ def test_ragged_lengths_masks_and_non_finite_neighbours():
     np.testing.assert_array_equal(non_finite.directional[1:], clean.directional[1:])
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(n=st.integers(2, 24), d=st.integers(1, 9), seed=st.integers(0, 10**6), scale=st.floats(1e-3, 1e3))
 def test_laws(n, d, seed, scale):
     attention, states = maps(n, n, seed=seed), normal(n, d, seed=seed)

@@ -93,7 +93,7 @@ def test_writes_the_difference(one, other):
         assert torch.equal(delta, b.to(wide) - a.to(wide))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     m=st.integers(1, 9),
     n=st.integers(1, 40),
