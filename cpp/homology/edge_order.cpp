@@ -167,7 +167,9 @@ void take_roots(const MatrixView<Scalar>& attention, std::vector<double>& roots)
 double hellinger_distance(const std::vector<double>& roots, Index n, Index i, Index j) {
   const Eigen::Map<const Eigen::ArrayXd> a(roots.data() + i * n, n);
   const Eigen::Map<const Eigen::ArrayXd> b(roots.data() + j * n, n);
-  return std::sqrt(0.5 * (a - b).square().sum());
+  const double squares = (a - b).square().sum();
+  // Entries far beyond a probability have squares that no number holds, and a distance that one does.
+  return std::isfinite(squares) ? std::sqrt(0.5 * squares) : (a - b).matrix().stableNorm() * std::sqrt(0.5);
 }
 
 template <class Scalar>

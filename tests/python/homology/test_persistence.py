@@ -272,6 +272,13 @@ def test_hellinger_distances():
     assert asc.persistence(same, metric="hellinger")[()][0].tolist() == [[0.0, np.inf]]
 
 
+def test_a_hellinger_distance_whose_square_overflows():
+    large = torch.diag(torch.full((4,), 1.5e308, dtype=torch.float64))
+    pieces, loops = asc.persistence(large, metric="hellinger")[()]
+    np.testing.assert_allclose(pieces[:, 1], [*[1.5e308**0.5] * 3, np.inf], rtol=1e-14)
+    assert len(loops) == 0
+
+
 #: The triangles of the projective plane with six vertices.
 PROJECTIVE_PLANE = ("012", "023", "034", "045", "051", "124", "235", "341", "452", "513")
 
