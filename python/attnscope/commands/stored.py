@@ -62,13 +62,13 @@ def figures(
     from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
+    results = opened(folder)
+    own = figures_of(results)
     if listed:
-        for name, figure in figures_of(opened(folder)).items():
+        for name, figure in own.items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    results = opened(folder)
     left_out: list[LeftOut] = []
-    own = figures_of(results)
     for name in names or []:
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
