@@ -89,8 +89,6 @@ def analyze(
     loaded, tokenizer, label = _model_of(model, tokenizer)
     text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    if tokenizer is None and _has_text(inputs):
-        raise ValueError("analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)")
     encoder = Encoder(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
     )
@@ -235,9 +233,7 @@ def _asked_columns(
     if key != metric and not alone:
         names = _named_after(key, names)
     columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
-    means = [
-        Column(name, one.mean_over("query")) for name, one in columns if one.axes and one.axes == ("query",)
-    ]
+    means = [Column(name, one.mean_over("query")) for name, one in columns if one.axes == ("query",)]
     return columns + means
 
 
@@ -288,12 +284,6 @@ def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
     return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
 
 
-def _has_text(inputs: Any) -> bool:
-    return isinstance(inputs, str) or (
-        isinstance(inputs, (list, tuple)) and any(isinstance(line, str) for line in inputs)
-    )
-
-
 def _rows_of(encoded: Mapping[str, Any]) -> list[list[int]]:
     """The token ids of what a tokenizer gives, padding left out."""
     ids = torch.as_tensor(encoded["input_ids"])
@@ -325,6 +315,10 @@ def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
     found = []
     for sample, line in enumerate(lines):
         text = text_argument("analyze", f"input {sample}", line) if isinstance(line, str) else None
+        if text is not None and encoder.tokenizer is None:
+            raise ValueError(
+                "analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)"
+            )
         token_ids = None if text is not None else tuple(line)
         encoded: Encoded = encoder.encode(text, token_ids, sample)
         if not len(encoded.ids):

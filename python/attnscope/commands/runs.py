@@ -186,8 +186,7 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 
     done = run_shard(study, shard, **shown)
     if as_json:
-        whole = {**vars(done), "folder": str(done.folder), "run": str(done.run)}
-        typer.echo(json.dumps(whole, ensure_ascii=False))
+        typer.echo(json.dumps(vars(done), ensure_ascii=False, default=str))
     elif shown["say"] is None:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:

@@ -165,10 +165,8 @@ def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
     several = len({model for model, _, _ in checkpoints}) > 1
     labels = []
     for model, revision, step in checkpoints:
-        when = f"step {step}" if step >= 0 else str(revision)
-        labels.append(
-            " · ".join(part for part in ([str(model)] if several or not when else []) + [when] if part)
-        )
+        when = f"step {step}" if step >= 0 else revision
+        labels.append(" · ".join(filter(None, (model if several or not when else "", when))))
     return labels
 
 

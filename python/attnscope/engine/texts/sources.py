@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -181,14 +181,10 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
         raise ConfigError(f"texts: {path} has no columns, {source.column!r} was asked for")
     lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding))
     if source.per == "paragraph":
-        number = 0
-        block: list[str] = []
-        for place, line in enumerate([*lines, ""]):
-            if line.strip():
-                number, block = (number if block else place), [*block, line.strip()]
-            elif block:
-                yield number, " ".join(block), {}
-                block = []
+        for filled, block in groupby(enumerate(lines), lambda pair: bool(pair[1].strip())):
+            if filled:
+                numbers, paragraph = zip(*block, strict=True)
+                yield numbers[0], " ".join(line.strip() for line in paragraph), {}
         return
     for number, line in enumerate(lines):
         yield number, line.strip(), {}
