@@ -360,15 +360,7 @@ def _validate(function: str, name: str, attention: Attention) -> None:
     if found is None:
         return
     matrix, row, column, value = found
-    index = (*_unravel(matrix, attention.leading), row, column)
+    index = (*map(int, np.unravel_index(matrix, attention.leading)), row, column)
     raise ValueError(
         f"{function}: {name} must hold finite entries in [0, {LARGEST_ENTRY}], got {value} at index {index}"
     )
-
-
-def _unravel(flat: int, shape: tuple[int, ...]) -> tuple[int, ...]:
-    index: list[int] = []
-    for size in reversed(shape):
-        index.append(flat % size)
-        flat //= size
-    return tuple(reversed(index))

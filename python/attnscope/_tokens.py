@@ -9,13 +9,20 @@ import re
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
+def byte_characters() -> list[str]:
+    """The letters of byte-level vocabularies, in byte order: what prints is itself, the others from 256 on.
+
+    >>> byte_characters()[ord("A")], byte_characters()[0], len(set(byte_characters()))
+    ('A', 'Ā', 256)
+    """
+    plain = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    moved = iter(range(256, 512))
+    return [chr(byte if byte in plain else next(moved)) for byte in range(256)]
+
+
 @functools.cache
 def _byte_of() -> dict[str, int]:
-    """Letters of byte-level vocabularies: a byte that prints is itself, the others stand from 256 on."""
-    plain = [*range(33, 127), *range(161, 173), *range(174, 256)]
-    others = [byte for byte in range(256) if byte not in plain]
-    letters = {chr(byte): byte for byte in plain}
-    return letters | {chr(256 + at): byte for at, byte in enumerate(others)}
+    return {letter: byte for byte, letter in enumerate(byte_characters())}
 
 
 def readable(token: str) -> str:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import weakref
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -85,12 +85,10 @@ def analyze(
         >>> dict(results.to_xarray().sizes)
         {'model': 1, 'revision': 1, 'sample': 1, 'layer': 2, 'head': 4}
     """
-    recipe = _Everything(options) if metrics is None else _Chosen(metrics, options)
+    recipe = _everything(options) if metrics is None else _chosen(metrics, options)
     loaded, tokenizer, label = _model_of(model, tokenizer)
     text = loaded.config.get_text_config() if hasattr(loaded.config, "get_text_config") else loaded.config
     choose(layers, depth(loaded), f"layers of {type(loaded).__name__}")
-    if tokenizer is None and _has_text(inputs):
-        raise ValueError("analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)")
     encoder = Encoder(
         tokenizer, context_length(loaded.config, tokenizer), "keep", getattr(text, "vocab_size", None)
     )
@@ -99,13 +97,16 @@ def analyze(
         warn(f"analyze: {cut} of {len(texts)} texts were longer than {encoder.limit} tokens and are cut")
     heads = int(getattr(text, "num_attention_heads", None) or 1)
     rows = Tables({"model": name or label, "revision": "", "step": -1})
+    states = recipe.states()
+    # of everything, what the model gives
+    needed, wished = ((), states) if metrics is None else (states, ())
     unit = Unit("", "", "analyze", Checkpoint(name or label, "", -1, "", False), inputs=tuple(texts))
     with warned_once("maps"):
         for group in batches(unit, heads):
             batch = batch_of(group, encoder)
             tensors = padded(batch, encoder.pad_id, loaded.device)
             for number, layer in self_attention(
-                loaded, tensors, layers=layers, sites=recipe.sites(), extra=recipe.extra_sites()
+                loaded, tensors, layers=layers, sites=("attention", *needed), extra=wished
             ):
                 recipe.measure(layer, number, batch, rows)
     tables = {"samples": samples_table(unit, encoder, {}, {}, "analyze"), **rows.finish()}
@@ -125,57 +126,22 @@ def spaces() -> dict[str, list[str]]:
     return found_spaces
 
 
-class _Chosen:
-    """The quantities of some metrics, each put where its axes belong."""
+class _Recipe(NamedTuple):
+    """What is measured of each layer: columns, each put where its axes belong, and bars."""
 
-    def __init__(self, metrics: Metrics, options: Mapping[str, Any]) -> None:
-        common = dict(options)
-        metrics = [metrics] if isinstance(metrics, str) else metrics
-        asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
-        columns = _columns()
-        alone = {
-            key: columns[name] for key, own in asked.items() if (name := own.get("metric", key)) in columns
-        }
-        asked = {
-            key: {**own, "metric": metric_of(alone[key])} if key in alone else own
-            for key, own in asked.items()
-        }
-        space = common.pop("space", None)
-        chosen = {key: own.get("space", space) for key, own in asked.items()}
-        takers = spaces()
-        known = list(dict.fromkeys(site for own in takers.values() for site in own))
-        of_states = [key for key, own in asked.items() if own.get("metric", key) in takers]
-        if space is not None and not of_states:
-            raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
-        for key in of_states:
-            if unknown := sorted(set(asked[key]) - {"metric", "space"}):
-                raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
-            if chosen[key] not in (None, *known):
-                raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
-        inner = [key for key in alone if asked[key]["metric"] not in metric_names()]
-        if given := [(key, option) for key in inner for option in set(asked[key]) - {"metric"}]:
-            raise ValueError(f"analyze: the column {given[0][0]} takes no option, got {given[0][1]!r}")
-        plain = {key: own for key, own in asked.items() if key not in (*of_states, *inner)}
-        settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
-        self.bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
-        self.columns: list[Column] = []
-        for key, own in asked.items():
-            metric, options = own.get("metric", key), settings.get(key, {})
-            self.columns += _asked_columns(key, metric, options, chosen[key], alone.get(key))
+    columns: list[Column]
+    bars: bool
 
-    def sites(self) -> tuple[str, ...]:
-        needed = (site for column in self.columns for site in column.quantity.needs)
-        return ("attention", *dict.fromkeys(site for site in needed if site not in MAPS))
-
-    def extra_sites(self) -> tuple[str, ...]:
-        """Sites that are taken where a model lets them be captured."""
-        return ()
+    def states(self) -> tuple[str, ...]:
+        """The sites beside maps that the columns read."""
+        sites = (site for column in self.columns for site in column.quantity.needs)
+        return tuple(dict.fromkeys(site for site in sites if site not in MAPS))
 
     def measure(self, layer: Layer, number: int, batch: Batch, rows: Tables) -> None:
         """Puts the numbers of a layer's heads and of their mean into tables."""
         heads, mean = layer.matrices(), head_mean(layer.matrices())
-        needed = {site for column in self.columns for site in column.quantity.needs}
-        states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed - {*MAPS}}
+        needed = self.states()
+        states = {site: layer.states(site).cpu() for site in layer.tensors if site in needed}
         if "value" in states:
             states["value"] = layer.states("value", per_head=True).cpu()
         shared = {site: values for site, values in states.items() if site != "value"}
@@ -194,32 +160,54 @@ class _Chosen:
             place(wanted, measured, batch, number, names, rows)
 
 
-class _Everything(_Chosen):
-    """Every quantity with a number per map, or per map and threshold, whose sites the model gives."""
+def _chosen(metrics: Metrics, options: Mapping[str, Any]) -> _Recipe:
+    """The quantities of some metrics."""
+    common = dict(options)
+    metrics = [metrics] if isinstance(metrics, str) else metrics
+    asked = metrics if isinstance(metrics, Mapping) else {name: {} for name in metrics}
+    columns = _columns()
+    alone = {key: columns[name] for key, own in asked.items() if (name := own.get("metric", key)) in columns}
+    asked = {
+        key: {**own, "metric": metric_of(alone[key])} if key in alone else own for key, own in asked.items()
+    }
+    space = common.pop("space", None)
+    chosen = {key: own.get("space", space) for key, own in asked.items()}
+    takers = spaces()
+    known = list(dict.fromkeys(site for own in takers.values() for site in own))
+    of_states = [key for key, own in asked.items() if own.get("metric", key) in takers]
+    if space is not None and not of_states:
+        raise ValueError(f"analyze: 'space' is an option of {' and '.join(takers)}")
+    for key in of_states:
+        if unknown := sorted(set(asked[key]) - {"metric", "space"}):
+            raise ValueError(f"analyze: {key} takes the option space, not {unknown[0]!r}")
+        if chosen[key] not in (None, *known):
+            raise ValueError(f"analyze: space must be one of {', '.join(known)}, got {chosen[key]!r}")
+    inner = [key for key in alone if asked[key]["metric"] not in metric_names()]
+    if given := [(key, option) for key in inner for option in set(asked[key]) - {"metric"}]:
+        raise ValueError(f"analyze: the column {given[0][0]} takes no option, got {given[0][1]!r}")
+    plain = {key: own for key, own in asked.items() if key not in (*of_states, *inner)}
+    settings = {request.key: request.options for request in requests_of(plain, common, partial=True)}
+    bars = any(own.get("metric", key) == "persistence" for key, own in asked.items())
+    found_columns: list[Column] = []
+    for key, own in asked.items():
+        metric, options = own.get("metric", key), settings.get(key, {})
+        found_columns += _asked_columns(key, metric, options, chosen[key], alone.get(key))
+    return _Recipe(found_columns, bars)
 
-    def __init__(self, options: Mapping[str, Any]) -> None:
-        unknown = set(options) - {"thresholds", "bars"}
-        if unknown:
-            raise ValueError(
-                f"analyze: {sorted(unknown)[0]!r} is an option of single metrics; name the metrics"
-            )
-        self.bars = bool(options.get("bars", False))
-        thresholds = options.get("thresholds", THRESHOLDS)
-        self.columns = []
-        for one in found().quantities:
-            given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
-            if (
-                one.protocol == "exact"
-                and set(one.needs) <= {*MAPS, *SITES}
-                and table_of(given.mean_over("query")) in ("heads", "graphs", "layers")
-            ):
-                self.columns.append(Column(one.name, given.mean_over("query")))
 
-    def sites(self) -> tuple[str, ...]:
-        return ("attention",)
-
-    def extra_sites(self) -> tuple[str, ...]:
-        return super().sites()[1:]
+def _everything(options: Mapping[str, Any]) -> _Recipe:
+    """Every quantity with a number per map, or per map and threshold, whose sites a model can give."""
+    if unknown := sorted(set(options) - {"thresholds", "bars"}):
+        raise ValueError(f"analyze: {unknown[0]!r} is an option of single metrics; name the metrics")
+    thresholds = options.get("thresholds", THRESHOLDS)
+    columns = []
+    for one in found().quantities:
+        given = one.with_options(thresholds=thresholds) if "threshold" in one.axes else one
+        mean = given.mean_over("query")
+        possible = one.protocol == "exact" and set(one.needs) <= {*MAPS, *SITES}
+        if possible and table_of(mean) in ("heads", "graphs", "layers"):
+            columns.append(Column(one.name, mean))
+    return _Recipe(columns, bool(options.get("bars", False)))
 
 
 def _asked_columns(
@@ -245,9 +233,7 @@ def _asked_columns(
     if key != metric and not alone:
         names = _named_after(key, names)
     columns = [Column(name, one) for name, one in zip(names, placed, strict=True)]
-    means = [
-        Column(name, one.mean_over("query")) for name, one in columns if one.axes and one.axes == ("query",)
-    ]
+    means = [Column(name, one.mean_over("query")) for name, one in columns if one.axes == ("query",)]
     return columns + means
 
 
@@ -298,12 +284,6 @@ def _model_of(model: Any, tokenizer: Any) -> tuple[Any, Any, str]:
     return loaded.model, tokenizer or load_tokenizer(checkpoint), checkpoint.model
 
 
-def _has_text(inputs: Any) -> bool:
-    return isinstance(inputs, str) or (
-        isinstance(inputs, (list, tuple)) and any(isinstance(line, str) for line in inputs)
-    )
-
-
 def _rows_of(encoded: Mapping[str, Any]) -> list[list[int]]:
     """The token ids of what a tokenizer gives, padding left out."""
     ids = torch.as_tensor(encoded["input_ids"])
@@ -335,6 +315,10 @@ def _inputs_of(inputs: Any, encoder: Encoder) -> list[Input]:
     found = []
     for sample, line in enumerate(lines):
         text = text_argument("analyze", f"input {sample}", line) if isinstance(line, str) else None
+        if text is not None and encoder.tokenizer is None:
+            raise ValueError(
+                "analyze: a text needs a tokenizer: analyze(model, inputs, metrics, tokenizer=...)"
+            )
         token_ids = None if text is not None else tuple(line)
         encoded: Encoded = encoder.encode(text, token_ids, sample)
         if not len(encoded.ids):

@@ -36,13 +36,10 @@ def describe(name: str) -> str:
         own = [one for one in found().quantities if (one.protocol, one.name) == ("exact", name)]
         return "\n".join(["Column:", *map(_line, own)])
     metric = public[called]
-    parameters = []
-    for parameter in inspect.signature(metric).parameters.values():
-        default = "" if parameter.default is parameter.empty else f"={parameter.default!r}"
-        if parameter.kind is parameter.KEYWORD_ONLY and "*" not in parameters:
-            parameters.append("*")
-        parameters.append(parameter.name + default)
-    about = f"attnscope.{called}({', '.join(parameters)})\n\n{inspect.getdoc(metric) or ''}"
+    signature = inspect.signature(metric)
+    bare = [one.replace(annotation=one.empty) for one in signature.parameters.values()]
+    call = signature.replace(parameters=bare, return_annotation=signature.empty)
+    about = f"attnscope.{called}{call}\n\n{inspect.getdoc(metric) or ''}"
     lines = [_line(one) for one in columns_of(called)]
     return "\n".join([about, "", "Columns:", *lines] if lines else [about])
 

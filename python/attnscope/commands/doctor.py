@@ -8,7 +8,6 @@ import math
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib import metadata
 
 import torch
 
@@ -60,21 +59,21 @@ def show_config() -> str:
 
 def facts() -> dict[str, str]:
     """The facts of `show_config`, by name."""
-    import attnscope
     from attnscope import _core, _isa
-    from attnscope.engine.provenance import cpu_name
+    from attnscope.engine.provenance import installed, machine
 
-    cuda = torch.cuda.get_device_name(0) if torch.cuda.is_available() else "none"
+    here = machine()
+    cuda = "kernels run on the CPU; tensors are brought over"
     return {
-        "attnscope": attnscope.__version__,
+        "attnscope": here["attnscope"],
         "core": str(getattr(_core, "__file__", "")),
-        "instruction set": f"{_isa.live()} (installed: {', '.join(_isa.available())})",
+        "instruction set": f"{here['instructions']['core']} (installed: {', '.join(_isa.available())})",
         "torch": _torch_interfaces(),
-        "threads": f"{torch.get_num_threads()} of {os.cpu_count()}",
-        "processor": f"{cpu_name()} ({torch.backends.cpu.get_cpu_capability()})",
-        "cuda": f"{cuda} (kernels run on the CPU; tensors are brought over)" if cuda != "none" else cuda,
+        "threads": f"{here['threads']} of {os.cpu_count()}",
+        "processor": f"{here['cpu']} ({here['instructions']['torch']})",
+        "cuda": f"{here['cuda']} ({cuda})" if here["cuda"] else "none",
         **{
-            name: _version(name)
+            name: installed(name) or "not installed"
             for name in ("transformers", "safetensors", "pandas", "pyarrow", "matplotlib")
         },
     }
@@ -172,10 +171,3 @@ def _holds(name: str, quantities: list[Quantity]) -> Check:
             return Check(name, False, f"{one.name}: {value!r}, expected {expected!r}", remedy=WRONG_NUMBERS)
         values_found.append(f"{value:.12g}")
     return Check(name, True, ", ".join(values_found))
-
-
-def _version(name: str) -> str:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return "not installed"

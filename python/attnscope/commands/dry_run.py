@@ -6,7 +6,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -19,7 +19,7 @@ from attnscope.engine.run import Engine
 from attnscope.engine.run_folder import resolved
 from attnscope.engine.schema import MissingError
 from attnscope.engine.texts.encoding import batches
-from attnscope.engine.units import Input, Unit
+from attnscope.engine.units import Unit
 
 #: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.
 _WRITTEN = 2.3
@@ -58,10 +58,6 @@ class Estimate:
     free_bytes: int
     notes: list[str]
     skipped: list[tuple[str, str]]
-
-    def to_dict(self) -> dict[str, Any]:
-        """As plain data."""
-        return asdict(self)
 
     def __str__(self) -> str:
         lines = [
@@ -114,7 +110,7 @@ def dry_run(
     for kind in kinds:
         units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
         try:
-            spent, alive = _calibrate(engine, plan, units, measured)
+            spent, alive = _calibrate(engine, units, measured)
         except MissingError:
             if not plan.stages[units[0].stage].reads:
                 raise
@@ -133,7 +129,7 @@ def dry_run(
         longest=max((one.n_tokens for unit in reading for one in unit.inputs), default=0),
         seconds=seconds,
         drawing=_drawing(study, plan, measured) if draw else 0.0,
-        layer_bytes=max((_layer_bytes(plan, unit) for unit in reading), default=0),
+        layer_bytes=max((_layer_bytes(engine, unit) for unit in reading), default=0),
         peak_bytes=peak,
         free_bytes=free_bytes(),
         notes=notes,
@@ -186,9 +182,7 @@ def _drawing(study: Study, plan: Plan, measured: Sequence[Mapping[str, Any]]) ->
     return ready + (time.perf_counter() - began) * (late + 2)
 
 
-def _calibrate(
-    engine: Engine, plan: Plan, units: Sequence[Unit], measured: list[Mapping[str, Any]]
-) -> tuple[float, int]:
+def _calibrate(engine: Engine, units: Sequence[Unit], measured: list[Mapping[str, Any]]) -> tuple[float, int]:
     """Seconds for all units of one model, and bytes at the peak; what was measured goes into a list."""
     checkpoint = units[0].checkpoint
     assert checkpoint is not None
@@ -217,20 +211,16 @@ def _calibrate(
             [math.log(one.n_tokens) for one in inputs], np.asarray(lengths)[order], np.asarray(times)[order]
         )
         whole = float(np.exp(logs).sum())
-    widest = max((_layer_bytes(plan, unit) for unit in units), default=0)
+    widest = max(_layer_bytes(engine, unit) for unit in units)
     checkpoints = len({unit.checkpoint for unit in units})
-    measuring = peak_bytes(widest, plan.heads[units[0].source], inputs[-1].n_tokens)
+    measuring = peak_bytes(widest, engine.plan.heads[units[0].source], inputs[-1].n_tokens)
     return whole + loading * checkpoints, resident_bytes() + measuring
 
 
-def _layer_bytes(plan: Plan, unit: Unit) -> int:
-    heads = plan.heads[unit.source]
-    bound = None if plan.settings.max_memory is None else int(plan.settings.max_memory) // 4
-
-    def size(group: Sequence[Input]) -> int:
-        return len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4
-
-    return max(size(group) for group in batches(unit, heads, bound))
+def _layer_bytes(engine: Engine, unit: Unit) -> int:
+    heads = engine.plan.heads[unit.source]
+    groups = batches(unit, heads, engine.layer_budget)
+    return max(len(group) * heads * max(one.n_tokens for one in group) ** 2 * 4 for group in groups)
 
 
 def _count(number: int, what: str) -> str:

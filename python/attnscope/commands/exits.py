@@ -44,10 +44,7 @@ def exits(command: Callable[P, R]) -> Callable[P, R]:
         except KeyboardInterrupt:
             say("stopped; the unit at work is lost, everything before it is stored")
             raise typer.Exit(130) from None
-        except ConfigError as error:
-            say(f"error: {error}")
-            raise typer.Exit(USAGE) from None
-        except MissingError as error:
+        except (ConfigError, MissingError) as error:
             say(f"error: {error}")
             raise typer.Exit(USAGE) from None
         except BrokenPipeError:

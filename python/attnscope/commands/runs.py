@@ -99,24 +99,23 @@ def run(
         values["texts"] = [{"path": path, "column": column} for path in texts]
     given = {
         "block": block,
-        "name": name or None,
-        "output": output or None,
-        "protocols": protocol or None,
+        "name": name,
+        "output": output,
+        "protocols": protocol,
         "bos": bos,
         "seed": seed,
-        "max_memory": max_memory or None,
+        "max_memory": max_memory,
     }
-    values.update({key: value for key, value in given.items() if value is not None})
-    sets = list(assignments or [])
-    if sampling:
-        sets.insert(0, f"texts.sampling={sampling}")
-    if samples:
-        sets.insert(0, f"texts.samples={samples}")
-    if column and not texts:
-        sets.insert(0, f"texts.column={column}")
-    if revision and not model:
-        sets.insert(0, f"models.revisions={json.dumps(revision)}")
-    study = Study.from_yaml(config or default_study(), overrides=sets, **values)
+    values |= {key: value for key, value in given.items() if value not in (None, "")}
+    of_entries = {
+        "models.revisions": json.dumps(revision) if revision and not model else "",
+        "texts.column": "" if texts else column,
+        "texts.samples": samples,
+        "texts.sampling": sampling,
+    }
+    sets = [f"{key}={value}" for key, value in of_entries.items() if value]
+    overrides = [*sets, *(assignments or [])]
+    study = Study.from_yaml(config or default_study(), overrides=overrides, **values)
     if plan_only:
         _plan(study, as_json, draw)
         return
@@ -187,8 +186,7 @@ def _shard(study: Study, shard: str, as_json: bool, shown: dict[str, Any]) -> No
 
     done = run_shard(study, shard, **shown)
     if as_json:
-        whole = {**vars(done), "folder": str(done.folder), "run": str(done.run)}
-        typer.echo(json.dumps(whole, ensure_ascii=False))
+        typer.echo(json.dumps(vars(done), ensure_ascii=False, default=str))
     elif shown["say"] is None:
         say(f"shard {shard}: {done.stored} units stored in {done.folder}")
         if done.left:
@@ -221,7 +219,7 @@ def _plan(study: Study, as_json: bool, draw: bool) -> None:
     estimate = dry_run(
         study, (lambda text: None) if as_json else typer.echo, draw=draws, started=time.process_time()
     )
-    typer.echo(json.dumps(estimate.to_dict(), ensure_ascii=False) if as_json else str(estimate))
+    typer.echo(json.dumps(vars(estimate), ensure_ascii=False) if as_json else str(estimate))
     if estimate.skipped:
         raise typer.Exit(SKIPPED)
 

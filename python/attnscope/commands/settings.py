@@ -15,6 +15,7 @@ from pydantic_core import PydanticUndefined
 
 from attnscope.engine.config import Settings
 from attnscope.engine.discovery import default_study, study_class
+from attnscope.engine.mistakes import models_in
 
 #: Columns of a comment behind its mark: with the indent of an option a line has 80.
 _WIDTH = 76
@@ -44,30 +45,21 @@ def written(study: str = "") -> str:
 
 def _entry(key: str, value: Any, field: Any, meanings: dict[str, str]) -> list[str]:
     """A key with its value, under its meaning and that of every key below it."""
-    about = textwrap.wrap(f"{meanings[key]} ({_type(field)})", _WIDTH)
-    for model in _models_in(field.annotation):
+    about = textwrap.wrap(f"{meanings[key]} ({_name(field.annotation)})", _WIDTH)
+    for model in models_in(field.annotation):
         own = _meanings(model)
         about.append(f"Keys of {model.__name__}:")
         for one, inner in model.model_fields.items():
             needed = "needed" if inner.is_required() else f"default {_plain(_default(inner))}"
-            line = f"{one}: {own[one]} ({_type(inner)}, {needed})"
+            line = f"{one}: {own[one]} ({_name(inner.annotation)}, {needed})"
             about += textwrap.wrap(line, _WIDTH, initial_indent="    ", subsequent_indent="      ")
     text: str = yaml.safe_dump({key: value}, allow_unicode=True, sort_keys=False)
     return [*(f"# {line}" for line in about), *text.rstrip().splitlines()]
 
 
-def _models_in(kind: Any) -> list[type[BaseModel]]:
-    """The models that a value of this type can be or hold."""
-    if isinstance(kind, type) and issubclass(kind, BaseModel):
-        return [kind]
-    return [model for inside in typing.get_args(kind) for model in _models_in(inside)]
-
-
 def _default(field: Any) -> Any:
     value = field.get_default(call_default_factory=True)
-    if value is PydanticUndefined:
-        return None
-    return _data(value)
+    return None if value is PydanticUndefined else _data(value)
 
 
 def _data(value: Any) -> Any:
@@ -84,12 +76,8 @@ def _plain(value: Any) -> str:
     return text.removesuffix("...\n").strip() or '""'
 
 
-def _type(field: Any) -> str:
-    """The type in words of Python, without the machinery of its checks."""
-    return _name(field.annotation)
-
-
 def _name(kind: Any) -> str:
+    """A type in words of Python, without the machinery of its checks."""
     origin, inside = typing.get_origin(kind), typing.get_args(kind)
     if origin is typing.Annotated:
         return _name(inside[0])

@@ -62,13 +62,13 @@ def figures(
     from attnscope.engine.schema import MissingError, ResultsError
     from attnscope.plots import NotDrawable, figures_of
 
+    results = opened(folder)
+    own = figures_of(results)
     if listed:
-        for name, figure in figures_of(opened(folder)).items():
+        for name, figure in own.items():
             typer.echo(f"{name:<22} {figure.caption}")
         return
-    results = opened(folder)
     left_out: list[LeftOut] = []
-    own = figures_of(results)
     for name in names or []:
         if name not in own:
             raise MissingError(f"there is no figure {name!r}{nearest(name, own)}")
@@ -143,7 +143,8 @@ def tables(
     elif latex:
         typer.echo(latex_table(frame))
     else:
-        text, hidden = narrow(frame, kinds_of(results, table), 10_000 if columns else terminal_width())
+        width = 10_000 if columns else shutil.get_terminal_size((100, 24)).columns
+        text, hidden = narrow(frame, kinds_of(results, table), width)
         typer.echo(text)
         if hidden:
             say(f"{hidden} more columns: --columns all, or names such as --columns {frame.columns[-1]}")
@@ -248,11 +249,6 @@ def statistics(results: Results, table: str, by: Sequence[str], columns: str = "
     inner = [*by, "sample"] if "sample" in frame and "sample" not in by else list(by)
     whole = grouped(frame, inner, kinds)
     return whole if inner == list(by) else grouped(whole, list(by), kinds)
-
-
-def terminal_width() -> int:
-    """Columns of the terminal; 100 where there is none."""
-    return shutil.get_terminal_size((100, 24)).columns
 
 
 def narrow(frame: pd.DataFrame, kinds: Mapping[str, str], width: int) -> tuple[str, int]:

@@ -9,8 +9,12 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+from filelock import FileLock
+
 from attnscope.demo.texts import documentation
+from attnscope.demo.tokenizer import byte_tokenizer
 from attnscope.demo.training import Recipe, checkpoint_steps, train
+from attnscope.engine.disk.files import atomic_folder
 from attnscope.models.loading import without_progress_bars
 
 SHORT = Recipe(steps=128)
@@ -38,23 +42,16 @@ def demo_checkpoints(
         if _finished(found):
             return found / "checkpoints"
 
-    from filelock import FileLock
-
-    cache = _cache()
     # A changed recipe, and documentation of another Python, is another training.
     identity = json.dumps([asdict(recipe), *documentation()]).encode()
-    folder = cache / f"demo-{hashlib.sha256(identity).hexdigest()[:12]}"
+    folder = _cache() / f"demo-{hashlib.sha256(identity).hexdigest()[:12]}"
     with FileLock(f"{folder}.lock"):
         return train(folder, recipe, progress=progress)
 
 
 def demo_arm(name: str, *, steps: int = 16, seed: int = 0, runs: str | os.PathLike[str] = "runs") -> Path:
     """The demo's model tuned by one objective from its last checkpoint, trained once, kept in the cache."""
-    from filelock import FileLock
-
     from attnscope.demo.objectives import Arm
-    from attnscope.demo.tokenizer import byte_tokenizer
-    from attnscope.engine.disk.files import atomic_folder
 
     start = last_checkpoint(demo_checkpoints(runs))
     identity = json.dumps([name, steps, seed, str(start.resolve())]).encode()

@@ -155,10 +155,8 @@ def _store_examples(results: Results) -> None:
     import torch
 
     import attnscope
-    from attnscope.capture import capture
-    from attnscope.engine.schema import stamped
-    from attnscope.models import load_model
-    from attnscope.models.checkpoints import find_checkpoints
+    from attnscope.engine.schema import CHECKPOINT_KEYS, stamped
+    from attnscope.view.captured import captured_sentence
 
     heads, samples = results.table("heads"), results.table("samples")
     last = int(samples["step"].max())
@@ -171,20 +169,14 @@ def _store_examples(results: Results) -> None:
     first = {group: samples[samples["group"] == group].iloc[0] for group in GROUPS}
     wanted = [(first["copying"], strongest), (first["text"], strongest), (first["copying"], weakest)]
 
-    path = str(Path(results.study["models"][0]["path"]).with_name(f"step{last}"))
-    loaded = load_model(find_checkpoints(path)[0])
     rows, bars = [], []
     for sample, (layer, head) in wanted:
-        ids = torch.tensor([list(sample["token_ids"])])
-        with capture(loaded.model, layers=[int(layer)]) as recording:
-            for captured in recording.run(input_ids=ids):
-                attention = captured.attention[0, int(head)].clone()
-        keys = {
-            "model": sample["model"], "revision": sample["revision"], "step": last,
-            "sample": int(sample["sample"]), "layer": int(layer), "head": int(head), "protocol": "exact",
-        }  # fmt: skip
-        rows.append({**keys, "n_tokens": len(attention), "attention": attention.flatten().tolist()})
-        codes = attnscope.persistence(attention)
+        maps = captured_sentence(results, sample["sample"])
+        row = maps[(maps["layer"] == layer) & (maps["head"] == head)].iloc[0]
+        keys = {**row[[*CHECKPOINT_KEYS, "sample", "layer", "head"]], "protocol": "exact"}
+        n = row["n_tokens"]
+        rows.append({**keys, "n_tokens": n, "attention": row["attention"].tolist()})
+        codes = attnscope.persistence(torch.tensor(row["attention"]).reshape(n, n))
         for dimension, birth, death in zip(codes.dimension, codes.birth, codes.death, strict=True):
             bars.append({**keys, "dimension": int(dimension), "birth": float(birth), "death": float(death)})
     for name, table in (("examples", rows), ("bars", bars)):

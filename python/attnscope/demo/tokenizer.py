@@ -5,24 +5,12 @@ from __future__ import annotations
 
 from typing import Any
 
+from attnscope._tokens import byte_characters
+
 BOS = "<s>"
 """The beginning-of-sequence token, id 0; byte b has id b + 1."""
 
 VOCABULARY_SIZE = 257
-
-
-def byte_characters() -> list[str]:
-    """The printable character by which byte-level tokenizers write each byte, in byte order.
-
-    Bytes that are printable in Latin-1 stand for themselves, the other 68 are moved to U+0100 and above
-    (the convention of GPT-2, which the `ByteLevel` pre-tokenizer applies).
-
-    >>> byte_characters()[ord("A")], byte_characters()[0], len(set(byte_characters()))
-    ('A', 'Ā', 256)
-    """
-    printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
-    moved = iter(range(0x100, 0x200))
-    return [chr(byte if byte in printable else next(moved)) for byte in range(256)]
 
 
 def byte_tokenizer(max_length: int = 128) -> Any:

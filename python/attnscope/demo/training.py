@@ -25,6 +25,7 @@ from attnscope.demo.texts import (
 )
 from attnscope.demo.tokenizer import VOCABULARY_SIZE, byte_tokenizer
 from attnscope.engine.disk.files import atomic_file, atomic_folder, remove
+from attnscope.models.head_rows import evaluating
 from attnscope.models.loading import without_progress_bars
 
 _OPTIMIZER = "optimizer.pt"
@@ -94,19 +95,16 @@ def evaluate_loss(model: Any, samples: int = 16) -> dict[str, float]:
     """Mean next-token loss on held-out text and on the second, copyable half of copying sequences."""
     tokenizer = byte_tokenizer()
     losses = {}
-    was_training = model.training
-    model.eval()
     for group, lines in zip(
         GROUPS, (text_windows(samples, _LOSSES_SEED), copying_sequences(samples, _LOSSES_SEED)), strict=True
     ):
         ids = torch.tensor(tokenizer(lines)["input_ids"])
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             logits = model(input_ids=ids).logits[:, :-1]
         per_token = torch.nn.functional.cross_entropy(logits.transpose(1, 2), ids[:, 1:], reduction="none")
         # The second half's first byte is a guess too: that the string starts again shows only after it.
         scored = per_token[:, WINDOW // 2 + 1 :] if group == "copying" else per_token
         losses[group] = float(scored.mean())
-    model.train(was_training)
     return losses
 
 

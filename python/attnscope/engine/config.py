@@ -57,11 +57,13 @@ def parse_bytes(value: int | str) -> int:
     return amount
 
 
-class _Strict(BaseModel):
+class Strict(BaseModel):
+    """Settings whose keys are all known, and which nobody changes."""
+
     model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
-class ModelSource(_Strict):
+class ModelSource(Strict):
     """Which model: a folder, a hub id, or a pattern that names a series of checkpoint folders.
 
     Args:
@@ -96,7 +98,7 @@ class ModelSource(_Strict):
         return [str(item) if isinstance(item, int) else item for item in items]
 
 
-class Workers(_Strict):
+class Workers(Strict):
     """What each worker of a cluster takes; of no meaning for the numbers.
 
     Args:
@@ -110,7 +112,7 @@ class Workers(_Strict):
     gpus: float | None = Field(default=None, ge=0)
 
 
-class TextSource(_Strict):
+class TextSource(Strict):
     """Which sentences: a file or the name of a data set, a column, and how many of them by which rule.
 
     A `.txt` file holds a sentence per line; `per: paragraph` reads the blocks between blank lines, the
@@ -189,7 +191,7 @@ def _named(name: str) -> type[StudyType] | None:
         return None
 
 
-class Settings(_Strict):
+class Settings(Strict):
     """What to measure on which models and sentences; `attnscope.run` takes it.
 
     Args:

@@ -8,13 +8,14 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from attnscope.capture.layer import PER_HEAD
 from attnscope.engine.units import Input
 from attnscope.models import Encoder, LoadError
+from attnscope.models.architecture import depth as depth
 
 if TYPE_CHECKING:
     from attnscope.capture import Layer, Recording
@@ -62,12 +63,9 @@ def head_mean(heads: Tensor) -> Tensor:
 
 def padded(batch: Batch, pad_id: int, device: Any) -> dict[str, Tensor]:
     """The sentences of a batch as tensors, padded on the right."""
-    longest = max(batch.lengths)
-    ids = torch.full((len(batch.samples), longest), pad_id, dtype=torch.long)
-    mask = torch.zeros(len(batch.samples), longest, dtype=torch.long)
-    for row, one in enumerate(batch.token_ids):
-        ids[row, : len(one)] = torch.as_tensor(np.asarray(one), dtype=torch.long)
-        mask[row, : len(one)] = 1
+    each = [torch.tensor(one, dtype=torch.long) for one in batch.token_ids]
+    ids = pad_sequence(each, batch_first=True, padding_value=pad_id)
+    mask = pad_sequence([torch.ones_like(one) for one in each], batch_first=True)
     return {"input_ids": ids.to(device), "attention_mask": mask.to(device)}
 
 
@@ -103,13 +101,6 @@ def self_attention(
             yield place * count + layer.index, layer
         if outputs is not None:
             outputs.append(recording.output)
-
-
-def depth(model: Any) -> int:
-    """Number of layers of one stack of the model."""
-    config = model.config
-    text = config.get_text_config() if hasattr(config, "get_text_config") else config
-    return int(getattr(text, "num_hidden_layers", None) or 1)
 
 
 def _opened(

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import inspect
 import typing
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -37,22 +36,18 @@ def explain(error: ValidationError, model: type[BaseModel], key: str = "", more:
 
 def _fields(model: type[BaseModel], path: Sequence[int | str]) -> list[str]:
     """Names of the keys at a place of the configuration."""
-    here: Any = model
     for part in path:
-        if isinstance(part, str) and part in here.model_fields:
-            here = _inner(here.model_fields[part].annotation)
-    return list(here.model_fields)
+        if isinstance(part, str) and part in model.model_fields:
+            model = models_in(model.model_fields[part].annotation)[0]
+    return list(model.model_fields)
 
 
-def _inner(annotation: Any) -> Any:
-    """The model class inside list[...], Annotated[...] or a union."""
-    if inspect.isclass(annotation) and not typing.get_args(annotation):
-        return annotation
-    for part in typing.get_args(annotation):
-        found = _inner(part)
-        if inspect.isclass(found) and issubclass(found, BaseModel):
-            return found
-    return annotation
+def models_in(kind: Any) -> list[type[BaseModel]]:
+    """The models that a value of this type can be or hold."""
+    inside = typing.get_args(kind)
+    if not inside:
+        return [kind] if isinstance(kind, type) and issubclass(kind, BaseModel) else []
+    return [model for one in inside for model in models_in(one)]
 
 
 def differences(there: Any, here: Any, key: str = "") -> Iterator[tuple[str, str, str]]:

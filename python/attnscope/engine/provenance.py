@@ -43,7 +43,7 @@ def provenance(study: Study, digest: str) -> dict[str, Any]:
         "plan": digest,
         "seed": study.seed,
         # torch by its own word: the metadata of some wheels leave out which CUDA they were built for
-        "packages": {name: _version(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
+        "packages": {name: installed(name) for name in _PACKAGES} | {"torch": str(torch.__version__)},
         "python": platform.python_version(),
         "system": platform.platform(),
         **{name: here[name] for name in ("cpu", "instructions", "threads", "cuda")},
@@ -146,33 +146,31 @@ def cpu_name() -> str:
 
 def git_state(folder: Path) -> dict[str, Any] | None:
     """Commit and whether anything was changed since, None outside of a repository."""
-    quiet = {"capture_output": True, "text": True, "timeout": 10, "cwd": folder, "check": True}
-    quiet["env"] = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
-    try:
-        commit = subprocess.run(["git", "rev-parse", "HEAD"], **quiet).stdout.strip()  # type: ignore[call-overload]
-        changed = subprocess.run(["git", "status", "--porcelain"], **quiet).stdout  # type: ignore[call-overload]
-    except (OSError, subprocess.SubprocessError):
-        return None
-    return {"commit": commit, "changed": bool(changed.strip())}
+    commit, changed = _git(folder, "rev-parse", "HEAD"), _git(folder, "status", "--porcelain")
+    return None if commit is None or changed is None else {"commit": commit, "changed": bool(changed)}
 
 
 def _own_git_state(file: Path) -> dict[str, Any] | None:
     """State of the repository that tracks the package, None for an installed one (in a repository or not)."""
+    tracked = _git(file.parent, "ls-files", "--error-unmatch", file.name)
+    return None if tracked is None else git_state(file.parent)
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    """What git answers in a folder, None where it fails."""
+    quiet = {**os.environ, "GIT_OPTIONAL_LOCKS": "0"}
     try:
-        subprocess.run(
-            ["git", "ls-files", "--error-unmatch", file.name],
-            cwd=file.parent,
-            capture_output=True,
-            timeout=10,
-            check=True,
+        done = subprocess.run(
+            ["git", *arguments], cwd=folder, env=quiet, capture_output=True, text=True, timeout=10, check=True
         )
     except (OSError, subprocess.SubprocessError):
         return None
-    return git_state(file.parent)
+    return done.stdout.strip()
 
 
 @cache
-def _version(name: str) -> str | None:
+def installed(name: str) -> str | None:
+    """The version of a package, None where it is not installed."""
     try:
         return metadata.version(name)
     except metadata.PackageNotFoundError:

@@ -217,7 +217,7 @@ class Results:
             for column in (name for name in frame.columns if pd.api.types.is_object_dtype(frame[name])):
                 frame[column] = frame[column].map(
                     lambda cell: (
-                        json.dumps(list(map(_plain, cell)), ensure_ascii=False)
+                        json.dumps(list(cell), ensure_ascii=False, default=lambda one: one.item())
                         if hasattr(cell, "__len__") and not isinstance(cell, str)
                         else cell
                     )
@@ -390,7 +390,3 @@ def _frame(table: pa.Table) -> pd.DataFrame:
         if pa.types.is_integer(column.type) and column.null_count:
             frame[name] = column.to_pandas(types_mapper={column.type: pd.Int64Dtype()}.get)
     return frame
-
-
-def _plain(value: Any) -> Any:
-    return value.item() if hasattr(value, "item") else value

@@ -73,10 +73,7 @@ class StageRun:
             checkpoint: None is the unit's own, or its control's.
         """
         own = checkpoint is None or checkpoint == self.unit.checkpoint
-        checkpoint = checkpoint or self.unit.checkpoint
-        if checkpoint is None:
-            raise ValueError(f"model: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
-        return self._engine.loaded(checkpoint, self.unit, control=own)
+        return self._engine.loaded(self._chosen("model", checkpoint), self.unit, control=own)
 
     def folder(self, checkpoint: Checkpoint | None = None) -> Path:
         """The folder of a checkpoint's files; nothing is loaded.
@@ -84,10 +81,13 @@ class StageRun:
         Args:
             checkpoint: None is the unit's own.
         """
+        return folder_of(self._chosen("folder", checkpoint))
+
+    def _chosen(self, what: str, checkpoint: Checkpoint | None) -> Checkpoint:
         checkpoint = checkpoint or self.unit.checkpoint
         if checkpoint is None:
-            raise ValueError(f"folder: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
-        return folder_of(checkpoint)
+            raise ValueError(f"{what}: a unit of the stage {self.unit.stage!r} has no checkpoint of its own")
+        return checkpoint
 
     @property
     def encoder(self) -> Any:

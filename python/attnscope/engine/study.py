@@ -22,13 +22,12 @@ Example:
 from __future__ import annotations
 
 from collections.abc import Callable, Container, Mapping, Sequence
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, ValidationError
+from pydantic import BaseModel, BeforeValidator, ValidationError
 
 from attnscope._nearest import nearest
-from attnscope.engine.config import ConfigError
+from attnscope.engine.config import ConfigError, Strict
 from attnscope.engine.mistakes import explain
 from attnscope.engine.tables import Table
 from attnscope.engine.units import Stage, Units
@@ -44,10 +43,8 @@ if TYPE_CHECKING:
 Names = Annotated[list[str], BeforeValidator(lambda value: [value] if isinstance(value, str) else value)]
 
 
-class Options(BaseModel):
+class Options(Strict):
     """A study's own settings; a subclass adds fields."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 class Study:
@@ -62,8 +59,6 @@ class Study:
 
     #: What `Settings.study` and `attnscope run` call it: the name of its folder.
     name: ClassVar[str]
-    #: Other names that it answers to.
-    aliases: ClassVar[tuple[str, ...]] = ()
     #: Its own settings.
     Options: ClassVar[type[BaseModel]] = Options
     #: Whether it needs causal maps; of an encoder-decoder other studies read the encoder.
@@ -72,10 +67,6 @@ class Study:
     protocols: ClassVar[tuple[str, ...]] = ("exact",)
     #: Its tables.
     tables: ClassVar[tuple[Table, ...]] = ()
-    #: Figures by name, sections of the report, published values.
-    figures: ClassVar[Mapping[str, Any]] = {}
-    sections: ClassVar[tuple[Any, ...]] = ()
-    published: ClassVar[Path | None] = None
     #: Its own rules by which texts are chosen: name -> (rows, source, generator) -> positions.
     samplers: ClassVar[Mapping[str, Callable[..., Sequence[int]]]] = {}
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -121,8 +121,8 @@ def folder_of(checkpoint: Checkpoint) -> Path:
     return Path(found)
 
 
-def _models(folders: object) -> list[Path]:
-    return [folder for folder in folders if _is_model(folder)]  # type: ignore[attr-defined]
+def _models(folders: Iterable[Path]) -> list[Path]:
+    return [folder for folder in folders if _is_model(folder)]
 
 
 def _is_model(folder: Path) -> bool:

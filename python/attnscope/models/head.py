@@ -234,7 +234,7 @@ def before_unembedding(model: nn.Module, found: WeightMap) -> list[str]:
 
 
 def _unembedding(reader: _Folder | _Model) -> WeightEntry:
-    if reader.transforms():
+    if any(part in name for name in reader.names for part in _TRANSFORMS):
         raise NotImplementedError(
             f"prediction_subspace: {reader.map.model_type} has a transform before its unembedding"
         )
@@ -254,6 +254,7 @@ class _Folder:
     def __init__(self, path: str | Path) -> None:
         self.folder = WeightFolder(path)
         self.map = weight_map(self.folder.path)
+        self.names = list(self.folder.shapes)
 
     def tokens(self, total: int) -> int:
         """Rows that are tokens."""
@@ -276,10 +277,6 @@ class _Folder:
         assert self.map.final_norm is not None
         return self.folder.read(self.map.final_norm).double() + self.map.norm_offset
 
-    def transforms(self) -> bool:
-        """Whether something stands before the unembedding."""
-        return any(part in name for name in self.folder.shapes for part in _TRANSFORMS)
-
 
 class _Model:
     """A model's tensors; the gain of its norm is probed."""
@@ -287,6 +284,7 @@ class _Model:
     def __init__(self, model: nn.Module) -> None:
         self.model = model
         self.map = weight_map(model)
+        self.names = [name for name, _ in model.named_parameters()]
 
     def tokens(self, total: int) -> int:
         """All rows."""
@@ -320,7 +318,3 @@ class _Model:
                 seen = probe != 0
                 found[seen] = (one - other)[seen] / (2 * probe[seen])
         return found
-
-    def transforms(self) -> bool:
-        """Whether something stands before the unembedding."""
-        return any(part in name for name, _ in self.model.named_parameters() for part in _TRANSFORMS)

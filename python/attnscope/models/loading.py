@@ -48,14 +48,11 @@ def load_model(
     import transformers
 
     _know_own(checkpoint)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
     with _errors_of(checkpoint), _quiet():
         config = transformers.AutoConfig.from_pretrained(**place)
-        named = (getattr(config, "architectures", None) or [""])[0]
-        known = getattr(transformers, named, None) if named else None
-        cls = known if known is not None and not trust_remote_code else _auto_class(named)
-        model, info = cls.from_pretrained(
+        own, auto = _classes(config, trust_remote_code)
+        model, info = (own or auto).from_pretrained(
             **place, config=config, dtype=dtype, use_safetensors=True, output_loading_info=True
         )
         # heads that a study never reads (BERT's pooler) may be absent; anything else would be random numbers
@@ -82,24 +79,23 @@ def random_weights_model(
     import transformers
 
     _know_own(checkpoint)
-    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     place = _place(checkpoint, trust_remote_code)
     with _errors_of(checkpoint, "random-weight control: "), _quiet(), torch.random.fork_rng():
         config = transformers.AutoConfig.from_pretrained(**place)
-        named = (getattr(config, "architectures", None) or [""])[0]
+        own, auto = _classes(config, trust_remote_code)
         kind = getattr(config, "dtype", None) if dtype == "auto" else getattr(torch, dtype)
         kind = kind if isinstance(kind, torch.dtype) else torch.float32
         torch.manual_seed(seed)
-        cls = getattr(transformers, named, None) if named else None
-        if cls is not None and not trust_remote_code:
-            model = cls._from_config(config, dtype=kind)
+        if own is not None:
+            model = own._from_config(config, dtype=kind)
         else:
             options = {"trust_remote_code": True} if trust_remote_code else {}
-            model = _auto_class(named).from_config(config, dtype=kind, **options)
+            model = auto.from_config(config, dtype=kind, **options)
         return _placed(model, checkpoint, config, device)
 
 
 def _placed(model: Any, checkpoint: Checkpoint, config: Any, device: str) -> LoadedModel:
+    device = ("cuda" if torch.cuda.is_available() else "cpu") if device == "auto" else device
     model = model.to(device).eval()
     return LoadedModel(
         model=model,
@@ -197,17 +193,15 @@ def _place(checkpoint: Checkpoint, trust_remote_code: bool) -> dict[str, Any]:
     return place
 
 
-def _auto_class(architecture: str) -> Any:
+def _classes(config: Any, trust_remote_code: bool) -> tuple[Any, Any]:
+    """The class of transformers that a configuration names, None for code of its own; the automatic one."""
     import transformers
 
-    for ending, auto in (
-        ("ForCausalLM", transformers.AutoModelForCausalLM),
-        ("LMHeadModel", transformers.AutoModelForCausalLM),
-        ("ForMaskedLM", transformers.AutoModelForMaskedLM),
-    ):
-        if architecture.endswith(ending):
-            return auto
-    return transformers.AutoModel
+    named = (getattr(config, "architectures", None) or [""])[0]
+    own = getattr(transformers, named, None) if named and not trust_remote_code else None
+    if named.endswith(("ForCausalLM", "LMHeadModel")):
+        return own, transformers.AutoModelForCausalLM
+    return own, transformers.AutoModelForMaskedLM if named.endswith("ForMaskedLM") else transformers.AutoModel
 
 
 @contextlib.contextmanager

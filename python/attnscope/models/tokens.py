@@ -4,17 +4,17 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 
-#: Characters per kept token beyond which a text is cut before it is encoded; tokens that must be left over.
-_FAR, _MARGIN = 64, 64
-#: Characters of a token, at first guess, of a text of which only the first tokens are wanted.
-_USUAL = 8
+#: Characters of a token at first guess: of a sentence, which is seldom cut, and of all of a source joined.
+_OF_SENTENCE, _OF_SOURCE = 64, 8
+#: Tokens that must follow the wanted ones, so that where a text is cut does not change these.
+_MARGIN = 64
 
 
 @dataclass(frozen=True)
@@ -79,8 +79,7 @@ class Encoder:
         if token_ids is None:
             if self.tokenizer is None or text is None:
                 raise ValueError("a text needs a tokenizer, and this model has none")
-            text = self._near(text, room)
-            ids = list(self.tokenizer(text, verbose=False)["input_ids"])
+            text, ids = self._beginning(text, room, _OF_SENTENCE)
             truncated = room is not None and len(ids) > room
             if truncated:
                 # by the tokenizer, which keeps the special tokens at both ends
@@ -89,11 +88,7 @@ class Encoder:
             ids = list(token_ids)
             truncated = room is not None and len(ids) > room
             ids = ids[:room] if truncated else ids
-        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
-        if outside:
-            raise ValueError(
-                f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
-            )
+        self._check(ids, sample)
         starts = bool(ids) and self.bos_id is not None and ids[0] == self.bos_id
         ids = self._first(ids, starts, sample)
         if self.limit is not None and len(ids) > self.limit:
@@ -121,13 +116,7 @@ class Encoder:
             raise ValueError("a text needs a tokenizer, and this model has none")
         names = ("bos_token_id", "eos_token_id", "pad_token_id", "cls_token_id", "sep_token_id")
         special = {getattr(self.tokenizer, name, None) for name in names}
-        size = len(text) if most is None else _USUAL * (most + _MARGIN)
-        while True:
-            ids = self.tokenizer(text[:size], add_special_tokens=False, verbose=False)["input_ids"]
-            own = [one for one in ids if one not in special]
-            if most is None or size >= len(text) or len(own) >= most + _MARGIN:
-                return own[:most]
-            size *= 4
+        return self._beginning(text, most, _OF_SOURCE, special, add_special_tokens=False)[1][:most]
 
     def frame(self) -> tuple[list[int], list[int]]:
         """What the tokenizer sets before a text, and behind it."""
@@ -147,11 +136,7 @@ class Encoder:
             ids: the piece's tokens; as many as are set around it are left out at its end.
             sample: number of the window; with the seed it fixes the token that replaces BOS.
         """
-        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
-        if outside:
-            raise ValueError(
-                f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
-            )
+        self._check(ids, sample)
         before, behind = self.frame()
         starts = bool(before) and before[0] == self.bos_id
         before = self._first(before, starts, sample)
@@ -160,13 +145,24 @@ class Encoder:
         self.longest = max(self.longest, len(whole))
         return Encoded(np.asarray(whole, dtype=np.int32), False, starts and self.bos == "keep")
 
-    def _near(self, text: str, room: int | None) -> str:
-        """The beginning of a text that is far longer than what is kept of it: the same first tokens."""
-        if room is None or len(text) <= _FAR * room:
-            return text
-        head = text[: _FAR * room]
-        enough = len(self.tokenizer(head, verbose=False)["input_ids"]) > room + _MARGIN
-        return head if enough else text
+    def _beginning(
+        self, text: str, most: int | None, guess: int, without: Container[Any] = (), **options: bool
+    ) -> tuple[str, list[int]]:
+        """As much of a text as its first tokens need, at first `guess` characters each, and all its ids."""
+        size = len(text) if most is None else guess * (most + _MARGIN)
+        while True:
+            ids = self.tokenizer(text[:size], verbose=False, **options)["input_ids"]
+            ids = [one for one in ids if one not in without]
+            if most is None or size >= len(text) or len(ids) >= most + _MARGIN:
+                return text[:size], ids
+            size *= 4
+
+    def _check(self, ids: Sequence[int], sample: int) -> None:
+        outside = [one for one in ids if self.vocabulary is not None and not 0 <= one < self.vocabulary]
+        if outside:
+            raise ValueError(
+                f"sample {sample}: token id {outside[0]} is outside the vocabulary of {self.vocabulary}"
+            )
 
     def names(self, ids: Sequence[int]) -> list[str]:
         """The tokens of ids as texts; without a tokenizer, the ids themselves."""

@@ -248,11 +248,7 @@ def _differ(base: WeightFolder, one: WeightEntry, tuned: WeightFolder, other: We
     if one.shape != other.shape:
         return True
     if one.transposed != other.transposed or one.rows != other.rows:
-        whole = [torch.empty(one.shape, dtype=torch.float64) for _ in range(2)]
-        for matrix, folder, entry in zip(whole, (base, tuned), (one, other), strict=True):
-            for index, block in _matrix_blocks(folder, entry):
-                matrix[index] = block.to(torch.float64)
-        return not torch.equal(*whole)
+        return not torch.equal(whole_matrix(base, one).double(), whole_matrix(tuned, other).double())
     pieces = zip(_matrix_blocks(base, one), _matrix_blocks(tuned, other), strict=True)
     return any(not bool((a == b).all()) for (_, a), (_, b) in pieces)
 

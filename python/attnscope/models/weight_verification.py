@@ -101,22 +101,16 @@ class _Block:
         """What enters or leaves a module when the outputs of others are changed."""
         seen: list[Tensor] = []
 
-        def entering(_: nn.Module, args: tuple[Any, ...]) -> None:
-            seen.append(args[0].detach().clone())
-
-        def leaving(_: nn.Module, args: Any, output: Any) -> None:
-            seen.append(_first(output).detach().clone())
+        def see(_: nn.Module, *passing: Any) -> None:
+            seen.append(_first(passing[-1]).detach().clone())
 
         with contextlib.ExitStack() as stack, torch.no_grad(), _evaluating(self._block):
             for module, change in changes:
                 hook = module.register_forward_hook(lambda _m, _a, output, change=change: change(output))
                 stack.callback(hook.remove)
-            handle = (
-                watched.register_forward_pre_hook(entering)
-                if site == "input"
-                else watched.register_forward_hook(leaving)
-            )
-            stack.callback(handle.remove)
+            enters = site == "input"
+            watch = watched.register_forward_pre_hook if enters else watched.register_forward_hook
+            stack.callback(watch(see).remove)
             self._block(*self._args, **self._kwargs)
         if not seen:
             raise WeightMapError(f"verify_weight_map: {type(watched).__name__} did not run in {self._name}")

@@ -117,13 +117,12 @@ def head_emergence(
     final = table[table["step"] == table["step"].max()].sort_values("mean", ascending=False)
     top = list(zip(final["layer"], final["head"], strict=True))[:named]
     layers = sorted(table["layer"].unique())
-    colors = layer_colors(len(layers))
+    colors = dict(zip(layers, layer_colors(len(layers)), strict=True))
     for (layer, head), rows in table.groupby(["layer", "head"]):
-        color = colors[layers.index(layer)]
         rows = rows.sort_values("step")
         strong = (layer, head) in top
         draw_curve(
-            ax, rows["step"], rows, f"L{layer}H{head}", color,
+            ax, rows["step"], rows, f"L{layer}H{head}", colors[layer],
             interval=strong, width=1.6 if strong else 0.8, alpha=1.0 if strong else 0.55, dash="-",
         )  # fmt: skip
     _uniform_line(ax, uniform_value(heads, baselines, metric))
@@ -133,7 +132,6 @@ def head_emergence(
     _limits(ax, metric)
     if limits is not None:
         ax.set_ylim(*limits)
-    last = float(table["step"].max())
     low, high = ax.get_ylim()
     floor = uniform_value(heads, baselines, metric)
     floor = (floor if np.isfinite(floor) else low) + 0.1 * (high - low)
@@ -142,7 +140,7 @@ def head_emergence(
         for _, row in final[:named].iterrows()
         if row["mean"] > floor
     ]
-    _name_heads(ax, last, names, {layer: colors[place] for place, layer in enumerate(layers)})
+    _name_heads(ax, float(table["step"].max()), names, colors)
     return ax
 
 

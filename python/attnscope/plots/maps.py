@@ -10,7 +10,7 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.colors import LogNorm, Normalize
-from matplotlib.ticker import FixedLocator, MaxNLocator
+from matplotlib.ticker import MaxNLocator
 
 from attnscope._tokens import readable
 from attnscope.metrics.quantity import quantity
@@ -76,22 +76,19 @@ def layer_head_map(
     _cell_ticks(ax, [str(layer) for layer in table.index], [str(head) for head in table.columns])
     ax.set_xlabel("head")
     ax.set_ylabel("layer")
-    _bare(ax)
+    ax.spines[:].set_visible(False)
+    ax.tick_params(length=0)
     if numbers if numbers is not None else small:
-        for row in range(rows):
-            for column in range(columns):
-                value = cells[row, column]
-                if np.isfinite(value):
-                    ax.text(
-                        column, row, short(value), ha="center", va="center", fontsize=6,
-                        color=ink_on(mesh.cmap(norm(value))),
-                    )  # fmt: skip
+        for (row, column), value in np.ndenumerate(cells):
+            if np.isfinite(value):
+                ax.text(
+                    column, row, short(value), ha="center", va="center", fontsize=6,
+                    color=ink_on(mesh.cmap(norm(value))),
+                )  # fmt: skip
     if colorbar:
-        bar = ax.figure.colorbar(mesh, ax=ax, fraction=0.05, pad=0.03, aspect=18)
-        plain_colorbar(bar)
-        bar.set_label(quantity(metric).axis if label is None else label)
-        bar.locator = MaxNLocator(5)
-        bar.update_ticks()
+        label = quantity(metric).axis if label is None else label
+        ticks = MaxNLocator(5)
+        add_colorbar(ax.figure, mesh, ax, fraction=0.05, pad=0.03, aspect=18, label=label, ticks=ticks)
     return ax
 
 
@@ -133,8 +130,7 @@ def attention_map(
     ax.set_xlabel("key")
     ax.set_ylabel("query")
     # The frame would cover the first key, which is the one to look at.
-    for spine in ax.spines.values():
-        spine.set_visible(False)
+    ax.spines[:].set_visible(False)
     if tokens is None:
         ax.xaxis.set_major_locator(MaxNLocator(5, integer=True))
         ax.yaxis.set_major_locator(MaxNLocator(5, integer=True))
@@ -147,17 +143,19 @@ def attention_map(
         ax.set_yticks(places, names, fontsize=size)
         ax.tick_params(length=1)
     if colorbar:
-        bar = ax.figure.colorbar(image, ax=ax, fraction=0.046, pad=0.03, aspect=20, extend="min")
-        plain_colorbar(bar)
-        bar.set_label("attention")
+        add_colorbar(
+            ax.figure, image, ax, fraction=0.046, pad=0.03, aspect=20, extend="min", label="attention"
+        )
     return ax
 
 
-def plain_colorbar(bar: Any) -> None:
+def add_colorbar(figure: Any, shown: Any, axes: Any, **options: Any) -> Any:
     """A colour scale without a frame, as vectors like the map beside it."""
+    bar = figure.colorbar(shown, ax=axes, **options)
     bar.outline.set_visible(False)
     # Matplotlib turns scales of many colours into pixels; without an edge their seams would show.
     bar.solids.set(rasterized=False, edgecolor="face", linewidth=0.3)
+    return bar
 
 
 def printable(token: str) -> str:
@@ -200,11 +198,4 @@ def _cell_ticks(ax: Axes, layers: list[str], heads: list[str]) -> None:
     for axis, names in ((ax.yaxis, layers), (ax.xaxis, heads)):
         every = -(-len(names) // 12)
         places = list(range(0, len(names), every))
-        axis.set_major_locator(FixedLocator(places))
-        axis.set_ticklabels([names[place] for place in places])
-
-
-def _bare(ax: Axes) -> None:
-    for spine in ax.spines.values():
-        spine.set_visible(False)
-    ax.tick_params(length=0)
+        axis.set_ticks(places, [names[place] for place in places])

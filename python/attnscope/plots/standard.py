@@ -37,7 +37,7 @@ from attnscope.plots.figure import (
     with_values,
 )
 from attnscope.plots.lines import depth_profile, emergence_curve, threshold_curve
-from attnscope.plots.maps import attention_map, layer_head_map, layer_head_table, plain_colorbar
+from attnscope.plots.maps import add_colorbar, attention_map, layer_head_map, layer_head_table
 from attnscope.plots.selection import (
     CHECKPOINT,
     Quantities,
@@ -340,12 +340,10 @@ def shared_colorbar(
     figure: mpl.Figure, axes: list[list[Axes]], norm: Normalize, label: str, uniform: float
 ) -> None:
     """One colour scale for several maps, with uniform attention marked on it."""
-    mesh: Any = next(ax.collections[0] for row in axes for ax in row if ax.collections)
-    bar = figure.colorbar(mesh, ax=[ax for row in axes for ax in row], pad=0.015, aspect=14, fraction=0.06)
-    plain_colorbar(bar)
-    bar.locator = MaxNLocator(4)
-    bar.update_ticks()
-    bar.set_label(label)
+    flat = [ax for row in axes for ax in row]
+    mesh = next(ax.collections[0] for ax in flat if ax.collections)
+    ticks = MaxNLocator(4)
+    bar = add_colorbar(figure, mesh, flat, pad=0.015, aspect=14, fraction=0.06, label=label, ticks=ticks)
     if np.isfinite(uniform) and float(norm.vmin or 0.0) <= uniform <= float(norm.vmax or 0.0):
         bar.ax.plot(
             [0], [uniform], marker=">", markersize=5, color=INK, markeredgecolor="white", markeredgewidth=0.6,

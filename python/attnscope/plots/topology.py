@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pandas as pd
@@ -26,12 +26,11 @@ def bars_of(bars: Any) -> pd.DataFrame:
     columns = ["dimension", "birth", "death"]
     if all(hasattr(bars, name) for name in (*columns, "offsets")):
         bars = {name: getattr(bars, name).numpy() for name in columns}
-    frame: pd.DataFrame = pd.DataFrame(bars)
+    frame = pd.DataFrame(bars)
     missing = [name for name in columns if name not in frame]
     if missing:
         raise ValueError(f"bars: no column {missing[0]!r}; there are: {', '.join(map(str, frame))}")
-    frame = frame[columns]
-    return frame
+    return cast("pd.DataFrame", frame[columns])
 
 
 @styled

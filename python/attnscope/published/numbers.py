@@ -51,12 +51,10 @@ def papers() -> dict[str, StudyFolder]:
 @cache
 def _read(file: Path) -> pd.DataFrame:
     kinds: Any = {"layer": "Int64", "samples": "Int64", "token": str, "printed": str}
-    table: pd.DataFrame = pd.read_csv(file, dtype=kinds)
-    for column in ("layer", "samples"):
-        table[column] = table[column].fillna(-1).astype("int64")
-    for column in ("token", "printed"):
-        table[column] = table[column].fillna("")
-    return table
+    absent = {"layer": -1, "samples": -1, "token": "", "printed": ""}
+    table = pd.read_csv(file, dtype=kinds).fillna(absent)
+    numbers: pd.DataFrame = table.astype({"layer": "int64", "samples": "int64"})
+    return numbers
 
 
 def same_model(one: str, other: str) -> bool:

@@ -103,7 +103,7 @@ def render(
     results: Tables, title: str, drawn: Mapping[str, Drawn] | None = None, without: Sequence[LeftOut] = ()
 ) -> str:
     """The page as text."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined, select_autoescape
+    from jinja2 import Environment, PackageLoader, StrictUndefined
     from markupsafe import Markup
 
     from attnscope.plots import draw_all
@@ -126,7 +126,7 @@ def render(
             )
     environment = Environment(
         loader=PackageLoader("attnscope.report", "."),
-        autoescape=select_autoescape(default=True, default_for_string=True),
+        autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,

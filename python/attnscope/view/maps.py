@@ -29,6 +29,11 @@ def number(value: Any) -> float | None:
     return float(f"{value:.6g}") if math.isfinite(value) else None
 
 
+def is_causal(maps: torch.Tensor) -> bool:
+    """Whether no query sees a later key."""
+    return maps.shape[-1] > 1 and bool((maps.triu(1) == 0).all())
+
+
 def _betti_steps(barcodes: Barcodes) -> list[list[float | int]]:
     """Scales at which a Betti number changes, with β0 and β1 from there to the next; none without bars."""
     ends = torch.cat([barcodes.birth, barcodes.death])
@@ -61,7 +66,7 @@ class Maps:
     ) -> None:
         """Adds a matrix, unless the page is full; queries of another text make it a matrix and no graph."""
         n = attention.shape[-1]
-        causal = queries is None and n > 1 and bool((attention.triu(1) == 0).all())
+        causal = queries is None and is_causal(attention)
         # float32 keeps every float16, bfloat16 and float32 entry exactly, and with it the order of edges.
         entries = attention.to(torch.float32).numpy()
         flat = entries[np.tril_indices(n)] if causal else entries.ravel()

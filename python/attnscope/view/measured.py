@@ -15,7 +15,7 @@ from attnscope._warn import UndefinedWarning
 from attnscope.metrics.discovery import found
 from attnscope.metrics.measure import measure_quantities
 from attnscope.metrics.quantity import Quantity
-from attnscope.view.maps import Maps, number
+from attnscope.view.maps import Maps, is_causal, number
 
 
 class Stack(NamedTuple):
@@ -56,7 +56,7 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
     collected, causal = Maps(max_bytes), False
     for at, stack in enumerate(stacks):
         square = stack.queries is None
-        causal = causal or (square and all(_is_causal(layer) for layer in stack.layers))
+        causal = causal or (square and all(is_causal(layer) for layer in stack.layers))
         numbers.append(_numbers(stack.layers, wanted, depth, heads) if square else {})
         uniform.append(_of_uniform(stack.layers[0], wanted) if square else {})
         for layer, maps in enumerate(stack.layers):
@@ -93,10 +93,6 @@ def contents_of_stacks(stacks: Sequence[Stack], max_bytes: int) -> dict[str, Any
     }
 
 
-def _is_causal(maps: Tensor) -> bool:
-    return maps.shape[-1] > 1 and bool((maps.triu(1) == 0).all())
-
-
 def _numbers(
     layers: Sequence[Tensor], wanted: Sequence[Quantity], depth: int, heads: int
 ) -> dict[str, list[list[float | None]]]:
@@ -117,7 +113,7 @@ def _of_uniform(maps: Tensor, wanted: Sequence[Quantity]) -> dict[str, float | N
     """What uniform attention of that size gives."""
     n = maps.shape[-1]
     ones = torch.ones(n, n, dtype=torch.float64)
-    uniform = ones.tril() if _is_causal(maps) else ones
+    uniform = ones.tril() if is_causal(maps) else ones
     uniform = uniform / uniform.sum(-1, keepdim=True)
     with warnings.catch_warnings():
         # Of uniform heads nothing differs, and their rows have nothing to standardise.

@@ -131,13 +131,14 @@ def view(
     from attnscope.capture.anatomy import instead
     from attnscope.engine.results import Results
 
-    results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
-    _refuse("stored results", {"text": text, "tokens": tokens, "tokenizer": tokenizer} if results else {})
-    _refuse("a model", {"sample": sample, "tokens": tokens, "model": model} if network else {})
     if isinstance(shown, str):
         raise TypeError(f"view: want a model, results or attention, got {shown!r}{instead(shown)}")
-    if not results and not network:
-        _refuse("tensors", {"text": text, "sample": sample, "model": model, "tokenizer": tokenizer})
+    results, network = isinstance(shown, Results), isinstance(shown, torch.nn.Module)
+    what = "stored results" if results else "a model" if network else "tensors"
+    given = {"text": text, "tokens": tokens, "tokenizer": tokenizer, "sample": sample, "model": model}
+    for one in _OF_OTHERS[what]:
+        if given[one] is not None:
+            raise ValueError(f"view: {one} does not go with {what}, {_INSTEAD[one]}")
     if results:
         from attnscope.view.stored import contents_of_results
 
@@ -169,13 +170,12 @@ def view(
     return View(title or name, contents)
 
 
-def _refuse(what: str, given: dict[str, Any]) -> None:
-    """Raises ValueError where an argument is given that this kind of input does not take."""
-    for name, value in given.items():
-        if value is not None:
-            raise ValueError(f"view: {name} does not go with {what}, {_INSTEAD[name]}")
-
-
+#: Arguments that a kind of input does not take, and what takes them.
+_OF_OTHERS = {
+    "stored results": ("text", "tokens", "tokenizer"),
+    "a model": ("sample", "tokens", "model"),
+    "tensors": ("text", "sample", "model", "tokenizer"),
+}
 _INSTEAD = {
     "text": "only with a model",
     "tokens": "which bring their own tokens",

@@ -78,7 +78,7 @@ def contents_of_results(
         "heads": axes["head"],
         "checkpoints": _labels(checkpoints),
         "inputs": inputs,
-        "metrics": [{key: entry[key] for key in ("name", "label", "meaning", "group")} for entry in metrics],
+        "metrics": metrics,
         "values": [[[_plain(grid) for grid in group] for group in checkpoint] for checkpoint in values],
         "uniform": uniform,
         "kind": "uniform",
@@ -115,10 +115,12 @@ def _metrics(results: Results, table: str, frame: pd.DataFrame, levels: list[flo
             about = quantity(column)
             stored = schema.field(column).metadata or {}
             label = stored.get(b"label", b"").decode() or about.label
-            group = "heads" if table == "heads" else f"graph of pairs at or above {level:g}"
-            name = column if table == "heads" else f"{column} at {level:g}"
-            label = label if table == "heads" else f"{label} at {level:g}"
-            entries.append({"name": name, "label": label, "meaning": about.meaning, "group": group})
+            at, group = "", "heads"
+            if table != "heads":
+                at, group = f" at {level:g}", f"graph of pairs at or above {level:g}"
+            entries.append(
+                {"name": column + at, "label": label + at, "meaning": about.meaning, "group": group}
+            )
     return entries
 
 
@@ -163,10 +165,8 @@ def _labels(checkpoints: list[tuple[str, str, int]]) -> list[str]:
     several = len({model for model, _, _ in checkpoints}) > 1
     labels = []
     for model, revision, step in checkpoints:
-        when = f"step {step}" if step >= 0 else str(revision)
-        labels.append(
-            " · ".join(part for part in ([str(model)] if several or not when else []) + [when] if part)
-        )
+        when = f"step {step}" if step >= 0 else revision
+        labels.append(" · ".join(filter(None, (model if several or not when else "", when))))
     return labels
 
 

@@ -59,29 +59,17 @@ def as_xarray(
         ]
     else:
         check_columns(table, metrics, frame.columns)
-    codes, coords = [], {}
-    for axis in axes:
-        steps = axis == "revision" and "step" in frame
-        if steps:
-            order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
-            values = order["revision"].drop_duplicates().to_numpy(dtype=object)
-        else:
-            values = np.asarray(sorted(frame[axis].unique()))
-        codes.append(pd.Index(values).get_indexer(frame[axis]))
-        coords[axis] = (axis, values)
-        if steps and len(order) == len(values):
-            coords["step"] = ("revision", order["step"].to_numpy())
-    shape = tuple(len(coords[axis][1]) for axis in axes)
-    flat = np.ravel_multi_index(codes, shape) if axes else np.zeros(len(frame), int)
-    if len(np.unique(flat)) != len(flat):
+    places = pd.MultiIndex.from_frame(frame[axes])
+    if places.has_duplicates:
         raise ResultsError(f"to_xarray: two rows of table {table!r} share the same {', '.join(axes)}")
-    data = {}
-    for name in metrics:
-        cube = np.full(int(np.prod(shape)), np.nan)
-        cube[flat] = frame[name].to_numpy(dtype=float, na_value=np.nan)
-        data[name] = (tuple(axes), cube.reshape(shape))
-    dataset = xr.Dataset(data, coords=coords, attrs={"protocol": protocol, "schema_version": SCHEMA_VERSION})
-    return dataset.set_xindex("step") if "step" in coords else dataset
+    columns = {name: frame[name].to_numpy(float, na_value=np.nan) for name in metrics}
+    dataset = xr.Dataset.from_dataframe(pd.DataFrame(columns, index=places))
+    if "revision" in axes and "step" in frame:
+        order = frame[["revision", "step"]].drop_duplicates().sort_values(["step", "revision"])
+        dataset = dataset.reindex(revision=order["revision"].unique())
+        if order["revision"].is_unique:
+            dataset = dataset.assign_coords(step=("revision", order["step"])).set_xindex("step")
+    return dataset.assign_attrs(protocol=protocol, schema_version=SCHEMA_VERSION)
 
 
 def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:

@@ -39,7 +39,7 @@ def encode(
     context = context_length(config, tokenizer)
     limit = min((one for one in (context, settings.max_tokens) if one is not None), default=None)
     encoder = Encoder(tokenizer, limit, settings.bos, getattr(text, "vocab_size", None), settings.seed)
-    inputs, counts = [], {"sentences": 0, "cut": 0, "of_one_token": 0, "empty": 0, "without_bos": 0}
+    read: list[Input] = []
     windowed = any(one.per == "window" for one in settings.texts)
     sentences: Sequence[Sentence] = plan.sentences
     if windowed:
@@ -53,18 +53,19 @@ def encode(
                 encoded = encoder.encode(sentence.text, sentence.token_ids, sentence.sample)
         except ValueError as error:
             raise ConfigError(f"{model}: {sentence.source}, row {sentence.source_row}: {error}") from None
-        counts["sentences"] += 1
-        counts["cut"] += encoded.truncated
-        counts["of_one_token"] += len(encoded.ids) == 1
-        counts["empty"] += len(encoded.ids) == 0
-        counts["without_bos"] += not encoded.starts_with_bos
-        if len(encoded.ids):
-            inputs.append(Input(sentence, encoded))
+        read.append(Input(sentence, encoded))
+    counts = {
+        "sentences": len(read),
+        "cut": sum(one.encoded.truncated for one in read),
+        "of_one_token": sum(one.n_tokens == 1 for one in read),
+        "empty": sum(one.n_tokens == 0 for one in read),
+        "without_bos": sum(not one.encoded.starts_with_bos for one in read),
+    }
     plan.encoders[position] = encoder
     plan.heads[position] = int(getattr(text, "num_attention_heads", None) or 1)
     plan.counts[model] = counts
     plan.notes += _notes(model, counts, settings, limit)
-    return inputs
+    return [one for one in read if one.n_tokens]
 
 
 def _config_and_tokenizer(
@@ -91,25 +92,17 @@ def _config_and_tokenizer(
 
 
 def _notes(model: str, counts: dict[str, int], settings: Settings, limit: int | None) -> list[str]:
-    notes, total = [], counts["sentences"]
-    if counts["cut"]:
-        notes.append(
-            f"{model}: {counts['cut']} of {total} sentences were longer than {limit} tokens and are cut"
-        )
-    if counts["of_one_token"]:
-        notes.append(
-            f"{model}: {counts['of_one_token']} of {total} sentences have one token: most metrics say nothing"
-        )
-    if counts["empty"]:
-        notes.append(f"{model}: {counts['empty']} of {total} sentences have no token and are left out")
-    if settings.bos == "keep" and counts["without_bos"]:
-        who = (
-            "no sentence starts"
-            if counts["without_bos"] == total
-            else f"{counts['without_bos']} do not start"
-        )
-        notes.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
-    return notes
+    total, without = counts["sentences"], counts["without_bos"] if settings.bos == "keep" else 0
+    who = "no sentence starts" if without == total else f"{without} do not start"
+    notes = (
+        ("cut", f"sentences were longer than {limit} tokens and are cut"),
+        ("of_one_token", "sentences have one token: most metrics say nothing"),
+        ("empty", "sentences have no token and are left out"),
+    )
+    found = [f"{model}: {counts[key]} of {total} {words}" for key, words in notes if counts[key]]
+    if without:
+        found.append(f"{model}: {who} with a BOS token; their first key is an ordinary token")
+    return found
 
 
 def batches(unit: Unit, heads: int, layer_bytes: int | None = None) -> list[list[Input]]:

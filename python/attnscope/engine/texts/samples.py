@@ -36,16 +36,17 @@ def samples_table(
     tokens = [encoder.names(one) for one in ids]
     count, checkpoint = len(inputs), unit.checkpoint
     assert checkpoint is not None
-    texts = [one.sentence.text for one in inputs]
+    texts = [
+        " ".join(own) if one.sentence.text is None else one.sentence.text
+        for one, own in zip(inputs, tokens, strict=True)
+    ]
     columns = {
         "model": pa.array([checkpoint.model] * count, pa.string()),
         "revision": pa.array([checkpoint.revision] * count, pa.string()),
         "step": pa.array([checkpoint.step] * count, pa.int64()),
         "sample": pa.array(numbers, pa.int64()),
         "group": pa.array([one.sentence.group for one in inputs], pa.string()),
-        "text": pa.array(
-            [" ".join(tokens[at]) if text is None else text for at, text in enumerate(texts)], pa.string()
-        ),
+        "text": pa.array(texts, pa.string()),
         "tokens": pa.array(tokens, pa.list_(pa.string())),
         "token_ids": pa.array(ids, pa.list_(pa.int64())),
         "n_tokens": pa.array([one.n_tokens for one in inputs], pa.int64()),

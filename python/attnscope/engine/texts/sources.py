@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
+from itertools import groupby, pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -181,14 +181,10 @@ def _read_txt(path: Path, source: TextSource) -> Iterator[Row]:
         raise ConfigError(f"texts: {path} has no columns, {source.column!r} was asked for")
     lines = re.split(r"\r\n|\n|\r", _decoded(path, source.encoding))
     if source.per == "paragraph":
-        number = 0
-        block: list[str] = []
-        for place, line in enumerate([*lines, ""]):
-            if line.strip():
-                number, block = (number if block else place), [*block, line.strip()]
-            elif block:
-                yield number, " ".join(block), {}
-                block = []
+        for filled, block in groupby(enumerate(lines), lambda pair: bool(pair[1].strip())):
+            if filled:
+                numbers, paragraph = zip(*block, strict=True)
+                yield numbers[0], " ".join(line.strip() for line in paragraph), {}
         return
     for number, line in enumerate(lines):
         yield number, line.strip(), {}
@@ -280,14 +276,13 @@ def _read_datasets(source: TextSource) -> Iterator[Row]:
         ) from None
     try:
         if any((path / mark).is_file() for mark in ("state.json", "dataset_dict.json")):
-            stored = datasets.load_from_disk(str(path))
-            table = stored if hasattr(stored, "column_names") and not isinstance(stored, dict) else None
-            if table is None:
-                if source.split not in stored:
+            table = datasets.load_from_disk(str(path))
+            if isinstance(table, dict):
+                if source.split not in table:
                     raise ConfigError(
-                        f"texts: {path} has no split {source.split!r}{nearest(source.split, stored)}"
+                        f"texts: {path} has no split {source.split!r}{nearest(source.split, table)}"
                     )
-                table = stored[source.split]
+                table = table[source.split]
         else:
             table = datasets.load_dataset(source.path, source.subset or None, split=source.split)
     except ConfigError:
@@ -335,11 +330,10 @@ def _column(source: TextSource, names: list[str], path: Path) -> str:
         if source.column not in names:
             raise ConfigError(f"texts: no column {source.column!r} in {path}{nearest(source.column, names)}")
         return source.column
-    candidates: list[str] = [*USUAL_COLUMNS, *names] if len(names) == 1 else [*USUAL_COLUMNS]
-    for name in candidates:
-        if name in names:
-            return name
-    raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
+    found = names if len(names) == 1 else [name for name in USUAL_COLUMNS if name in names]
+    if not found:
+        raise ConfigError(f"texts: {path}: which column? there are: {', '.join(names[:20]) or 'none'}")
+    return found[0]
 
 
 def _content(value: Any, where: str, column: str) -> str | list[int]:
@@ -355,9 +349,8 @@ def extra_columns(sentences: Sequence[Sentence]) -> dict[str, list[Any]]:
 
     Numbers and texts stay what they are when the whole column is of one kind; anything else becomes text.
     """
-    names = dict.fromkeys(name for sentence in sentences for name in sentence.extra)
     columns: dict[str, list[Any]] = {}
-    for name in names:
+    for name in dict.fromkeys(name for sentence in sentences for name in sentence.extra):
         values = [sentence.extra.get(name) for sentence in sentences]
         kinds = {type(value) for value in values if value is not None}
         if not kinds <= {int} and not kinds <= {int, float} and not kinds <= {bool}:
