@@ -20,6 +20,7 @@ from attnscope.engine.run_folder import resolved
 from attnscope.engine.schema import MissingError
 from attnscope.engine.texts.encoding import batches
 from attnscope.engine.units import Unit
+from attnscope.models import LoadError
 
 #: Writing a figure as PDF and PNG and for the report takes so many times as long as drawing it.
 _WRITTEN = 2.3
@@ -105,12 +106,22 @@ def dry_run(
     seconds, peak = started + time.perf_counter() - began, resident_bytes()
     measured: list[Mapping[str, Any]] = []
     later: dict[str, None] = {}
+    refused: set[int] = set()
     reading = [unit for unit in plan.units if unit.inputs]
     kinds = dict.fromkeys((unit.source, unit.stage, unit.variant) for unit in reading)
     for kind in kinds:
         units = [unit for unit in reading if (unit.source, unit.stage, unit.variant) == kind]
+        if units[0].source in refused:
+            continue
         try:
             spent, alive = _calibrate(engine, units, measured)
+        except LoadError as error:
+            refused.add(units[0].source)
+            checkpoints = dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint)
+            plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
+            if refused == {source for source, _, _ in kinds}:
+                raise
+            continue
         except MissingError:
             if not plan.stages[units[0].stage].reads:
                 raise
@@ -118,6 +129,7 @@ def dry_run(
             continue
         seconds += spent
         peak = max(peak, alive)
+    reading = [unit for unit in reading if unit.source not in refused]
     if later:
         notes.append(f"the time of what reads earlier tables is not known: {', '.join(later)}")
     return Estimate(
