@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import attnscope as asc
-from attnscope.commands.analyze import _Chosen
+from attnscope.commands.analyze import _chosen
 from attnscope.commands.analyze_tables import table_of
 from attnscope.commands.catalogue import describe
 from attnscope.engine.discovery import studies, study_class
@@ -53,23 +53,23 @@ def test_analyze_takes_the_name_of_a_column():
     placed = [one for one in EXACT if table_of(one)]
     assert len(placed) > 100
     for one in placed:
-        columns = _Chosen([one.name], {}).columns
+        columns = _chosen([one.name], {}).columns
         assert one.name in {column.name for column in columns}, in_words(one)
         assert one.identity in {column.quantity.identity for column in columns}, in_words(one)
 
 
 def test_a_column_that_is_asked_for_comes_alone():
-    assert {column.name for column in _Chosen(["mp_ks"], {}).columns} == {"mp_ks"}
-    named = _Chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
+    assert {column.name for column in _chosen(["mp_ks"], {}).columns} == {"mp_ks"}
+    named = _chosen({"law": {"metric": "mp_ks", "null": "full"}}, {}).columns
     assert [(column.name, column.quantity.options["null"]) for column in named] == [("law", "full")]
-    (hidden,) = _Chosen(["alignment_hidden"], {}).columns
+    (hidden,) = _chosen(["alignment_hidden"], {}).columns
     assert hidden.quantity.needs[-1] == "hidden"
     with pytest.raises(ValueError, match="the column sink_concentration takes no option, got 'draws'"):
-        _Chosen({"sink_concentration": {"draws": 3}}, {})
+        _chosen({"sink_concentration": {"draws": 3}}, {})
 
 
 def test_a_function_whose_number_is_a_field_of_another_gives_that_column():
-    assert {column.name for column in _Chosen(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
+    assert {column.name for column in _chosen(["marchenko_pastur_deviation"], {}).columns} == {"mp_ks"}
     assert [one.name for one in columns_of("marchenko_pastur_deviation")] == ["mp_ks"]
 
 

@@ -4,9 +4,10 @@
 import pytest
 import yaml
 
-from attnscope.commands.settings import _meanings, _models_in, _type, written
+from attnscope.commands.settings import _meanings, _name, written
 from attnscope.engine.config import ConfigError, Settings
 from attnscope.engine.discovery import studies, study_class
+from attnscope.engine.mistakes import models_in
 from attnscope.engine.packaged import packaged_text
 
 
@@ -39,7 +40,7 @@ def keys_of(model):
     """Every key of a model and of the models below it."""
     for key, field in model.model_fields.items():
         yield model, key, field
-        for inner in _models_in(field.annotation):
+        for inner in models_in(field.annotation):
             yield from keys_of(inner)
 
 
@@ -52,7 +53,7 @@ def test_every_key_has_its_meaning_its_type_and_its_default(name):
                 continue
             meaning = _meanings(owner).get(key, "")
             assert meaning, f"{owner.__name__}.{key}"
-            about = f"{meaning} ({_type(field)}"
+            about = f"{meaning} ({_name(field.annotation)}"
             assert about in text if owner is model else f"{key}: {about}, " in text, key
 
 
