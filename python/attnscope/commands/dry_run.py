@@ -117,10 +117,9 @@ def dry_run(
             spent, alive = _calibrate(engine, units, measured)
         except LoadError as error:
             refused.add(units[0].source)
-            checkpoints = dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint)
-            plan.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
+            plan.leave_out(dict.fromkeys(unit.checkpoint for unit in units if unit.checkpoint), error)
             if refused == {source for source, _, _ in kinds}:
-                raise
+                raise LoadError(plan.reasons) from None
             continue
         except MissingError:
             if not plan.stages[units[0].stage].reads:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import hashlib
 import json
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -62,6 +62,15 @@ class Plan:
         """The settings that change a number."""
         without = {"name", "models", "texts", "output", "block", "max_tokens", "workers"}
         return self.settings.model_dump(exclude=without)
+
+    def leave_out(self, checkpoints: Iterable[Checkpoint], error: object) -> None:
+        """Skips checkpoints for a reason, which may begin with a title."""
+        self.skipped += [(one.title, str(error).removeprefix(f"{one.title}: ")) for one in checkpoints]
+
+    @property
+    def reasons(self) -> str:
+        """Why checkpoints are skipped, each reason once."""
+        return "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in self.skipped))
 
     @property
     def tokens(self) -> int:
@@ -146,11 +155,10 @@ def make_plan(settings: Settings, study: Study | None = None, found: Found | Non
         for stage in now:
             if stage.units.kind == "once":
                 _add(plan, stage, "", "")
-    reasons = "; ".join(dict.fromkeys(f"{title}: {reason}" for title, reason in plan.skipped))
     if not any(unit.checkpoint for unit in plan.units):
-        raise LoadError(reasons or "no sentence is left to measure")
+        raise LoadError(plan.reasons or "no sentence is left to measure")
     if any(stage.units.kind == "pairs" for stage in stages) and not any(unit.other for unit in plan.units):
-        raise LoadError(reasons or "two checkpoints are needed to be compared, got one")
+        raise LoadError(plan.reasons or "two checkpoints are needed to be compared, got one")
     _check_memory(plan)
     return plan
 
@@ -203,7 +211,7 @@ def _series(plan: Plan, study: Study, stages: Sequence[Stage]) -> Iterator[_Seri
                 source = plan.settings.models[one.position]
                 one.inputs = encode(plan, study, one.position, source, one.checkpoints)
         except LoadError as error:
-            plan.skipped += [(c.title, str(error).removeprefix(f"{c.title}: ")) for c in one.checkpoints]
+            plan.leave_out(one.checkpoints, error)
             one.usable = False
         yield one
 

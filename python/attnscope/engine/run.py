@@ -223,7 +223,7 @@ class Engine:
         started = time.monotonic()
         self.do(facts, lock)
         if not any(unit.id in self.store for unit in self.plan.units):
-            raise LoadError("; ".join(f"{title}: {reason}" for title, reason in self.plan.skipped))
+            raise LoadError(self.plan.reasons)
         self._write_tables(self.plan)
         facts["seconds"] = round(time.monotonic() - started, 3)
         self.write_provenance(facts, "finished")
@@ -267,7 +267,7 @@ class Engine:
         elif outcome.skipped:
             assert unit.checkpoint is not None
             title = unit.checkpoint.title
-            plan.skipped.append((title, outcome.skipped.removeprefix(f"{title}: ")))
+            plan.leave_out([unit.checkpoint], outcome.skipped)
             self.say(f"skipped {title}: {plan.skipped[-1][1]}")
             place = {one.title: at for at, one in enumerate(plan.checkpoints)}
             plan.skipped.sort(key=lambda pair: place.get(pair[0], -1))
