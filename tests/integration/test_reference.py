@@ -2,8 +2,10 @@
 """Small runs of both studies against the tables that were stored before the engine was built anew.
 
 The stored tables have schema 1; they are read as they are read today. What units write is the same to the bit
-on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Intervals and p-values are
-drawn and held to the error of their draws; corrected p-values belong to a family and have their own tests.
+on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Where torch itself computes the
+model's attention with other rounding, which `runs.arithmetic` finds out without attnscope, all numbers are held to
+what float32 keeps. Intervals and p-values are drawn and held to the error of their draws; corrected p-values belong
+to a family and have their own tests.
 """
 
 import sys
@@ -35,6 +37,11 @@ DRAWN = {"low": 0.1, "high": 0.1, "p_value": 0.1, "probability": 0.1, "margin": 
 #: Tests whose p-values may be of rounding errors alone.
 TESTS = ("layer_tests", "null_tests")
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
+#: Columns of maps and signals.
+ARRAYS = ("attention", "signal")
+#: How near numbers of the same attention in float32 are, rounded in another way: the largest difference that was
+#: measured is 1.1e-5 of a map's entry, and 1.3e-6 of a bar that is 1.1e-3 long.
+FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 #: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
 OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
 #: How columns begin that the published protocol makes of logarithms, which are taken several at a time.
@@ -80,8 +87,11 @@ def both(request, tmp_path_factory):
     tables = {
         new: made.to_pandas() for name, old in stored.items() for new, made in migrated(name, old, 1).items()
     }
-    made = runs.made(request.param, tmp_path_factory.mktemp(request.param))
-    return moved(tables), {**about, "study": request.param.partition("-")[0]}, made
+    home = tmp_path_factory.mktemp(request.param)
+    made = runs.made(request.param, home)
+    same_attention = about["arithmetic"] == runs.arithmetic(request.param, home)
+    about |= {"study": request.param.partition("-")[0], "same_attention": same_attention}
+    return moved(tables), about, made
 
 
 def moved(tables):
@@ -136,6 +146,23 @@ def compared(name, table, stored, study):
     return table
 
 
+def meaningful(table, other, keys):
+    """Rows of a table of tests whose difference is more than a rounding error, in both tables.
+
+    Args:
+        table: whose rows are returned.
+        other: the same tests, of numbers that are rounded in another way.
+        keys: of the rows.
+    """
+    known = [one[one["difference"].abs() > 1e-6].set_index(keys).index for one in (table, other)]
+    return table[table.set_index(keys).index.isin(known[0].intersection(known[1]))]
+
+
+def entries(values):
+    """The numbers of a column of arrays, one behind the other."""
+    return np.concatenate([np.ravel(part).astype(float) for one in values for part in one])
+
+
 def numbers(values):
     return pd.to_numeric(values).to_numpy(dtype=float, na_value=np.nan)
 
@@ -151,31 +178,38 @@ def test_every_stored_number_is_there(both):
     stored, about, made = both
     minor = [".".join(version.split(".")[:2]) for version in (about["torch"], torch.__version__)]
     same_machine = about["instructions"] == _isa.live() and minor[0] == minor[1]
+    same_attention = about["same_attention"]
     for name, table in stored.items():
         keys = made.keys(name)
-        there, here = (
-            compared(name, one, table, about["study"]).sort_values(keys).reset_index(drop=True)
-            for one in (table, made.table(name))
-        )
+        sides = [compared(name, one, table, about["study"]) for one in (table, made.table(name))]
+        if name in TESTS and not (same_attention and same_machine):
+            count, sides = len(sides[0]), [meaningful(*pair, keys) for pair in (sides, sides[::-1])]
+            assert len(sides[0]) > 0.8 * count, name
+        there, here = (one.sort_values(keys).reset_index(drop=True) for one in sides)
         assert len(there) == len(here), name
         for column in there:
+            a, b, where = there[column], here[column], f"{name}.{column}"
             if column in (*CORRECTED, *BY_TOKEN):
                 continue
-            a, b = there[column], here[column]
             if a.dtype.kind not in "fiub":
+                if not same_attention and column in ARRAYS:
+                    np.testing.assert_allclose(entries(a), entries(b), **FLOAT32, err_msg=where)
+                    continue
                 texts = [["" if one is None or one is pd.NA else str(one) for one in side] for side in (a, b)]
                 assert texts[0] == texts[1], (name, column)
-            elif column in DRAWN:
-                np.testing.assert_allclose(
-                    numbers(a), numbers(b), atol=DRAWN[column], err_msg=f"{name}.{column}"
-                )
+                continue
+            x, y = numbers(a), numbers(b)
+            if column in DRAWN:
+                np.testing.assert_allclose(x, y, atol=DRAWN[column], err_msg=where)
+            elif not same_attention:
+                np.testing.assert_allclose(x, y, **FLOAT32, err_msg=where)
             else:
-                x, y, where = numbers(a), numbers(b), f"{name}.{column}"
                 metrics = here.get("metric", pd.Series("", index=here.index)).astype(str)
                 protocols = here.get("protocol", pd.Series("", index=here.index))
                 tests = np.full(len(here), name in TESTS)
-                # p-values of differences that nearly vanish
+                # p-values of differences that nearly vanish, correlations of heads that hardly differ
                 small = (protocols == "ruscio2025") & (metrics + column).str.contains("p_value")
+                small |= (not same_machine) & (metrics + column).str.contains("rho")
                 small = small.to_numpy(dtype=bool) & ~tests
                 bits = ~tests & ~small & (same_machine and name in MEASURED and column not in OF_LAPACK)
                 bits &= ~((protocols == "ruscio2025") & column.startswith(OF_LOGARITHMS)).to_numpy(dtype=bool)

@@ -4,12 +4,14 @@
     python tests/reference/runs.py FOLDER        writes FOLDER/NAME.parquet for every run
 
 A run is one Parquet file with one row: each table is a column, a list of structs. Its metadata hold the
-instruction set and the threads that made it.
+instruction set that made it, the version of torch, and how the model's own arithmetic rounded.
 """
 
+import hashlib
 import json
 import sys
 import tempfile
+from contextlib import contextmanager
 from pathlib import Path
 
 import pyarrow as pa
@@ -36,6 +38,38 @@ RUNS = {
 }
 
 
+@contextmanager
+def one_thread():
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def arithmetic(name, home):
+    """A digest of a model's attention without attnscope: torch and its BLAS round as the processor lets them.
+
+    Args:
+        name: of the run.
+        home: a folder for the model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(_model(name, home), attn_implementation="eager").eval()
+    digest = hashlib.sha256()
+    with one_thread(), torch.no_grad():
+        for length in (7, 19, 46):
+            for attention in model(torch.arange(4, 4 + length)[None] % 31, output_attentions=True).attentions:
+                digest.update(attention.contiguous().numpy().tobytes())
+    return digest.hexdigest()[:16]
+
+
+def _model(name, home):
+    return STORIES if name.endswith("stories") else model_folder(home / "tiny" / "hf")
+
+
 def made(name, home):
     """The results of one run.
 
@@ -44,7 +78,7 @@ def made(name, home):
         home: an empty folder.
     """
     keys = dict(RUNS[name])
-    model = STORIES if name.endswith("stories") else model_folder(home / "tiny" / "hf")
+    model = _model(name, home)
     texts = sentences(home / "texts.txt", 3, shortest=6)
     if name.startswith("wavelets"):
         # whole signals need at least 32 keys
@@ -57,23 +91,19 @@ def made(name, home):
         block=2,
         **keys,
     )
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with one_thread():
         return asc.run(study, progress=False, say=lambda text: None)
-    finally:
-        torch.set_num_threads(before)
 
 
-def written(results, file):
-    """Writes the tables of a run as one small file."""
+def written(results, file, rounding):
+    """Writes the tables of a run, and its `arithmetic`, as one small file."""
     columns = {}
     for name in results.tables():
         rows = results.arrow(name).replace_schema_metadata().combine_chunks()
         structs = rows.to_struct_array()
         structs = structs.combine_chunks() if isinstance(structs, pa.ChunkedArray) else structs
         columns[name] = pa.ListArray.from_arrays(pa.array([0, len(rows)], pa.int32()), structs)
-    about = {"instructions": _isa.live(), "torch": torch.__version__}
+    about = {"instructions": _isa.live(), "torch": torch.__version__, "arithmetic": rounding}
     table = pa.table(columns).replace_schema_metadata({"reference": json.dumps(about)})
     pq.write_table(table, file, compression="zstd", compression_level=19)
 
@@ -108,5 +138,6 @@ def older(name, home):
 if __name__ == "__main__":
     for run in RUNS:
         with tempfile.TemporaryDirectory() as folder:
-            written(made(run, Path(folder)), Path(sys.argv[1]) / f"{run}.parquet")
+            home = Path(folder)
+            written(made(run, home), Path(sys.argv[1]) / f"{run}.parquet", arithmetic(run, home))
             print(run, flush=True)
