@@ -2,10 +2,10 @@
 """Small runs of both studies against the tables that were stored before the engine was built anew.
 
 The stored tables have schema 1; they are read as they are read today. What units write is the same to the bit
-on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Where torch itself computes the
-model's attention with other rounding, which `runs.arithmetic` finds out without attnscope, all numbers are held to
-what float32 keeps. Intervals and p-values are drawn and held to the error of their draws; corrected p-values belong
-to a family and have their own tests.
+on the same instruction set; elsewhere, and in what is derived from it, to 1e-12. Where torch itself computes
+the model's attention with other rounding, which `runs.arithmetic` finds out without attnscope, all numbers
+are held to what float32 keeps. Intervals and p-values are drawn and held to the error of their draws;
+corrected p-values belong to a family and have their own tests.
 """
 
 import sys
@@ -39,8 +39,8 @@ TESTS = ("layer_tests", "null_tests")
 CORRECTED = ("p_holm", "p_bh", "q_value", "significant")
 #: Columns of maps and signals.
 ARRAYS = ("attention", "signal")
-#: How near numbers of the same attention in float32 are, rounded in another way: the largest difference that was
-#: measured is 1.1e-5 of a map's entry, and 1.3e-6 of a bar that is 1.1e-3 long.
+#: How near numbers of the same attention in float32 are, rounded in another way: the largest difference that
+#: was measured is 1.1e-5 of a map's entry, and 1.3e-6 of a bar that is 1.1e-3 long.
 FLOAT32 = {"rtol": 1e-4, "atol": 1e-5}
 #: Columns of LAPACK's singular vectors, which round by where a map lies in memory.
 OF_LAPACK = ("pca_correlation", "pca_correlation_absolute")
