@@ -11,6 +11,9 @@ import numpy as np
 
 from attnscope.inference._arguments import Vector, check_confidence, pairs, vector
 
+#: Numbers that differ by less of themselves are one number, summed in another order.
+_ROUNDED = 2.0**-40
+
 
 class Comparison(NamedTuple):
     """A difference of means with its interval, t, degrees of freedom, two-sided p, and samples (pairs)."""
@@ -34,7 +37,8 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
 
     Returns:
         Comparison; p_value is NaN where there is no test: for fewer than two pairs, and where all differences
-        are 0. It is 0 where all are equal and not 0.
+        are 0. It is 0 where all are equal and not 0. What sums in another order differ by, less than 2⁻⁴⁰ of
+        the numbers themselves, is 0.
 
     Raises:
         ValueError: different lengths, confidence outside (0, 1).
@@ -49,7 +53,7 @@ def paired_test(a: Any, b: Any, *, confidence: float = 0.95) -> Comparison:
     """
     confidence = check_confidence("paired_test", confidence)
     x, y = pairs("paired_test", a, b)
-    difference = x - y
+    difference = np.where(np.isclose(x, y, rtol=_ROUNDED, atol=0.0), 0.0, x - y)
     n = len(difference)
     mean = float(difference.mean()) if n else math.nan
     if n < 2:
