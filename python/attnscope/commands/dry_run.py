@@ -128,7 +128,8 @@ def dry_run(
             continue
         seconds += spent
         peak = max(peak, alive)
-    reading = [unit for unit in reading if unit.source not in refused]
+    plan.units = [unit for unit in plan.units if unit.source not in refused]
+    reading = [unit for unit in plan.units if unit.inputs]
     if later:
         notes.append(f"the time of what reads earlier tables is not known: {', '.join(later)}")
     return Estimate(

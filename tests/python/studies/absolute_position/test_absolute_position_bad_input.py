@@ -65,8 +65,10 @@ def test_all_windows_are_read_where_samples_is_null(folder, texts):
 def test_encoders_are_refused_by_name(folder, texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
     both = {**settings(path, texts, tmp_path).to_dict(), "models": [str(path), str(folder)]}
-    ((title, reason),) = dry_run(asc.Study(**both)).skipped
+    planned, alone = dry_run(asc.Study(**both)), dry_run(settings(folder, texts, tmp_path))
+    ((title, reason),) = planned.skipped
     assert title == "bert"
+    assert (planned.units, planned.tokens) == (alone.units, alone.tokens)
     assert "attends to later tokens; a causal map is needed" in reason
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
         run(settings(path, texts, tmp_path), progress=False)
