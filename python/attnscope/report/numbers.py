@@ -54,6 +54,7 @@ class Row:
     untrained: str
     strongest: str
     median: str = ""
+    coverage: str = ""
     random_weights: str = ""
     row_permutation: str = ""
 
@@ -79,6 +80,7 @@ def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Se
             per_head = own.groupby(["layer", "head"])[metric].mean()
             place = per_head.idxmax() if per_head.notna().any() else None
             nulls = {kind: null_value(own, baselines, kind, metric, threshold) for kind in NULLS}
+            median, coverage = _median(per_sample(own, metric))
             rows.append(
                 Row(
                     metric=metric,
@@ -93,7 +95,8 @@ def number_rows(heads: pd.DataFrame, baselines: pd.DataFrame | None, metrics: Se
                     untrained=""
                     if start is None or series not in start.index
                     else number(start.loc[series, "mean"]),
-                    median=_median(per_sample(own, metric)),
+                    median=median,
+                    coverage=coverage,
                     strongest="" if place is None else f"{number(per_head[place])} (L{place[0]}H{place[1]})",
                     **{kind: number(value) for kind, value in nulls.items() if value == value},
                 )
@@ -184,12 +187,12 @@ def interval_text(low: Any, high: Any) -> str:
     return f"[{number(low)}, {number(high)}]" if low == low and high == high else ""
 
 
-def _median(values: pd.Series) -> str:
-    """The median of few texts, with its interval and coverage."""
+def _median(values: pd.Series) -> tuple[str, str]:
+    """The median of few texts with its interval, and how often such an interval holds it."""
     found = median_interval(values)
     if not FEWEST <= found.n < SMALL:
-        return ""
-    return f"{number(found.estimate)} {interval_text(found.low, found.high)} ({found.coverage:.1%})"
+        return "", ""
+    return f"{number(found.estimate)} {interval_text(found.low, found.high)}", f"{100 * found.coverage:.1f} %"
 
 
 def number(value: Any) -> str:

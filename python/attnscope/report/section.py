@@ -201,8 +201,12 @@ class Page:
         columns = {"mean over heads": [row.label for row in rows]}
         columns |= {self.apart: [row.series for row in rows]} if several else {}
         columns |= {"exact": [row.mean for row in rows], "95 % interval": [row.interval for row in rows]}
-        if any(row.median for row in rows):
-            columns["median and its interval (coverage)"] = [row.median for row in rows]
+        coverages = {row.coverage for row in rows if row.median}
+        if len(coverages) == 1:
+            columns[f"median, {coverages.pop()} interval"] = [row.median for row in rows]
+        elif coverages:
+            cells = [row.median and f"{row.median} ({row.coverage})" for row in rows]
+            columns["median and its interval (coverage)"] = cells
         for field, label in (
             ("uniform", "uniform"),
             ("random_weights", "random weights"),

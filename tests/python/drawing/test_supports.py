@@ -48,5 +48,5 @@ def test_the_median_stands_beside_the_mean_of_few_texts(texts, beside):
     assert bool(row.median) == beside
     if beside:
         found = inference.median_interval(values)
-        assert row.median.endswith(f"({found.coverage:.1%})")
+        assert row.coverage == f"{100 * found.coverage:.1f} %"
         assert f"[{found.low:.2f}"[:4] in row.median.replace("−", "-")
