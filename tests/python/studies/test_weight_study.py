@@ -196,7 +196,7 @@ def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
 
     options = {**BARE, "roles": ["q", "down"]}
     settings = study(home, tmp_path / "killed", "base", "tuned", layers=[0], options=options)
-    made = run(study(home, tmp_path / "whole", "base", "tuned", layers=[0], options=options), say=lambda text: None)
+    made = run(study(home, tmp_path / "whole", "base", "tuned", layers=[0], options=options), progress=False)
     written = store.Store.write
     done = []
 
@@ -224,7 +224,7 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
         trained(tmp_path / "growing" / f"step{step}", rows, step)
     shutil.copy(home / "texts.jsonl", tmp_path)
     options = {**BARE, "roles": ["o", "down"]}
-    found = run(study(tmp_path, tmp_path / "r", "growing", layers=[0], options=options), say=lambda text: None)
+    found = run(study(tmp_path, tmp_path / "r", "growing", layers=[0], options=options), progress=False)
     deltas = found.table("deltas")
     references = set(zip(deltas["step"], deltas["reference"], strict=True))
     assert references == {(2, "growing step0"), (10, "growing step0")}

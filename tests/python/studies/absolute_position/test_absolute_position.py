@@ -226,6 +226,7 @@ def test_claims_have_verdicts(whole):
     )
 
 
+@pytest.mark.slow
 def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=8, arms=["zero"]), progress=False)
     columns = ["residual", "felt", "moved_l2", "mask_cut"]
