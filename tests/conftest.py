@@ -7,6 +7,7 @@ import os
 import sys
 from pathlib import Path
 
+import pyarrow
 import pytest
 from hypothesis import settings
 
@@ -48,6 +49,9 @@ settings.register_profile("any time", deadline=None)
 settings.load_profile("any time")
 # Nothing here has to outlast a loss of power, and a run waits for the disk a hundred times.
 os.fsync = lambda handle: None
+# Arrow's own threads would take turns with the worker that waits for them.
+pyarrow.set_cpu_count(1)
+pyarrow.set_io_thread_count(1)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

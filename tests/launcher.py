@@ -16,6 +16,7 @@ from pathlib import Path
 #: What a run of the sink study needs.
 EVERYTHING = """
 import pandas, pyarrow.parquet, transformers
+pyarrow.set_cpu_count(1), pyarrow.set_io_thread_count(1)
 from transformers import LlamaForCausalLM, PreTrainedTokenizerFast
 import attnscope.commands.cli, attnscope.commands.dry_run, attnscope.engine.run
 import attnscope.studies.attention_sinks.study

@@ -206,6 +206,16 @@ CAUSAL = (
 )
 LEGACY = ("falcon", "falcon_alibi", "bloom", "gptj", "deberta_v2")
 ENCODERS = ("bert", "roberta", "albert", "distilbert")
+#: One of each kind: plain, capped and windowed, learned positions, fused and parallel, with a learned sink,
+#: an encoder, both, a slope for each head, with state-space layers.
+QUICK = ("llama", "gemma2", "gpt2", "gpt_neox", "gpt_oss", "bert", "t5", "bloom", "jamba")
+
+
+def few(names, quick=QUICK):
+    """Names for a test that is quick for one family of each kind, and slow for the others."""
+    import pytest
+
+    return [name if name in quick else pytest.param(name, marks=pytest.mark.slow) for name in names]
 
 
 def has_attention_interface(name: str) -> bool:

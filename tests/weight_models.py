@@ -8,6 +8,11 @@ from typing import Any
 import torch
 
 VOCABULARY = 97
+#: One of each way to store the matrices of a block: apart, fused by rows or by heads, transposed, of experts.
+QUICK = (
+    *("llama", "gpt2", "gpt_neox", "bloom", "falcon_new", "phi3", "gpt_bigcode", "gpt_bigcode_per_head"),
+    *("mixtral", "olmoe", "gemma3", "qwen3_next", "deepseek_v2", "llama4", "modernbert"),
+)
 
 
 def _decoder(**changes: Any) -> dict[str, Any]:

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "gpt2", "bert", "t5", "gpt_oss"])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, pytest.param(torch.float16, marks=pytest.mark.slow)])
 def test_half_precision_models_give_float32_maps(name, dtype):
     # T5 does not scale its logits: sharpened as the others, bfloat16 rounds them by whole units.
     sharpness = 2.0 if name == "t5" else models.SHARPEN

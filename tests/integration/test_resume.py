@@ -15,7 +15,7 @@ import pytest
 from folders import sentences, series
 from launcher import until
 
-CHECKPOINTS, BLOCKS = 3, 4
+CHECKPOINTS, BLOCKS = 2, 3
 #: And two units over the whole run: uniform attention, and summaries.
 UNITS = CHECKPOINTS * BLOCKS + 2
 
@@ -23,7 +23,7 @@ UNITS = CHECKPOINTS * BLOCKS + 2
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     folder = tmp_path_factory.mktemp("inputs")
-    return series(folder / "growing"), sentences(folder / "texts.txt", 4 * BLOCKS)
+    return series(folder / "growing", steps=(0, 10)), sentences(folder / "texts.txt", 4 * BLOCKS)
 
 
 def command(inputs, output, name="a"):
@@ -183,12 +183,14 @@ def test_two_processes_on_one_folder_do_not_mix(launcher, inputs, peaceful, tmp_
     folder = tmp_path / "a"
     first = launcher.start(*command(inputs, tmp_path))
     until_units(first, folder, 1)
+    first.send(signal.SIGSTOP)  # it is not done before the others have asked
     second = launcher.run("resume", "--no-draw", folder)
     assert second.code == 1
     assert f"{folder} is in use by process {first.pid} on " in second.output
     third = launcher.run(*command(inputs, tmp_path))
     assert third.code == 1
     assert "holds this very study: attnscope resume" in third.output
+    first.send(signal.SIGCONT)
     assert first.wait() == 0, first.output
     finished_like(peaceful, folder)
 
@@ -211,7 +213,7 @@ def test_many_processes_race_for_one_folder(launcher, inputs, peaceful, tmp_path
 def test_no_room_for_a_unit_stops_with_everything_before_intact(launcher, inputs, peaceful, tmp_path):
     folder = tmp_path / "a"
     sizes = [size(unit) for unit in units(peaceful[0])]
-    # the sentences grow, so some units fit under the limit and a later one does not
+    # the name of step 10 is longer, so the units of step 0 fit under the limit and a later one does not
     limit = sorted(sizes)[len(sizes) // 2]
     process = launcher.run(*command(inputs, tmp_path), file_size=limit)
     assert process.code == 1, process.output
@@ -260,14 +262,14 @@ def test_damaged_units_are_set_aside_and_computed_again(launcher, inputs, peacef
     # the summaries are the same, and so are the ids of the units that they are made of
     expected = 1
     if damage in ("truncated", "all at once"):
-        files[3].write_bytes(files[3].read_bytes()[:-100])
+        files[1].write_bytes(files[1].read_bytes()[:-100])
     if damage in ("one bit", "all at once"):
-        data = bytearray(files[5].read_bytes())
+        data = bytearray(files[2].read_bytes())
         data[len(data) // 2] ^= 4
-        files[5].write_bytes(data)
+        files[2].write_bytes(data)
     if damage in ("foreign", "all at once"):
-        shutil.rmtree(there[7])
-        shutil.copytree(there[8], there[7])
+        shutil.rmtree(there[4])
+        shutil.copytree(there[5], there[4])
     if damage == "unlisted":
         (there[2] / "unit.json").unlink()
     if damage == "all at once":

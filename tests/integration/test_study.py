@@ -3,9 +3,6 @@
 
 import csv
 import json
-import os
-import subprocess
-import sys
 import types
 
 import numpy as np
@@ -154,13 +151,9 @@ def test_the_doctor_runs_every_function_of_the_core(monkeypatch):
         ("fish", FISH, ["compare"]),
     ],
 )  # fmt: skip
-def test_shells_complete_commands(shell, words, expected):
-    done = subprocess.run(
-        [sys.executable, "-c", "from attnscope.commands.cli import main; main()"],
-        env={**os.environ, "_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words},
-        capture_output=True,
-        text=True,
-    )
+def test_shells_complete_commands(launcher, shell, words, expected):
+    asked = {"_ATTNSCOPE_COMPLETE": f"complete_{shell}", **words}
+    done = launcher.script("from attnscope.commands.cli import main; main()", **asked)
     assert done.returncode == 0, done.stderr
     for word in expected:
         assert word in done.stdout

@@ -4,6 +4,7 @@
 import pytest
 import torch
 
+import models
 from attnscope.capture import capture, edit
 from attnscope.capture.edits import HideKeys, LimitWindow, SubtractRead
 from editing import INTERFACE, changed, kept, layers_of, out
@@ -12,7 +13,7 @@ from editing import INTERFACE, changed, kept, layers_of, out
 @pytest.mark.parametrize(
     "padding", [*(pytest.param(one, marks=pytest.mark.slow) for one in ("none", "right")), "left"]
 )
-@pytest.mark.parametrize("name", INTERFACE)
+@pytest.mark.parametrize("name", models.few(INTERFACE))
 def test_hiding_nothing_and_a_wide_window_change_no_bit(name, padding):
     model, inputs = kept(name, padding)
     base = out(model, inputs)

@@ -43,34 +43,41 @@ def test_masking_has_its_shares():
     assert not torch.equal(given, masked_batch(corpus, recipe, 8, bos=1, mask=514, vocabulary=515)[0])
 
 
-def test_two_trainings_are_bit_equal_and_a_finished_one_is_kept(tmp_path):
+@pytest.fixture(scope="module")
+def home(tmp_path_factory):
+    """A folder whose `a` is a finished training."""
+    home = tmp_path_factory.mktemp("encoders")
+    train_encoder(home / "a", TINY, progress=False)
+    return home
+
+
+def test_two_trainings_are_bit_equal_and_a_finished_one_is_kept(home):
     from transformers import AutoModelForMaskedLM, AutoTokenizer
 
-    folders = [train_encoder(tmp_path / name, TINY, progress=False) for name in ("a", "b")]
+    folders = [home / "a", train_encoder(home / "b", TINY, progress=False)]
     one, other = (AutoModelForMaskedLM.from_pretrained(folder).eval() for folder in folders)
     for (name, first), second in zip(one.named_parameters(), other.parameters(), strict=True):
         assert torch.equal(first, second), name
     tokenizer = AutoTokenizer.from_pretrained(folders[0])
     assert tokenizer.mask_token_id == len(tokenizer) - 1
     written = (folders[0] / "model.safetensors").stat().st_mtime_ns
-    assert train_encoder(tmp_path / "a", TINY, progress=False) == folders[0]
+    assert train_encoder(home / "a", TINY, progress=False) == folders[0]
     assert (folders[0] / "model.safetensors").stat().st_mtime_ns == written
     inputs = tokenizer("the value of an object", return_tensors="pt")
     found = asc.token_likelihood(one, inputs, tokenizer=tokenizer)
     assert found.log_likelihood.isfinite().all()
 
 
-def test_another_recipe_or_text_is_refused_by_name(tmp_path):
-    train_encoder(tmp_path / "a", TINY, progress=False)
+def test_another_recipe_or_text_is_refused_by_name(home):
     other = replace(TINY, seed=1)
     with pytest.raises(ValueError, match="holds an encoder of another recipe, which differs in seed;"):
-        train_encoder(tmp_path / "a", other, progress=False)
+        train_encoder(home / "a", other, progress=False)
     with pytest.raises(ValueError, match="differs in corpus;"):
-        train_encoder(tmp_path / "a", TINY, texts=["other words are here"] * 9, progress=False)
+        train_encoder(home / "a", TINY, texts=["other words are here"] * 9, progress=False)
     with pytest.raises(ValueError, match="texts must hold more than 12 tokens, got 2"):
-        train_encoder(tmp_path / "b", TINY, texts=["the object"], progress=False)
+        train_encoder(home / "c", TINY, texts=["the object"], progress=False)
     with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        train_encoder(tmp_path / "b", EncoderRecipe(steps=0))
+        train_encoder(home / "c", EncoderRecipe(steps=0))
 
 
 def test_a_mask_is_added_to_the_tokenizer_of_512_pieces():

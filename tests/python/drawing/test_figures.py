@@ -54,6 +54,12 @@ def ax() -> matplotlib.axes.Axes:
     return Figure().subplots()
 
 
+@pytest.fixture
+def unarranged(monkeypatch) -> None:
+    """For one test: figures whose panels are not arranged, which takes half of their time."""
+    monkeypatch.setattr("attnscope.plots.figure.settled", lambda figure: figure.set_layout_engine("none"))
+
+
 def line(axes, label: str):
     return next(one for one in axes.get_lines() if one.get_label() == label)
 
@@ -263,6 +269,7 @@ def test_a_single_checkpoint_has_no_emergence_but_everything_else() -> None:
         draw(results, ["emergence"])
 
 
+@pytest.mark.usefixtures("unarranged")
 def test_missing_tables_and_wrong_names_are_told() -> None:
     only = Results({"heads": RESULTS.table("heads").drop(columns=["sink_share", "mp_ks", "alignment_value"])})
     assert set(draw(only)) == {"metric_maps", "emergence", "depth"}
@@ -275,6 +282,7 @@ def test_missing_tables_and_wrong_names_are_told() -> None:
     assert draw(Results({})) == {}
 
 
+@pytest.mark.usefixtures("unarranged")
 def test_an_error_of_one_figure_leaves_the_others(tmp_path: Path, monkeypatch) -> None:
     def broken(*_):
         raise ZeroDivisionError("nothing\nto divide by")

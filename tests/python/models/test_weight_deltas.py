@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 
 import attnscope as asc
 from attnscope.models.weights import WeightFolder
-from weight_models import FAMILIES, tiny
+from models import few
+from weight_models import FAMILIES, QUICK, tiny
 
 transformers = pytest.importorskip("transformers")
 
@@ -47,7 +48,7 @@ def loaded(model, folder):
 MIXED = (torch.float32, torch.bfloat16, torch.float16)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", few(FAMILIES, QUICK))
 def test_deltas_are_the_difference_of_two_loaded_models_to_the_bit(name, tmp_path):
     before, after = tiny(name, seed=0), tiny(name, seed=1)
     folders = saved(before, tmp_path / "a", MIXED, 3), saved(after, tmp_path / "b", MIXED[::-1], 3)

@@ -31,24 +31,23 @@ def numbers(table):
     return table.select_dtypes("number")
 
 
-def test_a_tokenizer_that_adds_no_special_token(tmp_path):
+@pytest.mark.parametrize("bos", ["keep", pytest.param("drop", marks=pytest.mark.slow), "replace"])
+def test_a_tokenizer_that_adds_no_special_token(tmp_path, bos):
     folder = model_folder(tmp_path / "plain", bos=False)
     texts = sentences(tmp_path / "texts.txt", 3, shortest=8)
     said = []
-    for bos in ("keep", "drop", "replace"):
-        only = {"protocols": ["exact"], "options": {"extra": ["ablation"]}}
-        made = study(tmp_path, str(folder), texts, bos=bos, **only)
-        results = run(made, name=bos, say=said.append)
-        samples = results.table("samples")
-        assert not samples["bos"].any()
-        assert [len(ids) for ids in samples["token_ids"]] == [8, 9, 10]
-        frames = results.table("frames")
-        assert set(frames["frame"]) <= {"centralized", "distributed", "none"}
-        tokens = results.table("heads").query("sample == 0")["sink_token"]
-        assert set(tokens) <= set(WORDS)
-        first = results.table("ablation").query("keys == 'first'")
-        assert first["output_kl"].gt(0).all()
-    assert sum("no sentence starts with a BOS token" in line for line in said) == 1  # said for "keep" alone
+    only = {"protocols": ["exact"], "options": {"extra": ["ablation"]}}
+    results = run(study(tmp_path, str(folder), texts, bos=bos, **only), say=said.append)
+    samples = results.table("samples")
+    assert not samples["bos"].any()
+    assert [len(ids) for ids in samples["token_ids"]] == [8, 9, 10]
+    frames = results.table("frames")
+    assert set(frames["frame"]) <= {"centralized", "distributed", "none"}
+    tokens = results.table("heads").query("sample == 0")["sink_token"]
+    assert set(tokens) <= set(WORDS)
+    first = results.table("ablation").query("keys == 'first'")
+    assert first["output_kl"].gt(0).all()
+    assert sum("no sentence starts with a BOS token" in line for line in said) == (bos == "keep")
 
 
 def test_token_ids_without_any_tokenizer(tmp_path):

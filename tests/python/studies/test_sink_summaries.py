@@ -217,6 +217,7 @@ def test_a_series_has_its_controls_once_and_its_emergence_in_integer_order(tmp_p
     assert not set(table["metric"]) & {"sink_share_uniform", "mp_edge"}
 
 
+@pytest.mark.slow
 def test_a_resumed_run_of_everything_has_the_same_bytes(results, tmp_path):
     copy = tmp_path / "a"
     shutil.copytree(results.path, copy)

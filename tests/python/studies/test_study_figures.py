@@ -27,12 +27,15 @@ from attnscope.plots import (
 )
 from attnscope.plots.axes import depth_axis
 from attnscope.plots.selection import measured_heads, null_value, uniform_value, with_groups
+from attnscope.plots.style import settled
 from attnscope.studies.attention_sinks.figures import FIGURES
 from attnscope.studies.attention_sinks.figures.fisher import fisher_profile
 from attnscope.studies.attention_sinks.figures.frames import frame_shares
 from attnscope.studies.attention_sinks.figures.protocols import protocol_profile
 from attnscope.studies.attention_sinks.figures.removal import kl_by_threshold
 
+# arranged panels are tried in drawing/test_figures.py, and where titles stand below
+pytestmark = pytest.mark.usefixtures("unarranged")
 ONE = made.make_study()
 SERIES = made.make_study(("a-1b", "b-7b"), steps=made.STEPS)
 STUDY_FIGURES = {
@@ -71,7 +74,8 @@ def test_every_kind_of_run_has_its_figures() -> None:
 
 
 @pytest.mark.slow
-def test_no_panel_is_empty_and_no_title_leaves_its_panel() -> None:
+def test_no_panel_is_empty_and_no_title_leaves_its_panel(monkeypatch) -> None:
+    monkeypatch.setattr("attnscope.plots.figure.settled", settled)
     for name, figure in draw(SERIES).items():
         renderer = FigureCanvasAgg(figure).get_renderer()
         shown = [one for one in figure.axes if one.axison]

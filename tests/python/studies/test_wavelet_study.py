@@ -107,6 +107,7 @@ def test_a_run_restricted_to_one_metric_has_its_columns_only(tmp_path, made):
     assert set(found.table("phases")["metric"]) == {"local_global_ratio", "local_share"}
 
 
+@pytest.mark.slow
 def test_no_more_than_two_layers_are_alive(tmp_path, monkeypatch):
     folder = model_folder(tmp_path / "deep", num_hidden_layers=6)
     texts = sentences(tmp_path / "texts.txt", 3, shortest=44)

@@ -81,8 +81,12 @@ RUNS = {
 }  # fmt: skip
 CASES = [
     *(("pair", name) for name in FIGURES if name not in ("trajectory", "objectives", "graded")),
-    *(("pairs", name) for name in ("asymmetry", "fraction_curves")),
-    *(("arms", name) for name in ("asymmetry", "objectives", "graded")),
+    ("pairs", "asymmetry"),
+    *(("arms", name) for name in ("objectives", "graded")),
+    *(
+        pytest.param(run, name, marks=pytest.mark.slow)
+        for run, name in (("pairs", "fraction_curves"), ("arms", "asymmetry"))
+    ),
     ("series", "trajectory"),
 ]
 

@@ -195,8 +195,8 @@ def test_a_killed_run_resumes_byte_for_byte(home, tmp_path, monkeypatch):
     from attnscope.engine.disk import store
 
     options = {**BARE, "roles": ["q", "down"]}
-    settings = study(home, tmp_path / "killed", "base", "tuned", options=options)
-    made = run(study(home, tmp_path / "whole", "base", "tuned", options=options), say=lambda text: None)
+    settings = study(home, tmp_path / "killed", "base", "tuned", layers=[0], options=options)
+    made = run(study(home, tmp_path / "whole", "base", "tuned", layers=[0], options=options), progress=False)
     written = store.Store.write
     done = []
 
@@ -224,7 +224,7 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
         trained(tmp_path / "growing" / f"step{step}", rows, step)
     shutil.copy(home / "texts.jsonl", tmp_path)
     options = {**BARE, "roles": ["o", "down"]}
-    found = run(study(tmp_path, tmp_path / "r", "growing", options=options), say=lambda text: None)
+    found = run(study(tmp_path, tmp_path / "r", "growing", layers=[0], options=options), progress=False)
     deltas = found.table("deltas")
     references = set(zip(deltas["step"], deltas["reference"], strict=True))
     assert references == {(2, "growing step0"), (10, "growing step0")}
@@ -232,7 +232,7 @@ def test_a_series_is_compared_with_its_first_or_its_previous_checkpoint(home, tm
     claims = found.table("claims").set_index(["step", "claim"])
     assert claims.loc[(10, "C7"), "verdict"] in ("supported", "contradicted")
     options |= {"base": "previous"}
-    other = study(tmp_path, tmp_path / "p", "growing", options=options)
+    other = study(tmp_path, tmp_path / "p", "growing", layers=[0], options=options)
     found = run(other, say=lambda text: None).table("deltas")
     references = set(zip(found["step"], found["reference"], strict=True))
     assert references == {(2, "growing step0"), (10, "growing step2")}
@@ -269,7 +269,7 @@ def test_a_pair_below_the_rounding_floor_enters_no_claim(home, tmp_path):
     trained(tmp_path / "tuned", rows, 1, 1e-3, torch.bfloat16)
     options = {"nulls": [], "rank_one": False, "curve": 0}
     said = []
-    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
+    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", layers=[1], options=options), say=said.append)
     assert made.table("deltas")["below_floor"].any()
     claims = made.table("claims").set_index("claim")
     assert set(claims.loc[["C1", "C1b", "C2", "C3", "C7"], "verdict"]) == {"not testable here"}
@@ -287,7 +287,8 @@ def test_arms_are_compared_over_training_runs(home, tmp_path):
             names.append(f"{arm}-{seed}")
             trained(tmp_path / names[-1], rows[seed:], 2, rate)
             arms[names[-1]] = arm
-    own = study(tmp_path, tmp_path / "r", "base", *names, layers=[0], options={**BARE, "arms": arms})
+    options = {**BARE, "roles": ["q", "up", "o", "down"], "arms": arms}
+    own = study(tmp_path, tmp_path / "r", "base", *names, layers=[0], options=options)
     made = run(own, say=lambda text: None)
     claims = of(made, "claims", "all arms").set_index("claim")
     for claim in ("C1b", "C2b", "C4", "C5"):
@@ -392,7 +393,7 @@ def test_an_encoder_has_no_prediction_subspace_and_says_so(home, tmp_path):
         tiny("bert", seed=seed).save_pretrained(tmp_path / name)
     said = []
     options = {"nulls": ["weights"], "gradients": False}
-    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", options=options), say=said.append)
+    made = run(study(tmp_path, tmp_path / "r", "base", "tuned", layers=[0], options=options), say=said.append)
     assert any("has a transform before its unembedding" in note for note in said)
     assert set(made.table("fractions")["subspace"]) == {"inputs", "inputs_centred", "own_weights"}
     claims = made.table("claims").set_index("claim")

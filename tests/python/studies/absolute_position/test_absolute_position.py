@@ -226,6 +226,7 @@ def test_claims_have_verdicts(whole):
     )
 
 
+@pytest.mark.slow
 def test_the_same_texts_in_other_blocks_give_the_same_estimates(whole, folder, texts, tmp_path):
     other = run(settings(folder, texts, tmp_path, block=8, arms=["zero"]), progress=False)
     columns = ["residual", "felt", "moved_l2", "mask_cut"]
@@ -252,6 +253,7 @@ def test_learned_positions_show_in_layer_0(texts, tmp_path):
     assert rows[rows["layer"] == 0]["p_value"].max() < 0.2
 
 
+@pytest.mark.usefixtures("unarranged")
 def test_every_figure_is_drawn_or_says_why(whole):
     from attnscope.plots.figure import NotDrawable
     from attnscope.studies.absolute_position.figures import FIGURES

@@ -13,6 +13,9 @@ from attnscope.studies.absolute_position.study import AbsolutePosition
 from folders import model_folder
 from position_study import settings
 
+#: What no test of a refusal needs.
+QUICK = {"arms": [], "nulls": [], "leakage": False, "bands": 0}
+
 
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
@@ -64,16 +67,17 @@ def test_all_windows_are_read_where_samples_is_null(folder, texts):
 
 def test_encoders_are_refused_by_name(folder, texts, tmp_path):
     path = model_folder(tmp_path / "bert", "bert")
-    both = {**settings(path, texts, tmp_path).to_dict(), "models": [str(path), str(folder)]}
-    planned, alone = dry_run(asc.Study(**both)), dry_run(settings(folder, texts, tmp_path))
+    quick = settings(path, texts, tmp_path, **QUICK)
+    both = {**quick.to_dict(), "models": [str(path), str(folder)]}
+    planned, alone = dry_run(asc.Study(**both)), dry_run(settings(folder, texts, tmp_path, **QUICK))
     ((title, reason),) = planned.skipped
     assert title == "bert"
     assert (planned.units, planned.tokens) == (alone.units, alone.tokens)
     assert "attends to later tokens; a causal map is needed" in reason
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
-        run(settings(path, texts, tmp_path), progress=False)
+        run(quick, progress=False)
     with pytest.raises(LoadError, match=r"BertM\w+ attends to later tokens; a causal map is needed"):
-        dry_run(settings(path, texts, tmp_path))
+        dry_run(quick)
 
 
 def test_an_encoder_decoder_is_refused_before_anything_is_said_of_it(folder, texts, tmp_path):
@@ -103,7 +107,7 @@ def test_a_residual_of_layer_0_on_shuffled_tokens_ends_the_checkpoint(folder, te
     from attnscope.studies.absolute_position import checks
 
     monkeypatch.setattr(checks, "LEAST_P", 1.0)
-    results = run(settings(folder, texts, tmp_path, arms=["unread"], nulls=[]), progress=False)
+    results = run(settings(folder, texts, tmp_path, **{**QUICK, "arms": ["unread"]}), progress=False)
     assert "the check layer_0_shuffled does not hold: p " in str(results.provenance["skipped"])
     assert "claims" not in results.tables()
 
@@ -122,6 +126,7 @@ def test_the_command_goes_on_with_the_others_and_ends_with_3_when_a_check_fails(
     )
     arguments = ["run", "absolute_position", "--model", str(folder), "--model", str(other), "--quiet"]
     arguments += ["--texts", str(texts), "--no-draw", "--set", "options.arms=[]", "--set", "options.nulls=[]"]
+    arguments += ["--set", "options.leakage=false", "--set", "options.bands=0"]
     arguments += ["--set", "texts.per=window", "--set", "texts.samples=16", "--set", "max_tokens=16"]
     arguments += ["--set", "options.groups=4", "--output", str(tmp_path), "--name", "a"]
     with pytest.raises(SystemExit) as end:
@@ -144,7 +149,7 @@ def test_windows_without_two_keys_beside_the_first_are_refused(folder, texts, tm
 @pytest.mark.parametrize("n", [6, pytest.param(9, marks=pytest.mark.slow)])
 def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
     """Six tokens have one early query with two keys beside the first; of nine the last is not used."""
-    options = {"arms": ["no_bos"], "inputs": ["windows"], "nulls": [], "leakage": False, "bands": 0}
+    options = {**QUICK, "arms": ["no_bos"], "inputs": ["windows"]}
     given = settings(folder, texts, tmp_path, **options).to_dict()
     results = run(asc.Study(**{**given, "max_tokens": n}), progress=False)
     rows = results.table("position")
@@ -156,13 +161,13 @@ def test_the_shortest_windows_and_odd_ones_are_read(folder, texts, tmp_path, n):
 def test_an_encoding_that_a_model_cannot_take_leaves_it_out_by_name(folder, texts, tmp_path):
     moving = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 10000.0}
     path = model_folder(tmp_path / "moving", rope_parameters=moving)
-    given = settings(path, texts, tmp_path, rope=["ntk", 2.0], arms=[], nulls=[], leakage=False).to_dict()
+    given = settings(path, texts, tmp_path, rope=["ntk", 2.0], inputs=["windows"], **QUICK).to_dict()
     results = run(asc.Study(**{**given, "models": [str(path), str(folder)]}), progress=False)
     assert "makes its 'dynamic' frequencies from the positions" in str(results.provenance["skipped"])
     assert set(results.table("position")["model"]) == {folder.name}
     bloom = model_folder(tmp_path / "bloom", "bloom")
     with pytest.raises(LoadError, match="bloom: LimitWindow: the attention of BloomForCausalLM"):
-        run(settings(bloom, texts, tmp_path, name="b", window=4, arms=[], nulls=[]), progress=False)
+        run(settings(bloom, texts, tmp_path, name="b", window=4, **QUICK), progress=False)
 
 
 @pytest.mark.parametrize(

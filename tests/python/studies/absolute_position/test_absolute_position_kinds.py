@@ -52,7 +52,7 @@ def test_of_a_model_that_hands_out_maps_alone_log_a_is_split(texts, tmp_path):
 
 def test_a_tokenizer_that_knows_no_first_token_says_so(texts, tmp_path):
     path = model_folder(tmp_path / "m", bos=False)
-    results = run(settings(path, texts, tmp_path, arms=["no_bos"], nulls=[]), progress=False)
+    results = run(settings(path, texts, tmp_path, arms=["no_bos"], **QUICK), progress=False)
     assert set(results.table("position")["arm"]) == {"base"}
     assert "knows no BOS or EOS token" in " ".join(results.provenance["notes"])
 

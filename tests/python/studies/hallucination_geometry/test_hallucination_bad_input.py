@@ -225,7 +225,7 @@ def test_a_dry_run_speaks_before_any_weight_is_read(folder, texts, tmp_path):
     assert found.exit_code != 0
 
 
-@pytest.mark.parametrize("keep_states", [True, False])
+@pytest.mark.parametrize("keep_states", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_dry_run_names_the_stages_whose_time_it_cannot_know(folder, tmp_path, keep_states):
     """Equal prompts are counted, other last tokens listed; nothing is written."""
     with questions(tmp_path / "a.csv").open(encoding="utf-8", newline="") as file:

@@ -15,7 +15,13 @@ from attnscope.studies.hallucination_geometry.along import exact_model
 from attnscope.studies.hallucination_geometry.answers import Choice, continued
 from attnscope.studies.hallucination_geometry.clouds import near, null_draws
 from attnscope.studies.hallucination_geometry.interventions import steered
-from knowing_study import FAST, QUICK, settings
+from knowing_study import FAST, QUICK, questions, settings
+
+
+@pytest.fixture(scope="module")
+def fewer(tmp_path_factory):
+    """Half of the questions, for what is asked of single prompts."""
+    return questions(tmp_path_factory.mktemp("t") / "q.csv", pairs=2)
 
 
 def test_band_keeps_the_points_nearest_to_the_boundary(folder, texts, tmp_path):
@@ -63,10 +69,10 @@ def test_null_clouds_are_those_of_their_kind():
     )
 
 
-def test_temperature_draws_and_shows_what_changes_by_itself(folder, texts, tmp_path):
+def test_temperature_draws_and_shows_what_changes_by_itself(folder, fewer, tmp_path):
     changed = {**QUICK["interventions"], "temperature": 1.0, "tokens": 4}
     found = run(
-        settings(folder, texts, tmp_path, interventions=changed, **{k: v for k, v in FAST.items()
+        settings(folder, fewer, tmp_path, interventions=changed, **{k: v for k, v in FAST.items()
                                                                      if k != "interventions"}),
         progress=False,
     )  # fmt: skip
@@ -103,10 +109,10 @@ def test_every_step_moves_what_follows_too(folder):
     assert new[1].tolist() == [7] * 5
 
 
-def test_a_detector_wired_to_every_step_and_another_word(folder, texts, tmp_path):
+def test_a_detector_wired_to_every_step_and_another_word(folder, fewer, tmp_path):
     changed = {**QUICK["interventions"], "every_step": True, "target": "q"}
     other = {k: v for k, v in FAST.items() if k != "interventions"}
-    found = run(settings(folder, texts, tmp_path, interventions=changed, **other), progress=False)
+    found = run(settings(folder, fewer, tmp_path, interventions=changed, **other), progress=False)
     rows = found.table("interventions")
     bypass = rows[(rows["arm"] == "bypass") & (rows["control"] == "constant")]
     assert bypass[bypass["strength"] == 50]["forced"].all()
@@ -115,9 +121,9 @@ def test_a_detector_wired_to_every_step_and_another_word(folder, texts, tmp_path
     assert not bypass[bypass["strength"] == 0]["forced"].any()
 
 
-def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, texts, tmp_path):
+def test_derivatives_of_a_model_in_half_precision_are_of_a_wider_copy(folder, fewer, tmp_path):
     quick = {**FAST, "sensitivity": QUICK["sensitivity"]}
-    study = settings(folder, texts, tmp_path, **quick).to_dict()
+    study = settings(folder, fewer, tmp_path, **quick).to_dict()
     study["models"] = [{"path": str(folder), "dtype": "bfloat16"}]
     found = run(asc.Study(**study), progress=False)
     assert set(found.table("sensitivity")["compute_dtype"]) == {"float32"}

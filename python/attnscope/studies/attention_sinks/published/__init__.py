@@ -124,7 +124,8 @@ class _Run:
         # several published models ask for the same numbers, and several statistics for the same rows
         self._number = functools.cache(self._compute)
         self._rows = functools.cache(self._rows_of)
-        self._matrix = functools.cache(self._by_text)
+        self._every_layer = functools.cache(self._by_text_and_layer)
+        self._depth = functools.cache(self._layers_of)
 
     def names(self, model: str) -> list[str]:
         """The model's label and, where the study has one entry for it, its path."""
@@ -191,10 +192,12 @@ class _Run:
         """The run's layer at the place of a published one."""
         if layer < 0:
             return -1
-        heads = self.tables["heads"]
-        depth = int(heads[heads["model"] == model]["layer"].max()) + 1
         theirs = _quarters(max(published) + 1)
-        return _quarters(depth)[theirs.index(layer)] if layer in theirs else -1
+        return _quarters(self._depth(model))[theirs.index(layer)] if layer in theirs else -1
+
+    def _layers_of(self, model: str) -> int:
+        heads = self.tables["heads"]
+        return int(heads[heads["model"] == model]["layer"].max()) + 1
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
         rows: pd.DataFrame = self.tables[table]
@@ -227,16 +230,26 @@ class _Run:
                 rows = rows[rows["layer"].isin(_quarters(int(rows["layer"].max()) + 1))]
             values = rows[source.column].astype(float)
             return (float(values.mean()), math.nan, math.nan, 0) if values.notna().any() else nothing
-        values_there = self._matrix(protocol, model, quantity, layer, token)
+        values_there = self._by_text(protocol, model, quantity, layer, token)
         return nothing if values_there is None else _summary(values_there, statistic, self.draws, self.seed)
 
     def _by_text(self, protocol: str, model: str, quantity: str, layer: int, token: str) -> Matrix | None:
         """A quantity as [sentences, layers], NaN where it has no value; None without rows."""
+        whole = self._every_layer(protocol, model, quantity, token)
+        if whole is None:
+            return None
+        values, layers = whole
+        if layer < 0:
+            return values
+        return values[:, [layers.index(layer)]] if layer in layers else None
+
+    def _by_text_and_layer(
+        self, protocol: str, model: str, quantity: str, token: str
+    ) -> tuple[Matrix, list[int]] | None:
+        """A quantity as [sentences, layers], and the numbers of these layers."""
         table, column, _ = SOURCES[quantity]
         rows = self._rows(table, model, protocol)
         rows = rows[[name for name in ("sample", "layer", column) if name in rows]]
-        if layer >= 0:
-            rows = rows[rows["layer"] == layer]
         if quantity == "top_token":
             rows = rows[rows[column].notna()]
             there = {found: float(_is_token(found, token)) for found in rows[column].unique()}
@@ -249,8 +262,9 @@ class _Run:
             rows = rows.assign(value=rows[column].to_numpy(float, na_value=np.nan))
         if rows.empty:
             return None
-        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer").to_numpy(float)
-        return np.where(np.isfinite(wide), wide, np.nan)
+        wide = rows.groupby(["sample", "layer"])["value"].mean().unstack("layer")
+        values = wide.to_numpy(float)
+        return np.where(np.isfinite(values), values, np.nan), [int(one) for one in wide.columns]
 
 
 def _summary(values: Matrix, statistic: str, draws: int, seed: int) -> tuple[float, float, float, int]:
