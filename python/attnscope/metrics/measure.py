@@ -99,6 +99,11 @@ class Measured:
         )
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
+    def named(self, *names: str) -> dict[str, Tensor]:
+        """Those of these quantities and whole results that are there, by name."""
+        every = {one.name: values for one, values in self.values.items()} | dict(self.results)
+        return {name: every[name] for name in names if name in every}
+
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
         return {
@@ -116,6 +121,7 @@ def measure_quantities(
     heads: Sequence[int] | None = None,
     whole: Sequence[str] = (),
     held: torch.dtype | None = None,
+    known: Mapping[str, Tensor] | None = None,
 ) -> Measured:
     """Quantities of one protocol of the maps of a layer, every equal call made once.
 
@@ -130,6 +136,8 @@ def measure_quantities(
         whole: metrics whose result is wanted as it is beside the quantities, such as the bars of
             `persistence`; of padded maps.
         held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
+        known: what the exact protocol found of the same maps under the same options, [batch, maps, ...] by
+            name, as `Measured.named` gives it. A protocol of whole maps takes from it what it would find too.
 
     Raises:
         ValueError: quantities of several protocols, and as the metrics.
@@ -150,7 +158,7 @@ def measure_quantities(
     if protocols and input_form(protocols.pop()) == "whole":
         if whole:
             raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
-        return _by_length(sites, quantities, each, heads, held)
+        return _by_length(sites, quantities, each, heads, held, known or {})
     return _measured(sites, quantities, each, heads, tuple(whole))
 
 
@@ -167,6 +175,7 @@ def _by_length(
     lengths: Tensor | None,
     heads: Sequence[int] | None,
     held: torch.dtype | None,
+    known: Mapping[str, Tensor],
 ) -> Measured:
     """Sentences of one length at a time, cut to it, in double precision."""
     given = next(maps for name, maps in sites.items() if name in MAPS)
@@ -179,7 +188,8 @@ def _by_length(
             name: (values[places][..., :n, :n] if name in MAPS else values[places][..., :n, :]).double()
             for name, values in sites.items()
         }
-        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype)))
+        own = {name: numbers[places] for name, numbers in known.items()}
+        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype, known=own)))
     finite = torch.empty(batch, parts[0][1].finite.shape[1], dtype=torch.bool)
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
@@ -205,13 +215,13 @@ def _measured(
     lengths: Tensor | None,
     heads: Sequence[int] | None,
     whole: tuple[str, ...] = (),
-    held: torch.dtype | None = None,
+    **about: Any,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
     known = [one for one in quantities if _is_there(one, sites, heads)]
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
-    results = Execution(plan, sites, each, "measure_quantities", held).results()
+    results = Execution(plan, sites, each, "measure_quantities", **about).results()
     # of scores, -inf is a key that is not visible
     judged = (name for name in sites if name in MAPS and name != "scores")
     finite = {name: _finite(sites[name], each) for name in judged}

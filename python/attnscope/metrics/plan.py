@@ -34,6 +34,9 @@ MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
 OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 
+#: Parameters that say more of the maps, and are no options: see `measure.measure_quantities`.
+ABOUT = ("held", "known")
+
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
@@ -176,7 +179,7 @@ def _in_words(value: Any) -> str:
 class Execution:
     """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
-    Errors carry the name of `function`; `held` is the type in which the model holds its maps.
+    Errors carry the name of `function`; `about` is what functions that name it get beside their options.
     """
 
     def __init__(
@@ -185,10 +188,10 @@ class Execution:
         sites: Mapping[str, Tensor],
         lengths: _checks.Lengths,
         function: str,
-        held: torch.dtype | None = None,
+        **about: Any,
     ) -> None:
         self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
-        self._held = held
+        self._about = about
         self._results: dict[Call, Any] = {}
 
     def results(self) -> list[Any]:
@@ -252,9 +255,7 @@ class Execution:
                 own[name] = value
         if "lengths" in parameters_of(function):
             own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
-        if "held" in parameters_of(function):
-            own["held"] = self._held
-        return own
+        return own | {name: self._about.get(name) for name in ABOUT if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
         """One length per layer."""
@@ -291,7 +292,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name not in ("lengths", "held") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("lengths", *ABOUT) and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 

@@ -4,7 +4,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +29,8 @@ Variant = Literal["laplacian", "fiedler"]
 MANY_NODES = 50
 # Paths and clustering are for graphs of at most so many nodes.
 FEW_NODES = 30
+# Exact numbers of simple graphs: λ2, λ3 − λ2, and the density by which a graph is known again.
+_OF_SIMPLE = ("graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
 @shown_by_shape
@@ -122,6 +125,7 @@ def both_variants(
     thresholds: Sequence[float | str] | Tensor | float,
     *,
     held: torch.dtype | None = None,
+    known: Mapping[str, Tensor] | None = None,
 ) -> tuple[GraphStatistics, GraphStatistics]:
     """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
 
@@ -130,13 +134,19 @@ def both_variants(
         thresholds: numbers in (0, 1), or "k/n".
         held: the type in which the model holds its maps, in which the notebooks keep their mean and compare
             thresholds; None is that of `attention`.
+        known: exact numbers of the simple graphs of the same maps and thresholds, [..., T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"))
+    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known or {})
     return laplacian, fiedler
 
 
-def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant]) -> list[GraphStatistics]:
+def _statistics(
+    attention: Tensor,
+    thresholds: Any,
+    variants: Sequence[Variant],
+    known: Mapping[str, Tensor] = MappingProxyType({}),
+) -> list[GraphStatistics]:
     name = "graph_statistics"
     maps, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
@@ -151,7 +161,8 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
-    spectra = {**_spectra(maps, levels), "density": density}
+    known = {name: known[name].flatten(0, -2) for name in _OF_SIMPLE if name in known}
+    spectra = {**_spectra(maps, levels, total, known), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
@@ -193,8 +204,13 @@ def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, 
     }
 
 
-def _spectra(maps: Tensor, levels: Tensor) -> dict[str, Tensor]:
-    """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2; self-loops cancel in them."""
+def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2, of `total` edges; self-loops cancel in them.
+
+    Where no edge goes both ways these are half of the simple graph's. Of all graphs that join the largest
+    entries of a map, two with as many edges are one graph, whatever thresholds and rounding made them: where
+    the density is that of a known graph its numbers are taken.
+    """
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
     gap = fiedler.clone()
@@ -203,9 +219,15 @@ def _spectra(maps: Tensor, levels: Tensor) -> dict[str, Tensor]:
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
     one_way = ~both_ways
+    if len(known) == len(_OF_SIMPLE) and one_way.any():
+        edges = total - (maps.diagonal(0, -2, -1).unsqueeze(1) > levels.unsqueeze(-1)).sum(-1)
+        value, beside, density = (known[name] for name in _OF_SIMPLE)
+        same = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
+        fiedler[same], gap[same] = value[same] / 2, beside[same].nan_to_num(nan=0.0) / 2
+        one_way &= ~same
     if one_way.any():
-        # no edge goes both ways, as under a causal mask: half the simple graph, whose spectrum is quick.
-        # Its edges reach a threshold where these exceed it, so that the next larger number is asked for.
+        # as under a causal mask: the simple graph's spectrum is quick. Its edges reach a threshold where
+        # these exceed it, so that the next larger number is asked for.
         larger = torch.nextafter(levels, torch.full_like(levels, math.inf))
         simple, _ = _core.graph_statistics(maps[one_way].contiguous(), None, larger)
         fiedler[one_way] = simple[0] / 2

@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -238,17 +239,23 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     return _finished(name, checked, bad, _deviation_of(sizes))
 
 
-def spectral_numbers(attention: torch.Tensor) -> dict[str, Any]:
+def spectral_numbers(
+    attention: torch.Tensor, *, known: Mapping[str, torch.Tensor] | None = None
+) -> dict[str, Any]:
     """Every number of the random-matrix notebook that is made of spectra, each decomposition done once.
 
     Args:
         attention: head mean [..., n, n].
+        known: `singular_values` of the maps [..., >= n], where they are known.
 
     Returns:
         What the functions of those names give.
     """
     sizes, _, bad = _eigenvalue_sizes("spectral_numbers", attention)
-    singular = _singular_values("spectral_numbers", attention)
+    if known and "singular_values" in known:
+        singular = known["singular_values"][..., : attention.shape[-1]]
+    else:
+        singular = _singular_values("spectral_numbers", attention)
     found = {
         "spectral_ratio": _ratio_of(sizes),
         "participation_ratio": participation_ratio(attention),

@@ -8,6 +8,7 @@ sensitivity of its loss; frames, specialisation and emergence.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -43,6 +44,11 @@ from attnscope.studies.supports import under
 
 if TYPE_CHECKING:
     from attnscope.engine.config import Settings
+
+
+#: What is found once for both protocols: they read the same maps, and singular values are singular values.
+Known = dict[str, torch.Tensor]
+KNOWN = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
 class SinkStudy(Study):
@@ -88,16 +94,17 @@ class SinkStudy(Study):
             outputs: list[object] = []
             ablation = Ablation(batch, self.settings.seed)
             held: States | None = None
+            known: Known = {}
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
                 if "exact" in self._taken:
-                    self._measure("exact", states, number, batch, run)
+                    known = self._measure(states, number, batch, run)
                 if pooled:
                     sums.add(states, number, batch)
                 if "ruscio2025" in self._taken and number == last:
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
-                    self._measure_whole("ruscio2025", states, number, batch, run)
+                    self._measure_whole("ruscio2025", states, number, batch, run, known)
                 if "examples" in extra and not unit.variant:
                     write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra and not unit.variant:
@@ -111,45 +118,51 @@ class SinkStudy(Study):
                 final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
                 if final is not None and "block_output" in held.sites:
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
-                self._measure_whole("ruscio2025", held, last, batch, run)
+                self._measure_whole("ruscio2025", held, last, batch, run, known)
             if "ablation" in extra and not unit.variant:
                 run.note(ablation.run(loaded, run.inputs(batch), run))
             if "fisher" in extra and not unit.variant:
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
 
-    def _measure(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Everything of the heads of a layer, and of their mean."""
-        chosen, supports = self._chosen(protocol, states), states.supports
-        bars = ("persistence",) if self.options.bars and protocol == "exact" and not run.unit.variant else ()
+    def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> Known:
+        """Everything exact of the heads of a layer and of their mean; returned is what `KNOWN` names."""
+        bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        for heads, quantities, sites in (
-            (None, self._chosen(protocol, states, "means"), {"attention": states.mean, **shared}),
-            (states.names, chosen, {"attention": states.heads, "head_mean": states.mean, **states.sites}),
+        parts = []
+        for heads, what, sites in (
+            (None, "means", {"attention": states.mean, **shared}),
+            (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
-            if protocol == "exact":
-                sites |= states.rows(mean=heads is None)
+            quantities = self._chosen("exact", states, what)
+            whole = (*bars, *self._whole(quantities))
             if not quantities and not bars:
                 continue
-            if not quantities or quantities[0].protocol != "exact":
-                sites.pop("head_mean", None)
-            measured = measure_quantities(
-                sites, quantities, lengths=states.lengths, heads=heads, whole=bars, held=states.heads.dtype
-            )
-            more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
-            place = Place(protocol, number, heads, supports=supports, of_layer=more)
+            sites |= states.rows(mean=heads is None)
+            measured = measure_quantities(sites, quantities, lengths=states.lengths, heads=heads, whole=whole)
+            parts.append(measured.named(*KNOWN))
+            more = {} if heads is None else self._controls_of_removal(states, number, batch, run)
+            place = Place("exact", number, heads, supports=states.supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 write_bars(run, measured.results["persistence"], place.keys(batch), table)
+        return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]} if parts else {}
 
-    def _measure_whole(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
+    def _whole(self, quantities: Sequence[Quantity]) -> tuple[str, ...]:
+        """The metric of `KNOWN` whose whole result another protocol takes over, where it is made anyway."""
+        made = len(self._taken) > 1 and any(one.name == "stable_rank" for one in quantities)
+        return KNOWN[:1] if made else ()
+
+    def _measure_whole(
+        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun, known: Known
+    ) -> None:
         """The same of a protocol of whole maps in float64, the head mean beside the heads as one more map."""
         chosen = self._taken[protocol]
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
-        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), **given)
+        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), known=known, **given)
         together = measure_quantities(
             {"attention": states.heads, **states.sites}, of_layers(chosen), heads=states.names, **given
         )
@@ -158,11 +171,11 @@ class SinkStudy(Study):
         write_rows(run, of_heads, batch, Place(protocol, number, states.names, supports=states.supports))
 
     def _controls_of_removal(
-        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun
+        self, states: States, number: int, batch: Batch, run: StageRun
     ) -> dict[str, Any]:
         """What taking random keys out of a layer does, beside what the strongest ones do."""
         asked = not self.options.metrics or "sink_removal" in self.options.metrics
-        if protocol != "exact" or run.unit.variant or not asked:
+        if run.unit.variant or not asked:
             return {}
         seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
         return random_reductions(
@@ -186,6 +199,7 @@ class SinkStudy(Study):
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         support = states.rows(mean=True).get("support")
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
+        known: Known = {}
         for protocol in self._taken:
             quantities = self._chosen(protocol, states, "alone")
             if not quantities:
@@ -195,7 +209,10 @@ class SinkStudy(Study):
                 sites |= states.rows(mean=True)
                 if states.learned is not None:
                     sites["sink_mass"] = torch.cat([sites["sink_mass"], states.learned.double()], 1)
-            measured = measure_quantities(sites, quantities, lengths=states.lengths, held=states.heads.dtype)
+            given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype, "known": known}
+            given["whole"] = self._whole(quantities) if protocol == "exact" else ()
+            measured = measure_quantities(sites, quantities, **given)
+            known = measured.named(*KNOWN)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
                 place = Place(protocol, number, heads, "row_permutation")
                 write_rows(run, measured.part(own), batch, place)
