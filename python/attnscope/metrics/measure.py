@@ -99,10 +99,10 @@ class Measured:
         )
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
-    def named(self, *names: str) -> dict[str, Tensor]:
-        """Those of these quantities and whole results that are there, by name."""
-        every = {one.name: values for one, values in self.values.items()} | dict(self.results)
-        return {name: every[name] for name in names if name in every}
+    def known(self, *names: str) -> dict[str, Tensor]:
+        """Numbers and whole results of these names, as sites for functions with a parameter `known`."""
+        some = {one.name: values.unsqueeze(-2) for one, values in self.values.items() if one.name in names}
+        return some | {name: own.unsqueeze(-1) for name, own in self.results.items() if name in names}
 
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
@@ -121,13 +121,12 @@ def measure_quantities(
     heads: Sequence[int] | None = None,
     whole: Sequence[str] = (),
     held: torch.dtype | None = None,
-    known: Mapping[str, Tensor] | None = None,
 ) -> Measured:
     """Quantities of one protocol of the maps of a layer, every equal call made once.
 
     Args:
         sites: captured tensors: attention [batch, maps, n, n], states of heads [batch, heads, n, d], of the
-            layer [batch, n, d], head_mean [batch, 1, n, n].
+            layer [batch, n, d], head_mean [batch, 1, n, n]; what is `known` of the same maps already.
         quantities: of one protocol. Those that need a site which is not there are undefined everywhere, and
             left out where they have axes of their own.
         lengths: tokens per sentence, [batch].
@@ -136,8 +135,6 @@ def measure_quantities(
         whole: metrics whose result is wanted as it is beside the quantities, such as the bars of
             `persistence`; of padded maps.
         held: the type in which the model holds its maps, for a protocol that compares in it; None is theirs.
-        known: what the exact protocol found of the same maps under the same options, [batch, maps, ...] by
-            name, as `Measured.named` gives it. A protocol of whole maps takes from it what it would find too.
 
     Raises:
         ValueError: quantities of several protocols, and as the metrics.
@@ -158,7 +155,7 @@ def measure_quantities(
     if protocols and input_form(protocols.pop()) == "whole":
         if whole:
             raise ValueError(f"measure_quantities: maps are taken by length, so no whole {whole[0]}")
-        return _by_length(sites, quantities, each, heads, held, known or {})
+        return _by_length(sites, quantities, each, heads, held)
     return _measured(sites, quantities, each, heads, tuple(whole))
 
 
@@ -175,7 +172,6 @@ def _by_length(
     lengths: Tensor | None,
     heads: Sequence[int] | None,
     held: torch.dtype | None,
-    known: Mapping[str, Tensor],
 ) -> Measured:
     """Sentences of one length at a time, cut to it, in double precision."""
     given = next(maps for name, maps in sites.items() if name in MAPS)
@@ -188,8 +184,7 @@ def _by_length(
             name: (values[places][..., :n, :n] if name in MAPS else values[places][..., :n, :]).double()
             for name, values in sites.items()
         }
-        own = {name: numbers[places] for name, numbers in known.items()}
-        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype, known=own)))
+        parts.append((places, _measured(cut, quantities, None, heads, held=held or given.dtype)))
     finite = torch.empty(batch, parts[0][1].finite.shape[1], dtype=torch.bool)
     values: dict[Quantity, Tensor] = {}
     defined: dict[Quantity, Tensor] = {}
@@ -215,13 +210,13 @@ def _measured(
     lengths: Tensor | None,
     heads: Sequence[int] | None,
     whole: tuple[str, ...] = (),
-    **about: Any,
+    held: torch.dtype | None = None,
 ) -> Measured:
     maps = next(sites[name] for name in (*MAPS, *sites) if name in sites)
     known = [one for one in quantities if _is_there(one, sites, heads)]
     each = None if lengths is None else lengths[:, None]
     plan = _plan_for(tuple(known), whole, int(maps.shape[-1]))
-    results = Execution(plan, sites, each, "measure_quantities", **about).results()
+    results = Execution(plan, sites, each, "measure_quantities", held).results()
     # of scores, -inf is a key that is not visible
     judged = (name for name in sites if name in MAPS and name != "scores")
     finite = {name: _finite(sites[name], each) for name in judged}

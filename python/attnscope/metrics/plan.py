@@ -34,9 +34,6 @@ MAPS = ("attention", "head_mean", "scores")
 #: Sites that belong to maps already: who sees whom, and what a learned sink takes of each row.
 OF_ROWS = ("support", "sink_mass", "word_span", "special_keys")
 
-#: Parameters that say more of the maps, and are no options: see `measure.measure_quantities`.
-ABOUT = ("held", "known")
-
 #: First arguments that are no maps: they are given as options, which stand for sites.
 _BY_OPTION = ("before", "matrix", "points")
 
@@ -179,7 +176,7 @@ def _in_words(value: Any) -> str:
 class Execution:
     """The calls of a plan on one batch of maps [..., n, n] and other tensors by site, each made once.
 
-    Errors carry the name of `function`; `about` is what functions that name it get beside their options.
+    Errors carry the name of `function`; `held` is the type in which the model holds its maps.
     """
 
     def __init__(
@@ -188,10 +185,10 @@ class Execution:
         sites: Mapping[str, Tensor],
         lengths: _checks.Lengths,
         function: str,
-        **about: Any,
+        held: torch.dtype | None = None,
     ) -> None:
         self._plan, self._sites, self._lengths, self._function = plan, sites, lengths, function
-        self._about = about
+        self._held = held
         self._results: dict[Call, Any] = {}
 
     def results(self) -> list[Any]:
@@ -255,7 +252,8 @@ class Execution:
                 own[name] = value
         if "lengths" in parameters_of(function):
             own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
-        return own | {name: self._about.get(name) for name in ABOUT if name in parameters_of(function)}
+        about = {"held": self._held, "known": self._sites}
+        return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
         """One length per layer."""
@@ -292,7 +290,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name not in ("lengths", *ABOUT) and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("lengths", "held", "known") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 

@@ -147,9 +147,8 @@ class Store:
 
         files = self.files(units, table)
         if len(files) == 1 and pq.read_metadata(files[0]).num_rows <= ROW_GROUP:
-            # it is as it would be written here
             with atomic_file(path) as file:
-                file.write(files[0].read_bytes())
+                file.write(files[0].read_bytes())  # written as it would be here
             return
         whole = dataset(files)
         how: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating(whole.schema)}

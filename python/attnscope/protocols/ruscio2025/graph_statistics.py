@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from types import MappingProxyType
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -29,7 +28,7 @@ Variant = Literal["laplacian", "fiedler"]
 MANY_NODES = 50
 # Paths and clustering are for graphs of at most so many nodes.
 FEW_NODES = 30
-# Exact numbers of simple graphs: λ2, λ3 − λ2, and the density by which a graph is known again.
+# Exact numbers of a simple graph, the last one that by which it is known again.
 _OF_SIMPLE = ("graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
@@ -134,18 +133,15 @@ def both_variants(
         thresholds: numbers in (0, 1), or "k/n".
         held: the type in which the model holds its maps, in which the notebooks keep their mean and compare
             thresholds; None is that of `attention`.
-        known: exact numbers of the simple graphs of the same maps and thresholds, [..., T] by name.
+        known: perhaps numbers of the simple graphs of the same maps and thresholds, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known or {})
+    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
     return laplacian, fiedler
 
 
 def _statistics(
-    attention: Tensor,
-    thresholds: Any,
-    variants: Sequence[Variant],
-    known: Mapping[str, Tensor] = MappingProxyType({}),
+    attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
 ) -> list[GraphStatistics]:
     name = "graph_statistics"
     maps, checked = head_mean(name, attention)
@@ -161,8 +157,7 @@ def _statistics(
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
-    known = {name: known[name].flatten(0, -2) for name in _OF_SIMPLE if name in known}
-    spectra = {**_spectra(maps, levels, total, known), "density": density}
+    spectra = {**_spectra(maps, levels, total, known or {}), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
@@ -207,9 +202,8 @@ def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, 
 def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2, of `total` edges; self-loops cancel in them.
 
-    Where no edge goes both ways these are half of the simple graph's. Of all graphs that join the largest
-    entries of a map, two with as many edges are one graph, whatever thresholds and rounding made them: where
-    the density is that of a known graph its numbers are taken.
+    Half the simple graph's where no edge goes both ways. Two graphs of the largest entries of a map that have
+    as many edges are one, whatever thresholds and rounding made them: then what is `known` is taken.
     """
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
@@ -219,14 +213,14 @@ def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Te
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
     one_way = ~both_ways
-    if len(known) == len(_OF_SIMPLE) and one_way.any():
+    if "density" in known:
+        value, beside, density = (known[name].flatten(0, -2) for name in _OF_SIMPLE)
         edges = total - (maps.diagonal(0, -2, -1).unsqueeze(1) > levels.unsqueeze(-1)).sum(-1)
-        value, beside, density = (known[name] for name in _OF_SIMPLE)
         same = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
         fiedler[same], gap[same] = value[same] / 2, beside[same].nan_to_num(nan=0.0) / 2
         one_way &= ~same
     if one_way.any():
-        # as under a causal mask: the simple graph's spectrum is quick. Its edges reach a threshold where
+        # As under a causal mask: the simple graph's spectrum is quick. Its edges reach a threshold where
         # these exceed it, so that the next larger number is asked for.
         larger = torch.nextafter(levels, torch.full_like(levels, math.inf))
         simple, _ = _core.graph_statistics(maps[one_way].contiguous(), None, larger)

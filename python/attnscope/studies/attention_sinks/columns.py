@@ -193,10 +193,9 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
         missing = ~measured.defined[one].numpy()
-        own = values.numpy().ravel()
-        # a float is NaN where it is missing
-        masked = own if own.dtype.kind == "f" else np.ma.MaskedArray(own, missing.ravel())
-        columns[table_of(one)][one.name] = masked
+        flat = values.numpy().ravel()  # a float is NaN where it is missing
+        flat = flat if values.is_floating_point() else np.ma.MaskedArray(flat, missing.ravel())
+        columns[table_of(one)][one.name] = flat
         if one.name == "sink_position":
             columns["heads"]["sink_token"] = _tokens_at(np.ma.MaskedArray(values.numpy(), missing), batch)
         thresholds = one.options.get("thresholds", thresholds)
@@ -206,10 +205,10 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     supports: Sequence[str] = np.repeat(place.supports, len(keys["sample"]) // len(batch.samples)).tolist()
     if "mp_ks" in columns["heads"] and place.protocol == "exact" and not control:
         columns["heads"]["mp_law"] = [LAWS.get(name, "shuffled rows") for name in supports]
-    for table, numbers in columns.items():
-        if not numbers:
+    for table, own in columns.items():
+        if not own:
             continue
-        numbers |= place.of_layer if table == "layers" else {}
+        own |= place.of_layer if table == "layers" else {}
         if table == "layers":
             rows = {key: value for key, value in keys.items() if key != "head"}
             rows |= {"sample": batch.samples} | ({} if control else {"n_tokens": batch.lengths})
@@ -221,7 +220,7 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
         else:
             rows = keys if control else {**keys, "n_tokens": lengths, "support": supports}
         name = head_means_of(table) if place.heads is None and table != "layers" else table
-        run.write(name, variant=place.variant, **rows, **numbers)
+        run.write(name, variant=place.variant, **rows, **own)
 
 
 def write_bars(run: StageRun, barcodes: Any, keys: dict[str, Any], table: str = "bars") -> None:

@@ -8,7 +8,6 @@ sensitivity of its loss; frames, specialisation and emergence.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -46,9 +45,8 @@ if TYPE_CHECKING:
     from attnscope.engine.config import Settings
 
 
-#: What is found once for both protocols: they read the same maps, and singular values are singular values.
-Known = dict[str, torch.Tensor]
-KNOWN = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
+#: What the exact protocol finds for both, as numbers of the mean over heads and of each head.
+SHARED = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
 class SinkStudy(Study):
@@ -66,6 +64,8 @@ class SinkStudy(Study):
         self._taken = {
             protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
         }
+        both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
+        self._whole = SHARED[:1] if both else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
         self._known: dict[tuple[object, ...], list[Quantity]] = {}
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
@@ -94,17 +94,16 @@ class SinkStudy(Study):
             outputs: list[object] = []
             ablation = Ablation(batch, self.settings.seed)
             held: States | None = None
-            known: Known = {}
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
                 if "exact" in self._taken:
-                    known = self._measure(states, number, batch, run)
+                    self._measure(states, number, batch, run)
                 if pooled:
                     sums.add(states, number, batch)
                 if "ruscio2025" in self._taken and number == last:
                     held = states.copy()
                 elif "ruscio2025" in self._taken:
-                    self._measure_whole("ruscio2025", states, number, batch, run, known)
+                    self._measure_whole("ruscio2025", states, number, batch, run)
                 if "examples" in extra and not unit.variant:
                     write_examples(states, number, batch, run, bars=not self.options.bars)
                 if "row_permutation" in extra and not unit.variant:
@@ -118,51 +117,45 @@ class SinkStudy(Study):
                 final = getattr(outputs[0], "last_hidden_state", None) if outputs else None
                 if final is not None and "block_output" in held.sites:
                     held = replace(held, sites={**held.sites, "block_output": final.cpu()})
-                self._measure_whole("ruscio2025", held, last, batch, run, known)
+                self._measure_whole("ruscio2025", held, last, batch, run)
             if "ablation" in extra and not unit.variant:
                 run.note(ablation.run(loaded, run.inputs(batch), run))
             if "fisher" in extra and not unit.variant:
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
 
-    def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> Known:
-        """Everything exact of the heads of a layer and of their mean; returned is what `KNOWN` names."""
+    def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
+        """Everything exact of the heads of a layer and of their mean; what is `SHARED` joins the sites."""
         bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
+        known: list[dict[str, torch.Tensor]] = []
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        parts = []
         for heads, what, sites in (
             (None, "means", {"attention": states.mean, **shared}),
             (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
             quantities = self._chosen("exact", states, what)
-            whole = (*bars, *self._whole(quantities))
             if not quantities and not bars:
                 continue
             sites |= states.rows(mean=heads is None)
+            whole = (*bars, *self._whole)
             measured = measure_quantities(sites, quantities, lengths=states.lengths, heads=heads, whole=whole)
-            parts.append(measured.named(*KNOWN))
-            more = {} if heads is None else self._controls_of_removal(states, number, batch, run)
+            known.append(measured.known(*SHARED))
+            more = {} if heads is None else self._random_removals(states, number, batch, run)
             place = Place("exact", number, heads, supports=states.supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 write_bars(run, measured.results["persistence"], place.keys(batch), table)
-        return {name: torch.cat([part[name] for part in parts], 1) for name in parts[0]} if parts else {}
+        for name in known[0] if known else ():
+            states.sites[name] = torch.cat([one[name] for one in known], 1)
 
-    def _whole(self, quantities: Sequence[Quantity]) -> tuple[str, ...]:
-        """The metric of `KNOWN` whose whole result another protocol takes over, where it is made anyway."""
-        made = len(self._taken) > 1 and any(one.name == "stable_rank" for one in quantities)
-        return KNOWN[:1] if made else ()
-
-    def _measure_whole(
-        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun, known: Known
-    ) -> None:
+    def _measure_whole(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same of a protocol of whole maps in float64, the head mean beside the heads as one more map."""
         chosen = self._taken[protocol]
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype}
-        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), known=known, **given)
+        each = measure_quantities({"attention": maps, **shared}, of_means(chosen), **given)
         together = measure_quantities(
             {"attention": states.heads, **states.sites}, of_layers(chosen), heads=states.names, **given
         )
@@ -170,9 +163,7 @@ class SinkStudy(Study):
         write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None, supports=states.supports))
         write_rows(run, of_heads, batch, Place(protocol, number, states.names, supports=states.supports))
 
-    def _controls_of_removal(
-        self, states: States, number: int, batch: Batch, run: StageRun
-    ) -> dict[str, Any]:
+    def _random_removals(self, states: States, number: int, batch: Batch, run: StageRun) -> dict[str, Any]:
         """What taking random keys out of a layer does, beside what the strongest ones do."""
         asked = not self.options.metrics or "sink_removal" in self.options.metrics
         if run.unit.variant or not asked:
@@ -199,20 +190,20 @@ class SinkStudy(Study):
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         support = states.rows(mean=True).get("support")
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
-        known: Known = {}
+        known: dict[str, torch.Tensor] = {}
         for protocol in self._taken:
             quantities = self._chosen(protocol, states, "alone")
             if not quantities:
                 continue
-            sites = {"attention": maps}
+            sites, whole = {"attention": maps, **known}, self._whole if protocol == "exact" else ()
             if protocol == "exact":
                 sites |= states.rows(mean=True)
                 if states.learned is not None:
                     sites["sink_mass"] = torch.cat([sites["sink_mass"], states.learned.double()], 1)
-            given: dict[str, Any] = {"lengths": states.lengths, "held": states.heads.dtype, "known": known}
-            given["whole"] = self._whole(quantities) if protocol == "exact" else ()
-            measured = measure_quantities(sites, quantities, **given)
-            known = measured.named(*KNOWN)
+            measured = measure_quantities(
+                sites, quantities, lengths=states.lengths, whole=whole, held=states.heads.dtype
+            )
+            known = measured.known(*SHARED)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
                 place = Place(protocol, number, heads, "row_permutation")
                 write_rows(run, measured.part(own), batch, place)
