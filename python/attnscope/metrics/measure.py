@@ -99,6 +99,11 @@ class Measured:
         )
         return Measured({one: values[one] for one in quantities}, defined, self.finite, self.size)
 
+    def known(self, *names: str) -> dict[str, Tensor]:
+        """Numbers and whole results of these names, as sites for functions with a parameter `known`."""
+        some = {one.name: values.unsqueeze(-2) for one, values in self.values.items() if one.name in names}
+        return some | {name: own.unsqueeze(-1) for name, own in self.results.items() if name in names}
+
     def columns(self, scope: str = "map") -> dict[str, np.ma.MaskedArray[Any, Any]]:
         """Quantities of one scope by name, flat in the order of the leading axes, masked where undefined."""
         return {
@@ -121,7 +126,7 @@ def measure_quantities(
 
     Args:
         sites: captured tensors: attention [batch, maps, n, n], states of heads [batch, heads, n, d], of the
-            layer [batch, n, d], head_mean [batch, 1, n, n].
+            layer [batch, n, d], head_mean [batch, 1, n, n]; what is `known` of the same maps already.
         quantities: of one protocol. Those that need a site which is not there are undefined everywhere, and
             left out where they have axes of their own.
         lengths: tokens per sentence, [batch].

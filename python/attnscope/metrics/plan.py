@@ -252,9 +252,8 @@ class Execution:
                 own[name] = value
         if "lengths" in parameters_of(function):
             own["lengths"] = self._lengths_of(call) if of_layers else self._lengths
-        if "held" in parameters_of(function):
-            own["held"] = self._held
-        return own
+        about = {"held": self._held, "known": self._sites}
+        return own | {name: about[name] for name in about if name in parameters_of(function)}
 
     def _lengths_of(self, call: Call) -> Tensor | None:
         """One length per layer."""
@@ -291,7 +290,7 @@ def options_of(function: Callable[..., Any]) -> dict[str, Any]:
     return {
         name: parameter.default
         for name, parameter in parameters[first:]
-        if name not in ("lengths", "held") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
+        if name not in ("lengths", "held", "known") and parameter.kind is not inspect.Parameter.VAR_KEYWORD
     }
 
 

@@ -132,6 +132,47 @@ def test_quantities_compare_in_the_type_of_the_models_maps():
     assert (measure_quantities({"attention": mean}, wanted).columns()["density"] > 0.45).all()
 
 
+def exact_beside_published():
+    """Quantities of two thresholds from exact maps of 10, 40 and 100 tokens, and what they are of."""
+    exact = ("stable_rank", "graph_fiedler_value", "graph_laplacian_gap", "density")
+    published = ("stable_rank", "spectral_norm", "graph_fiedler_value", "graph_laplacian_gap")
+    chosen = [
+        [quantity(name, protocol) for name in names]
+        for protocol, names in (("exact", exact), ("ruscio2025", published))
+    ]
+    return [
+        [one.with_options(thresholds=(0.01, 0.1)) if one.axes else one for one in some] for some in chosen
+    ]
+
+
+@pytest.mark.parametrize("causal", [True, False])
+@pytest.mark.parametrize("mean", [True, False])
+@pytest.mark.filterwarnings("ignore:.*NaN or infinite")
+def test_what_the_exact_protocol_found_of_the_same_graphs_changes_no_bit(causal, mean):
+    lengths, exact, published = torch.tensor([10, 40, 100, 40]), *exact_beside_published()
+    heads = torch.zeros(4, 3, 100, 100)
+    for place, n in enumerate(lengths.tolist()):
+        heads[place, :, :n, :n] = maps(3, n, n, causal=causal, seed=place)
+    heads[0, 1, :10, :10] = uniform_causal(10)  # its entries of 0.1f are edges of the exact graph alone
+    heads[3, 2, 5, 3] = torch.nan
+    sites = {"attention": heads.double().mean(1, keepdim=True) if mean else heads}
+    given = {"lengths": lengths, "held": torch.float32}
+    names = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
+    known = measure_quantities(sites, exact, lengths=lengths, whole=names[:1]).known(*names)
+    assert set(known) == set(names)
+    alone, beside = (measure_quantities(sites | more, published, **given) for more in ({}, known))
+    for one in published:
+        assert torch.equal(alone.values[one].nan_to_num(-1), beside.values[one].nan_to_num(-1)), one.name
+    # numbers are taken where the graphs are the same and all edges go one way, and nowhere else
+    known["graph_fiedler_value"] = known["graph_fiedler_value"] + 1
+    other = measure_quantities(sites | known, published, **given).values[published[2]]
+    changed = (other != alone.values[published[2]]).all(-1) & alone.finite
+    expected = alone.finite & causal
+    if not mean:
+        expected[0, 1] = False
+    assert torch.equal(changed, expected)
+
+
 def test_clustering_without_links_is_zero_and_only_the_path_is_missing():
     found = ruscio2025.graph_statistics(torch.eye(5), 0.1)
     assert found.average_clustering.item() == 0

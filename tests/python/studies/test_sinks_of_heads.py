@@ -74,7 +74,7 @@ def stored(maps, lengths, tokens=None, parts=1):
 
 def verdict(results):
     evidence = []
-    (row,) = frames(results, 0, evidence)
+    (row,) = frames(results, list(judged(results)), 0, evidence)
     return row, evidence
 
 
@@ -114,7 +114,7 @@ def test_texts_too_short_for_a_test_are_judged_together():
     assert (one.positions < 0).mean() > 0.5
     row, _ = verdict(results)
     assert (row["frame"], row["modal_position"]) == ("centralized", 0)
-    rows = pd.DataFrame(sink_heads(results))
+    rows = pd.DataFrame(sink_heads(list(judged(results))))
     assert rows["has_sink"].all()
     assert set(rows["pooled_by"]) == {"start"}
 
@@ -123,7 +123,7 @@ def test_where_no_key_can_be_tested_the_frame_is_untested():
     maps = random_maps(4, 2, 3).reshape(4, 1, 2, 3, 3)
     results = stored(maps, [3, 3, 2, 2])
     row, _ = verdict(results)
-    rows = pd.DataFrame(sink_heads(results))
+    rows = pd.DataFrame(sink_heads(list(judged(results))))
     assert row["heads_tested"] == 0
     assert (row["frame"], row["heads_with_sink"]) == ("untested", 0)
     assert rows["has_sink"].isna().all()

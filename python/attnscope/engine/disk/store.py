@@ -145,7 +145,12 @@ class Store:
         import pyarrow as pa
         import pyarrow.parquet as pq
 
-        whole = dataset(self.files(units, table))
+        files = self.files(units, table)
+        if len(files) == 1 and pq.read_metadata(files[0]).num_rows <= ROW_GROUP:
+            with atomic_file(path) as file:
+                file.write(files[0].read_bytes())  # written as it would be here
+            return
+        whole = dataset(files)
         how: dict[str, Any] = {"compression": "zstd", "use_dictionary": repeating(whole.schema)}
         with atomic_file(path) as file, pq.ParquetWriter(file, whole.schema, **how) as writer:
             waiting: list[pa.RecordBatch] = []

@@ -90,9 +90,12 @@ def in_rows(results: Results, table: str | None = None) -> pd.DataFrame:
         frame = results.table(name)
         if not set(VARIANT_KEYS) <= set(frame):
             continue
-        keys = [key for key in KEYS if key in frame]
-        tall = frame.melt(keys, var_name="metric", value_name="value").assign(table=whose)
-        parts.append(tall.dropna(subset="value").reindex(columns=[*KEYS, "value"]))
+        numbers = frame.columns.drop([key for key in KEYS if key in frame])
+        values = frame[numbers].to_numpy(np.float64, na_value=np.nan).ravel("F")
+        there = np.flatnonzero(~np.isnan(values))
+        tall = frame.drop(columns=numbers).iloc[there % len(frame)]
+        tall = tall.assign(metric=numbers.repeat(len(frame))[there], table=whose)
+        parts.append(tall.assign(value=values[there]).reindex(columns=[*KEYS, "value"]))
     if not parts:
         parts = [pd.DataFrame(columns=[*KEYS, "value"])]
     rows: pd.DataFrame = pd.concat(parts, ignore_index=True)

@@ -4,7 +4,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, NamedTuple
 
 import torch
@@ -28,6 +28,8 @@ Variant = Literal["laplacian", "fiedler"]
 MANY_NODES = 50
 # Paths and clustering are for graphs of at most so many nodes.
 FEW_NODES = 30
+# Exact numbers of a simple graph, the last one that by which it is known again.
+_OF_SIMPLE = ("graph_fiedler_value", "graph_laplacian_gap", "density")
 
 
 @shown_by_shape
@@ -122,6 +124,7 @@ def both_variants(
     thresholds: Sequence[float | str] | Tensor | float,
     *,
     held: torch.dtype | None = None,
+    known: Mapping[str, Tensor] | None = None,
 ) -> tuple[GraphStatistics, GraphStatistics]:
     """`graph_statistics` of the Laplacian and of the Fiedler notebook, with what they share done once.
 
@@ -130,13 +133,16 @@ def both_variants(
         thresholds: numbers in (0, 1), or "k/n".
         held: the type in which the model holds its maps, in which the notebooks keep their mean and compare
             thresholds; None is that of `attention`.
+        known: perhaps numbers of the simple graphs of the same maps and thresholds, [..., 1, T] by name.
     """
     attention = attention if held is None else attention.to(type_in_numpy(held))
-    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"))
+    laplacian, fiedler = _statistics(attention, thresholds, ("laplacian", "fiedler"), known)
     return laplacian, fiedler
 
 
-def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant]) -> list[GraphStatistics]:
+def _statistics(
+    attention: Tensor, thresholds: Any, variants: Sequence[Variant], known: Any = None
+) -> list[GraphStatistics]:
     name = "graph_statistics"
     maps, checked = head_mean(name, attention)
     levels = _checks.thresholds_argument(PROTOCOL + name, thresholds, checked).flatten()
@@ -151,7 +157,7 @@ def _statistics(attention: Tensor, thresholds: Any, variants: Sequence[Variant])
     incoming, outgoing, paths, clustering = (torch.stack(one, 1) for one in zip(*counted, strict=True))
     total = incoming.sum(-1)
     density, degenerate = total / n**2, (total < 2) | (n < 2)
-    spectra = {**_spectra(maps, levels), "density": density}
+    spectra = {**_spectra(maps, levels, total, known or {}), "density": density}
     missing = {"average_shortest_path": paths, "average_clustering": clustering}
     flags = {"degenerate": degenerate, "effective": (density >= 0.05) & (density <= 0.95) & ~degenerate}
     whole = ~bad.reshape(-1, 1)
@@ -193,8 +199,12 @@ def _degrees(incoming: Tensor, outgoing: Tensor, variant: Variant) -> dict[str, 
     }
 
 
-def _spectra(maps: Tensor, levels: Tensor) -> dict[str, Tensor]:
-    """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2; self-loops cancel in them."""
+def _spectra(maps: Tensor, levels: Tensor, total: Tensor, known: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """λ2 and λ3 − λ2 [m, T] of the Laplacians of (B + Bᵀ)/2, of `total` edges; self-loops cancel in them.
+
+    Half the simple graph's where no edge goes both ways. Two graphs of the largest entries of a map that have
+    as many edges are one, whatever thresholds and rounding made them: then what is `known` is taken.
+    """
     n = maps.shape[-1]
     fiedler = torch.zeros(len(maps), len(levels), dtype=torch.float64)
     gap = fiedler.clone()
@@ -203,9 +213,15 @@ def _spectra(maps: Tensor, levels: Tensor) -> dict[str, Tensor]:
     lowest = maps > float(levels.min())
     both_ways = (lowest & lowest.mT & ~torch.eye(n, dtype=torch.bool)).any(-1).any(-1)
     one_way = ~both_ways
+    if "density" in known:
+        value, beside, density = (known[name].flatten(0, -2) for name in _OF_SIMPLE)
+        edges = total - (maps.diagonal(0, -2, -1).unsqueeze(1) > levels.unsqueeze(-1)).sum(-1)
+        same = one_way & (edges / (0.5 * n * (n - 1)) == density).all(-1)
+        fiedler[same], gap[same] = value[same] / 2, beside[same].nan_to_num(nan=0.0) / 2
+        one_way &= ~same
     if one_way.any():
-        # no edge goes both ways, as under a causal mask: half the simple graph, whose spectrum is quick.
-        # Its edges reach a threshold where these exceed it, so that the next larger number is asked for.
+        # As under a causal mask: the simple graph's spectrum is quick. Its edges reach a threshold where
+        # these exceed it, so that the next larger number is asked for.
         larger = torch.nextafter(levels, torch.full_like(levels, math.inf))
         simple, _ = _core.graph_statistics(maps[one_way].contiguous(), None, larger)
         fiedler[one_way] = simple[0] / 2

@@ -238,17 +238,19 @@ def marchenko_pastur_deviation(attention: torch.Tensor) -> torch.Tensor:
     return _finished(name, checked, bad, _deviation_of(sizes))
 
 
-def spectral_numbers(attention: torch.Tensor) -> dict[str, Any]:
+def spectral_numbers(attention: torch.Tensor, *, known: Any = None) -> dict[str, Any]:
     """Every number of the random-matrix notebook that is made of spectra, each decomposition done once.
 
     Args:
         attention: head mean [..., n, n].
+        known: perhaps the maps' `singular_values` [..., n, 1].
 
     Returns:
         What the functions of those names give.
     """
     sizes, _, bad = _eigenvalue_sizes("spectral_numbers", attention)
-    singular = _singular_values("spectral_numbers", attention)
+    singular = (known or {}).get("singular_values")
+    singular = _singular_values("spectral_numbers", attention) if singular is None else singular.squeeze(-1)
     found = {
         "spectral_ratio": _ratio_of(sizes),
         "participation_ratio": participation_ratio(attention),

@@ -193,7 +193,9 @@ def write_rows(run: StageRun, measured: Measured, batch: Batch, place: Place) ->
     thresholds: Sequence[float | str] = ()
     for one, values in measured.values.items():
         missing = ~measured.defined[one].numpy()
-        columns[table_of(one)][one.name] = np.ma.MaskedArray(values.numpy().ravel(), missing.ravel())
+        flat = values.numpy().ravel()  # a float is NaN where it is missing
+        flat = flat if values.is_floating_point() else np.ma.MaskedArray(flat, missing.ravel())
+        columns[table_of(one)][one.name] = flat
         if one.name == "sink_position":
             columns["heads"]["sink_token"] = _tokens_at(np.ma.MaskedArray(values.numpy(), missing), batch)
         thresholds = one.options.get("thresholds", thresholds)

@@ -47,7 +47,7 @@ def matched_keys(
     >>> found.sum(-1)[0].tolist(), bool((found & sets).any()), there.tolist()
     ([1, 0], False, [True, False])
     """
-    chosen = torch.zeros(draws, *keys.shape, dtype=torch.bool)
+    chosen = np.zeros((draws, *keys.shape), dtype=np.bool_)
     there = torch.zeros(len(keys), dtype=torch.bool)
     for text, (n, seed) in enumerate(zip(lengths, seeds, strict=True)):
         own = np.flatnonzero(keys[text, :n].numpy())
@@ -63,7 +63,7 @@ def matched_keys(
                 taken = near[generator.integers(len(near))]
                 free = free[free != taken]
                 chosen[draw, text, taken] = True
-    return chosen, there
+    return torch.from_numpy(chosen), there
 
 
 def random_reduction(

@@ -19,7 +19,7 @@ from attnscope.engine.results import Results
 from attnscope.engine.schema import CHECKPOINT_KEYS, HEAD_KEYS
 from attnscope.engine.stage_run import StageRun
 from attnscope.inference.sink_heads import heads_with_sinks
-from attnscope.metrics.information.sink_test import TIMES_UNIFORM, pooled_sinks, sink_sums, sink_test
+from attnscope.metrics.information.sink_test import TIMES_UNIFORM, pooled_sinks, sink_test
 from attnscope.studies.attention_sinks.comparisons import checkpoints
 from attnscope.studies.attention_sinks.states import States
 
@@ -28,7 +28,6 @@ POOLED_BELOW = 256
 #: What keys of several texts have in common, the first one of which is named of a head with a sink.
 LABELS = ("start", "end", "token")
 _SUMS = ("mass", "expected", "variance", "uniform", "queries")
-_PLACE = 20
 
 
 class SinkSums:
@@ -50,24 +49,21 @@ class SinkSums:
             maps, lengths = maps[short], lengths[short]
             support = support[short] if getattr(support, "ndim", 0) == 4 else support
         found = sink_test(maps, support=support, lengths=lengths[:, None])
-        n = maps.shape[-1]
         samples = [batch.samples[place] for place in short]
         self._texts |= {
             batch.samples[place]: (batch.groups[place], list(batch.tokens[place])) for place in short
         }
-        # a label of its own for every key: what is added over texts is added in the order of the texts below
-        own = [[(sample << _PLACE) + key for key in range(n)] for sample in samples]
-        sums = sink_sums(found, label="token", lengths=lengths, tokens=own)
-        sums["layer"], sums["head"] = number, np.asarray(states.names)[sums["map"].to_numpy(np.int64)]
-        self._parts.append(sums)
+        # of every key by itself: what is added over texts is added in the order of the texts below
+        text, head, key = (part.numpy() for part in found.eligible.nonzero().unbind(-1))
+        sums = {name: getattr(found, name).numpy()[text, head, key] for name in (*_SUMS, "largest")}
+        about = {"layer": number, "head": np.asarray(states.names)[head], "sample": np.asarray(samples)[text]}
+        self._parts.append(pd.DataFrame({**about, "key": key, **sums}))
 
     def write(self) -> None:
         """Writes the rows of the unit to `sink_sums`."""
         every = pd.concat(self._parts) if self._parts else pd.DataFrame()
         if every.empty:
             return
-        code = every["label"].to_numpy(np.int64)
-        every = every.assign(sample=code >> _PLACE, key=code & ((1 << _PLACE) - 1))
         every = every.sort_values(["layer", "head", "sample", "key"], kind="stable")
         sizes = {sample: len(tokens) for sample, (_, tokens) in self._texts.items()}
         groups = {sample: group for sample, (group, _) in self._texts.items()}
@@ -185,10 +181,10 @@ def _strongest(
     return found
 
 
-def sink_heads(results: Results) -> list[dict[str, Any]]:
+def sink_heads(judged: Sequence[Judged]) -> list[dict[str, Any]]:
     """Rows of `sink_heads`: whether each head has a sink, and the one that texts have in common."""
     made: list[dict[str, Any]] = []
-    for one in judged(results):
+    for one in judged:
         have, could = heads_with_sinks(one.positions, one.untested, one.labels)
         for (at_layer, at_head), has in np.ndenumerate(have):
             own, row = one.positions[:, at_layer, at_head], one.pooled.get((at_layer, at_head), {})

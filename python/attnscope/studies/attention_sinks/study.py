@@ -45,6 +45,10 @@ if TYPE_CHECKING:
     from attnscope.engine.config import Settings
 
 
+#: What the exact protocol finds for both, as numbers of the mean over heads and of each head.
+SHARED = ("singular_values", "graph_fiedler_value", "graph_laplacian_gap", "density")
+
+
 class SinkStudy(Study):
     """Fills `heads`, `graphs`, `layers` and what the options name, and makes the other tables of them."""
 
@@ -60,6 +64,8 @@ class SinkStudy(Study):
         self._taken = {
             protocol: taken(protocol, options.metrics, options.thresholds) for protocol in settings.protocols
         }
+        both = len(self._taken) > 1 and any(one.name == "stable_rank" for one in self._taken["exact"])
+        self._whole = SHARED[:1] if both else ()
         # one list for each kind of layer: plans are kept by the quantities that they are of
         self._known: dict[tuple[object, ...], list[Quantity]] = {}
         needed = {site for some in self._taken.values() for one in some for site in one.needs}
@@ -91,7 +97,7 @@ class SinkStudy(Study):
             for number, layer in run.layers(batch, extra=self._sites, outputs=outputs):
                 states = States.of(layer)
                 if "exact" in self._taken:
-                    self._measure("exact", states, number, batch, run)
+                    self._measure(states, number, batch, run)
                 if pooled:
                     sums.add(states, number, batch)
                 if "ruscio2025" in self._taken and number == last:
@@ -118,30 +124,30 @@ class SinkStudy(Study):
                 run.note(fisher_rows(loaded, batch, run))
         sums.write()
 
-    def _measure(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
-        """Everything of the heads of a layer, and of their mean."""
-        chosen, supports = self._chosen(protocol, states), states.supports
-        bars = ("persistence",) if self.options.bars and protocol == "exact" and not run.unit.variant else ()
+    def _measure(self, states: States, number: int, batch: Batch, run: StageRun) -> None:
+        """Everything exact of the heads of a layer and of their mean; what is `SHARED` joins the sites."""
+        bars = ("persistence",) if self.options.bars and not run.unit.variant else ()
+        known: list[dict[str, torch.Tensor]] = []
         shared = {site: tensor for site, tensor in states.sites.items() if site != "value"}
-        for heads, quantities, sites in (
-            (None, self._chosen(protocol, states, "means"), {"attention": states.mean, **shared}),
-            (states.names, chosen, {"attention": states.heads, "head_mean": states.mean, **states.sites}),
+        for heads, what, sites in (
+            (None, "means", {"attention": states.mean, **shared}),
+            (states.names, "all", {"attention": states.heads, "head_mean": states.mean, **states.sites}),
         ):
-            if protocol == "exact":
-                sites |= states.rows(mean=heads is None)
+            quantities = self._chosen("exact", states, what)
             if not quantities and not bars:
                 continue
-            if not quantities or quantities[0].protocol != "exact":
-                sites.pop("head_mean", None)
-            measured = measure_quantities(
-                sites, quantities, lengths=states.lengths, heads=heads, whole=bars, held=states.heads.dtype
-            )
-            more = {} if heads is None else self._controls_of_removal(protocol, states, number, batch, run)
-            place = Place(protocol, number, heads, supports=supports, of_layer=more)
+            sites |= states.rows(mean=heads is None)
+            whole = (*bars, *self._whole)
+            measured = measure_quantities(sites, quantities, lengths=states.lengths, heads=heads, whole=whole)
+            known.append(measured.known(*SHARED))
+            more = {} if heads is None else self._random_removals(states, number, batch, run)
+            place = Place("exact", number, heads, supports=states.supports, of_layer=more)
             write_rows(run, measured, batch, place)
             if bars:
                 table = "bars" if heads is not None else "head_mean_bars"
                 write_bars(run, measured.results["persistence"], place.keys(batch), table)
+        for name in known[0] if known else ():
+            states.sites[name] = torch.cat([one[name] for one in known], 1)
 
     def _measure_whole(self, protocol: str, states: States, number: int, batch: Batch, run: StageRun) -> None:
         """The same of a protocol of whole maps in float64, the head mean beside the heads as one more map."""
@@ -157,12 +163,10 @@ class SinkStudy(Study):
         write_rows(run, each.part(slice(1)), batch, Place(protocol, number, None, supports=states.supports))
         write_rows(run, of_heads, batch, Place(protocol, number, states.names, supports=states.supports))
 
-    def _controls_of_removal(
-        self, protocol: str, states: States, number: int, batch: Batch, run: StageRun
-    ) -> dict[str, Any]:
+    def _random_removals(self, states: States, number: int, batch: Batch, run: StageRun) -> dict[str, Any]:
         """What taking random keys out of a layer does, beside what the strongest ones do."""
         asked = not self.options.metrics or "sink_removal" in self.options.metrics
-        if protocol != "exact" or run.unit.variant or not asked:
+        if run.unit.variant or not asked:
             return {}
         seeds = [[self.settings.seed, sample, number, 0x4B3D] for sample in batch.samples]
         return random_reductions(
@@ -186,16 +190,20 @@ class SinkStudy(Study):
         maps = torch.cat([states.mean, states.heads.to(states.mean.dtype)], 1)
         support = states.rows(mean=True).get("support")
         maps = shuffled_rows(maps, batch.lengths, batch.samples, number, self.settings.seed, support)
+        known: dict[str, torch.Tensor] = {}
         for protocol in self._taken:
             quantities = self._chosen(protocol, states, "alone")
             if not quantities:
                 continue
-            sites = {"attention": maps}
+            sites, whole = {"attention": maps, **known}, self._whole if protocol == "exact" else ()
             if protocol == "exact":
                 sites |= states.rows(mean=True)
                 if states.learned is not None:
                     sites["sink_mass"] = torch.cat([sites["sink_mass"], states.learned.double()], 1)
-            measured = measure_quantities(sites, quantities, lengths=states.lengths, held=states.heads.dtype)
+            measured = measure_quantities(
+                sites, quantities, lengths=states.lengths, whole=whole, held=states.heads.dtype
+            )
+            known = measured.known(*SHARED)
             for heads, own in ((None, slice(1)), (states.names, slice(1, None))):
                 place = Place(protocol, number, heads, "row_permutation")
                 write_rows(run, measured.part(own), batch, place)

@@ -19,7 +19,7 @@ from attnscope.inference.frames import Frames, classify_frames
 from attnscope.inference.sink_heads import frames_of_sinks
 from attnscope.studies.attention_sinks.comparisons import checkpoints, layer_tests, null_tests, removal_tests
 from attnscope.studies.attention_sinks.emergence import emergence
-from attnscope.studies.attention_sinks.sink_heads import by_group, judged, sink_heads
+from attnscope.studies.attention_sinks.sink_heads import Judged, by_group, judged, sink_heads
 
 #: Place and number of a head's sinks by the test.
 _BY_TEST = ("sink_position_test", "sink_count_test")
@@ -37,8 +37,9 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
     evidence: list[dict[str, Any]] = []
     made: dict[str, list[dict[str, Any]]] = {}
     if "heads" in there and (whole or "classify_frames" in metrics):
-        made["sink_heads"] = sink_heads(results)
-        made["frames"] = frames(results, seed, evidence)
+        verdicts = list(judged(results))
+        made["sink_heads"] = sink_heads(verdicts)
+        made["frames"] = frames(results, verdicts, seed, evidence)
         made["frame_evidence"] = evidence
         made["specialization"] = specialization(results)
     if whole:
@@ -55,7 +56,9 @@ def write_summaries(run: StageRun, metrics: Sequence[str], seed: int) -> None:
             run.write(name, **columns)
 
 
-def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def frames(
+    results: Results, judged: Sequence[Judged], seed: int, evidence: list[dict[str, Any]]
+) -> list[dict[str, Any]]:
     """Rows of `frames`, of heads that have a sink and as published; `evidence` gets those of its table."""
     verdicts: list[dict[str, Any]] = []
 
@@ -91,7 +94,7 @@ def frames(results: Results, seed: int, evidence: list[dict[str, Any]]) -> list[
         records = found.evidence.to_dict("records") if found else []
         evidence.extend(keys | {str(name): value for name, value in row.items()} for row in records)
 
-    for one in judged(results):
+    for one in judged:
         sinks = frames_of_sinks(
             one.positions,
             one.untested,
