@@ -106,8 +106,7 @@ def check(model: nn.Module, edits: Sequence[Edit]) -> None:
 
 
 def _target(one: Any) -> tuple[Any, ...] | None:
-    target: tuple[Any, ...] | None = one.target() if hasattr(one, "target") else None
-    return target
+    return one.target() if hasattr(one, "target") else None
 
 
 def _clash(one: Any, other: Any) -> bool:

@@ -103,8 +103,7 @@ def mean_product(gram: Any) -> Array:
     if groups < 2:
         return np.full(products.shape[:-2], math.nan)
     apart = products.sum((-2, -1)) - np.trace(products, axis1=-2, axis2=-1)
-    mean: Array = np.asarray(apart / (groups * (groups - 1)))
-    return mean
+    return np.asarray(apart / (groups * (groups - 1)))
 
 
 def sign_flips(values: Any, *, draws: int = 9999, seed: int = 0, two_sided: bool | None = None) -> Vector:

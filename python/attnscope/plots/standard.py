@@ -296,8 +296,7 @@ def _few(table: pd.DataFrame, rank: Callable[[Any], float] | None, most: int) ->
         ranks = [0.0 if rank is None else rank(maps[place]) for place in places]
         first = places[:most]
         places = first if rank is None else [places[int(np.argmax(ranks))], places[int(np.argmin(ranks))]]
-    few: pd.DataFrame = table.iloc[places]
-    return few
+    return table.iloc[places]
 
 
 def highest(tables: Sequence[Any]) -> float:

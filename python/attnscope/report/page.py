@@ -90,8 +90,7 @@ def report(
 
 def sections_of(results: Tables) -> Sequence[Section]:
     """The sections of the study that made some results; of no study, those that any run has."""
-    sections: Sequence[Section] = _words(results).SECTIONS
-    return sections
+    return _words(results).SECTIONS
 
 
 def _words(results: Tables) -> Any:

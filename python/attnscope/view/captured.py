@@ -110,8 +110,7 @@ def captured_sentence(results: Results, sample: int, model: Any = None) -> pd.Da
                     "attention": matrix.numpy().ravel(),
                 }
             )
-    frame: pd.DataFrame = pd.DataFrame(found)
-    return frame
+    return pd.DataFrame(found)
 
 
 def _loaded(study: Settings, wanted: tuple[str, str, int]) -> Any:

@@ -170,13 +170,8 @@ def draws_argument(function: str, draws: Any, seed: Any) -> tuple[int, torch.Gen
         TypeError: no whole numbers.
         ValueError: no draw, or a negative seed.
     """
-    number = _checks.whole(function, "draws", draws)
-    start = _checks.whole(function, "seed", seed)
-    if number < 1:
-        raise ValueError(f"{function}: draws must be at least 1, got {draws!r}")
-    if start < 0:
-        raise ValueError(f"{function}: seed must be at least 0, got {seed!r}")
-    return number, torch.Generator().manual_seed(start)
+    number = _checks.at_least(function, "draws", draws, 1)
+    return number, torch.Generator().manual_seed(_checks.at_least(function, "seed", seed, 0))
 
 
 def numbers_argument(function: str, name: str, values: Any) -> Sequence[Any]:

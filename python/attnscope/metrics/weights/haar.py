@@ -89,8 +89,7 @@ def haar_basis(d: int, k: int, seed: int = 0) -> Tensor:
     draw = torch.Generator().manual_seed(start)
     q, r = torch.linalg.qr(torch.randn(size, width, generator=draw, dtype=torch.float64))
     # QR chooses signs; those of a positive diagonal make the law uniform.
-    basis: Tensor = q * r.diagonal().sign()
-    return basis
+    return q * r.diagonal().sign()
 
 
 def upper_tail(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:

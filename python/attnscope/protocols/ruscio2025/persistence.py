@@ -105,7 +105,7 @@ def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
         edge[known] = kept[edge[known].long()].to(torch.int32)
     sizes = torch.tensor([0, *(len(part[0]) for part in parts)])
     bars = Barcodes(birth, death, dimension, opens, closes, sizes.cumsum(0), checked.leading)
-    return _checks.finished(PROTOCOL + function, checked, bars, count)  # type: ignore[no-any-return]
+    return _checks.finished(PROTOCOL + function, checked, bars, count)
 
 
 def _with_vertices(

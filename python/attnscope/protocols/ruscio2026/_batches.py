@@ -89,5 +89,4 @@ def moved(move: Tensor) -> Callable[[Tensor], Tensor]:
 
 def last_logits(model: nn.Module, batch: Mapping[str, Tensor]) -> Tensor:
     """Logits [B, V] of the last column, in the model's dtype."""
-    logits: Tensor = model(**batch).logits[:, -1]
-    return logits
+    return model(**batch).logits[:, -1]

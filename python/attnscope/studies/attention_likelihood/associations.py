@@ -112,8 +112,7 @@ def permuted(x: Array, y: Array, there: Array, draws: int, seed: int) -> Array:
 
 def _unit_length(ranks: Array) -> Array:
     size = np.sqrt(np.square(ranks).sum(-1, keepdims=True))
-    found: Array = np.divide(ranks, size, out=np.zeros_like(ranks), where=size > 0)
-    return found
+    return np.divide(ranks, size, out=np.zeros_like(ranks), where=size > 0)
 
 
 def given(panel: Panel, options: LikelihoodOptions, seed: int) -> Iterator[Row]:

@@ -51,16 +51,14 @@ def estimate(run: StageRun, options: LikelihoodOptions) -> None:
 
 def of_protocol(table: pd.DataFrame, name: str) -> pd.DataFrame:
     """Rows of one protocol."""
-    rows: pd.DataFrame = table[table["protocol"] == name]
-    return rows
+    return table[table["protocol"] == name]
 
 
 def with_units(run: StageRun) -> pd.DataFrame:
     """The table `words` with the first text of equal ones."""
     targets = run.read("targets", ["sample", "text_unit", "model", "revision", "step"])
     keys = ["model", "revision", "step", "sample"]
-    words: pd.DataFrame = run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
-    return words
+    return run.read("words").merge(targets, on=keys, how="left", validate="many_to_one")
 
 
 def put(run: StageRun, table: str, rows: Iterable[Row], **keys: Any) -> None:

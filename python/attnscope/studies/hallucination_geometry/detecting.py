@@ -242,8 +242,7 @@ def _mean(values: Any) -> float:
 def _difference(data: Array, labels: Array) -> Array:
     along = data[labels].mean(0) - data[~labels].mean(0)
     length = np.linalg.norm(along)
-    unit: Array = along / length if length > 0 else np.full_like(along, np.nan)
-    return unit
+    return along / length if length > 0 else np.full_like(along, np.nan)
 
 
 def _between(data: Array, labels: Array, half: Array) -> float:

@@ -29,8 +29,7 @@ def published_means(results: Tables) -> pd.DataFrame:
     """Head means under the published protocol with their series; no rows where there are none."""
     means = optional(results, "head_means")
     if means is None or "protocol" not in means:
-        none: pd.DataFrame = pd.DataFrame(columns=["model", "step"])
-        return none
+        return pd.DataFrame(columns=["model", "step"])
     return with_groups(means[means["protocol"] == "ruscio2025"], optional(results, "samples"))
 
 

@@ -197,7 +197,7 @@ class _Run:
         return _quarters(depth)[theirs.index(layer)] if layer in theirs else -1
 
     def _rows_of(self, table: str, model: str, protocol: str) -> pd.DataFrame:
-        rows: pd.DataFrame = self.tables[table]
+        rows = self.tables[table]
         rows = rows[rows["model"] == model]
         return rows[rows["protocol"] == protocol] if "protocol" in rows else rows
 
@@ -332,5 +332,4 @@ def _is_token(found: str, name: str) -> bool:
 def _last(table: pd.DataFrame) -> pd.DataFrame:
     if "step" not in table:
         return table
-    rows: pd.DataFrame = table[table["step"] == table.groupby("model")["step"].transform("max")]
-    return rows
+    return table[table["step"] == table.groupby("model")["step"].transform("max")]
