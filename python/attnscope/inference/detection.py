@@ -107,17 +107,7 @@ def areas(
     confidence: float = 0.95,
     seed: int = 0,
 ) -> pd.DataFrame:
-    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them.
-
-    Args:
-        scores: name -> [n].
-        labels: [n] of 0 and 1.
-        clusters: [n] whole numbers from 0 on.
-        best_of: names of the baselines.
-        draws: of the bootstrap.
-        confidence: of its intervals.
-        seed: of its draws.
-    """
+    """Areas of held-out scores, and how far `auc` is above the best of some, as `detection` gives them."""
     import pandas as pd
 
     parts = {score: cluster_wins(np.asarray(value), labels, clusters) for score, value in scores.items()}

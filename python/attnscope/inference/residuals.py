@@ -288,15 +288,7 @@ def moved_distance(
 
 
 def require_groups(function: str, profile: PositionProfile) -> None:
-    """What a size needs: four groups, and four texts in each on average.
-
-    Args:
-        function: whose error it is.
-        profile: that is looked at.
-
-    Raises:
-        ValueError: it has fewer.
-    """
+    """What a size needs: four groups, and four texts in each on average."""
     if not isinstance(profile, PositionProfile):
         raise TypeError(f"{function}: a PositionProfile is needed, got {type(profile).__name__}")
     groups, texts = len(profile.present), profile.texts

@@ -96,11 +96,6 @@ def upper_tail(value: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
     """P(X >= value) of the Beta law on [0, 1] with this mean and deviation; NaN where it does not vary.
 
     For a matrix of rank one it is exact: Beta(k/2, (d − k)/2).
-
-    Args:
-        value: observed.
-        mean: inside (0, 1).
-        deviation: of the law.
     """
     from scipy.stats import beta
 

@@ -210,12 +210,7 @@ def entropy_magnitude_correlation(
 
 
 def correlation_over_tokens(entropy: torch.Tensor, magnitude: torch.Tensor) -> torch.Tensor:
-    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN where one is NaN.
-
-    Args:
-        entropy: of every query.
-        magnitude: of every token.
-    """
+    """Pearson's r of two numbers per token [..., n] that broadcast; 0 without variance, NaN of NaN."""
     what, words = "ruscio2025.entropy_magnitude_correlation: states", "+ [d] do not broadcast to"
     magnitude = _checks.expanded(what, magnitude, entropy.shape, words)
     inside = torch.ones(entropy.shape, dtype=torch.bool)

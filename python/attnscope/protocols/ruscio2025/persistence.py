@@ -63,12 +63,7 @@ def persistence(attention: torch.Tensor) -> Barcodes:
 
 
 def bars_of(function: str, attention: torch.Tensor) -> Barcodes:
-    """`persistence` for another function of the protocol, which errors and warnings name.
-
-    Args:
-        function: its name.
-        attention: as for `persistence`.
-    """
+    """`persistence` for another function of the protocol, which errors and warnings name."""
     checked = _checks.attention_argument(PROTOCOL + function, attention)
     kept = kept_tokens(checked.n)
     distance = (1.0 - checked.tensor.to(torch.float32))[..., kept[:, None], kept].double()

@@ -54,11 +54,7 @@ class Contrast:
 
 
 def contrasts(table: pd.DataFrame, options: HallucinationOptions, rng: np.random.Generator) -> list[Contrast]:
-    """Every other bucket beside the reference.
-
-    Args:
-        table: of the prompts, with sample, bucket, template, pair and fold.
-    """
+    """Every other bucket beside the reference."""
     reference, others = buckets(options)
     found = []
     for other in others:

@@ -27,13 +27,7 @@ SPLITS = 20
 
 
 def measure(run: StageRun, table: pd.DataFrame, options: HallucinationOptions) -> None:
-    """Clouds, contrasts, detection and boundaries of every layer.
-
-    Args:
-        run: of a stage that has the states.
-        table: of the prompts.
-        options: of the study.
-    """
+    """Clouds, contrasts, detection and boundaries of every layer."""
     stored = Stored(run)
     every = contrasts(table, options, run.rng("contrasts"))
     of_prompts = {one.name: _baselines(run, one) for one in every}
