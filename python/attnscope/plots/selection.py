@@ -42,6 +42,11 @@ def with_groups(frame: pd.DataFrame, samples: pd.DataFrame | None) -> pd.DataFra
     return frame
 
 
+def in_series(frame: pd.DataFrame, results: Tables) -> pd.DataFrame:
+    """`with_groups` of rows of some results."""
+    return with_groups(frame, optional(results, "samples"))
+
+
 def series_are(frame: pd.DataFrame) -> str:
     """What tells the series of a table apart: "model", "input" or "model, input"."""
     models, inputs = (frame[key].nunique() > 1 for key in ("model", "group"))
@@ -57,8 +62,7 @@ def rows_of(given: Any, metric: str, table: str = "heads", threshold: float | No
     if hasattr(given, "tables"):
         if table == "heads":
             return measured_heads(given, ((metric, threshold),))
-        samples = optional(given, "samples")
-        return defined(with_groups(heads_only(stored(given, table)), samples))
+        return defined(in_series(heads_only(stored(given, table)), given))
     frame = given if isinstance(given, pd.DataFrame) else _numbers(given, metric)
     if "series" in frame:
         return frame
@@ -99,7 +103,7 @@ def measured_columns(frame: pd.DataFrame) -> list[str]:
 
 def measured_heads(results: Tables, quantities: Quantities = ()) -> pd.DataFrame:
     """Single exact heads with their series, and columns of the graphs that were asked for."""
-    heads = defined(with_groups(heads_only(stored(results, "heads")), optional(results, "samples")))
+    heads = defined(in_series(heads_only(stored(results, "heads")), results))
     graphs = optional(results, "graphs")
     if graphs is None:
         return heads

@@ -88,19 +88,8 @@ def _surveys(run: StageRun, options: LikelihoodOptions, seed: int) -> list[Row]:
         own = surveys[surveys["layer"] == layer]
         for design, column in (("survey", "correlation"), ("survey_partial", "partial")):
             found = bootstrap(own[column].to_numpy(), draws=options.bootstrap, seed=seed)
-            rows.append(
-                {
-                    "layer": int(layer),
-                    "design": design,
-                    "mode": REAL,
-                    "predictor": "log_likelihood",
-                    "measure": "token_boost",
-                    "estimate": found.estimate,
-                    "low": found.low,
-                    "high": found.high,
-                    "n": found.n,
-                }
-            )
+            row = associations.placed(int(layer), design, REAL, "log_likelihood", "token_boost")
+            rows.append({**row, **associations.interval(found)})
     return rows
 
 
@@ -141,16 +130,7 @@ def points(panel: Panel) -> list[Row]:
             x, y = panel.words[predictor][:, real], panel.measures[measure][at][:, real]
             for design, more in associations.designs(panel):
                 found = associations.over_texts(x, y, more, panel.units)
-                rows.append(
-                    {
-                        "layer": layer,
-                        "design": design,
-                        "mode": REAL,
-                        "predictor": predictor,
-                        "measure": measure,
-                        "estimate": found.r,
-                        "slope": associations.straight(x, y, more),
-                        "n": found.n,
-                    }
-                )
+                row = associations.placed(layer, design, REAL, predictor, measure)
+                straight = associations.straight(x, y, more)
+                rows.append({**row, "estimate": found.r, "slope": straight, "n": found.n})
     return rows

@@ -38,23 +38,21 @@ OWN = (
     Column("own_joint", kind="ratio", meaning="Product over pieces, of ruscio2023.", low=0.0, high=1.0),
 )
 
-VERSIONS = (
+_SCORED = (
     *WORD,
     *OWN,
     Column(
         "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
     ),
     Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
+)
+VERSIONS = (
+    *_SCORED,
     Column("token_log_likelihood", "list<float64>", "text", meaning="Of every token given those before it."),
 )
 
 WORDS = (
-    *WORD,
-    *OWN,
-    Column(
-        "prediction_entropy", label="entropy of the prediction (nats)", meaning="Of the first piece.", low=0.0
-    ),
-    Column("two_sided", label="log-likelihood with the rest of the text (nats)", high=0.0),
+    *_SCORED,
     Column("same", kind="flag", meaning="The replacement is the real word."),
     Column("partner", kind="position", meaning="The text that it exchanges words with; −1: none."),
 )
